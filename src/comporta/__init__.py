@@ -1,0 +1,50 @@
+"""Fleet-wide resilience for Python: one limit, obeyed by every worker.
+
+General layout: ``limits/`` holds the strategies (pure Python beside their Lua twins) and the limiters
+users call; ``stores/`` the engines that keep state: one process, one machine, a fleet; ``clock``,
+``errors``, ``flow`` and ``metrics`` depend on nothing. See ARCHITECTURE.md.
+"""
+
+from comporta.errors import (
+    ComportaError,
+    StateError,
+    StateFullError,
+    StateTimeoutError,
+    StateTypeError,
+    StateUnavailableError,
+)
+from comporta.limits.config import LimitConfig, LimitStrategy
+from comporta.limits.decision import Decision, Stats
+from comporta.limits.group import LimitGroup
+from comporta.limits.key import LimitKey
+from comporta.limits.limiter import (
+    BaseLimiter,
+    FixedWindowLimiter,
+    LeakyBucketLimiter,
+    RedisLimiter,
+    SlidingWindowLimiter,
+    TokenBucketLimiter,
+)
+
+__all__ = [
+    "BaseLimiter",
+    "ComportaError",
+    "Decision",
+    "FixedWindowLimiter",
+    "LeakyBucketLimiter",
+    "LimitConfig",
+    "LimitGroup",
+    "LimitKey",
+    "LimitStrategy",
+    "RedisLimiter",
+    "SlidingWindowLimiter",
+    "StateError",
+    "StateFullError",
+    "StateTimeoutError",
+    "StateTypeError",
+    "StateUnavailableError",
+    "Stats",
+    "TokenBucketLimiter",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,98 @@
+"""Fixed window: ``capacity`` per window, counted from the first request after the last window ended.
+
+Cheap and easy to explain; two full windows may meet, so an interval as long as the window can see twice
+the capacity. Who cannot have that takes the sliding window.
+
+Twin: ``fixed_window.lua``.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from comporta.limits.rule import KEPT_AT_LEAST_US, Numbers, View
+from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
+from comporta.stores.base import State
+
+
+class FixedWindow:
+    """``capacity`` units in each window of ``window_us``.
+
+    State: used in this window, start of the window, last change, units granted in this slice, slices
+    before.
+    """
+
+    __slots__ = ("capacity", "ttl_us", "window_us")
+
+    code = 3
+    codec = Struct("<qqqI16s")
+
+    def __init__(self, capacity: int, window_us: int) -> None:
+        self.capacity = capacity
+        self.window_us = window_us
+        self.ttl_us = max(KEPT_AT_LEAST_US, window_us)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers for the Lua twin."""
+        return Numbers(self.capacity, 0, 0, self.window_us)
+
+    def revised(self, change: bytes | None) -> FixedWindow:
+        """Return the rule under a change; the window that runs is measured by the new length."""
+        if change is None:
+            return self
+        numbers = Numbers.read(change)
+        return FixedWindow(numbers.capacity, numbers.window_us)
+
+    def step(
+        self, state: State | None, now_us: int, cost: int, patience_us: int = 0
+    ) -> tuple[State | None, int]:
+        """Count ``cost`` into the window if it fits.
+
+        A cost above the capacity (possible only after the limit was lowered) needs an empty window.
+        """
+        if state is None:
+            state = (0, now_us, now_us, 0, NO_PAST)
+        used, start_us, last_us, count, past = state
+        if now_us - start_us >= self.window_us:
+            used, start_us = 0, now_us
+        elif start_us > now_us:
+            start_us = now_us
+        wait_us = 0
+        if used and used + cost > self.capacity:
+            wait_us = start_us + self.window_us - now_us
+            if now_us >= last_us:
+                return None, wait_us
+            cost = 0  # the clock went back: anchor the state to the new time, taking nothing
+        if (now_us ^ last_us) >> SLICE_BITS:
+            past, count = shifted(past, count, last_us, now_us), 0
+        return (used + cost, start_us, now_us, count + cost, past), wait_us
+
+    def give(self, state: State, now_us: int, cost: int) -> State:
+        """Take it off the count, if the window it was counted into still runs."""
+        _, _, last_us, count, past = state
+        used, start_us = self._window(state, now_us)
+        counted = returned(past, count, last_us, now_us, cost)
+        return (max(0, used - cost), start_us, now_us, *counted)
+
+    def view(self, state: State | None, now_us: int) -> View:
+        """Tell what is left in the window, and when it ends."""
+        if state is None:
+            return View(self.capacity, 0, 0)
+        _, _, last_us, count, past = state
+        used, start_us = self._window(state, now_us)
+        return View(
+            max(0, self.capacity - used),
+            start_us + self.window_us - now_us if used else 0,
+            recent(past, count, last_us, now_us),
+        )
+
+    def expires_us(self, state: State) -> int:
+        """Once its window is over, a count means nothing."""
+        return int(state[2]) + self.ttl_us
+
+    def _window(self, state: State, now_us: int) -> tuple[int, int]:
+        used, start_us = state[0], state[1]
+        if now_us - start_us >= self.window_us:
+            return 0, now_us
+        return used, min(start_us, now_us)

@@ -1,0 +1,114 @@
+"""Several limits at once: all of them, or none is charged, in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from comporta.flow import Flow, run, run_async
+from comporta.limits.decision import Decision
+from comporta.limits.key import state_key
+from comporta.limits.limiter import BaseLimiter
+from comporta.limits.operation import Answer, LimitOperation
+from comporta.limits.verbs import Apply, Key, check_cost, check_timeout
+from comporta.limits.waiting import Lines, in_line
+
+LIMITS_MAX = 16
+
+
+class LimitGroup:
+    """Limits on one state that are obeyed together: a global one and one per user, say.
+
+    ::
+
+        both = LimitGroup(everybody, each_user)
+        await both.acquire([None, "user:42"], timeout=1)
+    """
+
+    def __init__(self, *limiters: BaseLimiter) -> None:
+        if not 1 <= len(limiters) <= LIMITS_MAX:
+            raise ValueError(f"limiters must be 1 to {LIMITS_MAX}, got {len(limiters)}")
+        if any(limiter.store is not limiters[0].store for limiter in limiters):
+            raise ValueError("limiters must share one state, got several: give all the same state URL")
+        if len({limiter.name for limiter in limiters}) < len(limiters):
+            names = ", ".join(limiter.name for limiter in limiters)
+            raise ValueError(f"limiters must have names of their own, got {names}")
+        self._limiters = limiters
+        self._store = limiters[0].store
+        self._lines = Lines()
+        self.sync = SyncGroup(self)
+
+    async def acquire(self, keys: Sequence[Key], cost: int = 1, timeout: float | None = 0) -> bool:
+        """Take ``cost`` from every limit, or from none; ``keys`` are in the order of the limiters."""
+        return await run_async(self.acquiring(keys, cost, timeout))
+
+    async def decide(self, keys: Sequence[Key], cost: int = 1) -> Decision:
+        """Take ``cost`` from every limit, or from none, and tell of the one that binds."""
+        return await run_async(self.deciding(keys, cost))
+
+    async def release(self, keys: Sequence[Key], cost: int = 1) -> None:
+        """Give back to every limit."""
+        await run_async(self.releasing(keys, cost))
+
+    def acquiring(self, keys: Sequence[Key], cost: int, timeout: float | None) -> Flow[bool]:
+        """The flow of ``acquire``."""
+        texts = self._texts(keys, cost)
+        check_timeout(timeout)
+        ask = partial(self._asking, texts, cost)
+        if timeout == 0:
+            return (yield from ask()) == 0
+        line = "\0".join(texts)
+        return (yield from in_line(self._lines, ask, self._store.clock, line, timeout))
+
+    def deciding(self, keys: Sequence[Key], cost: int) -> Flow[Decision]:
+        """The flow of ``decide``."""
+        texts = self._texts(keys, cost)
+        answers: list[Answer] = yield Apply(self._store, self.operation(texts, cost))
+        allowed = all(answer.wait_us == 0 for answer in answers)
+        binding = max(answers, key=lambda answer: (answer.wait_us, -answer.remaining))
+        return Decision.of(binding, allowed=allowed)
+
+    def releasing(self, keys: Sequence[Key], cost: int) -> Flow[None]:
+        """The flow of ``release``."""
+        yield Apply(self._store, self.operation(self._texts(keys, cost), -cost))
+
+    def _asking(self, texts: Sequence[str], cost: int) -> Flow[int]:
+        answers: list[Answer] = yield Apply(self._store, self.operation(texts, cost))
+        return max(answer.wait_us for answer in answers)
+
+    def operation(self, texts: Sequence[str], amount: int) -> LimitOperation:
+        """Return one operation that asks all limits."""
+        pairs = zip(self._limiters, texts, strict=True)
+        return LimitOperation([limiter.verbs.question(text, amount) for limiter, text in pairs])
+
+    def _texts(self, keys: Sequence[Key], cost: int) -> list[str]:
+        if isinstance(keys, str) or len(keys) != len(self._limiters):
+            raise ValueError(
+                f"keys must be a list, one for each of {len(self._limiters)} limiters, got {keys!r:.100}"
+            )
+        check_cost(cost)
+        capacity = min(limiter.config.capacity for limiter in self._limiters)
+        if cost > capacity:
+            raise ValueError(f"cost must be at most the smallest capacity, {capacity}, got {cost}")
+        return [state_key(key) for key in keys]
+
+
+class SyncGroup:
+    """The verbs of a group, blocking: ``group.sync``."""
+
+    __slots__ = ("_group",)
+
+    def __init__(self, group: LimitGroup) -> None:
+        self._group = group
+
+    def acquire(self, keys: Sequence[Key], cost: int = 1, timeout: float | None = 0) -> bool:
+        """Take ``cost`` from every limit, or from none."""
+        return run(self._group.acquiring(keys, cost, timeout))
+
+    def decide(self, keys: Sequence[Key], cost: int = 1) -> Decision:
+        """Take ``cost`` from every limit, or from none, and tell of the one that binds."""
+        return run(self._group.deciding(keys, cost))
+
+    def release(self, keys: Sequence[Key], cost: int = 1) -> None:
+        """Give back to every limit."""
+        run(self._group.releasing(keys, cost))

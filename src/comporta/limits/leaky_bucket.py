@@ -1,0 +1,94 @@
+"""Leaky bucket: what passes is evenly spaced, and a queue of bounded length waits for its turn.
+
+The level is how far ahead the turns are given out already. At level 0 the next caller passes at once;
+a caller with patience takes the next free turn, as long as at most ``capacity`` are waiting. A turn
+given to a caller that then goes away is spent: to pass it on would put two others side by side.
+
+Twin: ``leaky_bucket.lua``.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from comporta.limits.rule import KEPT_AT_LEAST_US, Numbers, View, ceil_div, rescaled
+from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
+from comporta.stores.base import State
+
+
+class LeakyBucket:
+    """One turn each ``unit / per_us`` microseconds, at most ``capacity`` callers waiting.
+
+    State: level, last change, unit the level is counted in, units granted in this slice, slices before.
+    """
+
+    __slots__ = ("capacity", "full", "per_us", "ttl_us", "unit")
+
+    code = 2
+    codec = Struct("<qqqI16s")
+
+    def __init__(self, capacity: int, per_us: int, unit: int) -> None:
+        self.capacity = capacity
+        self.per_us = per_us
+        self.unit = unit
+        self.full = capacity * unit
+        self.ttl_us = max(KEPT_AT_LEAST_US, ceil_div(2 * self.full, per_us))
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers for the Lua twin."""
+        return Numbers(self.capacity, self.per_us, self.unit, 0)
+
+    def revised(self, change: bytes | None) -> LeakyBucket:
+        """Return the rule under a change; states carry the unit they are counted in."""
+        if change is None:
+            return self
+        numbers = Numbers.read(change)
+        return LeakyBucket(numbers.capacity, numbers.per_us, numbers.unit)
+
+    def step(
+        self, state: State | None, now_us: int, cost: int, patience_us: int = 0
+    ) -> tuple[State | None, int]:
+        """Take the next ``cost`` turns, if the first of them comes within ``patience_us``."""
+        if state is None:
+            state = (0, now_us, self.unit, 0, NO_PAST)
+        level = self._level(state, now_us)
+        _, last_us, _, count, past = state
+        wait_us = ceil_div(level, self.per_us)
+        turns = cost * self.unit
+        crowded = level > 0 and level + turns - self.unit > self.full
+        if wait_us > patience_us or crowded:
+            if now_us >= last_us:
+                return None, max(wait_us, patience_us + 1)
+            turns = cost = 0  # the clock went back: anchor the state to the new time, taking nothing
+            wait_us = max(wait_us, patience_us + 1)
+        if (now_us ^ last_us) >> SLICE_BITS:
+            past, count = shifted(past, count, last_us, now_us), 0
+        return (level + turns, now_us, self.unit, count + cost, past), wait_us
+
+    def give(self, state: State, now_us: int, cost: int) -> State:
+        """Free turns that were taken; those who queue behind them do not move up."""
+        _, last_us, _, count, past = state
+        level = max(0, self._level(state, now_us) - cost * self.unit)
+        return (level, now_us, self.unit, *returned(past, count, last_us, now_us, cost))
+
+    def view(self, state: State | None, now_us: int) -> View:
+        """Tell the free places in the queue, and when it will be empty."""
+        if state is None:
+            return View(self.capacity, 0, 0)
+        _, last_us, _, count, past = state
+        level = self._level(state, now_us)
+        return View(
+            max(0, self.capacity - ceil_div(level, self.unit)),
+            ceil_div(level, self.per_us),
+            recent(past, count, last_us, now_us),
+        )
+
+    def expires_us(self, state: State) -> int:
+        """Once empty, a bucket is like one never used."""
+        return int(state[1]) + self.ttl_us
+
+    def _level(self, state: State, now_us: int) -> int:
+        level = rescaled(state[0], state[2], self.unit)
+        since_us: int = max(0, now_us - state[1])
+        return max(0, level - since_us * self.per_us)

@@ -1,0 +1,58 @@
+-- Decides one or more groups of limits, each group all or nothing, in one step.
+-- The text of the strategies, one function each, stands above this one when it is loaded (operation.py).
+--
+-- KEYS  for each limit: its state, the change that an operator made to it (a string: see rule.py)
+-- ARGV  1: now in µs, or 0 for the server's clock
+--       then for each group: the number of its limits, and for each of them
+--         strategy (1 token bucket, 2 leaky bucket, 3 fixed window, 4 sliding window),
+--         amount (above 0: take, 0: look, below 0: give back), patience_us,
+--         capacity, per_us, unit, window_us
+-- reply for each limit six integers: wait_us (granted if within the patience), capacity, remaining,
+--       retry_us (0 if granted), reset_us, recent (only for a look);
+--       an error in place of wait_us when its key could not be used.
+
+local STRATEGIES = {token_bucket, leaky_bucket, fixed_window, sliding_window}
+local reply = {}
+
+local now_us = tonumber(ARGV[1])
+if now_us == 0 then
+  local time = redis.call('TIME')
+  now_us = time[1] * 1000000 + time[2]
+end
+
+-- Ask limit number `n`, whose seven numbers start at ARGV[a]; returns whether it grants, and its answer.
+local function asked(n, a, commit)
+  local amount, patience_us = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
+  local capacity, per_us = tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
+  local unit, window_us, debt = tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]), 0
+  local change = redis.pcall('GET', KEYS[2 * n])
+  if type(change) == 'string' then
+    local c, p, u, w = string.match(change, '^(%d+) (%d+) (%d+) (%d+)')
+    if c then
+      debt = math.max(0, capacity - c)
+      capacity, per_us, unit, window_us = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
+    end
+  end
+  local wait_us, remaining, reset_us, recent, last_us = STRATEGIES[tonumber(ARGV[a])](
+    KEYS[2 * n - 1], now_us, amount, patience_us, commit and amount ~= 0,
+    capacity, per_us, unit, window_us, debt)
+  if type(wait_us) == 'string' then return false, {wait_us, 0, 0, 0, 0, 0} end
+  local granted = wait_us <= patience_us
+  local minute = amount == 0 and traffic_recent(recent, last_us, now_us) or 0
+  return granted, {wait_us, capacity, remaining, granted and 0 or wait_us, reset_us, minute}
+end
+
+local a, n = 2, 0
+while a <= #ARGV do
+  local limits = tonumber(ARGV[a])
+  local all = true
+  if limits > 1 then
+    for i = 1, limits do all = asked(n + i, a - 6 + 7 * i, false) and all end
+  end
+  for i = 1, limits do
+    local _, answer = asked(n + i, a - 6 + 7 * i, all)
+    for f = 1, 6 do reply[#reply + 1] = answer[f] end
+  end
+  a, n = a + 1 + 7 * limits, n + limits
+end
+return reply

@@ -1,0 +1,142 @@
+"""Deciding one limit, or several at once, as an operation that any store can apply.
+
+Several limits in one operation are all or nothing: each must have room, or none is charged.
+
+Twin: ``limit.lua`` over the strategies' own Lua files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from comporta.errors import StateTypeError
+from comporta.limits.rule import Rule
+from comporta.stores.base import Part, Script, State, key_text
+
+SPACE = "rate_limiter"
+CHANGES = "rate_limiter_change"
+
+
+class Answer(NamedTuple):
+    """What one limit says.
+
+    ``wait_us`` within the patience asked for means granted; ``recent``, what was granted in the last
+    minute, is counted only for a look.
+    """
+
+    wait_us: int
+    capacity: int
+    remaining: int
+    retry_us: int
+    reset_us: int
+    recent: int
+
+
+class Question(NamedTuple):
+    """One limit asked: ``amount`` above 0 takes, 0 looks, below 0 gives back."""
+
+    rule: Rule
+    name: str
+    key: str
+    amount: int
+
+
+_FIELDS = len(Answer._fields)
+
+
+@cache
+def _script_text() -> str:
+    folder = files("comporta.limits")
+    names = ("support", "traffic", "token_bucket", "leaky_bucket", "fixed_window", "sliding_window")
+    return "\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in (*names, "limit"))
+
+
+class LimitOperation:
+    """Ask some limits, all or nothing."""
+
+    __slots__ = ("patience_us", "questions")
+
+    script = Script("limit", _script_text, joins=True)
+    followed = False
+
+    def __init__(self, questions: Sequence[Question], patience_us: int = 0) -> None:
+        self.questions = questions
+        self.patience_us = patience_us
+
+    @property
+    def parts(self) -> list[Part]:
+        """The state of each limit."""
+        return [Part(f"{SPACE}:{q.name}", q.key, q.rule) for q in self.questions]
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], list[Answer]]:
+        """Decide all, then charge all or none."""
+        steps = [
+            self._one(question, state, now_us) for question, state in zip(self.questions, states, strict=True)
+        ]
+        granted = all(wait_us <= self.patience_us for _, wait_us in steps)
+        kept: list[State | None] = []
+        answers = []
+        for question, state, (new, wait_us) in zip(self.questions, states, steps, strict=True):
+            mine = wait_us <= self.patience_us
+            keep = new if granted or not mine else None  # a refusal's new state only anchors the clock
+            remaining, reset_us, recent = question.rule.view(keep or state, now_us)
+            kept.append(keep)
+            capacity, retry_us = question.rule.numbers.capacity, 0 if mine else wait_us
+            minute = 0 if question.amount else recent
+            answers.append(Answer(wait_us, capacity, remaining, retry_us, reset_us, minute))
+        return kept, answers
+
+    def _one(self, question: Question, state: State | None, now_us: int) -> tuple[State | None, int]:
+        rule, amount = question.rule, question.amount
+        if amount > 0:
+            return rule.step(state, now_us, amount, self.patience_us)
+        if amount < 0 and state is not None:
+            return rule.give(state, now_us, -amount), 0
+        return None, 0
+
+    def key_names(self) -> list[str]:
+        """Two for each limit: its state, and the change an operator may have made."""
+        found = []
+        for question in self.questions:
+            found.append(key_text(f"{SPACE}:{question.name}", question.key))
+            found.append(key_text(CHANGES, question.name))
+        return found
+
+    def arguments(self) -> list[int | str | bytes]:
+        """One group: how many, then seven numbers for each."""
+        found: list[int | str | bytes] = [len(self.questions)]
+        for question in self.questions:
+            rule = question.rule
+            found += (rule.code, question.amount, self.patience_us, *rule.numbers)
+        return found
+
+    def undo(self, reply: Sequence[Answer]) -> LimitOperation | None:
+        """Give back what was granted to a caller that is gone; a turn in a queue is spent."""
+        granted = all(answer.wait_us <= self.patience_us for answer in reply)
+        if self.patience_us or not granted or any(q.amount <= 0 for q in self.questions):
+            return None
+        return LimitOperation([q._replace(amount=-q.amount) for q in self.questions])
+
+    @property
+    def fields(self) -> int:
+        """Six for each limit."""
+        return _FIELDS * len(self.questions)
+
+    def parse(self, raw: Sequence[Any]) -> list[Answer]:
+        """Read the reply; an error in the place of an answer names the key it came from."""
+        answers = []
+        for question, start in zip(self.questions, range(0, len(raw), _FIELDS), strict=True):
+            fields = raw[start : start + _FIELDS]
+            if not isinstance(fields[0], int):
+                raise _unusable(question, fields[0])
+            answers.append(Answer(*fields))
+        return answers
+
+
+def _unusable(question: Question, error: bytes | str) -> StateTypeError:
+    text = error.decode("utf-8", "replace") if isinstance(error, bytes) else error
+    key = key_text(f"{SPACE}:{question.name}", question.key)
+    return StateTypeError(f"{key!r} does not hold the state of a limit, left as it is: {text}")

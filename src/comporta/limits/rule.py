@@ -1,0 +1,88 @@
+"""What a limiting algorithm looks like to the rest: a value with pure methods.
+
+A rule holds the numbers of one limit and no state; a store hands it the state of a key, under the
+store's own atomicity, and keeps what it returns. No rule reads a clock or does I/O.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from comporta.stores.base import Codec, State
+
+KEPT_AT_LEAST_US = 60_000_000
+"""A state is kept for a minute after its last change, because it also counts the last minute."""
+
+
+class View(NamedTuple):
+    """How a key stands at one moment."""
+
+    remaining: int
+    reset_us: int
+    recent: int
+
+
+class Numbers(NamedTuple):
+    """The numbers of a limit as the Lua twins take them."""
+
+    capacity: int
+    per_us: int
+    unit: int
+    window_us: int
+
+    @classmethod
+    def read(cls, change: bytes) -> Numbers:
+        """Read the numbers from a recorded change: four of them, then words for people."""
+        return cls(*map(int, change.split(b" ", 4)[:4]))
+
+    def written(self, words: str) -> bytes:
+        """Return the numbers as a change is recorded."""
+        return " ".join([*map(str, self), words]).encode()
+
+
+class Rule(Protocol):
+    """A limiting algorithm with its numbers."""
+
+    @property
+    def code(self) -> int:
+        """The number by which ``limit.lua`` knows the algorithm."""
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers for the Lua twin."""
+
+    @property
+    def codec(self) -> Codec:
+        """How a state is laid out in bytes."""
+
+    def expires_us(self, state: State) -> int:
+        """Tell from when on this state means no more than having none."""
+
+    def revised(self, change: bytes | None) -> Rule:
+        """Return the rule that reads this one's states and obeys a recorded change."""
+
+    def step(
+        self, state: State | None, now_us: int, cost: int, patience_us: int = 0
+    ) -> tuple[State | None, int]:
+        """Take ``cost`` if it is there.
+
+        Returns the state to keep (``None``: unchanged) and a wait in microseconds. A wait within
+        ``patience_us`` means granted, to be used after the wait; a longer one means refused, and when
+        to ask again. Only a rule that keeps a queue can grant with a wait above 0.
+        """
+
+    def give(self, state: State, now_us: int, cost: int) -> State:
+        """Give back what was taken and not used."""
+
+    def view(self, state: State | None, now_us: int) -> View:
+        """Tell how the key stands, changing nothing."""
+
+
+def ceil_div(amount: int, by: int) -> int:
+    """Divide and round up."""
+    return -(-amount // by)
+
+
+def rescaled(level: int, unit: int, new_unit: int) -> int:
+    """Return a level counted in fractions of a token, after the size of the fraction changed."""
+    return (2 * level * new_unit + unit) // (2 * unit)

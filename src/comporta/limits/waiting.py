@@ -1,0 +1,158 @@
+"""Waiting for a limit: who came first is served first, and nobody sleeps past their timeout.
+
+The waiters of one key in one process stand in a line, threads and coroutines alike; only the first of
+them asks the store. The flow below is the one text of that for both worlds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Event, Lock
+
+from comporta.clock import Clock, to_seconds, to_us
+from comporta.flow import Flow
+from comporta.stores.records import NEVER_US
+
+WAITERS_MAX = 100_000
+"""How many may stand in one line; the next one is refused at once."""
+
+_ASK_AGAIN_US = 1_000_000
+"""Ask at least this often: a limit may be raised, or reset, by somebody on another machine."""
+
+_LONGEST_REST_US = 3_600_000_000
+
+
+class Ticket:
+    """A place in a line, and a way to call whoever holds it."""
+
+    __slots__ = ("_called", "_lock", "_wake")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._called = False
+        self._wake: Callable[[], object] | None = None
+
+    def call(self) -> None:
+        """Wake the holder, now or when it starts to wait."""
+        with self._lock:
+            self._called = True
+            wake = self._wake
+        if wake is not None:
+            wake()
+
+    def listen(self, wake: Callable[[], object]) -> bool:
+        """Be woken by the next call; true if there was one already, which this takes."""
+        with self._lock:
+            called, self._called = self._called, False
+            self._wake = None if called else wake
+        return called
+
+    def deaf(self) -> None:
+        """Stop listening."""
+        with self._lock:
+            self._wake = None
+            self._called = False
+
+
+class Lines:
+    """Those who wait, one line for each key, in the order in which they came.
+
+    ``by_key`` is there to be looked at (is anybody waiting?) by the hot path, which cannot afford a call.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, deque[Ticket]] = {}
+        self._lock = Lock()
+
+    def join(self, key: str) -> Ticket | None:
+        """Stand at the end of a line; nothing if it is too long."""
+        with self._lock:
+            line = self.by_key.setdefault(key, deque())
+            if len(line) >= WAITERS_MAX:
+                return None
+            ticket = Ticket()
+            line.append(ticket)
+        return ticket
+
+    def is_first(self, key: str, ticket: Ticket) -> bool:
+        """Whether it is this one's turn."""
+        return self.by_key[key][0] is ticket
+
+    def leave(self, key: str, ticket: Ticket) -> None:
+        """Go away, served or not; whoever is first now is called."""
+        with self._lock:
+            line = self.by_key[key]
+            line.remove(ticket)
+            if not line:
+                del self.by_key[key]
+        self.call_first(key)
+
+    def call_first(self, key: str) -> None:
+        """Let the first of a line ask at once: there may be room now."""
+        with self._lock:
+            line = self.by_key.get(key)
+            first = line[0] if line else None
+        if first is not None:
+            first.call()
+
+
+class Rest:
+    """Effect: let time pass, but no longer than until the ticket is called."""
+
+    __slots__ = ("_clock", "_seconds", "_ticket")
+
+    def __init__(self, clock: Clock, ticket: Ticket, seconds: float | None) -> None:
+        self._clock = clock
+        self._ticket = ticket
+        self._seconds = seconds
+
+    def block(self) -> None:
+        """Hold the thread."""
+        event = Event()
+        if not self._ticket.listen(event.set):
+            try:
+                self._clock.wait(event, self._seconds)
+            finally:
+                self._ticket.deaf()
+
+    async def wait(self) -> None:
+        """Hold nothing."""
+        import asyncio  # noqa: PLC0415 - see clock.py
+
+        loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+        if not self._ticket.listen(lambda: loop.call_soon_threadsafe(event.set)):
+            try:
+                await self._clock.wait_async(event, self._seconds)
+            finally:
+                self._ticket.deaf()
+
+
+def in_line(
+    lines: Lines,
+    ask: Callable[[], Flow[int]],
+    clock: Clock,
+    key: str,
+    timeout: float | None,
+) -> Flow[bool]:
+    """Wait in line, then for the limit; true if it was granted within the timeout."""
+    deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
+    ticket = lines.join(key)
+    if ticket is None:
+        return False
+    try:
+        while not lines.is_first(key, ticket):
+            left_us = deadline_us - clock.now_ns() // 1000
+            if left_us <= 0:
+                return False
+            yield Rest(clock, ticket, to_seconds(min(left_us, _LONGEST_REST_US)))
+        while True:
+            wait_us = yield from ask()
+            if wait_us == 0:
+                return True
+            if wait_us > deadline_us - clock.now_ns() // 1000:
+                return False
+            yield Rest(clock, ticket, to_seconds(min(wait_us, _ASK_AGAIN_US)))
+    finally:
+        lines.leave(key, ticket)

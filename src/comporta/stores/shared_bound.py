@@ -1,0 +1,196 @@
+"""The hot path of ``shared://``: from a key to a decision in one look at the table."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from struct import Struct
+from threading import Lock
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from comporta.stores.base import Busy, Part, Stepper
+from comporta.stores.records import Read
+from comporta.stores.table import CHANGES_AT, DIGEST_BYTES, Place
+
+if TYPE_CHECKING:
+    from comporta.stores.shared import SharedStore
+
+_PLACES_MAX = 65_536
+_CHANGES_END = CHANGES_AT + 8
+_TAKE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
+_GIVE: Final = fcntl.LOCK_UN
+_ENDS = Struct("<q")
+
+
+class Held(AbstractContextManager["Held"]):
+    """Some locks, all of them or ``Busy``."""
+
+    __slots__ = ("_guards",)
+
+    def __init__(self, store: SharedStore, locks: set[int]) -> None:
+        self._guards = store.guards(locks)
+
+    def __enter__(self) -> Held:
+        for taken, (fd, mutex) in enumerate(self._guards):
+            mutex.acquire()
+            try:
+                fcntl.flock(fd, _TAKE)
+            except BlockingIOError:
+                mutex.release()
+                del self._guards[taken:]
+                self.__exit__(None, None, None)
+                raise Busy from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for fd, mutex in reversed(self._guards):
+            fcntl.flock(fd, _GIVE)
+            mutex.release()
+
+
+class _Spot(NamedTuple):
+    """Where a key's slot is, in the form the hot path wants it."""
+
+    digest: bytes
+    digest_at: int
+    slot_at: int
+    copy_0: int
+    copy_1: int
+    fd: int
+    mutex: Lock
+
+
+class SharedBound:
+    """A stepper tied to one space; ``attempt`` is the shortest way from a key to a decision.
+
+    It remembers where the slots of its keys are (the digest in the slot proves it each time), and looks
+    at the table's count of changes under the same lock under which it decides.
+    """
+
+    attempt: Callable[[Any, int], int]
+
+    def __init__(
+        self,
+        store: SharedStore,
+        stepper: Stepper,
+        space: str,
+        change: Part,
+        written: Callable[[Any], str],
+    ) -> None:
+        self._store = store
+        self._space = space
+        self._change = change
+        self._written = written
+        self._spots: dict[Any, _Spot] = {}
+        self._current = self._original = stepper
+        self._seen = b""
+        self._follow()
+
+    @property
+    def stepper(self) -> Stepper:
+        """The stepper in force, as of now."""
+        if self._store.table.changes != self._seen:
+            self._follow()
+        return self._current
+
+    def take(self, key: Any, cost: int) -> int:
+        """Decide, waiting for the lock up to the store's ``lock_timeout``."""
+        try:
+            return self.attempt(key, cost)
+        except Busy:
+            return self._store.patiently(lambda: self.attempt(key, cost))
+
+    async def take_async(self, key: Any, cost: int) -> int:
+        """Decide; a lock that is taken is waited for without holding the loop."""
+        try:
+            return self.attempt(key, cost)
+        except Busy:
+            return await self._store.patiently_async(lambda: self.attempt(key, cost))
+
+    def forget_spots(self) -> None:
+        """Look everything up again: after a fork the locks are others."""
+        self._spots.clear()
+
+    def _follow(self) -> None:
+        """Read what an operator may have changed, and decide by that from now on."""
+        changes = self._store.table.changes
+        change = self._store.apply(Read(self._change.space, self._change.key))
+        self._current, self._seen = self._original.revised(change), changes
+        self.attempt = self._attempt_by(self._current, changes)
+
+    def _attempt_by(self, stepper: Stepper, seen: bytes) -> Callable[[Any, int], int]:
+        """Return the hot path under a stepper: everything it touches is a local of this function."""
+        memory, spots, now_ns = self._store.table.memory, self._spots, self._store.clock.now_ns
+        step, expires_us, pack_ends = stepper.step, stepper.expires_us, _ENDS.pack_into
+        unpack, pack, flock = stepper.codec.unpack_from, stepper.codec.pack_into, fcntl.flock
+
+        def attempt(key: Any, cost: int) -> int:
+            spot = spots.get(key)
+            if spot is None:
+                return self._first(key, cost)
+            digest, digest_at, slot_at, copy_0, copy_1, fd, mutex = spot
+            mutex.acquire()
+            try:
+                flock(fd, _TAKE)
+                try:
+                    if (
+                        memory[CHANGES_AT:_CHANGES_END] == seen
+                        and memory[digest_at : digest_at + DIGEST_BYTES] == digest
+                    ):
+                        now_us = now_ns() // 1000
+                        if memory[slot_at]:
+                            valid, other, flip = copy_1, copy_0, 0
+                        else:
+                            valid, other, flip = copy_0, copy_1, 1
+                        new, wait_us = step(unpack(memory, valid + 8), now_us, cost)
+                        if new is not None:
+                            pack_ends(memory, other, expires_us(new))
+                            pack(memory, other + 8, *new)
+                            memory[slot_at] = flip
+                        return wait_us
+                finally:
+                    flock(fd, _GIVE)
+            except BlockingIOError:
+                raise Busy from None
+            finally:
+                mutex.release()
+            return self._again(key, cost)
+
+        return attempt
+
+    def _again(self, key: Any, cost: int) -> int:
+        """Decide after somebody changed the limit, or took the slot of a state that had ended."""
+        self._follow()
+        return self._first(key, cost)
+
+    def _first(self, known_as: Any, cost: int) -> int:
+        """Decide for a key whose slot is not known here."""
+        key, stepper = self._written(known_as), self._current
+        table, codec = self._store.table, stepper.codec
+        bucket = table.place(self._space, key, codec)
+        with Held(self._store, {bucket.lock}):
+            now_us = self._store.clock.now_ns() // 1000
+            slot = table.find(bucket)
+            state = None if slot is None else table.read(slot, codec)
+            new, wait_us = stepper.step(state, now_us, cost)
+            if new is not None:
+                part = Part(self._space, key, stepper)
+                slot = self._store.keep(slot, bucket, part, new, now_us)
+        if slot is not None and key is known_as:
+            self._remember(key, slot)
+        return wait_us
+
+    def _remember(self, key: str, slot: Place) -> None:
+        if len(self._spots) >= _PLACES_MAX:
+            self._spots.clear()
+        [(fd, mutex)] = self._store.guards({slot.lock})
+        copy_0 = slot.slot_at + 8
+        copy_1 = copy_0 + slot.copy_bytes
+        self._spots[key] = _Spot(slot.digest, slot.digest_at, slot.slot_at, copy_0, copy_1, fd, mutex)

@@ -1,0 +1,114 @@
+"""From a URL to a store.
+
+========================================================= ==============================================
+``memory://``                                             this limiter alone
+``memory://name``                                         all who say so in this process
+``shared://name?keys=16384&lock_timeout=0.05``            all processes of this user on this machine
+``redis://``, ``rediss://``, ``valkey://``, ``unix://``   a fleet (``?timeout=1.0`` and redis-py's own)
+========================================================= ==============================================
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from threading import Lock
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+
+from comporta.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from comporta.stores.base import Store
+
+APP_DEFAULT = "default"
+
+_lock = Lock()
+_open: dict[str, Store] = {}
+
+
+def default_url(*, distributed: bool) -> str:
+    """Return where state lives when nobody says: this process, or what the environment says.
+
+    ``COMPORTA_STATE``, then ``REDIS_URL``, then ``shared://`` named after ``COMPORTA_APP``.
+    """
+    if not distributed:
+        return "memory://"
+    return os.environ.get("COMPORTA_STATE") or os.environ.get("REDIS_URL") or "shared://"
+
+
+def open_store(url: str) -> Store:
+    """Return the store of a URL. Who opens the same URL in one process gets the same store."""
+    if not isinstance(url, str):
+        raise TypeError(f"state must be a URL or a store, got {url!r:.100}")
+    if url == "memory://":
+        return MemoryStore()
+    opener = _OPENERS.get(url.partition("://")[0]) if "://" in url else None
+    if opener is None:
+        allowed = ", ".join(f"{scheme}://" for scheme in _OPENERS)
+        raise ValueError(f"state must start with one of {allowed}, got {_shown(url)!r}")
+    with _lock:
+        store = _open.get(url)
+        if store is None:
+            store = _open[url] = opener(url)
+        return store
+
+
+def forget_stores() -> None:
+    """Close all stores opened by URL, and open them anew when next asked for; for tests."""
+    with _lock:
+        while _open:
+            _open.popitem()[1].close()
+
+
+def _shown(url: str) -> str:
+    """Return a URL for an error message: nothing that could be a password."""
+    return url.rpartition("@")[2][:100]
+
+
+def _memory(_: str) -> Store:
+    return MemoryStore()
+
+
+def _shared(url: str) -> Store:
+    from comporta.stores.shared import SharedStore  # noqa: PLC0415 - not on every platform
+
+    parts = urlsplit(url)
+    name = parts.netloc + parts.path
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    keys = _option(options, "keys", int)
+    lock_timeout = _option(options, "lock_timeout", float)
+    if options:
+        raise ValueError(f"shared:// takes keys and lock_timeout, got {min(options)!r}")
+    given = {"keys": keys, "lock_timeout": lock_timeout}
+    return SharedStore(
+        name or os.environ.get("COMPORTA_APP") or APP_DEFAULT,
+        **{option: value for option, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )
+
+
+def _redis(url: str) -> Store:
+    from comporta.stores.redis import TIMEOUT_SECONDS, RedisStore  # noqa: PLC0415 - an extra
+
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    timeout = _option(options, "timeout", float) or TIMEOUT_SECONDS
+    rest = SplitResult(parts.scheme, parts.netloc, parts.path, urlencode(options), "")
+    return RedisStore(rest.geturl() if "timeout=" in parts.query else url, timeout)
+
+
+def _option(options: dict[str, str], name: str, kind: type[int] | type[float]) -> float | None:
+    text = options.pop(name, None)
+    if text is None:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {text!r:.50}") from None
+
+
+_OPENERS: dict[str, Callable[[str], Store]] = {
+    "memory": _memory,
+    "shared": _shared,
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix"), _redis),
+}

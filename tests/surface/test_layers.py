@@ -1,0 +1,41 @@
+"""Who may know whom: the layers, and what `import comporta` brings along."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Prints the top-level names that the import adds; what start-up itself loaded does not count.
+NAMES_IMPORTED = """
+import sys
+before = set(sys.modules)
+import comporta
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def test_layers__all_modules__import_downwards_only() -> None:
+    """The order itself is in pyproject.toml, under [tool.importlinter]."""
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+    linted = subprocess.run(
+        [lint_imports, "--no-cache", "--no-logo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+def test_import__fresh_interpreter__loads_nothing_but_the_standard_library(tmp_path: Path) -> None:
+    imported = subprocess.run(
+        [sys.executable, "-c", NAMES_IMPORTED],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = set(imported.stdout.split())
+    assert "comporta" in names
+    assert names - sys.stdlib_module_names == {"comporta"}

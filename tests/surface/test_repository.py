@@ -1,0 +1,91 @@
+"""What the repository and the built wheel hold, and what they must not."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pathspec import GitIgnoreSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src"
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+
+# A path into somebody's machine, an address of a package index, a file on a disk.
+NOT_OURS = re.compile(
+    r"""
+      (?<![\w.]) /(?:work|root|home|Users)/
+    | https?://\S+/simple\b
+    | \bpythonhosted\.
+    | \bfile:///
+    """,
+    re.VERBOSE,
+)
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Every text file that git would take, found without git: a download has none."""
+    ignored = GitIgnoreSpec.from_lines(
+        [".git", *(ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
+    )
+    for name in ignored.match_tree_files(ROOT, negate=True):
+        path = ROOT / name
+        try:
+            yield path, path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # an image or another binary
+
+
+def test_text_files__all__name_no_machine_and_no_package_index() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path, text in texts()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if NOT_OURS.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("line", ["cd /{}/main", '"/{}/x"'])
+@pytest.mark.parametrize("folder", ["work", "root", "home", "Users"])
+def test_not_ours__path_of_a_machine__is_recognised(line: str, folder: str) -> None:
+    assert NOT_OURS.search(line.format(folder))
+
+
+def test_lock_files__both__are_there() -> None:
+    assert [path.name for path in LOCKS] == ["bench.txt", "dev.txt"]
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_lock_file__every_package__is_pinned_by_hash_and_has_no_address(lock: Path) -> None:
+    text = lock.read_text(encoding="utf-8")
+    assert "://" not in text
+    assert not re.search(r"^-", text, re.MULTILINE), "an option, such as an index"
+    packages = re.findall(r"^\w.*(?:\n\s+--hash=.*)*", text, re.MULTILINE)
+    loose = [package for package in packages if "==" not in package or "--hash=" not in package]
+    assert packages
+    assert loose == []
+
+
+def test_wheel__built_from_the_tree__holds_every_file_of_the_package(tmp_path: Path) -> None:
+    """Above all the Lua files, which no import would miss until Redis is asked."""
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    ours = {
+        path.relative_to(SOURCE).as_posix()
+        for path in (SOURCE / "comporta").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert "comporta/py.typed" in ours
+    assert ours - packed == set()
