@@ -161,18 +161,13 @@ class SharedBound:
                 raise Busy from None
             finally:
                 mutex.release()
-            return self._again(key, cost)
+            return self._first(key, cost)  # the limit was changed, or the slot given to another key
 
         return attempt
 
-    def _again(self, key: Any, cost: int) -> int:
-        """Decide after somebody changed the limit, or took the slot of a state that had ended."""
-        self._follow()
-        return self._first(key, cost)
-
     def _first(self, known_as: Any, cost: int) -> int:
         """Decide for a key whose slot is not known here."""
-        key, stepper = self._written(known_as), self._current
+        key, stepper = self._written(known_as), self.stepper
         table, codec = self._store.table, stepper.codec
         bucket = table.place(self._space, key, codec)
         with Held(self._store, {bucket.lock}):

@@ -1,0 +1,128 @@
+"""The Lua twin of every strategy does exactly what the Python does.
+
+The same random operations, at the same random times, under the same random limits, go to a store in memory
+and to a real server; every answer must be equal, number by number.
+"""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.support import command, redis_store
+
+from comporta.limits.config import LimitConfig, LimitStrategy
+from comporta.limits.operation import LimitOperation, Question
+from comporta.stores.memory import MemoryStore
+from comporta.stores.records import Write
+from comporta.stores.redis import RedisStore
+from comporta.testing import ManualClock, Server
+
+rates = st.one_of(
+    st.sampled_from([10.0, 1.0, 0.1, 100 / 60, 1 / 3600, 3.0, 1e6, 30 / 7]),
+    st.floats(0.001, 1e6, allow_nan=False, allow_infinity=False),
+)
+limits = st.builds(
+    LimitConfig,
+    rate=rates,
+    capacity=st.one_of(st.integers(1, 20), st.integers(1, 2000)),
+    window=st.one_of(st.sampled_from([0.001, 1.0, 60.0, 3600.0]), st.floats(0.001, 5000)),
+    strategy=st.sampled_from(LimitStrategy),
+)
+amounts = st.one_of(st.just(1), st.integers(0, 5), st.integers(-3, 30))
+pauses = st.one_of(
+    st.just(0),
+    st.integers(1, 50),
+    st.integers(0, 2_000_000),
+    st.integers(0, 100_000_000),
+    st.integers(-5_000_000_000, 5_000_000_000),  # the server's clock is set by hand, to and fro
+)
+patience = st.sampled_from([0, 0, 0, 1, 500_000, 10_000_000])
+
+
+def _ask(
+    store: MemoryStore | RedisStore, asked: list[tuple[LimitConfig, str, int]], patience_us: int
+) -> list[tuple[int, ...]]:
+    questions = [Question(limit.rule(), name, "k", amount) for limit, name, amount in asked]
+    return [tuple(answer) for answer in store.apply(LimitOperation(questions, patience_us))]
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(limit=limits, steps=st.lists(st.tuples(pauses, amounts, patience), min_size=1, max_size=40))
+def test_lua__any_limit_any_time__answers_as_python_does(
+    server: Server, limit: LimitConfig, steps: list[tuple[int, int, int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    with redis_store(server, clock) as remote:
+        for pause_us, amount, patience_us in steps:
+            clock.advance(pause_us / 1e6)
+            taken = min(amount, limit.capacity)
+            asked = [(limit, "n", taken)]
+            assert _ask(remote, asked, patience_us) == _ask(local, asked, patience_us)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    group=st.lists(limits, min_size=1, max_size=4),
+    steps=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(-2, 4)), min_size=1, max_size=25),
+)
+def test_lua__several_limits_at_once__answers_as_python_does(
+    server: Server, group: list[LimitConfig], steps: list[tuple[int, int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    most = min(limit.capacity for limit in group)
+    with redis_store(server, clock) as remote:
+        for pause_us, amount in steps:
+            clock.advance(pause_us / 1e6)
+            asked = [(limit, f"n{i}", min(amount, most)) for i, limit in enumerate(group)]
+            assert _ask(remote, asked, 0) == _ask(local, asked, 0)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    strategy=st.sampled_from(
+        [LimitStrategy.TOKEN_BUCKET, LimitStrategy.LEAKY_BUCKET, LimitStrategy.FIXED_WINDOW]
+    ),
+    first=limits,
+    second=limits,
+    steps=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(1, 4)), min_size=4, max_size=25),
+)
+def test_lua__limit_changed_while_running__answers_as_python_does(
+    server: Server,
+    strategy: LimitStrategy,
+    first: LimitConfig,
+    second: LimitConfig,
+    steps: list[tuple[int, int]],
+) -> None:
+    first, second = (LimitConfig.of(limit, strategy) for limit in (first, second))
+    change = second.rule().numbers.written("changed")
+    changed = first.rule().revised(change)
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    with redis_store(server, clock) as remote:
+        for number, (pause_us, amount) in enumerate(steps):
+            clock.advance(pause_us / 1e6)
+            if number == len(steps) // 2:
+                remote.apply(Write("rate_limiter_change", "n", change, None, followed=True))
+            rule = first.rule() if number < len(steps) // 2 else changed
+            asked = min(amount, first.capacity)
+            [near] = local.apply(LimitOperation([Question(rule, "n", "k", asked)]))
+            [far] = remote.apply(LimitOperation([Question(first.rule(), "n", "k", asked)]))
+            assert far == near
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_lua__a_key_without_traffic__takes_few_bytes(server: Server, strategy: LimitStrategy) -> None:
+    limit = LimitConfig(100, 50, 1, strategy)
+    clock = ManualClock(1_800_000_000)
+    with redis_store(server, clock) as remote:
+        for pause in (0.0, 17, 17, 17, 17, 17):
+            clock.advance(pause)
+            for _ in range(60):
+                _ask(remote, [(limit, "pncp", 1)], 0)
+                clock.advance(0.01)
+    used = int(command(server, "MEMORY", "USAGE", "rate_limiter:pncp:k")[1:])
+    entries = min(limit.capacity, 60) if strategy is LimitStrategy.SLIDING_WINDOW else 0
+    assert used < 200 + 75 * entries

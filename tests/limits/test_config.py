@@ -1,0 +1,184 @@
+"""What a limit may be, and how it is written."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from comporta import BaseLimiter, LimitConfig, LimitStrategy
+from comporta.limits.config import CAPACITY_MAX, LEVEL_MAX, exact_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "capacity", "window"),
+    [
+        ("10/s", 10, 10, 1),
+        (" 10 / SECOND ", 10, 10, 1),
+        ("100/minute", 100 / 60, 100, 60),
+        ("100/minute burst 20", 100 / 60, 20, 60),
+        ("100/min, burst 20", 100 / 60, 20, 60),
+        ("5 per 15m", 5 / 900, 5, 900),
+        ("7/1.5h", 7 / 5400, 7, 5400),
+        ("3/day", 3 / 86400, 3, 86400),
+        ("1/100ms", 10, 1, 0.1),
+    ],
+)
+def test_parse__what_people_write__is_understood(
+    text: str, rate: float, capacity: int, window: float
+) -> None:
+    config = LimitConfig.parse(text)
+    assert config.rate == pytest.approx(rate)
+    assert (config.capacity, config.window) == (capacity, window)
+    assert config.strategy is LimitStrategy.TOKEN_BUCKET
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "10",
+        "10/",
+        "/s",
+        "ten/s",
+        "-1/s",
+        "10/fortnight",
+        "1/s burst",
+        "1/s x",
+        "0/s",
+        "1/0s",
+        "1/s burst 0",
+    ],
+)
+def test_parse__what_nobody_means__is_refused_showing_it(text: str) -> None:
+    with pytest.raises(ValueError, match="must") as raised:
+        LimitConfig.parse(text)
+    assert text in str(raised.value) or "0" in str(raised.value)
+
+
+def test_parse__not_a_text__is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="limit must be a LimitConfig or a str, got 10"):
+        LimitConfig.of(10)  # type: ignore[arg-type]
+
+
+def test_parse__burst_for_a_window__is_refused() -> None:
+    with pytest.raises(ValueError, match="burst does not apply to fixed_window"):
+        LimitConfig.parse("10/s burst 5", LimitStrategy.FIXED_WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("rate", value) for value in (0, -1, math.nan, math.inf, -math.inf, 1e10)),
+        *(("capacity", value) for value in (0, -1, CAPACITY_MAX + 1)),
+        *(("window", value) for value in (0, -1, 0.0001, math.nan, math.inf, 1e9)),
+    ],
+)
+def test_config__out_of_range__names_field_range_and_value(field: str, value: float) -> None:
+    fields: dict[str, Any] = {"rate": 10.0, "capacity": 10, "window": 60, field: value}
+    with pytest.raises(ValueError, match=f"{field} must be positive.*got {value}"):
+        LimitConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rate", "10"),
+        ("rate", True),
+        ("capacity", 1.5),
+        ("capacity", True),
+        ("window", "60"),
+        ("strategy", "x"),
+    ],
+)
+def test_config__of_the_wrong_type__is_a_type_error_naming_the_field(field: str, value: object) -> None:
+    fields: dict[str, Any] = {"rate": 10.0, "capacity": 10, "window": 60, field: value}
+    with pytest.raises(TypeError, match=f"{field} must be"):
+        LimitConfig(**fields)
+
+
+@pytest.mark.parametrize("strategy", [LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW])
+def test_config__window_strategy_without_window__is_refused(strategy: LimitStrategy) -> None:
+    with pytest.raises(ValueError, match=f"window is required for {strategy.value}"):
+        LimitConfig(rate=10.0, capacity=10, strategy=strategy)
+
+
+def test_config__bucket_that_takes_centuries_to_fill__is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity must be refilled within 70 years"):
+        LimitConfig(rate=1e-9, capacity=1000)
+
+
+def test_config__of__keeps_a_config_and_sets_the_strategy() -> None:
+    config = LimitConfig(rate=10.0, capacity=10, window=1)
+    assert LimitConfig.of(config) is config
+    assert LimitConfig.of(config, LimitStrategy.FIXED_WINDOW).strategy is LimitStrategy.FIXED_WINDOW
+
+
+def test_config__as_text__reads_as_people_say_it() -> None:
+    assert str(LimitConfig.parse("10/s")) == "10/s burst 10 (token_bucket)"
+    assert str(LimitConfig.parse("9/minute", LimitStrategy.FIXED_WINDOW)) == "9 in 60 s (fixed_window)"
+
+
+@given(st.floats(1e-6, 1e9), st.integers(1, CAPACITY_MAX))
+def test_exact_rate__any_rate__is_never_above_and_hardly_below(rate: float, capacity: int) -> None:
+    try:
+        per_us, unit = exact_rate(rate, capacity)
+    except ValueError:
+        assert capacity / rate > 60 * 365 * 86400
+        return
+    assert 2 * capacity * unit <= LEVEL_MAX
+    found, meant = Fraction(per_us, unit) * 1_000_000, Fraction(rate)
+    assert found <= meant * (1 + Fraction(1, 10**12))
+    assert meant - found <= Fraction(1_000_000, unit)
+
+
+@pytest.mark.parametrize(
+    ("rate", "exact"),
+    [
+        (10, (1, 100_000)),
+        (100 / 60, (1, 600_000)),
+        (0.1, (1, 10_000_000)),
+        (1e6, (1, 1)),
+        (3, (3, 1_000_000)),
+    ],
+)
+def test_exact_rate__what_people_write__is_exact(rate: float, exact: tuple[int, int]) -> None:
+    assert exact_rate(rate, 100) == exact
+
+
+@pytest.mark.parametrize("cost", [0, -1])
+def test_limiter__cost_below_one__is_refused(cost: int) -> None:
+    limiter = BaseLimiter("10/s").sync
+    for ask in (limiter.acquire, limiter.decide, limiter.release):
+        with pytest.raises(ValueError, match=f"cost must be at least 1, got {cost}"):
+            ask("k", cost)
+
+
+@pytest.mark.parametrize("cost", [1.5, True, "1"])
+def test_limiter__cost_of_the_wrong_type__is_a_type_error(cost: Any) -> None:
+    with pytest.raises(TypeError, match="cost must be an int"):
+        BaseLimiter("10/s").sync.decide("k", cost)
+
+
+def test_limiter__cost_above_the_capacity__is_refused_naming_both() -> None:
+    limiter = BaseLimiter("10/s").sync
+    with pytest.raises(ValueError, match="cost must be at most the capacity, 10, got 11"):
+        limiter.acquire("k", 11)
+    limiter.change("20/s")
+    assert limiter.acquire("k", 11) is True
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan, math.inf, 1e12])
+def test_limiter__timeout_out_of_range__is_refused(timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout must be 0 to"):
+        BaseLimiter("10/s").sync.acquire("k", timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", ["1", True])
+def test_limiter__timeout_of_the_wrong_type__is_a_type_error(timeout: Any) -> None:
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        BaseLimiter("10/s").sync.acquire("k", 2, timeout=timeout)

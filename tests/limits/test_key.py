@@ -1,0 +1,99 @@
+"""Whose limit it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from comporta import BaseLimiter, LimitKey
+from comporta.limits.key import printable, state_key
+
+parts = st.text(min_size=1, max_size=60)
+
+
+@given(parts, parts, st.none() | parts)
+def test_key__any_parts__are_read_back(namespace: str, key: str, version: str | None) -> None:
+    made = LimitKey(namespace, key, version)
+    read = LimitKey.from_str(str(made))
+    assert (read.namespace, read.key, read.version) == (namespace, key, version)
+    assert read == made
+    assert hash(read) == hash(made)
+
+
+@pytest.mark.parametrize(
+    "key", ["a:b", "{}", "line\nbreak", "nul\0", "🚪", "%3A", "%", "x" * 10_240, ":", "a%3Ab:%25"]
+)
+def test_key__awkward__is_read_back(key: str) -> None:
+    assert LimitKey.from_str(str(LimitKey("ns", key))).key == key
+
+
+def test_key__plain__is_written_as_in_the_seed() -> None:
+    assert str(LimitKey("test", "token1", "v1")) == "test:token1:v1"
+    assert str(LimitKey("test", "token1")) == "test:token1"
+    assert repr(LimitKey("a", "b", "c")) == "LimitKey('a', 'b', 'c')"
+    assert repr(LimitKey("a", "b")) == "LimitKey('a', 'b')"
+    assert LimitKey("a", "b") != "a:b"
+
+
+@pytest.mark.parametrize(
+    ("field", "given"), [("namespace", ("", "k")), ("key", ("n", "")), ("version", ("n", "k", ""))]
+)
+def test_key__empty_part__is_refused_naming_it(field: str, given: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field} must not be empty"):
+        LimitKey(*given)
+
+
+@pytest.mark.parametrize("text", ["", "alone", "a:b:c:d", ":b", "a:"])
+def test_from_str__not_a_written_key__is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must"):
+        LimitKey.from_str(text)
+
+
+@pytest.mark.parametrize("key", [b"bytes", 5, ["list"], object()])
+def test_key__of_the_wrong_type__is_a_type_error(key: Any) -> None:
+    with pytest.raises(TypeError):
+        BaseLimiter("10/s").sync.acquire(key)
+    with pytest.raises(TypeError):
+        LimitKey("n", key)
+    with pytest.raises(TypeError):
+        LimitKey.from_str(key)
+
+
+def test_key__empty__is_refused_by_a_limiter() -> None:
+    with pytest.raises(ValueError, match="key must not be empty"):
+        BaseLimiter("10/s").sync.acquire("")
+
+
+def test_limiter__limit_key_and_its_text__are_one_key() -> None:
+    limiter = BaseLimiter("2/hour").sync
+    assert [limiter.acquire(key) for key in (LimitKey("a", "b"), "a:b", LimitKey("a", "b"))] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_state_key__long_or_looking_like_a_digest__is_digested() -> None:
+    long = state_key("x" * 10_000)
+    assert len(long) == 41
+    assert state_key("x" * 10_001) != long
+    assert state_key(long) != long
+    assert state_key("x" * 200) == "x" * 200
+    assert state_key(None) == ""
+    assert state_key("\ud800" * 300).startswith("~")
+
+
+@pytest.mark.parametrize("key", ["k" * 10_240, "~tilde", "\ud800"])
+def test_limiter__awkward_key__keeps_one_limit_whichever_verb_asks(key: str) -> None:
+    limiter = BaseLimiter("2/hour").sync
+    assert limiter.acquire(key) is True
+    assert limiter.decide(key).remaining == 0
+    assert limiter.acquire(key) is False
+
+
+def test_printable__control_characters_and_length__are_tamed() -> None:
+    assert printable("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
+    assert len(printable("x" * 10_000)) == 128

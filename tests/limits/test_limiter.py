@@ -1,0 +1,231 @@
+"""The limiter's face: names, states, groups."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import uuid
+
+import pytest
+from tests.support import command, memory_store, shared_store
+
+from comporta import (
+    BaseLimiter,
+    FixedWindowLimiter,
+    LeakyBucketLimiter,
+    LimitConfig,
+    LimitGroup,
+    LimitStrategy,
+    RedisLimiter,
+    SlidingWindowLimiter,
+    TokenBucketLimiter,
+)
+from comporta.stores.memory import MemoryStore
+from comporta.stores.redis import RedisStore
+from comporta.stores.shared import SharedStore
+from comporta.stores.urls import default_url, forget_stores, open_store
+from comporta.testing import Server
+
+
+@pytest.mark.parametrize(
+    ("limiter", "strategy"),
+    [
+        (TokenBucketLimiter, LimitStrategy.TOKEN_BUCKET),
+        (FixedWindowLimiter, LimitStrategy.FIXED_WINDOW),
+        (SlidingWindowLimiter, LimitStrategy.SLIDING_WINDOW),
+        (LeakyBucketLimiter, LimitStrategy.LEAKY_BUCKET),
+    ],
+)
+def test_limiter__named_after_a_strategy__counts_by_it(
+    limiter: type[BaseLimiter], strategy: LimitStrategy
+) -> None:
+    assert limiter("10/s").strategy is strategy
+    assert limiter(LimitConfig(10, 10, 1)).strategy is strategy
+
+
+def test_limiter__without_a_name__shares_only_with_the_same_numbers() -> None:
+    with memory_store() as store:
+        one, same = TokenBucketLimiter("1/hour", store), TokenBucketLimiter("1/hour", store)
+        other, window = TokenBucketLimiter("1/day", store), FixedWindowLimiter("1/hour", store)
+        assert one.sync.acquire("k") is True
+        assert same.sync.acquire("k") is False
+        assert other.sync.acquire("k") is True
+        assert window.sync.acquire("k") is True
+
+
+def test_limiter__same_name_other_configuration__is_refused_while_the_first_lives() -> None:
+    with memory_store() as store:
+        first = TokenBucketLimiter("1/s", store, "pncp")
+        with pytest.raises(ValueError, match="name 'pncp' is in use on this state for 1/s burst 1"):
+            TokenBucketLimiter("2/s", store, "pncp")
+        assert TokenBucketLimiter("1/s", store, "pncp").config == first.config
+        del first
+        gc.collect()
+        TokenBucketLimiter("2/s", store, "pncp")
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a b", "{a}", "x" * 101, "a\n"])
+def test_limiter__illegal_name__is_refused_showing_it(name: str) -> None:
+    with pytest.raises(ValueError, match="name must be 1 to 100 of"):
+        TokenBucketLimiter("1/s", name=name)
+
+
+def test_limiter__by_default__is_alone() -> None:
+    one, other = TokenBucketLimiter("1/hour"), TokenBucketLimiter("1/hour")
+    assert one.sync.acquire("k") is True
+    assert other.sync.acquire("k") is True
+
+
+def test_state__distributed__is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COMPORTA_STATE", "REDIS_URL", "COMPORTA_APP"):
+        monkeypatch.delenv(name, raising=False)
+    assert default_url(distributed=False) == "memory://"
+    assert default_url(distributed=True) == "shared://"
+    monkeypatch.setenv("REDIS_URL", "redis://r")
+    assert default_url(distributed=True) == "redis://r"
+    monkeypatch.setenv("COMPORTA_STATE", "memory://all")
+    assert default_url(distributed=True) == "memory://all"
+    config = LimitConfig(1, 1, distributed=True)
+    one, other = TokenBucketLimiter(config), TokenBucketLimiter(config)
+    assert [one.sync.acquire(), other.sync.acquire()] == [True, False]
+    forget_stores()
+
+
+def test_state__shared_without_a_name__is_named_after_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = f"app-{uuid.uuid4().hex}"
+    monkeypatch.setenv("COMPORTA_APP", app)
+    store = open_store("shared://?keys=128&lock_timeout=0.2")
+    assert isinstance(store, SharedStore)
+    assert app in store.path
+    assert store.lock_timeout == 0.2
+    assert open_store("shared://?keys=128&lock_timeout=0.2") is store
+    forget_stores()
+    import shutil  # noqa: PLC0415
+
+    shutil.rmtree(store.path)
+
+
+@pytest.mark.parametrize("url", ["", "nonsense", "http://x", "redis:/x", "secret:hunter2@host"])
+def test_state__unknown_scheme__is_refused_listing_those_known(url: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"state must start with one of memory://, shared://, redis://"
+    ) as raised:
+        open_store(url)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_state__not_a_url__is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="state must be a URL or a store, got 5"):
+        open_store(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("shared://x?keys=none", "keys must be a number, got 'none'"),
+        ("shared://x?keys=0", "keys must be 1 to"),
+        ("shared://x?lock_timeout=0", "lock_timeout must be 0.001 to 60"),
+        ("shared://x?colour=red", "shared:// takes keys and lock_timeout, got 'colour'"),
+        ("shared://a/b", "name must be 1 to 64"),
+        ("redis://127.0.0.1?timeout=soon", "timeout must be a number, got 'soon'"),
+        ("redis://127.0.0.1?timeout=100", "timeout must be 0.001 to 60"),
+    ],
+)
+def test_state__bad_option__is_refused_naming_it(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        open_store(url)
+
+
+def test_state__urls_of_a_server__may_carry_a_timeout_and_options(valkey: Server) -> None:
+    url = valkey.url.replace("redis://", "valkey://")
+    store = open_store(f"{url}?timeout=2.5&client_name=tester")
+    assert isinstance(store, RedisStore)
+    assert store.timeout == 2.5
+    assert store.entries("nothing") == {}
+    assert isinstance(open_store(valkey.url), RedisStore)
+    forget_stores()
+
+
+def test_memory_url__with_a_name__is_one_store_for_the_process() -> None:
+    assert open_store("memory://a") is open_store("memory://a")
+    assert open_store("memory://") is not open_store("memory://")
+    forget_stores()
+
+
+def test_redis_limiter__any_strategy__is_kept_under_readable_keys(valkey: Server) -> None:
+    command(valkey, "FLUSHALL")
+    for strategy in LimitStrategy:
+        limiter = RedisLimiter(
+            LimitConfig(10, 10, 60, strategy, distributed=True), valkey.url, strategy.value
+        )
+        assert limiter.sync.acquire() is True
+        assert limiter.sync.acquire("a:b") is True
+    keys = command(valkey, "KEYS", "*").decode()
+    for strategy in LimitStrategy:
+        assert f"rate_limiter:{strategy.value}\r\n" in keys
+        assert f"rate_limiter:{strategy.value}:a:b\r\n" in keys
+    forget_stores()
+
+
+def test_group__several_limits__all_or_none() -> None:
+    with memory_store() as store:
+        everybody, each = TokenBucketLimiter("3/hour", store), TokenBucketLimiter("2/hour", store)
+        group = LimitGroup(everybody, each)
+        assert [group.sync.acquire([None, "a"]) for _ in range(3)] == [True, True, False]
+        assert everybody.sync.peek().remaining == 1
+        refused = group.sync.decide([None, "a"])
+        assert (refused.allowed, refused.limit, refused.remaining) == (False, 2, 0)
+        assert refused.retry_after > 1700
+        allowed = group.sync.decide([None, "b"])
+        assert (allowed.allowed, allowed.limit, allowed.remaining) == (True, 3, 0)
+        group.sync.release([None, "b"])
+        assert everybody.sync.peek().remaining == 1
+        assert group.sync.acquire([None, "b"], timeout=0.01) is True
+
+
+def test_group__waiting__takes_all_when_all_are_there() -> None:
+    async def story() -> list[bool]:
+        store = MemoryStore()
+        group = LimitGroup(TokenBucketLimiter("100/s burst 1", store), SlidingWindowLimiter("50/s", store))
+        answers = await asyncio.gather(*(group.acquire([None, None], timeout=5) for _ in range(4)))
+        assert (await group.decide([None, None], 1)).allowed is False
+        await group.release([None, None])
+        return answers
+
+    assert asyncio.run(story()) == [True] * 4
+
+
+def test_group__bad_input__is_refused() -> None:
+    with memory_store() as store, memory_store() as elsewhere:
+        a, b = TokenBucketLimiter("3/s", store), TokenBucketLimiter("2/s", store)
+        with pytest.raises(ValueError, match="limiters must share one state"):
+            LimitGroup(a, TokenBucketLimiter("1/s", elsewhere))
+        with pytest.raises(ValueError, match="limiters must have names of their own"):
+            LimitGroup(a, a)
+        with pytest.raises(ValueError, match="limiters must be 1 to 16, got 0"):
+            LimitGroup()
+        group = LimitGroup(a, b).sync
+        for keys in ("ab", [None]):
+            with pytest.raises(ValueError, match="keys must be a list.* 2"):
+                group.acquire(keys)
+        with pytest.raises(ValueError, match="cost must be at most the smallest capacity, 2, got 3"):
+            group.acquire([None, None], 3)
+
+
+def test_limiter__closed__works_again(valkey: Server) -> None:
+    async def story() -> None:
+        limiter = RedisLimiter("10/hour", valkey.url, f"n{uuid.uuid4().hex}")
+        assert await limiter.acquire() is True
+        await limiter.aclose()
+        assert await limiter.acquire() is True
+        await limiter.aclose()
+        await BaseLimiter("10/s").aclose()
+
+    asyncio.run(story())
+    forget_stores()
+
+
+def test_shared__limit_as_a_whole_and_keys__are_apart() -> None:
+    with shared_store() as store:
+        limiter = TokenBucketLimiter("1/hour", store, "n").sync
+        assert [limiter.acquire(key) for key in (None, "a", None, "a")] == [True, True, False, False]

@@ -1,0 +1,53 @@
+"""What several tests need: empty stores of each kind, on a clock moved by hand."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from comporta.clock import MONOTONIC, Clock
+from comporta.stores.base import Store
+from comporta.stores.memory import MemoryStore
+from comporta.stores.redis import RedisStore
+from comporta.stores.shared import SharedStore
+from comporta.testing import Server
+
+MakesStore = Callable[[Clock | None], AbstractContextManager[Store]]
+
+
+@contextmanager
+def memory_store(clock: Clock | None = None) -> Iterator[MemoryStore]:
+    store = MemoryStore(clock or MONOTONIC)
+    yield store
+    store.close()
+
+
+@contextmanager
+def shared_store(clock: Clock | None = None, keys: int = 1024) -> Iterator[SharedStore]:
+    store = SharedStore(f"test-{uuid.uuid4().hex}", clock or MONOTONIC, keys)
+    try:
+        yield store
+    finally:
+        store.close()
+        shutil.rmtree(store.path)
+
+
+@contextmanager
+def redis_store(server: Server, clock: Clock | None = None) -> Iterator[RedisStore]:
+    command(server, "FLUSHALL")
+    store = RedisStore(server.url, timeout=5.0, clock=clock)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def command(server: Server, *words: str | int) -> bytes:
+    """Send one command, as an operator would with redis-cli, and return the raw reply."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        packed = b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in (str(word).encode() for word in words))
+        connection.sendall(b"*%d\r\n%s" % (len(words), packed))
+        return connection.recv(65536)
