@@ -10,8 +10,9 @@ from comporta.limits.decision import Decision
 from comporta.limits.key import state_key
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.operation import Answer, LimitOperation
-from comporta.limits.verbs import Apply, Key, check_cost, check_timeout
+from comporta.limits.verbs import Key, check_cost, check_timeout
 from comporta.limits.waiting import Lines, in_line
+from comporta.stores.effects import Apply
 
 LIMITS_MAX = 16
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from comporta.clock import Clock, to_seconds, to_us
 from comporta.flow import Flow
@@ -17,7 +17,8 @@ from comporta.limits.decision import Decision, Stats
 from comporta.limits.key import LimitKey, state_key
 from comporta.limits.operation import CHANGES, SPACE, Answer, LimitOperation, Question
 from comporta.limits.waiting import Lines, in_line
-from comporta.stores.base import Bound, Operation, Store
+from comporta.stores.base import Bound, Store
+from comporta.stores.effects import Apply
 from comporta.stores.records import Delete, Write
 
 if TYPE_CHECKING:
@@ -26,24 +27,6 @@ if TYPE_CHECKING:
 Key = LimitKey | str | None
 
 TIMEOUT_MAX = 366 * 86_400.0
-
-
-class Apply:
-    """Effect: apply an operation to a store."""
-
-    __slots__ = ("_operation", "_store")
-
-    def __init__(self, store: Store, operation: Operation[Any]) -> None:
-        self._store = store
-        self._operation = operation
-
-    def block(self) -> Any:
-        """Apply it, blocking."""
-        return self._store.apply(self._operation)
-
-    async def wait(self) -> Any:
-        """Apply it, awaiting."""
-        return await self._store.apply_async(self._operation)
 
 
 class Sleep:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateError, StateUnavailableError
+from comporta.flow import Flow, run, run_async
 from comporta.stores.base import Operation
-from comporta.stores.wire import Argument, Call, calls_for, named, pack
+from comporta.stores.effects import Apply
+from comporta.stores.listing import ListRecords, Page
+from comporta.stores.wire import Call, calls_for, named
 
 if TYPE_CHECKING:
     from comporta.stores.redis_async import Lines
@@ -105,24 +107,22 @@ class RedisStore:
         return await self.lines().apply(operation)
 
     def entries(self, space: str) -> dict[str, bytes]:
-        """Return the live records of a space, found by SCAN."""
-        prefix = f"{space}:"
-        keys: set[bytes] = set()
-        cursor: Any = 0
-        while cursor is not None:
-            cursor, found = self._command(scan(prefix, cursor))
-            keys.update(found)
-            cursor = None if cursor in (0, b"0") else cursor
-        if not keys:
-            return {}
-        ordered = sorted(keys)
-        return listed(prefix, ordered, self._command(("MGET", *ordered)))
+        """Return the live records of a space, a page at a time."""
+        return run(self._listed(space))
 
     async def entries_async(self, space: str) -> dict[str, bytes]:
         """Return what ``entries`` returns."""
-        import asyncio  # noqa: PLC0415 - see clock.py
+        return await run_async(self._listed(space))
 
-        return await asyncio.to_thread(self.entries, space)
+    def _listed(self, space: str) -> Flow[dict[str, bytes]]:
+        found: dict[str, bytes] = {}
+        cursor = b"0"
+        while True:
+            page: Page = yield Apply(self, ListRecords(space, cursor))
+            found.update(page.records)
+            if page.cursor == b"0":
+                return found
+            cursor = page.cursor
 
     def close(self) -> None:
         """Close the connections of blocking callers."""
@@ -161,14 +161,6 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise named(error, self.address, call.names()) from error
         return call.replies(raw)
-
-    def _command(self, arguments: tuple[Argument, ...]) -> Any:
-        from redis.exceptions import RedisError  # noqa: PLC0415 - an extra
-
-        try:
-            return self._exchanged(pack(arguments))
-        except (RedisError, OSError) as error:
-            raise named(error, self.address) from error
 
     def _exchanged(self, command: bytes) -> Any:
         """Send a command and return its reply. Only an answered connection is used again."""
@@ -227,18 +219,3 @@ def _address(url: str) -> str:
     """Return where the server is, without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def scan(prefix: str, cursor: int | bytes) -> tuple[Argument, ...]:
-    """Return the command that lists the keys of a space, a few hundred at a time."""
-    pattern = "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix)
-    return ("SCAN", cursor, "MATCH", f"{pattern}*", "COUNT", 500)
-
-
-def listed(prefix: str, keys: Iterable[bytes], values: Iterable[bytes | None]) -> dict[str, bytes]:
-    """Return records by the part of their key after the prefix; those that ended meanwhile are gone."""
-    return {
-        key.decode("utf-8", "surrogatepass").removeprefix(prefix): value
-        for key, value in zip(keys, values, strict=True)
-        if value is not None
-    }

@@ -1,0 +1,17 @@
+"""The commands there are."""
+
+from __future__ import annotations
+
+import click
+
+from comporta import __version__
+from comporta.cli.demo import demo
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="comporta")
+def comporta() -> None:
+    """Fleet-wide resilience: one limit, obeyed by every worker."""
+
+
+comporta.add_command(demo)
