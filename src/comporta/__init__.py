@@ -25,6 +25,8 @@ from comporta.limits.limiter import (
     SlidingWindowLimiter,
     TokenBucketLimiter,
 )
+from comporta.limits.manager import RateLimitManager
+from comporta.limits.monitor import RateLimitMonitor
 
 __all__ = [
     "BaseLimiter",
@@ -36,6 +38,8 @@ __all__ = [
     "LimitGroup",
     "LimitKey",
     "LimitStrategy",
+    "RateLimitManager",
+    "RateLimitMonitor",
     "RedisLimiter",
     "SlidingWindowLimiter",
     "StateError",

@@ -52,12 +52,14 @@ def test_parse__what_people_write__is_understood(
         "0/s",
         "1/0s",
         "1/s burst 0",
+        "9" * 30 + "/s",
+        "9" * 5000 + "/s",
     ],
 )
 def test_parse__what_nobody_means__is_refused_showing_it(text: str) -> None:
     with pytest.raises(ValueError, match="must") as raised:
         LimitConfig.parse(text)
-    assert text in str(raised.value) or "0" in str(raised.value)
+    assert text[:20] in str(raised.value) or "got 0" in str(raised.value)
 
 
 def test_parse__not_a_text__is_a_type_error() -> None:
@@ -73,14 +75,14 @@ def test_parse__burst_for_a_window__is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("rate", value) for value in (0, -1, math.nan, math.inf, -math.inf, 1e10)),
-        *(("capacity", value) for value in (0, -1, CAPACITY_MAX + 1)),
+        *(("rate", value) for value in (10**400, 0, -1, math.nan, math.inf, -math.inf, 1e10)),
+        *(("capacity", value) for value in (0, -1, CAPACITY_MAX + 1, 10**400)),
         *(("window", value) for value in (0, -1, 0.0001, math.nan, math.inf, 1e9)),
     ],
 )
 def test_config__out_of_range__names_field_range_and_value(field: str, value: float) -> None:
     fields: dict[str, Any] = {"rate": 10.0, "capacity": 10, "window": 60, field: value}
-    with pytest.raises(ValueError, match=f"{field} must be positive.*got {value}"):
+    with pytest.raises(ValueError, match=f"{field} must be positive.*got {str(value)[:50]}"):
         LimitConfig(**fields)
 
 

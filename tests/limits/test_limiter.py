@@ -206,7 +206,7 @@ def test_group__bad_input__is_refused() -> None:
             LimitGroup()
         group = LimitGroup(a, b).sync
         for keys in ("ab", [None]):
-            with pytest.raises(ValueError, match="keys must be a list.* 2"):
+            with pytest.raises(ValueError, match=r"keys must be a list.* 2"):
                 group.acquire(keys)
         with pytest.raises(ValueError, match="cost must be at most the smallest capacity, 2, got 3"):
             group.acquire([None, None], 3)

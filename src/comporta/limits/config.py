@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
-from math import isfinite
 
 from comporta.clock import SECOND_US, to_us
 from comporta.limits.fixed_window import FixedWindow
@@ -42,8 +41,8 @@ _UNITS = {
     **dict.fromkeys(("d", "day", "days"), 86_400.0),
 }
 _TEXT = re.compile(
-    r"\s*(?P<amount>\d+)\s*(?:/|per)\s*(?P<periods>\d+(?:\.\d+)?)?\s*(?P<unit>[a-z]+)"
-    r"(?:\s*,?\s*burst\s+(?P<burst>\d+))?\s*"
+    r"\s*(?P<amount>\d{1,20})\s*(?:/|per)\s*(?P<periods>\d{1,20}(?:\.\d{1,20})?)?\s*(?P<unit>[a-z]+)"
+    r"(?:\s*,?\s*burst\s+(?P<burst>\d{1,20}))?\s*"
 )
 
 
@@ -102,6 +101,7 @@ class LimitConfig:
                 f"got {text!r:.100}"
             )
         amount, window = int(found["amount"]), float(found["periods"] or 1) * _UNITS[found["unit"]]
+        _check("amount", amount, f"positive and at most {CAPACITY_MAX}", 0, CAPACITY_MAX)
         if strategy in WINDOWS and found["burst"]:
             raise ValueError(f"burst does not apply to {strategy.value}, got {text!r}")
         if window <= 0:
@@ -134,8 +134,8 @@ class LimitConfig:
 def _check(name: str, value: float, allowed: str, above: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not isfinite(value) or not above < value <= most:
-        raise ValueError(f"{name} must be {allowed}, got {value}")
+    if not above < value <= most:  # false for nan, too
+        raise ValueError(f"{name} must be {allowed}, got {str(value)[:50]}")
 
 
 def exact_rate(rate: float, capacity: int) -> tuple[int, int]:

@@ -7,8 +7,9 @@ local function leaky_bucket(key, now_us, amount, patience_us, commit, capacity, 
   local full = capacity * unit
   local stored, last_us = number(found[1]), number(found[2])
   local level, recent = 0, found[3]
-  if stored and last_us then
-    level = math.min(math.floor(stored * unit + 0.5), 2 * (capacity + debt) * unit)
+  if stored then
+    last_us = last_us or now_us / 1000000 -- set by hand
+    level = math.min(math.floor(stored * unit + 0.5), (capacity + debt + 1) * unit)
     last_us = math.floor(last_us * 1000000 + 0.5)
     if now_us > last_us then level = level - (now_us - last_us) * per_us end
     if level < 0 then level = 0 end
@@ -30,7 +31,7 @@ local function leaky_bucket(key, now_us, amount, patience_us, commit, capacity, 
     recent, last_us = traffic_added(recent, last_us, now_us, amount), now_us
     redis.call('HSET', key, 'level', string.format('%.17g', level / unit),
       'last_leak', string.format('%.6f', now_us / 1000000), 'recent', recent)
-    expire(key, math.ceil(2 * full / per_us))
+    expire(key, math.ceil((full + unit) / per_us))
   end
   return wait_us, math.max(0, capacity - math.ceil(level / unit)), math.ceil(level / per_us), recent, last_us
 end

@@ -32,7 +32,7 @@ class LeakyBucket:
         self.per_us = per_us
         self.unit = unit
         self.full = capacity * unit
-        self.ttl_us = max(KEPT_AT_LEAST_US, ceil_div(2 * self.full, per_us))
+        self.ttl_us = max(KEPT_AT_LEAST_US, ceil_div(self.full + unit, per_us))
 
     @property
     def numbers(self) -> Numbers:

@@ -65,9 +65,9 @@ class BaseLimiter:
         """
         if timeout == 0 and cost == 1 and not self._waiting:
             try:
-                return self._attempt(key, 1) == 0
+                return not self._attempt(key, 1)
             except Busy:
-                return await self._take_async(key, 1) == 0
+                return not await self._take_async(key, 1)
         return await run_async(self.verbs.acquire(key, cost, timeout))
 
     async def decide(self, key: Key = None, cost: int = 1) -> Decision:
@@ -118,9 +118,9 @@ class SyncLimiter:
         """Take ``cost`` from the limit of a key; true if it was there within ``timeout`` seconds."""
         if timeout == 0 and cost == 1 and not self._waiting:
             try:
-                return self._attempt(key, 1) == 0
+                return not self._attempt(key, 1)
             except Busy:
-                return self._take(key, 1) == 0
+                return not self._take(key, 1)
         return run(self._verbs.acquire(key, cost, timeout))
 
     def decide(self, key: Key = None, cost: int = 1) -> Decision:

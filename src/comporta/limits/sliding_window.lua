@@ -10,16 +10,18 @@ local function sliding_entry(key, i, now_us)
   return math.min(tonumber(at_us) or 0, now_us), tonumber(units) or 0
 end
 
--- Drop the entries that have left the window; returns what is used, the oldest left, whether any was dropped.
-local function sliding_trimmed(key, now_us, window_us, used, head, tail)
+-- Pass over the entries that have left the window, and drop them unless this is only a look; returns what is
+-- used, the oldest left, and whether any was dropped.
+local function sliding_trimmed(key, now_us, window_us, used, head, tail, look)
   local gone = {}
   while head <= tail do
     local at_us, units = sliding_entry(key, head, now_us)
     if at_us + window_us > now_us then break end
     used, gone[#gone + 1], head = used - units, head, head + 1
   end
-  if #gone > 0 then redis.call('HDEL', key, unpack(gone)) end
-  return head <= tail and used or 0, head, #gone > 0
+  local drop = #gone > 0 and not look
+  if drop then redis.call('HDEL', key, unpack(gone)) end
+  return head <= tail and used or 0, head, drop
 end
 
 -- Put every entry that lies ahead of a clock that went back to now.
@@ -71,11 +73,12 @@ local function sliding_window(key, now_us, amount, patience_us, commit, capacity
   if found.err then return found.err end
   local used, last_us = number(found[1]), number(found[2])
   local recent, head, tail = found[3], number(found[4]), number(found[5])
-  local known, moved = used and last_us and head and tail, false
+  local known, moved, look = used and last_us and head and tail, false, amount == 0
+  if known and not (head % 1 == 0 and tail % 1 == 0 and tail - head < 4096) then known = nil end
   if known then
     last_us = math.floor(last_us * 1000000 + 0.5)
-    if last_us > now_us then sliding_anchored(key, now_us, head, tail) end
-    used, head, moved = sliding_trimmed(key, now_us, window_us, used, head, tail)
+    if last_us > now_us and not look then sliding_anchored(key, now_us, head, tail) end
+    used, head, moved = sliding_trimmed(key, now_us, window_us, used, head, tail, look)
   else
     used, last_us, recent, head, tail = 0, now_us, nil, 1, 0
   end
@@ -93,7 +96,7 @@ local function sliding_window(key, now_us, amount, patience_us, commit, capacity
     tail, left = sliding_struck(key, now_us, -amount, head, tail)
     used = used + amount + left
   end
-  if commit or moved or last_us > now_us then
+  if commit or moved or last_us > now_us and not look then
     if commit or last_us > now_us then
       recent, last_us = traffic_added(recent, last_us, now_us, amount), now_us
     end

@@ -7,7 +7,8 @@ local function token_bucket(key, now_us, amount, patience_us, commit, capacity, 
   local full = capacity * unit
   local tokens, last_us = number(found[1]), number(found[2])
   local level, recent = full, found[3]
-  if tokens and last_us then
+  if tokens then
+    last_us = last_us or now_us / 1000000 -- set by hand
     level = math.max(math.floor(tokens * unit + 0.5), -debt * unit)
     last_us = math.floor(last_us * 1000000 + 0.5)
     if now_us > last_us then level = level + (now_us - last_us) * per_us end

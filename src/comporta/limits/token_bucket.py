@@ -54,23 +54,23 @@ class TokenBucket:
         A cost above the capacity (possible only after the limit was lowered) needs a full bucket and
         leaves a debt, so that it waits its due but not for ever.
         """
+        full, per_us = self.full, self.per_us
         if state is None:
-            state = (self.full, now_us, self.unit, 0, NO_PAST)
+            state = (full, now_us, self.unit, 0, NO_PAST)
         level, last_us, unit, count, past = state
         if unit != self.unit:
             level = rescaled(level, unit, self.unit)
         if now_us > last_us:
-            level += (now_us - last_us) * self.per_us
-        if level > self.full:
-            level = self.full
+            level += (now_us - last_us) * per_us
+        if level > full:
+            level = full
         need = cost * self.unit
-        if level < need and level < self.full:
-            wait_us = -((level - (min(self.full, need))) // self.per_us)
+        wait_us = 0
+        if level < need and level < full:
+            wait_us = -((level - (min(full, need))) // per_us)
             if now_us >= last_us:
                 return None, wait_us
             need = cost = 0  # the clock went back: anchor the state to the new time, taking nothing
-        else:
-            wait_us = 0
         if (now_us ^ last_us) >> SLICE_BITS:
             past, count = shifted(past, count, last_us, now_us), 0
         return (level - need, now_us, self.unit, count + cost, past), wait_us

@@ -8,7 +8,7 @@ local MINUTE_US = 60000000
 local function traffic_seen(record, last_us, now_us)
   local slices = math.floor(now_us / SLICE_US) - math.floor(last_us / SLICE_US)
   local counts = {}
-  if slices < 0 or slices > 4 then return {0} end
+  if slices < 0 or now_us - last_us >= MINUTE_US then return {0} end
   for _ = 1, slices do counts[#counts + 1] = 0 end
   for n in string.gmatch(record or '', '%d+') do
     if #counts < 5 then counts[#counts + 1] = tonumber(n) end

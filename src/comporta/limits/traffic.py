@@ -22,10 +22,11 @@ NO_PAST = bytes(_PAST.size)
 def shifted(past: bytes, count: int, last_us: int, now_us: int) -> bytes:
     """Return the past as seen from ``now_us``, whose slice differs from the one of ``last_us``.
 
-    A clock that went back (a server set by hand) starts a new past: the old one cannot be placed.
+    After a minute without a grant the past is over. A clock that went back (a server set by hand) starts
+    a new one: the old cannot be placed.
     """
     slices = (now_us >> SLICE_BITS) - (last_us >> SLICE_BITS)
-    if not 0 < slices <= 4:
+    if slices < 0 or now_us - last_us >= MINUTE_US:
         return NO_PAST
     newest = min(count, COUNT_MAX).to_bytes(4, "little")
     return (bytes(4 * (slices - 1)) + newest + past)[: _PAST.size]

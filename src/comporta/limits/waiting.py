@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import Event, Lock
 
+from comporta import forks
 from comporta.clock import Clock, to_seconds, to_us
 from comporta.flow import Flow
 from comporta.stores.records import NEVER_US
@@ -64,6 +65,12 @@ class Lines:
     def __init__(self) -> None:
         self.by_key: dict[str, deque[Ticket]] = {}
         self._lock = Lock()
+        forks.register(self)
+
+    def after_fork(self) -> None:
+        """Leave the parent's waiters to the parent."""
+        self.by_key.clear()
+        forks.renew(self._lock)
 
     def join(self, key: str) -> Ticket | None:
         """Stand at the end of a line; nothing if it is too long."""

@@ -81,6 +81,10 @@ def _open(path: str, keys: int, boot: str) -> tuple[int, int]:
             if found_boot == boot:
                 return fd, found_keys
             _put_away(fd, path)
+        except FileNotFoundError as error:
+            if _is_at(fd, path):
+                os.close(fd)
+                raise StateUnavailableError(f"{path} lacks {error.filename}: remove the folder") from None
         except BaseException:
             os.close(fd)
             raise
@@ -107,10 +111,14 @@ def _opened(path: str) -> int | None:
 
 
 def _found(folder: int, path: str) -> tuple[int, str]:
-    """Read the table's header, and see that the table is as long as it says."""
+    """Read the table's header, and see that the table is as long as it says and has its locks."""
     table = os.path.join(path, TABLE)
+    for number in range(LOCKS):
+        os.stat(_lock_name(number), dir_fd=folder)
     try:
         fd = os.open(TABLE, _OPEN, dir_fd=folder)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise StateUnavailableError(f"cannot open {table}: {error.strerror}") from error
     try:
@@ -162,14 +170,20 @@ def _put_away(folder: int, path: str) -> None:
     fd = os.open(_lock_name(0), _OPEN, dir_fd=folder)
     try:
         _lock(fd, path)
-        if os.stat(path).st_ino == os.fstat(folder).st_ino:
+        if _is_at(folder, path):
             away = f"{path}.{os.getpid()}.{time.monotonic_ns()}"
             os.rename(path, away)
             shutil.rmtree(away, ignore_errors=True)
-    except FileNotFoundError:
-        pass  # put away by another meanwhile
     finally:
         os.close(fd)
+
+
+def _is_at(folder: int, path: str) -> bool:
+    """Whether an opened folder is still the one of that name."""
+    try:
+        return os.stat(path).st_ino == os.fstat(folder).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def _lock(fd: int, path: str) -> None:

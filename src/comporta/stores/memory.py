@@ -7,17 +7,24 @@ new key is refused with ``StateFullError``: a live one is never thrown out for i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from comporta import forks
 from comporta.clock import MONOTONIC, SECOND_US, Clock
 from comporta.errors import StateFullError
 from comporta.stores.base import GONE, Kind, Operation, Part, State, Stepper
 from comporta.stores.records import RECORD
 
 R = TypeVar("R")
+Step = Callable[[State | None, int, int], tuple[State | None, int]]
+
+# Without the global lock of CPython two threads really run at once: then all go by the store's lock.
+_ONE_THREAD_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: sys.implementation.name == "cpython")()
 
 _SWEEP_EVERY_US = SECOND_US
 _SWEEP_ROUNDS = 60
@@ -42,7 +49,8 @@ class MemoryStore:
             raise ValueError(f"keys_max must be at least 1, got {keys_max}")
         self.clock = clock
         self.keys_max = keys_max
-        self.sweep_at_us = 0
+        self.open_until_us = 0
+        self._sweep_at_us = 0
         self._lock = Lock()
         self._spaces: dict[str, _Space] = {}
         self._followers: dict[tuple[str, str], WeakSet[MemoryBound]] = {}
@@ -50,6 +58,7 @@ class MemoryStore:
         self._to_sweep: list[tuple[_Space, str]] = []
         self._sweep_share = 0
         self._full_sweep_at_us = 0
+        forks.register(self)
 
     def __len__(self) -> int:
         """Return the number of keys held, dead ones included until they are swept out."""
@@ -58,17 +67,38 @@ class MemoryStore:
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation under the store's lock."""
         parts = operation.parts
-        with self._lock:
-            now_us = self.clock.now_ns() // 1000
+        with self._alone() as now_us:
             states = [self._state(part, now_us) for part in parts]
             new_states, reply = operation.step(states, now_us)
-            for part, new in zip(parts, new_states, strict=True):
-                if new is GONE:
-                    self._drop(part)
-                elif new is not None:
-                    self._keep(part, new, now_us)
-                    self._tell(part, new)
+            changes = [(part, new) for part, new in zip(parts, new_states, strict=True) if new is not None]
+            self._admit_all(changes, now_us)
+            for part, new in changes:
+                self._keep(part, new)
         return reply
+
+    def take_alone(self, space: _Space, key: str, step: Step, cost: int) -> int:
+        """Do what a bound stepper could not do on its short way."""
+        with self._alone() as now_us:
+            state = space.table.get(key)
+            new, wait_us = step(state, now_us, cost)
+            if new is not None:
+                if state is None:
+                    self._admit(now_us)
+                space.table[key] = new
+        return wait_us
+
+    @contextmanager
+    def _alone(self) -> Iterator[int]:
+        """Hold the lock and keep bound steppers off their short way; give the time, and sweep if it is."""
+        with self._lock:
+            try:
+                self.open_until_us = 0
+                now_us = self.clock.now_ns() // 1000
+                if now_us >= self._sweep_at_us:
+                    self._sweep(now_us)
+                yield now_us
+            finally:
+                self.open_until_us = self._sweep_at_us if _ONE_THREAD_AT_A_TIME else 0
 
     async def apply_async(self, operation: Operation[R]) -> R:
         """Carry out an operation; it takes microseconds, so it is done on the spot."""
@@ -76,8 +106,7 @@ class MemoryStore:
 
     def entries(self, space: str) -> dict[str, bytes]:
         """Return the live records of a space."""
-        with self._lock:
-            now_us = self.clock.now_ns() // 1000
+        with self._alone() as now_us:
             table = self._space(space, RECORD).table
             return {key: value for key, (ends, value) in table.items() if ends > now_us}
 
@@ -87,33 +116,35 @@ class MemoryStore:
 
     def bind(self, stepper: Stepper, space: str, change: Part, written: Callable[[Any], str]) -> MemoryBound:
         """Tie a stepper to a space of this store."""
-        with self._lock:
-            bound = MemoryBound(self, self._lock, stepper, self._space(space, stepper), written)
+        with self._alone() as now_us:
+            bound = MemoryBound(self, stepper, self._space(space, stepper), written)
             self._followers.setdefault((change.space, change.key), WeakSet()).add(bound)
-            self._tell(change, self._state(change, self.clock.now_ns() // 1000))
+            self._tell(change, self._state(change, now_us))
         return bound
 
     def close(self) -> None:
         """Forget everything: what only this process knew goes with it."""
-        with self._lock:
+        with self._alone():
             for space in self._spaces.values():
                 space.table.clear()
             self._to_sweep.clear()
             self._size = 0
 
-    def admit(self, now_us: int) -> None:
-        """Count one key more, or refuse it. Only with the lock held."""
-        if now_us >= self.sweep_at_us:
-            self.sweep(now_us)
+    def after_fork(self) -> None:
+        """Free the lock that another thread of the parent may have held."""
+        forks.renew(self._lock)
+
+    def _admit(self, now_us: int) -> None:
+        """Count one key more, or refuse it."""
         if self._size >= self.keys_max:
             self._sweep_all(now_us)
         if self._size >= self.keys_max:
             raise StateFullError(f"memory:// holds {self.keys_max} keys, all alive: no room for more")
         self._size += 1
 
-    def sweep(self, now_us: int) -> None:
-        """Look at a share of the keys and drop the dead. Only with the lock held."""
-        self.sweep_at_us = now_us + _SWEEP_EVERY_US
+    def _sweep(self, now_us: int) -> None:
+        """Look at a share of the keys and drop the dead."""
+        self._sweep_at_us = now_us + _SWEEP_EVERY_US
         if not self._to_sweep:
             self._to_sweep = [(s, key) for s in self._spaces.values() for key in s.table]
             self._sweep_share = max(_SWEEP_MIN, len(self._to_sweep) // _SWEEP_ROUNDS)
@@ -130,9 +161,9 @@ class MemoryStore:
         if now_us >= self._full_sweep_at_us:
             self._full_sweep_at_us = now_us + _SWEEP_EVERY_US
             self._to_sweep.clear()
-            self.sweep(now_us)
+            self._sweep(now_us)
             while self._to_sweep:
-                self.sweep(now_us)
+                self._sweep(now_us)
 
     def _state(self, part: Part, now_us: int) -> State | None:
         state = self._space(part.space, part.kind).table.get(part.key)
@@ -144,16 +175,24 @@ class MemoryStore:
             space = self._spaces[name] = _Space(kind)
         return space
 
-    def _keep(self, part: Part, state: State, now_us: int) -> None:
-        table = self._spaces[part.space].table
-        if part.key not in table:
-            self.admit(now_us)
-        table[part.key] = state
+    def _admit_all(self, changes: list[tuple[Part, State]], now_us: int) -> None:
+        """Count all keys that are new, or none: no part of an operation is done without the others."""
+        size = self._size
+        try:
+            for part, new in changes:
+                if new is not GONE and part.key not in self._spaces[part.space].table:
+                    self._admit(now_us)
+        except StateFullError:
+            self._size = size
+            raise
 
-    def _drop(self, part: Part) -> None:
-        del self._spaces[part.space].table[part.key]
-        self._size -= 1
-        self._tell(part, None)
+    def _keep(self, part: Part, state: State) -> None:
+        table = self._spaces[part.space].table
+        if state is not GONE:
+            table[part.key] = state
+        elif table.pop(part.key, None) is not None:
+            self._size -= 1
+        self._tell(part, None if state is GONE else state)
 
     def _tell(self, part: Part, state: State | None) -> None:
         for bound in self._followers.get((part.space, part.key), ()):
@@ -161,7 +200,14 @@ class MemoryStore:
 
 
 class MemoryBound:
-    """A stepper tied to one space; ``take`` is the shortest way from a key to a decision."""
+    """A stepper tied to one space; ``take`` is the shortest way from a key to a decision.
+
+    It takes no lock. A decision is made on a state that never changes (a tuple), and the new state is
+    written only if the old one is still there: a thread of CPython gives way only at calls and loops, and
+    between that look and the write there is neither. Nor can a signal handler interrupt it there, so no
+    exception can leave a lock behind. Everything rarer (a new key, a sweep, an operation on several keys)
+    happens under the store's lock, which also closes this way while it is held.
+    """
 
     __slots__ = ("__weakref__", "_original", "_space", "_use", "attempt", "stepper", "take")
 
@@ -169,37 +215,28 @@ class MemoryBound:
     attempt: Callable[[Any, int], int]
 
     def __init__(
-        self,
-        store: MemoryStore,
-        lock: Lock,
-        stepper: Stepper,
-        space: _Space,
-        written: Callable[[Any], str],
+        self, store: MemoryStore, stepper: Stepper, space: _Space, written: Callable[[Any], str]
     ) -> None:
         self.stepper = self._original = stepper
         self._space = space
         table, step, now_ns = space.table, stepper.step, store.clock.now_ns
-        get, acquire, release = table.get, lock.acquire, lock.release
+        get = table.get
 
-        # everything it touches is a local, and the lock is not a context manager: it is the hot path
         def take(key: Any, cost: int) -> int:
             state = get(key)
-            if state is None:
-                key = written(key)
-            acquire()
-            try:
+            if state is not None:
                 now_us = now_ns() // 1000
-                state = get(key)
                 new, wait_us = step(state, now_us, cost)
-                if new is not None:
-                    if state is None:
-                        store.admit(now_us)
-                    elif now_us >= store.sweep_at_us:
-                        store.sweep(now_us)
-                    table[key] = new
-            finally:
-                release()
-            return wait_us
+                if new is None:
+                    return wait_us
+                try:
+                    # one step for all other threads: no call and no loop from here to the write
+                    if now_us < store.open_until_us and table[key] is state:
+                        table[key] = new
+                        return wait_us
+                except KeyError:
+                    pass  # swept out meanwhile
+            return store.take_alone(space, written(key), step, cost)
 
         def use(other: Stepper) -> None:
             nonlocal step

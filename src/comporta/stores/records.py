@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Any
 
 from comporta.clock import to_us
-from comporta.stores.base import GONE, Kind, Part, Script, State, key_text
+from comporta.stores.base import GONE, KEY_BYTES_MAX, Kind, Part, Script, State, key_text
 
 VALUE_BYTES_MAX = 4096
 NEVER_US = 2**62
@@ -74,6 +74,9 @@ class _RecordOperation:
     def __init__(
         self, space: str, key: str, expected: bytes | None = None, *, followed: bool = False
     ) -> None:
+        size = len(key_text(space, key).encode("utf-8", "surrogatepass"))
+        if size > KEY_BYTES_MAX:
+            raise ValueError(f"key must be at most {KEY_BYTES_MAX} bytes with its space, got {size}")
         self.space = space
         self.key = key
         self.expected = expected

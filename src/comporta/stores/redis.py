@@ -8,12 +8,11 @@ command path costs several times the server's work. No call that may have been c
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
-from weakref import WeakSet
 
+from comporta import forks
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateError, StateUnavailableError
 from comporta.flow import Flow, run, run_async
@@ -29,7 +28,7 @@ R = TypeVar("R")
 
 TIMEOUT_SECONDS = 1.0
 _IDLE_MAX = 64
-_STALE_AFTER_NS = 50_000_000
+STALE_AFTER_NS = 50_000_000
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 
 
@@ -70,7 +69,7 @@ class RedisStore:
         self._pool = ConnectionPool.from_url(self.url, **self.options(blocking=True))
         self._idle: deque[tuple[Connection, int]] = deque(maxlen=_IDLE_MAX)
         self._lines: Lines | None = None
-        _opened_here.add(self)
+        forks.register(self)
 
     def options(self, *, blocking: bool) -> dict[str, Any]:
         """Return redis-py's options: no retries, because a call that may have run must not run again."""
@@ -183,23 +182,12 @@ class RedisStore:
         """Return a connection that is ready; one that was idle is looked at first."""
         while self._idle:
             connection, since_ns = self._idle.pop()
-            if MONOTONIC.now_ns() - since_ns < _STALE_AFTER_NS or not _spoiled(connection):
+            if MONOTONIC.now_ns() - since_ns < STALE_AFTER_NS or not _spoiled(connection):
                 return connection
             connection.disconnect()
         connection = cast(Connection, self._pool.connection_class(**self._pool.connection_kwargs))
         connection.connect()
         return connection
-
-
-_opened_here: WeakSet[RedisStore] = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_opened_here):
-        store.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def _spoiled(connection: Connection) -> bool:

@@ -17,8 +17,10 @@ from weakref import WeakKeyDictionary
 from redis.asyncio import ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from comporta.clock import MONOTONIC
 from comporta.errors import StateError
 from comporta.stores.base import Operation
+from comporta.stores.redis import STALE_AFTER_NS
 from comporta.stores.wire import Call, calls_for, named
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ class Connection(Protocol):
 
     async def read_response(self) -> Any: ...
 
+    async def can_read_destructive(self) -> bool:
+        """Look for data or an end nobody asked for; called ``can_read`` from redis-py 8 on."""
+
 
 class Lines:
     """The lines of one store, one for each event loop that uses it."""
@@ -58,7 +63,12 @@ class Lines:
         line = self._by_loop.get(loop)
         if line is None:
             line = self._by_loop[loop] = _Line(self._store, loop)
-        reply: R = await line.put(operation)
+        future = line.put(operation)
+        try:
+            reply: R = await future
+        except asyncio.CancelledError:
+            line.give_back(operation, future)
+            raise
         return reply
 
     async def aclose(self) -> None:
@@ -79,6 +89,7 @@ class _Line:
         self._connection = cast(Connection, pool.connection_class(**pool.connection_kwargs))
         self._waiting: list[tuple[Operation[Any], asyncio.Future[Any]]] = []
         self._sending: asyncio.Task[None] | None = None
+        self._used_ns = 0
 
     def put(self, operation: Operation[Any]) -> asyncio.Future[Any]:
         """Add an operation to the next batch."""
@@ -89,6 +100,11 @@ class _Line:
         if self._sending is None:
             self._sending = self._loop.create_task(self._send_all())
         return future
+
+    def give_back(self, operation: Operation[Any], future: asyncio.Future[Any]) -> None:
+        """Undo what was granted to a caller that was cancelled after the answer came, but before it woke."""
+        if not future.cancelled() and future.exception() is None:
+            self._undo(operation, future.result())
 
     async def aclose(self) -> None:
         """Wait for what is under way, then close the connection."""
@@ -133,18 +149,24 @@ class _Line:
             else:
                 future.set_result(reply)
         elif not isinstance(reply, StateError):
-            undo = operation.undo(reply)
-            if undo is not None:
-                self._waiting.append((undo, self._loop.create_future()))
+            self._undo(operation, reply)
+
+    def _undo(self, operation: Operation[Any], reply: Any) -> None:
+        undo = operation.undo(reply)
+        if undo is not None:
+            self.put(undo).add_done_callback(_unheard)
 
     async def _exchange(self, calls: list[Call]) -> list[Any]:
         now_us = self._store.now_us()
         connection = self._connection
+        if MONOTONIC.now_ns() - self._used_ns > STALE_AFTER_NS:
+            await self._look_at(connection)
         if not connection.is_connected:
             await connection.connect()
         packed = b"".join(call.packed(now_us) for call in calls)
         await connection.send_packed_command(packed, check_health=False)
         answers = [await self._read() for _ in calls]
+        self._used_ns = MONOTONIC.now_ns()
         replies: list[Any] = []
         for call, raw in zip(calls, answers, strict=True):
             if isinstance(raw, NoScriptError):  # so it was not carried out
@@ -158,8 +180,27 @@ class _Line:
                 replies += call.replies(raw)
         return replies
 
+    @staticmethod
+    async def _look_at(connection: Connection) -> None:
+        """Close a connection that the server closed while nobody used it."""
+        for _ in range(2):  # the loop may not have heard of it yet
+            await asyncio.sleep(0)
+        try:
+            look = getattr(connection, "can_read", None) or connection.can_read_destructive
+            spoiled = connection.is_connected and await look()
+        except RedisError:
+            spoiled = True
+        if spoiled:
+            await connection.disconnect(nowait=True)
+
     async def _read(self) -> Any:
         try:
             return await self._connection.read_response()
         except ResponseError as error:
             return error
+
+
+def _unheard(future: asyncio.Future[Any]) -> None:
+    """Nobody waits for this one: take note of its error, so that asyncio does not complain of it."""
+    if not future.cancelled():
+        future.exception()

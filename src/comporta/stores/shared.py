@@ -17,12 +17,13 @@ from threading import Lock
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from comporta import forks
 from comporta.clock import MONOTONIC, Clock, to_us
-from comporta.errors import StateTimeoutError, StateUnavailableError
+from comporta.errors import StateFullError, StateTimeoutError, StateUnavailableError
 from comporta.stores.base import GONE, Busy, Operation, Part, State, Stepper
 from comporta.stores.folder import LOCKS, Folder, boot_id, path_of
 from comporta.stores.records import RECORD
-from comporta.stores.shared_bound import Held, SharedBound
+from comporta.stores.shared_bound import SharedBound, held
 from comporta.stores.table import KEYS_DEFAULT, Place, Table
 
 R = TypeVar("R")
@@ -65,15 +66,15 @@ class SharedStore:
         finally:
             os.close(fd)
         self._open_locks()
-        _opened_here.add(self)
+        forks.register(self)
 
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation, waiting for locks up to ``lock_timeout``."""
-        return self.patiently(lambda: self._apply(operation))
+        return self.patiently(lambda: self.attempt(operation))
 
     async def apply_async(self, operation: Operation[R]) -> R:
         """Carry out an operation; a lock that is taken is waited for without holding the loop."""
-        return await self.patiently_async(lambda: self._apply(operation))
+        return await self.patiently_async(lambda: self.attempt(operation))
 
     def entries(self, space: str) -> dict[str, bytes]:
         """Return the live records of a space."""
@@ -97,7 +98,6 @@ class SharedStore:
 
     def close(self) -> None:
         """Close this process's descriptors and mapping; the state stays in the file."""
-        _opened_here.discard(self)
         self._close_locks()
         self._folder.close()
         self.table.close()
@@ -107,7 +107,9 @@ class SharedStore:
         return [(self._fds[lock], self._locks[lock]) for lock in sorted(locks)]
 
     def after_fork(self) -> None:
-        """Give a forked child locks of its own: inherited ones would be its parent's."""
+        """Take locks of one's own: inherited ones would be the parent's."""
+        if not self._fds:
+            return
         self._close_locks()
         self._open_locks()
         for bound in self._bounds:
@@ -157,23 +159,40 @@ class SharedStore:
             "the machine is overloaded; nothing was changed"
         )
 
-    def _apply(self, operation: Operation[R]) -> R:
+    def attempt(self, operation: Operation[R]) -> R:
+        """Carry out an operation, or raise ``Busy`` at once if a lock is taken."""
         parts = operation.parts
         places = [self.table.place(part.space, part.key, part.kind.codec) for part in parts]
-        locks = {place.lock for place in places}
-        with Held(self, locks | {0} if operation.followed else locks):
+
+        def applied() -> R:
+            if operation.followed:  # first: whoever sees the count has to wait for the record's lock
+                self.table.count_change()
             now_us = self.clock.now_ns() // 1000
             slots = [self.table.find(place) for place in places]
             states = [self._state(slot, part, now_us) for slot, part in zip(slots, parts, strict=True)]
             new_states, reply = operation.step(states, now_us)
-            for part, place, slot, new in zip(parts, places, slots, new_states, strict=True):
-                if new is GONE and slot is not None:
-                    self.table.free(slot)
-                elif new is not None:
-                    self.keep(slot, place, part, new, now_us)
-            if operation.followed:
-                self.table.count_change()
-        return reply
+            self._keep_all(list(zip(slots, places, parts, new_states, strict=True)), now_us)
+            return reply
+
+        locks = {place.lock for place in places}
+        return held(self.guards(locks | {0} if operation.followed else locks), applied)
+
+    def _keep_all(self, changes: list[tuple[Place | None, Place, Part, State | None]], now_us: int) -> None:
+        """Write all new states or, if there is no room for a new key among them, none."""
+        made: list[Place] = []
+        try:
+            for slot, place, part, new in changes:
+                if slot is None and new is not None and new is not GONE:
+                    made.append(self.keep(None, place, part, new, now_us))
+        except StateFullError:
+            for new_slot in made:
+                self.table.free(new_slot)
+            raise
+        for slot, place, part, new in changes:
+            if slot is not None and new is GONE:
+                self.table.free(slot)
+            elif slot is not None and new is not None:
+                self.keep(slot, place, part, new, now_us)
 
     def _state(self, slot: Place | None, part: Part, now_us: int) -> State | None:
         if slot is None or self.table.ends_us(slot) <= now_us:
@@ -190,23 +209,10 @@ class SharedStore:
         return made
 
     def _listed(self, bucket: Place, space: str) -> dict[str, bytes]:
-        with Held(self, {bucket.lock}):
-            now_us = self.clock.now_ns() // 1000
-            listed = self.table.listed(bucket, RECORD.codec)
-        prefix = f"{space}:"
+        listed = held(self.guards({bucket.lock}), lambda: self.table.listed(bucket, RECORD.codec))
+        now_us, prefix = self.clock.now_ns() // 1000, f"{space}:"
         return {
             text.removeprefix(prefix): value
             for text, (ends_us, value) in listed
             if text.startswith(prefix) and ends_us > now_us
         }
-
-
-_opened_here: WeakSet[SharedStore] = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_opened_here):
-        store.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

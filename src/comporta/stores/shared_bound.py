@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from struct import Struct
 from threading import Lock
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from comporta.stores.base import Busy, Part, Stepper
 from comporta.stores.records import Read
@@ -17,42 +15,33 @@ from comporta.stores.table import CHANGES_AT, DIGEST_BYTES, Place
 if TYPE_CHECKING:
     from comporta.stores.shared import SharedStore
 
-_PLACES_MAX = 65_536
+R = TypeVar("R")
+
+_SPOTS_MAX = 65_536
 _CHANGES_END = CHANGES_AT + 8
 _TAKE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 _GIVE: Final = fcntl.LOCK_UN
 _ENDS = Struct("<q")
 
 
-class Held(AbstractContextManager["Held"]):
-    """Some locks, all of them or ``Busy``."""
+def held(guards: list[tuple[int, Lock]], action: Callable[[], R]) -> R:
+    """Do something while some locks are held, all of them, or raise ``Busy`` at once.
 
-    __slots__ = ("_guards",)
-
-    def __init__(self, store: SharedStore, locks: set[int]) -> None:
-        self._guards = store.guards(locks)
-
-    def __enter__(self) -> Held:
-        for taken, (fd, mutex) in enumerate(self._guards):
-            mutex.acquire()
-            try:
-                fcntl.flock(fd, _TAKE)
-            except BlockingIOError:
-                mutex.release()
-                del self._guards[taken:]
-                self.__exit__(None, None, None)
-                raise Busy from None
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for fd, mutex in reversed(self._guards):
+    An exception may come from a signal handler between any two steps. So a mutex is only ever taken by
+    ``with``, and a file lock is given back even where it may not have been taken: that does no harm, since
+    nobody else in this process can hold it meanwhile.
+    """
+    if not guards:
+        return action()
+    fd, mutex = guards[0]
+    with mutex:
+        try:
+            fcntl.flock(fd, _TAKE)
+            return held(guards[1:], action)
+        except BlockingIOError:
+            raise Busy from None
+        finally:
             fcntl.flock(fd, _GIVE)
-            mutex.release()
 
 
 class _Spot(NamedTuple):
@@ -91,13 +80,14 @@ class SharedBound:
         self._spots: dict[Any, _Spot] = {}
         self._current = self._original = stepper
         self._seen = b""
-        self._follow()
+        self.attempt, self._use = self._hot_path()
+        store.patiently(self._follow)
 
     @property
     def stepper(self) -> Stepper:
         """The stepper in force, as of now."""
         if self._store.table.changes != self._seen:
-            self._follow()
+            self._store.patiently(self._follow)
         return self._current
 
     def take(self, key: Any, cost: int) -> int:
@@ -121,25 +111,29 @@ class SharedBound:
     def _follow(self) -> None:
         """Read what an operator may have changed, and decide by that from now on."""
         changes = self._store.table.changes
-        change = self._store.apply(Read(self._change.space, self._change.key))
+        change = self._store.attempt(Read(self._change.space, self._change.key))
         self._current, self._seen = self._original.revised(change), changes
-        self.attempt = self._attempt_by(self._current, changes)
+        self._use(self._current, changes)
 
-    def _attempt_by(self, stepper: Stepper, seen: bytes) -> Callable[[Any, int], int]:
-        """Return the hot path under a stepper: everything it touches is a local of this function."""
+    def _hot_path(self) -> tuple[Callable[[Any, int], int], Callable[[Stepper, bytes], None]]:
+        """Return ``attempt``, all of whose names are local, and how to make it obey another stepper."""
         memory, spots, now_ns = self._store.table.memory, self._spots, self._store.clock.now_ns
-        step, expires_us, pack_ends = stepper.step, stepper.expires_us, _ENDS.pack_into
-        unpack, pack, flock = stepper.codec.unpack_from, stepper.codec.pack_into, fcntl.flock
+        codec, step, expires_us = self._original.codec, self._original.step, self._original.expires_us
+        unpack, pack, pack_ends, flock = codec.unpack_from, codec.pack_into, _ENDS.pack_into, fcntl.flock
+        seen = b""
+
+        def use(stepper: Stepper, changes: bytes) -> None:
+            nonlocal step, expires_us, seen
+            step, expires_us, seen = stepper.step, stepper.expires_us, changes
 
         def attempt(key: Any, cost: int) -> int:
             spot = spots.get(key)
             if spot is None:
                 return self._first(key, cost)
             digest, digest_at, slot_at, copy_0, copy_1, fd, mutex = spot
-            mutex.acquire()
-            try:
-                flock(fd, _TAKE)
+            with mutex:  # see `held` about the order of things
                 try:
+                    flock(fd, _TAKE)
                     if (
                         memory[CHANGES_AT:_CHANGES_END] == seen
                         and memory[digest_at : digest_at + DIGEST_BYTES] == digest
@@ -155,22 +149,23 @@ class SharedBound:
                             pack(memory, other + 8, *new)
                             memory[slot_at] = flip
                         return wait_us
+                except BlockingIOError:
+                    raise Busy from None
                 finally:
                     flock(fd, _GIVE)
-            except BlockingIOError:
-                raise Busy from None
-            finally:
-                mutex.release()
             return self._first(key, cost)  # the limit was changed, or the slot given to another key
 
-        return attempt
+        return attempt, use
 
     def _first(self, known_as: Any, cost: int) -> int:
-        """Decide for a key whose slot is not known here."""
-        key, stepper = self._written(known_as), self.stepper
+        """Decide for a key whose slot is not known here, or under a limit that was changed."""
+        if self._store.table.changes != self._seen:
+            self._follow()
+        key, stepper = self._written(known_as), self._current
         table, codec = self._store.table, stepper.codec
         bucket = table.place(self._space, key, codec)
-        with Held(self._store, {bucket.lock}):
+
+        def decided() -> tuple[Place | None, int]:
             now_us = self._store.clock.now_ns() // 1000
             slot = table.find(bucket)
             state = None if slot is None else table.read(slot, codec)
@@ -178,12 +173,16 @@ class SharedBound:
             if new is not None:
                 part = Part(self._space, key, stepper)
                 slot = self._store.keep(slot, bucket, part, new, now_us)
-        if slot is not None and key is known_as:
-            self._remember(key, slot)
+            return slot, wait_us
+
+        slot, wait_us = held(self._store.guards({bucket.lock}), decided)
+        digested = isinstance(known_as, str) and key is not known_as
+        if slot is not None and not digested:
+            self._remember(known_as, slot)
         return wait_us
 
-    def _remember(self, key: str, slot: Place) -> None:
-        if len(self._spots) >= _PLACES_MAX:
+    def _remember(self, key: Any, slot: Place) -> None:
+        if len(self._spots) >= _SPOTS_MAX:
             self._spots.clear()
         [(fd, mutex)] = self._store.guards({slot.lock})
         copy_0 = slot.slot_at + 8

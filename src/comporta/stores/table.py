@@ -104,6 +104,8 @@ def read_header(found: bytes, path: str) -> tuple[int, str]:
     if len(found) < _HEADER.size or found[: len(MAGIC)] != MAGIC:
         raise StateUnavailableError(f"{path} is not a comporta state file; remove it or use another name")
     _, version, keys, boot = _HEADER.unpack_from(found)
+    if not 1 <= keys <= KEYS_MAX:
+        raise StateUnavailableError(f"{path} is damaged: made for {keys} keys; remove it")
     if version != VERSION:
         raise StateUnavailableError(
             f"{path} has layout version {version}, this comporta reads {VERSION}: "
