@@ -9,42 +9,23 @@ Twin: ``leaky_bucket.lua``.
 
 from __future__ import annotations
 
-from struct import Struct
-
-from comporta.limits.rule import KEPT_AT_LEAST_US, Numbers, View, ceil_div, rescaled
+from comporta.limits.bucket import Bucket
+from comporta.limits.rule import View, ceil_div, rescaled
 from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
 from comporta.stores.base import State
 
 
-class LeakyBucket:
-    """One turn each ``unit / per_us`` microseconds, at most ``capacity`` callers waiting.
+class LeakyBucket(Bucket):
+    """One turn each ``unit / per_us`` microseconds, at most ``capacity`` callers waiting."""
 
-    State: level, last change, unit the level is counted in, units granted in this slice, slices before.
-    """
-
-    __slots__ = ("capacity", "full", "per_us", "ttl_us", "unit")
+    __slots__ = ()
 
     code = 2
-    codec = Struct("<qqqI16s")
-
-    def __init__(self, capacity: int, per_us: int, unit: int) -> None:
-        self.capacity = capacity
-        self.per_us = per_us
-        self.unit = unit
-        self.full = capacity * unit
-        self.ttl_us = max(KEPT_AT_LEAST_US, ceil_div(self.full + unit, per_us))
 
     @property
-    def numbers(self) -> Numbers:
-        """The numbers for the Lua twin."""
-        return Numbers(self.capacity, self.per_us, self.unit, 0)
-
-    def revised(self, change: bytes | None) -> LeakyBucket:
-        """Return the rule under a change; states carry the unit they are counted in."""
-        if change is None:
-            return self
-        numbers = Numbers.read(change)
-        return LeakyBucket(numbers.capacity, numbers.per_us, numbers.unit)
+    def level_max(self) -> int:
+        """A full queue, and the turn of the one who is served."""
+        return self.full + self.unit
 
     def step(
         self, state: State | None, now_us: int, cost: int, patience_us: int = 0
@@ -83,10 +64,6 @@ class LeakyBucket:
             ceil_div(level, self.per_us),
             recent(past, count, last_us, now_us),
         )
-
-    def expires_us(self, state: State) -> int:
-        """Once empty, a bucket is like one never used."""
-        return int(state[1]) + self.ttl_us
 
     def _level(self, state: State, now_us: int) -> int:
         level = rescaled(state[0], state[2], self.unit)

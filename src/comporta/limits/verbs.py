@@ -10,7 +10,7 @@ from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, cast
 
-from comporta.clock import Clock, to_seconds, to_us
+from comporta.clock import to_seconds, to_us
 from comporta.flow import Flow
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
@@ -18,7 +18,7 @@ from comporta.limits.key import LimitKey, state_key
 from comporta.limits.operation import CHANGES, SPACE, Answer, LimitOperation, Question
 from comporta.limits.waiting import Lines, in_line
 from comporta.stores.base import Bound, Store
-from comporta.stores.effects import Apply
+from comporta.stores.effects import Apply, Sleep
 from comporta.stores.records import Delete, Write
 
 if TYPE_CHECKING:
@@ -27,24 +27,6 @@ if TYPE_CHECKING:
 Key = LimitKey | str | None
 
 TIMEOUT_MAX = 366 * 86_400.0
-
-
-class Sleep:
-    """Effect: let time pass."""
-
-    __slots__ = ("_clock", "_seconds")
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock = clock
-        self._seconds = seconds
-
-    def block(self) -> None:
-        """Hold the thread."""
-        self._clock.sleep(self._seconds)
-
-    async def wait(self) -> None:
-        """Hold nothing."""
-        await self._clock.sleep_async(self._seconds)
 
 
 class Ask:

@@ -29,6 +29,7 @@ _ONE_THREAD_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: sys.implementati
 _SWEEP_EVERY_US = SECOND_US
 _SWEEP_ROUNDS = 60
 _SWEEP_MIN = 256
+_REFUSALS_MAX = 10_000
 
 
 class _Space:
@@ -207,6 +208,9 @@ class MemoryBound:
     between that look and the write there is neither. Nor can a signal handler interrupt it there, so no
     exception can leave a lock behind. Everything rarer (a new key, a sweep, an operation on several keys)
     happens under the store's lock, which also closes this way while it is held.
+
+    A refusal is remembered with the state it was made on: as long as that very state is there, the answer
+    is the same until the moment it promised.
     """
 
     __slots__ = ("__weakref__", "_original", "_space", "_use", "attempt", "stepper", "take")
@@ -221,13 +225,20 @@ class MemoryBound:
         self._space = space
         table, step, now_ns = space.table, stepper.step, store.clock.now_ns
         get = table.get
+        refusals: dict[Any, tuple[State, int, int]] = {}
 
         def take(key: Any, cost: int) -> int:
             state = get(key)
             if state is not None:
                 now_us = now_ns() // 1000
+                if refusals and cost == 1:
+                    refused = refusals.get(key)
+                    if refused is not None and refused[0] is state and refused[1] <= now_us < refused[2]:
+                        return refused[2] - now_us
                 new, wait_us = step(state, now_us, cost)
                 if new is None:
+                    if cost == 1:
+                        remember(key, state, now_us, wait_us)
                     return wait_us
                 try:
                     # one step for all other threads: no call and no loop from here to the write
@@ -238,9 +249,15 @@ class MemoryBound:
                     pass  # swept out meanwhile
             return store.take_alone(space, written(key), step, cost)
 
+        def remember(key: Any, state: State, now_us: int, wait_us: int) -> None:
+            if len(refusals) >= _REFUSALS_MAX:
+                refusals.clear()
+            refusals[key] = (state, now_us, now_us + wait_us)
+
         def use(other: Stepper) -> None:
             nonlocal step
             step = other.step
+            refusals.clear()
 
         self.take = self.attempt = take
         self._use = use

@@ -20,7 +20,9 @@ from weakref import WeakSet
 from comporta import forks
 from comporta.clock import MONOTONIC, Clock, to_us
 from comporta.errors import StateFullError, StateTimeoutError, StateUnavailableError
+from comporta.flow import Flow, run, run_async
 from comporta.stores.base import GONE, Busy, Operation, Part, State, Stepper
+from comporta.stores.effects import Sleep
 from comporta.stores.folder import LOCKS, Folder, boot_id, path_of
 from comporta.stores.records import RECORD
 from comporta.stores.shared_bound import SharedBound, held
@@ -126,17 +128,13 @@ class SharedStore:
 
     def patiently(self, attempt: Callable[[], R]) -> R:
         """Try until no lock is in the way; nothing is held between two tries."""
-        naps = self._naps()
-        while True:
-            try:
-                return attempt()
-            except Busy:
-                nap = next(naps)
-            if nap:
-                MONOTONIC.sleep(nap)
+        return run(self._trying(attempt))
 
     async def patiently_async(self, attempt: Callable[[], R]) -> R:
         """Try until no lock is in the way, giving the loop back in between."""
+        return await run_async(self._trying(attempt))
+
+    def _trying(self, attempt: Callable[[], R]) -> Flow[R]:
         naps = self._naps()
         while True:
             try:
@@ -144,7 +142,7 @@ class SharedStore:
             except Busy:
                 nap = next(naps)
             if nap:
-                await MONOTONIC.sleep_async(nap)
+                yield Sleep(MONOTONIC, nap)
 
     def _naps(self) -> Iterator[float]:
         """Yield how long to wait before each new try: not at all, then longer; raise at the deadline."""

@@ -1,0 +1,53 @@
+"""What the two buckets have in common: a level counted in fractions of a token, moved by time.
+
+``unit`` fractions make a token and ``per_us`` of them come or go in each microsecond (10/s: 1 per µs, 100,000
+to a token), so nothing is lost to rounding at any rate, and all sums are exact in Python and, below 2**53, in
+Lua.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Self
+
+from comporta.limits.rule import KEPT_AT_LEAST_US, Numbers, ceil_div
+from comporta.stores.base import State
+
+
+class Bucket:
+    """The numbers of a bucket.
+
+    State: level, last change, unit the level is counted in, units granted in this slice, slices before.
+    """
+
+    __slots__ = ("capacity", "full", "per_us", "ttl_us", "unit")
+
+    codec = Struct("<qqqI16s")
+
+    def __init__(self, capacity: int, per_us: int, unit: int) -> None:
+        self.capacity = capacity
+        self.per_us = per_us
+        self.unit = unit
+        self.full = capacity * unit
+        self.ttl_us = max(KEPT_AT_LEAST_US, ceil_div(self.level_max, per_us))
+
+    @property
+    def level_max(self) -> int:
+        """The level from which it takes longest to be as if never used."""
+        return self.full
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers for the Lua twin."""
+        return Numbers(self.capacity, self.per_us, self.unit, 0)
+
+    def revised(self, change: bytes | None) -> Self:
+        """Return the rule under a change; states carry the unit they are counted in."""
+        if change is None:
+            return self
+        numbers = Numbers.read(change)
+        return type(self)(numbers.capacity, numbers.per_us, numbers.unit)
+
+    def expires_us(self, state: State) -> int:
+        """Once settled, a bucket is like one never used."""
+        return int(state[1]) + self.ttl_us
