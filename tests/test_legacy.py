@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +16,6 @@ from comporta import FixedWindowLimiter, TokenBucketLimiter
 from comporta.legacy import LIMITERS_MAX, RateLimiter, TokenBucket
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
-
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "moving-from-older-limiters.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def run_all(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:
@@ -177,10 +171,3 @@ def test_check_limit__more_pairs_than_are_kept_ready__loses_no_count() -> None:
 def test_check_limit__window_that_cannot_be__is_refused(window: int) -> None:
     with pytest.raises(ValueError, match="window must be positive"):
         asyncio.run(RateLimiter("memory://").check_limit("a", 1, window))
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_page__snippet__runs_as_it_stands(snippet: str, valkey: Server, tmp_path: Path) -> None:
-    environ = {**os.environ, "REDIS_URL": valkey.url}
-    ran = [sys.executable, "-W", "error", "-c", snippet]
-    subprocess.run(ran, cwd=tmp_path, env=environ, check=True, capture_output=True)

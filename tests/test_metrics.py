@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from comporta.metrics import Bounded, InMemoryMetrics, Summary, current_metrics, use_metrics
-
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -127,12 +121,6 @@ def test_bounded__a_bound_that_is_none__is_refused_by_name(most: int, error: typ
 def test_bounded__full__admits_only_what_is_in() -> None:
     bounded = Bounded(2)
     assert [bounded.admits(item) for item in "abcab"] == [True, True, False, True, True]
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_page__snippet__runs_as_it_stands(snippet: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-c", snippet]
-    subprocess.run(command, cwd=tmp_path, env=os.environ, check=True, capture_output=True)
 
 
 def test_import__manager_and_settings__loads_nothing_that_is_slow_or_an_extra() -> None:

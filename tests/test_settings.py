@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,10 +11,6 @@ import pytest
 
 from comporta import LimitStrategy
 from comporta.settings import STRATEGIES, LimitSettings, Settings, limit_variable, load_settings
-
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-[FILE_OF_THE_PAGE] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 FILE = """
 state = "redis://localhost/0"
@@ -216,11 +209,3 @@ def test_settings__made_in_the_program__are_checked_alike() -> None:
         LimitSettings(**wrong)
     with pytest.raises(ValueError, match=r"^settings: \[namespaces\]: 'x' must be one of the limits"):
         Settings(namespaces={"x": "y"})
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_page__snippet__runs_with_the_file_of_the_page(snippet: str, tmp_path: Path) -> None:
-    written(tmp_path, FILE_OF_THE_PAGE)
-    command = [sys.executable, "-W", "error", "-c", snippet]
-    environ = {**os.environ, "COMPORTA_STATE": "memory://app"}
-    subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True)

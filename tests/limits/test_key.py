@@ -7,6 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from tests.support import MakesStore, memory_store, shared_store
 
 from comporta import BaseLimiter, LimitKey
 from comporta.limits.key import printable, state_key
@@ -86,12 +87,17 @@ def test_state_key__long_or_looking_like_a_digest__is_digested() -> None:
     assert state_key("\ud800" * 300).startswith("~")
 
 
-@pytest.mark.parametrize("key", ["k" * 10_240, "~tilde", "\ud800"])
-def test_limiter__awkward_key__keeps_one_limit_whichever_verb_asks(key: str) -> None:
-    limiter = BaseLimiter("2/hour").sync
-    assert limiter.acquire(key) is True
-    assert limiter.decide(key).remaining == 0
-    assert limiter.acquire(key) is False
+@pytest.mark.parametrize("key", ["plain", None, LimitKey("a", "b"), "k" * 10_240, "~tilde", "\ud800"])
+@pytest.mark.parametrize("makes", [memory_store, shared_store])
+def test_limiter__any_key__is_one_limit_whichever_verb_asks(makes: MakesStore, key: Any) -> None:
+    with makes(None) as store:
+        limiter = BaseLimiter("5/hour", store).sync
+        assert limiter.acquire(key) is True
+        assert limiter.acquire(key, 2) is True
+        assert limiter.acquire(key, timeout=0.01) is True
+        assert limiter.decide(key).remaining == 0
+        assert limiter.acquire(key) is False
+        assert limiter.acquire(key, timeout=0.01) is False
 
 
 def test_printable__control_characters_and_length__are_tamed() -> None:

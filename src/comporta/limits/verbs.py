@@ -34,7 +34,7 @@ class Ask:
 
     __slots__ = ("_bound", "_cost", "_key")
 
-    def __init__(self, bound: Bound, key: str, cost: int) -> None:
+    def __init__(self, bound: Bound, key: Key, cost: int) -> None:
         self._bound = bound
         self._key = key
         self._cost = cost
@@ -69,10 +69,10 @@ class Verbs:
         if timeout == 0:
             if text in self.lines.by_key:
                 return False  # those who wait were here before
-            return (yield from self._take(text, cost)) == 0
+            return (yield from self._take(key, cost)) == 0
         if self.config.strategy is LimitStrategy.LEAKY_BUCKET:
             return (yield from self._turn(text, cost, timeout))
-        ask = partial(self._take, text, cost)
+        ask = partial(self._take, key, cost)
         return (yield from in_line(self.lines, ask, self.store.clock, text, timeout))
 
     def decide(self, key: Key, cost: int) -> Flow[Decision]:
@@ -119,8 +119,8 @@ class Verbs:
         """Return this limit as a part of an operation."""
         return Question(cast("Rule", self.bound.stepper), self.name, text, amount)
 
-    def _take(self, text: str, cost: int) -> Flow[int]:
-        wait_us: int = yield Ask(self.bound, text, cost)
+    def _take(self, key: Key, cost: int) -> Flow[int]:
+        wait_us: int = yield Ask(self.bound, key, cost)
         return wait_us
 
     def _ask(self, text: str, amount: int, patience_us: int = 0) -> Flow[Answer]:

@@ -218,7 +218,7 @@ class MemoryBound:
     take: Callable[[Any, int], int]
     attempt: Callable[[Any, int], int]
 
-    def __init__(
+    def __init__(  # noqa: C901 - the hot path is one function on purpose
         self, store: MemoryStore, stepper: Stepper, space: _Space, written: Callable[[Any], str]
     ) -> None:
         self.stepper = self._original = stepper

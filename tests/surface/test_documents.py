@@ -1,0 +1,107 @@
+"""What the documents show, runs; where they point, there is something."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+import comporta
+from comporta.stores.folder import path_of
+from comporta.testing import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPETS = [
+    pytest.param(page, text, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, text in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "snippet"), SNIPPETS)
+def test_page__snippet__runs_as_it_stands(page: Path, snippet: str, valkey: Server, tmp_path: Path) -> None:
+    """Server addresses aside; a TOML file shown on the page is there to be read."""
+    app = f"docs-{uuid.uuid4().hex}"
+    shown = re.search(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    if shown:
+        (tmp_path / "comporta.toml").write_text(_on(valkey, shown[1], app))
+    environ = {**os.environ, "REDIS_URL": valkey.url, "COMPORTA_APP": app}
+    command = [sys.executable, "-W", "error", "-c", _on(valkey, snippet, app)]
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    shutil.rmtree(path_of(app), ignore_errors=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def _on(server: Server, text: str, app: str) -> str:
+    return text.replace("redis://localhost:6379/0", server.url).replace("my-app", app)
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name
+)
+def test_page__link__leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_readme__shows_the_two_commands_and_they_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "test"):
+        assert f"make {target}" in (ROOT / "README.md").read_text()
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_exports__names__are_what_users_were_promised() -> None:
+    promised = {
+        *("LimitStrategy", "LimitConfig", "LimitKey", "Decision", "TokenBucketLimiter", "FixedWindowLimiter"),
+        *("SlidingWindowLimiter", "LeakyBucketLimiter", "RedisLimiter", "BaseLimiter", "RateLimitManager"),
+        "RateLimitMonitor",
+    }
+    assert promised <= set(comporta.__all__)
+    assert comporta.__all__ == sorted(comporta.__all__)
+    assert all(hasattr(comporta, name) for name in comporta.__all__)
+
+
+def test_command_line__help__names_every_option() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "comporta.cli", "demo", "--help"], capture_output=True, text=True, check=True
+    )
+    for option in ("--workers", "--limit", "--seconds", "--state"):
+        assert option in ran.stdout
+
+
+def test_demo__off_a_terminal__tells_the_story_and_leaves_nothing() -> None:
+    command = [sys.executable, "-m", "comporta.cli", "demo", "--seconds", "3", "--workers", "2"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "One limit for all: 100/s burst 20" in ran.stdout
+    assert "kill -9" in ran.stdout
+    assert "halved to 50/s" in ran.stdout
+    granted, due = re.findall(r"granted ([\d,]+) of ([\d,]+) due", ran.stdout)[-1]
+    assert 0 < int(granted.replace(",", "")) <= int(due.replace(",", "")) + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo", "--limit", "nonsense"], "limit must look like '10/s'"),
+        (["demo", "--state", "http://x"], "state must start with one of"),
+        (["demo", "--seconds", "1"], "not in the range"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_command_line__bad_input__is_one_sentence(arguments: list[str], said: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "comporta.cli", *arguments], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode != 0
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
