@@ -41,8 +41,12 @@ class Call(NamedTuple):
             return pack(("EVAL", self.script.text(), len(keys), *keys, *arguments))
         return pack(("EVALSHA", sha_of(self.script), len(keys), *keys, *arguments))
 
-    def replies(self, raw: Sequence[Any]) -> list[Any]:
+    def replies(self, raw: Any) -> list[Any]:
         """Return for each operation its reply, or the error that is its own."""
+        odd = StateUnavailableError(f"a reply to {self.script.name} has the wrong shape: {raw!r:.200}")
+        expected = sum(operation.fields for operation in self.operations)
+        if not isinstance(raw, list) or (self.script.joins and len(raw) != expected):
+            return [odd] * len(self.operations)
         found: list[Any] = []
         start = 0
         for operation in self.operations:
@@ -52,9 +56,8 @@ class Call(NamedTuple):
                 found.append(operation.parse(mine))
             except StateError as error:
                 found.append(error)
-            except (ValueError, TypeError, IndexError) as error:
-                why = f"a reply to {self.script.name} has the wrong shape: {raw!r:.200}"
-                found.append(StateUnavailableError(f"{why} ({error})"))
+            except (ValueError, TypeError, IndexError):
+                found.append(odd)
         return found
 
     def names(self) -> str:

@@ -1,0 +1,147 @@
+"""What is particular to state in memory: how it forgets, what it does when full, threads, forks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from comporta import LimitGroup, StateFullError, TokenBucketLimiter
+from comporta.stores import memory
+from comporta.stores.memory import MemoryStore
+from comporta.stores.records import Read, Write
+from comporta.testing import ManualClock
+
+
+def test_memory__idle_keys__are_freed_while_others_are_used() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    limiter = TokenBucketLimiter("10/s", store).sync
+    for number in range(5_000):
+        limiter.acquire(f"user:{number}")
+    assert len(store) == 5_000
+    for _ in range(130):
+        clock.advance(1)
+        limiter.acquire("busy")
+    assert len(store) == 1
+
+
+def test_memory__full_of_live_keys__refuses_new_ones_and_keeps_the_old() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock, keys_max=3)
+    limiter = TokenBucketLimiter("2/hour", store).sync
+    for key in "abc":
+        assert limiter.acquire(key) is True
+    for _ in range(2):
+        with pytest.raises(StateFullError, match="holds 3 keys, all alive"):
+            limiter.acquire("d")
+    assert [limiter.acquire("a"), limiter.acquire("a")] == [True, False]
+    clock.advance(4000)
+    assert limiter.acquire("d") is True
+
+
+def test_memory__full__charges_no_limit_of_a_group() -> None:
+    store = MemoryStore(ManualClock(), keys_max=1)
+    one, other = TokenBucketLimiter("5/hour", store, "one"), TokenBucketLimiter("5/hour", store, "other")
+    one.sync.acquire("a")
+    with pytest.raises(StateFullError):
+        LimitGroup(one, other).sync.acquire(["a", "b"])
+    assert one.sync.peek("a").remaining == 4
+    assert len(store) == 1
+
+
+def test_memory__closed__forgets() -> None:
+    store = MemoryStore()
+    limiter = TokenBucketLimiter("1/hour", store).sync
+    store.apply(Write("s", "a", b"x", None))
+    assert [limiter.acquire("a"), limiter.acquire("a")] == [True, False]
+    store.close()
+    assert len(store) == 0
+    assert store.apply(Read("s", "a")) is None
+    assert limiter.acquire("a") is True
+
+
+def test_memory__no_room_at_all__is_refused() -> None:
+    with pytest.raises(ValueError, match="keys_max must be at least 1, got 0"):
+        MemoryStore(keys_max=0)
+
+
+@pytest.mark.parametrize("one_at_a_time", [True, False])
+def test_memory__many_threads_switched_often__grant_exactly_the_capacity(
+    monkeypatch: pytest.MonkeyPatch, *, one_at_a_time: bool
+) -> None:
+    """Also on a Python without a global lock, where all go by the store's own."""
+    monkeypatch.setattr(memory, "_ONE_THREAD_AT_A_TIME", one_at_a_time)
+    limiter = TokenBucketLimiter("5000/hour", MemoryStore()).sync
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            granted = sum(threads.map(lambda _: sum(limiter.acquire("k") for _ in range(1_000)), range(8)))
+            given = list(threads.map(lambda _: limiter.release("k"), range(100)))
+    finally:
+        sys.setswitchinterval(switch)
+    assert granted == 5_000 + (limiter.stats("k").requests_last_minute - 5_000 + len(given))
+
+
+def test_memory__swept_between_look_and_write__is_decided_again() -> None:
+    """The state of the key goes away just after it was read."""
+
+    class Sweeping(ManualClock):
+        def now_ns(self) -> int:
+            if armed:
+                armed.clear()
+                space.table.clear()
+            return super().now_ns()
+
+    armed: list[Any] = []
+    store = MemoryStore(Sweeping())
+    limiter = TokenBucketLimiter("2/hour", store, "n").sync
+    limiter.acquire("k")
+    space = store._spaces["rate_limiter:n"]
+    armed.append(True)
+    assert limiter.acquire("k") is True
+    assert limiter.peek("k").remaining == 1
+
+
+def test_memory__more_refusals_than_are_remembered__stay_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_REFUSALS_MAX", 2)
+    limiter = TokenBucketLimiter("1/hour", MemoryStore(ManualClock())).sync
+    keys = [f"k{number}" for number in range(5)]
+    assert [limiter.acquire(key) for key in keys] == [True] * 5
+    assert [limiter.acquire(key) for key in keys * 3] == [False] * 15
+
+
+def test_memory__refusal_remembered__is_forgotten_when_the_key_or_the_limit_changes() -> None:
+    limiter = TokenBucketLimiter("1/hour", MemoryStore(ManualClock())).sync
+    assert [limiter.acquire("k") for _ in range(3)] == [True, False, False]
+    limiter.release("k")
+    assert [limiter.acquire("k") for _ in range(3)] == [True, False, False]
+    limiter.change("3600000/hour burst 1")
+    assert limiter.decide("k").retry_after == 0.001
+
+
+def test_memory__forked_while_another_thread_decides__child_goes_on() -> None:
+    store = MemoryStore()
+    limiter = TokenBucketLimiter("1000000/s", store).sync
+    stop: list[bool] = []
+
+    def decide() -> None:
+        while not stop:
+            limiter.decide("k")
+
+    thread = Thread(target=decide)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if limiter.decide("k").limit == 1_000_000 else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.append(True)
+        thread.join()
