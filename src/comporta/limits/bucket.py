@@ -20,7 +20,7 @@ class Bucket:
     State: level, last change, unit the level is counted in, units granted in this slice, slices before.
     """
 
-    __slots__ = ("capacity", "full", "per_us", "ttl_us", "unit")
+    __slots__ = ("capacity", "full", "numbers", "per_us", "ttl_us", "unit")
 
     codec = Struct("<qqqI16s")
 
@@ -30,16 +30,12 @@ class Bucket:
         self.unit = unit
         self.full = capacity * unit
         self.ttl_us = max(KEPT_AT_LEAST_US, ceil_div(self.level_max, per_us))
+        self.numbers = Numbers(capacity, per_us, unit, 0)
 
     @property
     def level_max(self) -> int:
         """The level from which it takes longest to be as if never used."""
         return self.full
-
-    @property
-    def numbers(self) -> Numbers:
-        """The numbers for the Lua twin."""
-        return Numbers(self.capacity, self.per_us, self.unit, 0)
 
     def revised(self, change: bytes | None) -> Self:
         """Return the rule under a change; states carry the unit they are counted in."""

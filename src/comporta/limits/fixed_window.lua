@@ -1,15 +1,16 @@
 -- Fixed window. Twin of fixed_window.py; the frame that calls it is limit.lua.
--- State: HASH {used: units in this window, start, last: Unix seconds, recent: see traffic.lua}.
+-- State: HASH {used: units in this window, start: Unix seconds, last: seconds from start to the last change,
+-- n: see traffic.lua}.
 
 local function fixed_window(key, now_us, amount, patience_us, commit, capacity, _, _, window_us)
-  local found = redis.pcall('HMGET', key, 'used', 'start', 'last', 'recent')
+  local found = pcall('HMGET', key, 'used', 'start', 'last', 'n')
   if found.err then return found.err end
   local used, start_us, last_us = number(found[1]), number(found[2]), number(found[3])
   local known, recent = used and start_us and last_us, found[4]
   if known then
-    used = math.max(0, math.floor(used))
-    start_us = math.floor(start_us * 1000000 + 0.5)
-    last_us = math.floor(last_us * 1000000 + 0.5)
+    used = max(0, floor(used))
+    start_us = floor(start_us * 1000000 + 0.5)
+    last_us = start_us + floor(last_us * 1000000 + 0.5)
     if now_us - start_us >= window_us then used, start_us = 0, now_us end
     if start_us > now_us then start_us = now_us end
   else
@@ -22,13 +23,13 @@ local function fixed_window(key, now_us, amount, patience_us, commit, capacity, 
     commit, amount = last_us > now_us, 0 -- a clock that went back: anchor, taking nothing
   end
   if commit and (amount >= 0 or known) then
-    used = math.max(0, used + amount)
+    used = max(0, used + amount)
     recent, last_us = traffic_added(recent, last_us, now_us, amount), now_us
-    redis.call('HSET', key, 'used', string.format('%.0f', used),
-      'start', string.format('%.6f', start_us / 1000000),
-      'last', string.format('%.6f', now_us / 1000000), 'recent', recent)
+    call('HSET', key, 'used', format('%.0f', used),
+      'start', seconds_text(start_us),
+      'last', seconds_text(now_us - start_us), 'n', recent)
     expire(key, window_us)
   end
   local reset_us = used > 0 and start_us + window_us - now_us or 0
-  return wait_us, math.max(0, capacity - used), reset_us, recent, last_us
+  return wait_us, max(0, capacity - used), reset_us, recent, last_us
 end

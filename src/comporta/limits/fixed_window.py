@@ -22,7 +22,7 @@ class FixedWindow:
     before.
     """
 
-    __slots__ = ("capacity", "ttl_us", "window_us")
+    __slots__ = ("capacity", "numbers", "ttl_us", "window_us")
 
     code = 3
     codec = Struct("<qqqI16s")
@@ -31,11 +31,7 @@ class FixedWindow:
         self.capacity = capacity
         self.window_us = window_us
         self.ttl_us = max(KEPT_AT_LEAST_US, window_us)
-
-    @property
-    def numbers(self) -> Numbers:
-        """The numbers for the Lua twin."""
-        return Numbers(self.capacity, 0, 0, self.window_us)
+        self.numbers = Numbers(capacity, 0, 0, window_us)
 
     def revised(self, change: bytes | None) -> FixedWindow:
         """Return the rule under a change; the window that runs is measured by the new length."""

@@ -16,43 +16,46 @@ local reply = {}
 
 local now_us = tonumber(ARGV[1])
 if now_us == 0 then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now_us = time[1] * 1000000 + time[2]
 end
 
--- Ask limit number `n`, whose seven numbers start at ARGV[a]; returns whether it grants, and its answer.
-local function asked(n, a, commit)
+-- Ask limit number `n`, whose seven numbers start at ARGV[a], and write its answer at reply[r]; returns whether
+-- it grants.
+local function ask(n, a, r, commit)
   local amount, patience_us = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
   local capacity, per_us = tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
   local unit, window_us, debt = tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]), 0
-  local change = redis.pcall('GET', KEYS[2 * n])
+  local change = pcall('GET', KEYS[2 * n])
   if type(change) == 'string' then
-    local c, p, u, w = string.match(change, '^(%d+) (%d+) (%d+) (%d+)')
+    local c, p, u, w = match(change, '^(%d+) (%d+) (%d+) (%d+)')
     if c then
-      debt = math.max(0, capacity - c)
+      debt = max(0, capacity - c)
       capacity, per_us, unit, window_us = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
     end
   end
   local wait_us, remaining, reset_us, recent, last_us = STRATEGIES[tonumber(ARGV[a])](
     KEYS[2 * n - 1], now_us, amount, patience_us, commit and amount ~= 0,
     capacity, per_us, unit, window_us, debt)
-  if type(wait_us) == 'string' then return false, {wait_us, 0, 0, 0, 0, 0} end
+  if type(wait_us) == 'string' then
+    reply[r], reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = wait_us, 0, 0, 0, 0, 0
+    return false
+  end
   local granted = wait_us <= patience_us
-  local minute = amount == 0 and traffic_recent(recent, last_us, now_us) or 0
-  return granted, {wait_us, capacity, remaining, granted and 0 or wait_us, reset_us, minute}
+  reply[r], reply[r + 1], reply[r + 2] = wait_us, capacity, remaining
+  reply[r + 3], reply[r + 4] = granted and 0 or wait_us, reset_us
+  reply[r + 5] = amount == 0 and traffic_recent(recent, last_us, now_us) or 0
+  return granted
 end
 
 local a, n = 2, 0
-while a <= #ARGV do
+while ARGV[a] do
   local limits = tonumber(ARGV[a])
   local all = true
   if limits > 1 then
-    for i = 1, limits do all = asked(n + i, a - 6 + 7 * i, false) and all end
+    for i = 1, limits do all = ask(n + i, a - 6 + 7 * i, 6 * (n + i) - 5, false) and all end
   end
-  for i = 1, limits do
-    local _, answer = asked(n + i, a - 6 + 7 * i, all)
-    for f = 1, 6 do reply[#reply + 1] = answer[f] end
-  end
+  for i = 1, limits do ask(n + i, a - 6 + 7 * i, 6 * (n + i) - 5, all) end
   a, n = a + 1 + 7 * limits, n + limits
 end
 return reply

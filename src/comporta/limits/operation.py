@@ -47,11 +47,26 @@ class Question(NamedTuple):
 _FIELDS = len(Answer._fields)
 
 
+STRATEGIES = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window")
+"""In the order of their codes in ``limit.lua``, from 1."""
+
+
 @cache
-def _script_text() -> str:
-    folder = files("comporta.limits")
-    names = ("support", "traffic", "token_bucket", "leaky_bucket", "fixed_window", "sliding_window")
-    return "\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in (*names, "limit"))
+def script_for(codes: frozenset[int]) -> Script:
+    """Return the script that knows just these strategies: what it defines, it pays for at each call."""
+    names = [name for code, name in enumerate(STRATEGIES, 1) if code in codes]
+    absent = [name for name in STRATEGIES if name not in names]
+
+    def text() -> str:
+        folder = files("comporta.limits")
+        parts = [folder.joinpath(f"{name}.lua").read_text("utf-8") for name in ("support", "traffic", *names)]
+        parts += [f"local {name}" for name in absent]
+        return "\n".join([*parts, folder.joinpath("limit.lua").read_text("utf-8")])
+
+    return Script("limit:" + ",".join(names), text, joins=True)
+
+
+_SCRIPTS = {code: script_for(frozenset({code})) for code in range(1, len(STRATEGIES) + 1)}
 
 
 class LimitOperation:
@@ -59,12 +74,18 @@ class LimitOperation:
 
     __slots__ = ("patience_us", "questions")
 
-    script = Script("limit", _script_text, joins=True)
     followed = False
 
     def __init__(self, questions: Sequence[Question], patience_us: int = 0) -> None:
         self.questions = questions
         self.patience_us = patience_us
+
+    @property
+    def script(self) -> Script:
+        """The one with the strategies that are asked."""
+        if len(self.questions) == 1:
+            return _SCRIPTS[self.questions[0].rule.code]
+        return script_for(frozenset(question.rule.code for question in self.questions))
 
     @property
     def parts(self) -> list[Part]:
@@ -100,17 +121,16 @@ class LimitOperation:
     def key_names(self) -> list[str]:
         """Two for each limit: its state, and the change an operator may have made."""
         found = []
-        for question in self.questions:
-            found.append(key_text(f"{SPACE}:{question.name}", question.key))
-            found.append(key_text(CHANGES, question.name))
+        for _, name, key, _ in self.questions:
+            found.append(f"{SPACE}:{name}:{key}" if key else f"{SPACE}:{name}")
+            found.append(f"{CHANGES}:{name}")
         return found
 
     def arguments(self) -> list[int | str | bytes]:
         """One group: how many, then seven numbers for each."""
         found: list[int | str | bytes] = [len(self.questions)]
-        for question in self.questions:
-            rule = question.rule
-            found += (rule.code, question.amount, self.patience_us, *rule.numbers)
+        for rule, _, _, amount in self.questions:
+            found += (rule.code, amount, self.patience_us, *rule.numbers)
         return found
 
     def undo(self, reply: Sequence[Answer]) -> LimitOperation | None:

@@ -1,13 +1,13 @@
 -- Sliding window. Twin of sliding_window.py; the frame that calls it is limit.lua.
--- State: HASH {used: units in the log, last: Unix seconds, recent: see traffic.lua, head, tail:
+-- State: HASH {used: units in the log, last: Unix seconds, n: see traffic.lua, head, tail:
 -- numbers of the oldest and the newest entry, and for each entry <number>: "<µs>:<units>"}.
 -- What a key costs: about 200 bytes and 25 for each entry, 70 where the hash is large; entries are
 -- limited by the rule's grain (the argument `unit`).
 
 -- What entry i holds: the time of its last grant, never later than now, and its units.
 local function sliding_entry(key, i, now_us)
-  local at_us, units = string.match(redis.call('HGET', key, i) or '', '^(%d+):(%d+)$')
-  return math.min(tonumber(at_us) or 0, now_us), tonumber(units) or 0
+  local at_us, units = match(call('HGET', key, i) or '', '^(%d+):(%d+)$')
+  return min(tonumber(at_us) or 0, now_us), tonumber(units) or 0
 end
 
 -- Pass over the entries that have left the window, and drop them unless this is only a look; returns what is
@@ -20,26 +20,26 @@ local function sliding_trimmed(key, now_us, window_us, used, head, tail, look)
     used, gone[#gone + 1], head = used - units, head, head + 1
   end
   local drop = #gone > 0 and not look
-  if drop then redis.call('HDEL', key, unpack(gone)) end
+  if drop then call('HDEL', key, unpack(gone)) end
   return head <= tail and used or 0, head, drop
 end
 
 -- Put every entry that lies ahead of a clock that went back to now.
 local function sliding_anchored(key, now_us, head, tail)
   for i = head, tail do
-    redis.call('HSET', key, i, string.format('%.0f:%.0f', sliding_entry(key, i, now_us)))
+    call('HSET', key, i, format('%.0f:%.0f', sliding_entry(key, i, now_us)))
   end
 end
 
 local function sliding_entered(key, now_us, amount, grain_us, head, tail)
   local at_us, units
   if head <= tail then at_us, units = sliding_entry(key, tail, now_us) end
-  if at_us and math.floor(at_us / grain_us) == math.floor(now_us / grain_us) then
+  if at_us and floor(at_us / grain_us) == floor(now_us / grain_us) then
     amount = amount + units
   else
     tail = tail + 1
   end
-  redis.call('HSET', key, tail, string.format('%.0f:%.0f', now_us, amount))
+  call('HSET', key, tail, format('%.0f:%.0f', now_us, amount))
   return tail
 end
 
@@ -48,10 +48,10 @@ local function sliding_struck(key, now_us, left, head, tail)
   while left > 0 and head <= tail do
     local at_us, units = sliding_entry(key, tail, now_us)
     if units > left then
-      redis.call('HSET', key, tail, string.format('%.0f:%.0f', at_us, units - left))
+      call('HSET', key, tail, format('%.0f:%.0f', at_us, units - left))
       return tail, 0
     end
-    redis.call('HDEL', key, tail)
+    call('HDEL', key, tail)
     tail, left = tail - 1, left - units
   end
   return tail, left
@@ -69,14 +69,14 @@ local function sliding_wait(key, now_us, window_us, missing, head, tail)
 end
 
 local function sliding_window(key, now_us, amount, patience_us, commit, capacity, _, grain_us, window_us)
-  local found = redis.pcall('HMGET', key, 'used', 'last', 'recent', 'head', 'tail')
+  local found = pcall('HMGET', key, 'used', 'last', 'n', 'head', 'tail')
   if found.err then return found.err end
   local used, last_us = number(found[1]), number(found[2])
   local recent, head, tail = found[3], number(found[4]), number(found[5])
   local known, moved, look = used and last_us and head and tail, false, amount == 0
   if known and not (head % 1 == 0 and tail % 1 == 0 and tail - head < 4096) then known = nil end
   if known then
-    last_us = math.floor(last_us * 1000000 + 0.5)
+    last_us = floor(last_us * 1000000 + 0.5)
     if last_us > now_us and not look then sliding_anchored(key, now_us, head, tail) end
     used, head, moved = sliding_trimmed(key, now_us, window_us, used, head, tail, look)
   else
@@ -100,12 +100,12 @@ local function sliding_window(key, now_us, amount, patience_us, commit, capacity
     if commit or last_us > now_us then
       recent, last_us = traffic_added(recent, last_us, now_us, amount), now_us
     end
-    redis.call('HSET', key, 'used', string.format('%.0f', used),
-      'last', string.format('%.6f', last_us / 1000000), 'recent', recent or '0',
-      'head', string.format('%.0f', head), 'tail', string.format('%.0f', tail))
+    call('HSET', key, 'used', format('%.0f', used),
+      'last', seconds_text(last_us), 'n', recent or '0',
+      'head', format('%.0f', head), 'tail', format('%.0f', tail))
     if commit then expire(key, window_us) end
   end
   local reset_us = 0
   if head <= tail then reset_us = sliding_entry(key, tail, now_us) + window_us - now_us end
-  return wait_us, math.max(0, capacity - used), reset_us, recent, last_us
+  return wait_us, max(0, capacity - used), reset_us, recent, last_us
 end

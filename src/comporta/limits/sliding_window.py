@@ -53,7 +53,7 @@ class SlidingWindow:
     State: units in the log, last change, units granted in this slice, slices before, the log.
     """
 
-    __slots__ = ("capacity", "codec", "entries", "grain_us", "ttl_us", "window_us")
+    __slots__ = ("capacity", "codec", "entries", "grain_us", "numbers", "ttl_us", "window_us")
 
     code = 4
 
@@ -66,11 +66,7 @@ class SlidingWindow:
         self.grain_us = 1 if exact else ceil_div(window_us, self.entries - 1)
         self.codec = LogCodec(self.entries)
         self.ttl_us = max(KEPT_AT_LEAST_US, window_us)
-
-    @property
-    def numbers(self) -> Numbers:
-        """The numbers for the Lua twin."""
-        return Numbers(self.capacity, 0, self.grain_us, self.window_us)
+        self.numbers = Numbers(capacity, 0, self.grain_us, window_us)
 
     def revised(self, change: bytes | None) -> SlidingWindow:
         """Return the rule under a change; its log keeps the size it has room for."""

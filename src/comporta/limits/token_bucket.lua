@@ -1,16 +1,16 @@
 -- Token bucket. Twin of token_bucket.py; the frame that calls it is limit.lua.
--- State: HASH {tokens: tokens left, last_refill: Unix seconds, recent: see traffic.lua}.
+-- State: HASH {tokens: tokens left, last_refill: Unix seconds, n: see traffic.lua}.
 
 local function token_bucket(key, now_us, amount, patience_us, commit, capacity, per_us, unit, _, debt)
-  local found = redis.pcall('HMGET', key, 'tokens', 'last_refill', 'recent')
+  local found = pcall('HMGET', key, 'tokens', 'last_refill', 'n')
   if found.err then return found.err end
   local full = capacity * unit
   local tokens, last_us = number(found[1]), number(found[2])
   local level, recent = full, found[3]
   if tokens then
     last_us = last_us or now_us / 1000000 -- set by hand
-    level = math.max(math.floor(tokens * unit + 0.5), -debt * unit)
-    last_us = math.floor(last_us * 1000000 + 0.5)
+    level = max(floor(tokens * unit + 0.5), -debt * unit)
+    last_us = floor(last_us * 1000000 + 0.5)
     if now_us > last_us then level = level + (now_us - last_us) * per_us end
     if level > full then level = full end
   else
@@ -19,15 +19,15 @@ local function token_bucket(key, now_us, amount, patience_us, commit, capacity, 
 
   local wait_us, need = 0, amount * unit
   if level < need and level < full then
-    wait_us = math.ceil((math.min(need, full) - level) / per_us)
+    wait_us = ceil((min(need, full) - level) / per_us)
     commit, amount, need = last_us > now_us, 0, 0 -- a clock that went back: anchor, taking nothing
   end
   if commit and (amount >= 0 or tokens) then
-    level = math.min(full, level - need)
+    level = min(full, level - need)
     recent, last_us = traffic_added(recent, last_us, now_us, amount), now_us
-    redis.call('HSET', key, 'tokens', string.format('%.17g', level / unit),
-      'last_refill', string.format('%.6f', now_us / 1000000), 'recent', recent)
-    expire(key, math.ceil(full / per_us))
+    call('HSET', key, 'tokens', tokens_text(level, unit),
+      'last_refill', seconds_text(now_us), 'n', recent)
+    expire(key, ceil(full / per_us))
   end
-  return wait_us, math.max(0, math.floor(level / unit)), math.ceil((full - level) / per_us), recent, last_us
+  return wait_us, max(0, floor(level / unit)), ceil((full - level) / per_us), recent, last_us
 end

@@ -1,17 +1,18 @@
 -- How much was granted in the last minute. Twin of traffic.py.
--- A record is "count,past1,past2,..." as of the slice of the last grant; empty slices at the end are left out.
+-- A record is "count,past1,past2,..." in hexadecimal, as of the slice of the last grant; empty slices at the
+-- end are left out.
 
 local SLICE_US = 16777216
 local MINUTE_US = 60000000
 
 -- The counts seen from now_us: a list whose first element is the current slice's.
 local function traffic_seen(record, last_us, now_us)
-  local slices = math.floor(now_us / SLICE_US) - math.floor(last_us / SLICE_US)
+  local slices = floor(now_us / SLICE_US) - floor(last_us / SLICE_US)
   local counts = {}
   if slices < 0 or now_us - last_us >= MINUTE_US then return {0} end
   for _ = 1, slices do counts[#counts + 1] = 0 end
-  for n in string.gmatch(record or '', '%d+') do
-    if #counts < 5 then counts[#counts + 1] = tonumber(n) end
+  for n in string.gmatch(record or '', '%x+') do
+    if #counts < 5 then counts[#counts + 1] = tonumber(n, 16) end
   end
   if #counts == 0 then counts[1] = 0 end
   return counts
@@ -19,14 +20,14 @@ end
 
 -- The record after `amount` more were granted (below 0: given back).
 local function traffic_added(record, last_us, now_us, amount)
-  if record and math.floor(now_us / SLICE_US) == math.floor(last_us / SLICE_US) then
-    local count, past = string.match(record, '^(%d+)(.*)$')
-    if count then return string.format('%.0f', math.max(0, tonumber(count) + amount)) .. past end
+  if record and floor(now_us / SLICE_US) == floor(last_us / SLICE_US) then
+    local count, past = match(record, '^(%x+)(.*)$')
+    if count then return format('%x', max(0, tonumber(count, 16) + amount)) .. past end
   end
   local counts = traffic_seen(record, last_us, now_us)
-  counts[1] = math.max(0, counts[1] + amount)
+  counts[1] = max(0, counts[1] + amount)
   while #counts > 1 and counts[#counts] == 0 do counts[#counts] = nil end
-  for i, n in ipairs(counts) do counts[i] = string.format('%.0f', n) end
+  for i, n in ipairs(counts) do counts[i] = format('%x', n) end
   return table.concat(counts, ',')
 end
 
@@ -34,8 +35,8 @@ end
 local function traffic_recent(record, last_us, now_us)
   local counts = traffic_seen(record, last_us, now_us)
   local oldest_us = MINUTE_US - now_us % SLICE_US
-  local whole = math.floor(oldest_us / SLICE_US)
+  local whole = floor(oldest_us / SLICE_US)
   local total = counts[1]
   for i = 2, whole + 1 do total = total + (counts[i] or 0) end
-  return total + math.ceil((counts[whole + 2] or 0) * (oldest_us % SLICE_US) / SLICE_US)
+  return total + ceil((counts[whole + 2] or 0) * (oldest_us % SLICE_US) / SLICE_US)
 end

@@ -56,7 +56,7 @@ class RedisStore:
         if not 0.001 <= timeout <= 60:
             raise ValueError(f"timeout must be 0.001 to 60 seconds, got {timeout}")
         try:
-            from redis import ConnectionPool  # noqa: PLC0415 - an extra
+            from redis import ConnectionPool, exceptions  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise StateUnavailableError(
                 "redis:// needs the package redis: install comporta[redis]"
@@ -67,6 +67,7 @@ class RedisStore:
         self.clock = clock or MONOTONIC
         self._told_time = clock is not None
         self._pool = ConnectionPool.from_url(self.url, **self.options(blocking=True))
+        self._errors = exceptions
         self._idle: deque[tuple[Connection, int]] = deque(maxlen=_IDLE_MAX)
         self._lines: Lines | None = None
         forks.register(self)
@@ -149,27 +150,23 @@ class RedisStore:
 
     def _called(self, call: Call) -> list[Any]:
         """Make one script call; one that the server has forgotten is sent again with its text."""
-        from redis.exceptions import NoScriptError, RedisError  # noqa: PLC0415 - an extra
-
         now_us = self.now_us()
         try:
             try:
                 raw = self._exchanged(call.packed(now_us))
-            except NoScriptError:  # so it was not carried out
+            except self._errors.NoScriptError:  # so it was not carried out
                 raw = self._exchanged(call.packed(now_us, with_text=True))
-        except (RedisError, OSError) as error:
+        except (self._errors.RedisError, OSError) as error:
             raise named(error, self.address, call.names()) from error
         return call.replies(raw)
 
     def _exchanged(self, command: bytes) -> Any:
         """Send a command and return its reply. Only an answered connection is used again."""
-        from redis.exceptions import ResponseError  # noqa: PLC0415 - an extra
-
         connection = self._connection()
         try:
             connection.send_packed_command([command], check_health=False)
             reply = connection.read_response()
-        except ResponseError:
+        except self._errors.ResponseError:
             self._idle.append((connection, MONOTONIC.now_ns()))
             raise
         except BaseException:

@@ -43,10 +43,9 @@ class Call(NamedTuple):
 
     def replies(self, raw: Any) -> list[Any]:
         """Return for each operation its reply, or the error that is its own."""
-        odd = StateUnavailableError(f"a reply to {self.script.name} has the wrong shape: {raw!r:.200}")
         expected = sum(operation.fields for operation in self.operations)
         if not isinstance(raw, list) or (self.script.joins and len(raw) != expected):
-            return [odd] * len(self.operations)
+            return [self._odd(raw)] * len(self.operations)
         found: list[Any] = []
         start = 0
         for operation in self.operations:
@@ -57,8 +56,11 @@ class Call(NamedTuple):
             except StateError as error:
                 found.append(error)
             except (ValueError, TypeError, IndexError):
-                found.append(odd)
+                found.append(self._odd(raw))
         return found
+
+    def _odd(self, raw: Any) -> StateUnavailableError:
+        return StateUnavailableError(f"a reply to {self.script.name} has the wrong shape: {raw!r:.200}")
 
     def names(self) -> str:
         """Return the keys, for an error message."""
