@@ -46,7 +46,8 @@ def test_reply__of_the_wrong_shape__is_an_error_not_an_answer(raw: object) -> No
 
 def test_reply__to_a_record__of_the_wrong_shape__is_an_error() -> None:
     [call] = calls_for([Write("s", "k", b"x", None)])
-    for raw in ([], b"OK"):
+    odd: list[Any] = [[], b"OK"]
+    for raw in odd:
         [reply] = call.replies(raw)
         assert isinstance(reply, StateUnavailableError)
 

@@ -6,13 +6,13 @@ local function fixed_window(key, now_us, amount, patience_us, commit, capacity, 
   local found = pcall('HMGET', key, 'used', 'start', 'last', 'n')
   if found.err then return found.err end
   local used, start_us, last_us = number(found[1]), number(found[2]), number(found[3])
-  local known, recent = used and start_us and last_us, found[4]
+  local known, recent, adrift = used and start_us and last_us, found[4], false
   if known then
     used = max(0, floor(used))
     start_us = floor(start_us * 1000000 + 0.5)
     last_us = start_us + floor(last_us * 1000000 + 0.5)
     if now_us - start_us >= window_us then used, start_us = 0, now_us end
-    if start_us > now_us then start_us = now_us end
+    if start_us > now_us then start_us, adrift = now_us, true end
   else
     used, start_us, last_us, recent = 0, now_us, now_us, nil
   end
@@ -20,7 +20,7 @@ local function fixed_window(key, now_us, amount, patience_us, commit, capacity, 
   local wait_us = 0
   if amount > 0 and used > 0 and used + amount > capacity then
     wait_us = start_us + window_us - now_us
-    commit, amount = last_us > now_us, 0 -- a clock that went back: anchor, taking nothing
+    commit, amount = adrift or last_us > now_us, 0 -- a clock that went back: anchor, taking nothing
   end
   if commit and (amount >= 0 or known) then
     used = max(0, used + amount)

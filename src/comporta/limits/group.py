@@ -64,23 +64,30 @@ class LimitGroup:
     def deciding(self, keys: Sequence[Key], cost: int) -> Flow[Decision]:
         """The flow of ``decide``."""
         texts = self._texts(keys, cost)
-        answers: list[Answer] = yield Apply(self._store, self.operation(texts, cost))
+        operation = yield from self.operation(texts, cost)
+        answers: list[Answer] = yield Apply(self._store, operation)
         allowed = all(answer.wait_us == 0 for answer in answers)
         binding = max(answers, key=lambda answer: (answer.wait_us, -answer.remaining))
         return Decision.of(binding, allowed=allowed)
 
     def releasing(self, keys: Sequence[Key], cost: int) -> Flow[None]:
         """The flow of ``release``."""
-        yield Apply(self._store, self.operation(self._texts(keys, cost), -cost))
+        texts = self._texts(keys, cost)
+        operation = yield from self.operation(texts, -cost)
+        yield Apply(self._store, operation)
+        self._lines.call_first("\0".join(texts))
 
     def _asking(self, texts: Sequence[str], cost: int) -> Flow[int]:
-        answers: list[Answer] = yield Apply(self._store, self.operation(texts, cost))
+        operation = yield from self.operation(texts, cost)
+        answers: list[Answer] = yield Apply(self._store, operation)
         return max(answer.wait_us for answer in answers)
 
-    def operation(self, texts: Sequence[str], amount: int) -> LimitOperation:
+    def operation(self, texts: Sequence[str], amount: int) -> Flow[LimitOperation]:
         """Return one operation that asks all limits."""
-        pairs = zip(self._limiters, texts, strict=True)
-        return LimitOperation([limiter.verbs.question(text, amount) for limiter, text in pairs])
+        questions = []
+        for limiter, text in zip(self._limiters, texts, strict=True):
+            questions.append((yield from limiter.verbs.question(text, amount)))
+        return LimitOperation(questions)
 
     def _texts(self, keys: Sequence[Key], cost: int) -> list[str]:
         if isinstance(keys, str) or len(keys) != len(self._limiters):

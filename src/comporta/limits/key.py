@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 from comporta.stores.base import KEY_BYTES_MAX
 
-_PLAIN_CHARS_MAX = 200
+_PLAIN_BYTES_MAX = 200
 _DIGEST_MARK = "~"
 
 
@@ -82,8 +82,8 @@ def state_key(key: LimitKey | str | None) -> str:
         raise TypeError(f"key must be a LimitKey, a str or None, got {key!r:.100}")
     if not text:
         raise ValueError("key must not be empty, got ''; None is the limiter as a whole")
-    if len(text) > _PLAIN_CHARS_MAX or text.startswith(_DIGEST_MARK):
-        data = text.encode("utf-8", "surrogatepass")
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) > _PLAIN_BYTES_MAX or text.startswith(_DIGEST_MARK):
         return _DIGEST_MARK + blake2b(data, digest_size=20).hexdigest()
     return text
 

@@ -6,8 +6,9 @@ local function leaky_bucket(key, now_us, amount, patience_us, commit, capacity, 
   if found.err then return found.err end
   local full = capacity * unit
   local stored, last_us = number(found[1]), number(found[2])
-  local level, recent = 0, found[3]
+  local level, recent, adrift = 0, found[3], false
   if stored then
+    adrift = not last_us
     last_us = last_us or now_us / 1000000 -- set by hand
     level = min(floor(stored * unit + 0.5), (capacity + debt + 1) * unit)
     last_us = floor(last_us * 1000000 + 0.5)
@@ -23,7 +24,7 @@ local function leaky_bucket(key, now_us, amount, patience_us, commit, capacity, 
     local crowded = level > 0 and level + (amount - 1) * unit > full
     if wait_us > patience_us or crowded then
       wait_us = max(wait_us, patience_us + 1)
-      commit, amount = last_us > now_us, 0 -- a clock that went back: anchor, taking nothing
+      commit, amount = adrift or last_us > now_us, 0 -- no time, or a clock that went back: anchor
     end
   end
   if commit and (amount >= 0 or stored) then

@@ -147,6 +147,8 @@ class LimitOperation:
 
     def parse(self, raw: Sequence[Any]) -> list[Answer]:
         """Read the reply; an error in the place of an answer names the key it came from."""
+        if len(raw) == _FIELDS and isinstance(raw[0], int):
+            return [Answer._make(raw)]
         answers = []
         for question, start in zip(self.questions, range(0, len(raw), _FIELDS), strict=True):
             fields = raw[start : start + _FIELDS]

@@ -20,6 +20,10 @@ class RemoteBound:
         self._name = name
         self.stepper = rule
 
+    async def stepper_async(self) -> Rule:
+        """Return the rule; the script knows of changes."""
+        return self.stepper
+
     @staticmethod
     def attempt(key: Any, cost: int) -> int:
         """Nothing can be decided here without asking."""

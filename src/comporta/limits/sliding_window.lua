@@ -4,30 +4,32 @@
 -- What a key costs: about 200 bytes and 25 for each entry, 70 where the hash is large; entries are
 -- limited by the rule's grain (the argument `unit`).
 
--- What entry i holds: the time of its last grant, never later than now, and its units.
+-- What entry i holds: the time of its last grant, never later than now, its units, and whether it lay ahead.
 local function sliding_entry(key, i, now_us)
   local at_us, units = match(call('HGET', key, i) or '', '^(%d+):(%d+)$')
-  return min(tonumber(at_us) or 0, now_us), tonumber(units) or 0
+  at_us = tonumber(at_us) or 0
+  return min(at_us, now_us), tonumber(units) or 0, at_us > now_us
 end
 
 -- Pass over the entries that have left the window, and drop them unless this is only a look; returns what is
--- used, the oldest left, and whether any was dropped.
+-- used, the oldest left, whether any was dropped, and whether the oldest left lies ahead of now.
 local function sliding_trimmed(key, now_us, window_us, used, head, tail, look)
-  local gone = {}
+  local gone, at_us, units, ahead = {}, 0, 0, false
   while head <= tail do
-    local at_us, units = sliding_entry(key, head, now_us)
+    at_us, units, ahead = sliding_entry(key, head, now_us)
     if at_us + window_us > now_us then break end
-    used, gone[#gone + 1], head = used - units, head, head + 1
+    used, gone[#gone + 1], head = max(0, used - units), head, head + 1
   end
   local drop = #gone > 0 and not look
   if drop then call('HDEL', key, unpack(gone)) end
-  return head <= tail and used or 0, head, drop
+  return head <= tail and used or 0, head, drop, head <= tail and ahead
 end
 
 -- Put every entry that lies ahead of a clock that went back to now.
 local function sliding_anchored(key, now_us, head, tail)
   for i = head, tail do
-    call('HSET', key, i, format('%.0f:%.0f', sliding_entry(key, i, now_us)))
+    local at_us, units = sliding_entry(key, i, now_us)
+    call('HSET', key, i, format('%.0f:%.0f', at_us, units))
   end
 end
 
@@ -74,11 +76,16 @@ local function sliding_window(key, now_us, amount, patience_us, commit, capacity
   local used, last_us = number(found[1]), number(found[2])
   local recent, head, tail = found[3], number(found[4]), number(found[5])
   local known, moved, look = used and last_us and head and tail, false, amount == 0
-  if known and not (head % 1 == 0 and tail % 1 == 0 and tail - head < 4096) then known = nil end
+  local length = known and tail - head + 1
+  if known and not (head % 1 == 0 and length % 1 == 0 and length >= 0 and length <= 4096 and abs(head) < 2^52) then
+    known = nil
+  end
   if known then
+    used = max(0, floor(used))
     last_us = floor(last_us * 1000000 + 0.5)
-    if last_us > now_us and not look then sliding_anchored(key, now_us, head, tail) end
-    used, head, moved = sliding_trimmed(key, now_us, window_us, used, head, tail, look)
+    local ahead
+    used, head, moved, ahead = sliding_trimmed(key, now_us, window_us, used, head, tail, look)
+    if (ahead or last_us > now_us) and not look then sliding_anchored(key, now_us, head, tail) end
   else
     used, last_us, recent, head, tail = 0, now_us, nil, 1, 0
   end

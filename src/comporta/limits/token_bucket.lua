@@ -6,8 +6,9 @@ local function token_bucket(key, now_us, amount, patience_us, commit, capacity, 
   if found.err then return found.err end
   local full = capacity * unit
   local tokens, last_us = number(found[1]), number(found[2])
-  local level, recent = full, found[3]
+  local level, recent, adrift = full, found[3], false
   if tokens then
+    adrift = not last_us
     last_us = last_us or now_us / 1000000 -- set by hand
     level = max(floor(tokens * unit + 0.5), -debt * unit)
     last_us = floor(last_us * 1000000 + 0.5)
@@ -20,7 +21,7 @@ local function token_bucket(key, now_us, amount, patience_us, commit, capacity, 
   local wait_us, need = 0, amount * unit
   if level < need and level < full then
     wait_us = ceil((min(need, full) - level) / per_us)
-    commit, amount, need = last_us > now_us, 0, 0 -- a clock that went back: anchor, taking nothing
+    commit, amount, need = adrift or last_us > now_us, 0, 0 -- no time, or a clock that went back: anchor
   end
   if commit and (amount >= 0 or tokens) then
     level = min(full, level - need)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from comporta.clock import to_seconds, to_us
 from comporta.flow import Flow
@@ -17,7 +17,7 @@ from comporta.limits.decision import Decision, Stats
 from comporta.limits.key import LimitKey, state_key
 from comporta.limits.operation import CHANGES, SPACE, Answer, LimitOperation, Question
 from comporta.limits.waiting import Lines, in_line
-from comporta.stores.base import Bound, Store
+from comporta.stores.base import Bound, Stepper, Store
 from comporta.stores.effects import Apply, Sleep
 from comporta.stores.records import Delete, Write
 
@@ -46,6 +46,23 @@ class Ask:
     async def wait(self) -> int:
         """Ask, awaiting."""
         return await self._bound.take_async(self._key, self._cost)
+
+
+class InForce:
+    """Effect: find the rule in force, which may have been changed by an operator."""
+
+    __slots__ = ("_bound",)
+
+    def __init__(self, bound: Bound) -> None:
+        self._bound = bound
+
+    def block(self) -> Stepper:
+        """Find it, blocking."""
+        return self._bound.stepper
+
+    async def wait(self) -> Stepper:
+        """Find it, awaiting."""
+        return await self._bound.stepper_async()
 
 
 class Verbs:
@@ -98,7 +115,8 @@ class Verbs:
     def reset(self, key: Key) -> Flow[None]:
         """Forget all about a key."""
         text = state_key(key)
-        yield Apply(self.store, Delete(f"{SPACE}:{self.name}", text, kind=self.bound.stepper))
+        rule: Stepper = yield InForce(self.bound)
+        yield Apply(self.store, Delete(f"{SPACE}:{self.name}", text, kind=rule))
         self.lines.call_first(text)
 
     def stats(self, key: Key) -> Flow[Stats]:
@@ -115,16 +133,18 @@ class Verbs:
         value = config.rule().numbers.written(str(config))
         yield Apply(self.store, Write(CHANGES, self.name, value, None, followed=True))
 
-    def question(self, text: str, amount: int) -> Question:
+    def question(self, text: str, amount: int) -> Flow[Question]:
         """Return this limit as a part of an operation."""
-        return Question(cast("Rule", self.bound.stepper), self.name, text, amount)
+        rule: Rule = yield InForce(self.bound)
+        return Question(rule, self.name, text, amount)
 
     def _take(self, key: Key, cost: int) -> Flow[int]:
         wait_us: int = yield Ask(self.bound, key, cost)
         return wait_us
 
     def _ask(self, text: str, amount: int, patience_us: int = 0) -> Flow[Answer]:
-        operation = LimitOperation([self.question(text, amount)], patience_us)
+        question = yield from self.question(text, amount)
+        operation = LimitOperation([question], patience_us)
         answers: list[Answer] = yield Apply(self.store, operation)
         return answers[0]
 

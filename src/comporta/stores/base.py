@@ -150,6 +150,9 @@ class Bound(Protocol):
     def stepper(self) -> Stepper:
         """The stepper in force: the one bound, as an operator may have changed it."""
 
+    async def stepper_async(self) -> Stepper:
+        """Return the stepper in force, without holding up the event loop."""
+
     def attempt(self, key: Any, cost: int) -> int:
         """Apply ``step`` to a key and return the wait in microseconds, or raise ``Busy`` at once."""
 

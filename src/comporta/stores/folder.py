@@ -98,7 +98,8 @@ def _opened(path: str) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StateUnavailableError(f"cannot open {path}: {error.strerror}") from error
+        why = "it is a symbolic link" if os.path.islink(path) else error.strerror
+        raise StateUnavailableError(f"cannot open {path}: {why}") from error
     found = os.fstat(fd)
     if found.st_uid != os.geteuid():
         why = f"belongs to user {found.st_uid}, not to {os.geteuid()}"

@@ -262,6 +262,10 @@ class MemoryBound:
         self.take = self.attempt = take
         self._use = use
 
+    async def stepper_async(self) -> Stepper:
+        """Return the stepper in force."""
+        return self.stepper
+
     async def take_async(self, key: Any, cost: int) -> int:
         """Do what ``take`` does: it takes microseconds."""
         return self.take(key, cost)

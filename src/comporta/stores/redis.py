@@ -9,6 +9,7 @@ command path costs several times the server's work. No call that may have been c
 from __future__ import annotations
 
 from collections import deque
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -70,6 +71,7 @@ class RedisStore:
         self._errors = exceptions
         self._idle: deque[tuple[Connection, int]] = deque(maxlen=_IDLE_MAX)
         self._lines: Lines | None = None
+        self._making = Lock()
         forks.register(self)
 
     def options(self, *, blocking: bool) -> dict[str, Any]:
@@ -137,16 +139,19 @@ class RedisStore:
 
     def lines(self) -> Lines:
         """Return the awaiting side, made when first asked for."""
-        if self._lines is None:
+        lines = self._lines
+        if lines is None:
             from comporta.stores.redis_async import Lines  # noqa: PLC0415 - pulls in asyncio
 
-            self._lines = Lines(self)
-        return self._lines
+            with self._making:  # several threads may come here at once, each with a loop of its own
+                lines = self._lines = self._lines or Lines(self)
+        return lines
 
     def after_fork(self) -> None:
         """Leave the parent's connections to the parent."""
         self._idle.clear()
         self._lines = None
+        forks.renew(self._making)
 
     def _called(self, call: Call) -> list[Any]:
         """Make one script call; one that the server has forgotten is sent again with its text."""

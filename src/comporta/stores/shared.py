@@ -44,7 +44,7 @@ class SharedStore:
         name: str,
         clock: Clock = MONOTONIC,
         keys: int = KEYS_DEFAULT,
-        lock_timeout: float = 0.05,
+        lock_timeout: float = 0.5,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . -, got {name!r}")

@@ -90,6 +90,12 @@ class SharedBound:
             self._store.patiently(self._follow)
         return self._current
 
+    async def stepper_async(self) -> Stepper:
+        """Return the stepper in force; a lock that is taken is waited for without holding the loop."""
+        if self._store.table.changes != self._seen:
+            await self._store.patiently_async(self._follow)
+        return self._current
+
     def take(self, key: Any, cost: int) -> int:
         """Decide, waiting for the lock up to the store's ``lock_timeout``."""
         try:

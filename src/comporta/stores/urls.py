@@ -3,7 +3,7 @@
 ========================================================= ==============================================
 ``memory://``                                             this limiter alone
 ``memory://name``                                         all who say so in this process
-``shared://name?keys=16384&lock_timeout=0.05``            all processes of this user on this machine
+``shared://name?keys=16384&lock_timeout=0.5``             all processes of this user on this machine
 ``redis://``, ``rediss://``, ``valkey://``, ``unix://``   a fleet (``?timeout=1.0`` and redis-py's own)
 ========================================================= ==============================================
 """
