@@ -13,6 +13,7 @@ from tests.support import command, redis_store
 
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.operation import LimitOperation, Question
+from comporta.limits.take import Asked, Take
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import Delete, Write
 from comporta.stores.redis import RedisStore
@@ -68,6 +69,22 @@ def test_lua__any_limit_any_time__answers_as_python_does(
             _expire_alike(local, remote, limit, "n")
             asked = [(limit, "n", min(amount, limit.capacity))]
             assert _ask(remote, asked, patience_us) == _ask(local, asked, patience_us)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(limit=limits, steps=st.lists(st.tuples(pauses, st.integers(1, 5)), min_size=1, max_size=40))
+def test_lua__on_the_short_way__answers_as_python_does(
+    server: Server, limit: LimitConfig, steps: list[tuple[int, int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    asked = Asked(limit.rule(), "n")
+    with redis_store(server, clock) as remote:
+        for pause_us, amount in steps:
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n")
+            take = Take(asked, "k", min(amount, limit.capacity))
+            assert remote.apply(take) == local.apply(take)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

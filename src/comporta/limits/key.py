@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 from comporta.stores.base import KEY_BYTES_MAX
 
 _PLAIN_BYTES_MAX = 200
@@ -84,6 +82,8 @@ def state_key(key: LimitKey | str | None) -> str:
         raise ValueError("key must not be empty, got ''; None is the limiter as a whole")
     data = text.encode("utf-8", "surrogatepass")
     if len(data) > _PLAIN_BYTES_MAX or text.startswith(_DIGEST_MARK):
+        from hashlib import blake2b  # noqa: PLC0415 - loads OpenSSL, and few keys are that long
+
         return _DIGEST_MARK + blake2b(data, digest_size=20).hexdigest()
     return text
 

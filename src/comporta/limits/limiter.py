@@ -48,7 +48,7 @@ class BaseLimiter:
         bound = _bound(self.config, self.store, self.name)
         self.verbs = Verbs(self.config, self.store, self.name, bound)
         self._waiting = self.verbs.lines.by_key
-        self._attempt = bound.attempt
+        self._attempt = None if isinstance(bound, RemoteBound) else bound.attempt
         self._take_async = bound.take_async
         self.sync = SyncLimiter(self.verbs)
 
@@ -64,10 +64,12 @@ class BaseLimiter:
         wait in this process are served in the order in which they came.
         """
         if timeout == 0 and cost == 1 and not self._waiting:
-            try:
-                return not self._attempt(key, 1)
-            except Busy:
-                return not await self._take_async(key, 1)
+            if self._attempt is not None:
+                try:
+                    return not self._attempt(key, 1)
+                except Busy:
+                    pass
+            return not await self._take_async(key, 1)
         return await run_async(self.verbs.acquire(key, cost, timeout))
 
     async def decide(self, key: Key = None, cost: int = 1) -> Decision:
@@ -111,7 +113,7 @@ class SyncLimiter:
     def __init__(self, verbs: Verbs) -> None:
         self._verbs = verbs
         self._waiting = verbs.lines.by_key
-        self._attempt = verbs.bound.attempt
+        self._attempt = verbs.bound.take if isinstance(verbs.bound, RemoteBound) else verbs.bound.attempt
         self._take = verbs.bound.take
 
     def acquire(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> bool:
@@ -191,7 +193,8 @@ def _bound(config: LimitConfig, store: Store, name: str) -> Bound:
 def _made_name(config: LimitConfig) -> str:
     """Return a name that only limits of the same numbers get."""
     pace = config.window or 0 if config.strategy in WINDOWS else config.rate
-    return f"{config.strategy.value}-{float(pace)!r}-{config.capacity}".replace("+", "")
+    kind, number = config.strategy.value.partition("_")[0], repr(float(pace)).removesuffix(".0")
+    return f"{kind}-{number}-{config.capacity}".replace("+", "")
 
 
 def _checked_name(name: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 from comporta.errors import StateTypeError
@@ -51,17 +50,22 @@ STRATEGIES = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window")
 """In the order of their codes in ``limit.lua``, from 1."""
 
 
+def lua(*names: str) -> str:
+    """Return the text of some of the Lua files beside this one."""
+    from importlib.resources import files  # noqa: PLC0415 - a sixth of all that importing comporta costs
+
+    folder = files("comporta.limits")
+    return "\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names)
+
+
 @cache
 def script_for(codes: frozenset[int]) -> Script:
     """Return the script that knows just these strategies: what it defines, it pays for at each call."""
     names = [name for code, name in enumerate(STRATEGIES, 1) if code in codes]
-    absent = [name for name in STRATEGIES if name not in names]
+    absent = [f"local {name}" for name in STRATEGIES if name not in names]
 
     def text() -> str:
-        folder = files("comporta.limits")
-        parts = [folder.joinpath(f"{name}.lua").read_text("utf-8") for name in ("support", "traffic", *names)]
-        parts += [f"local {name}" for name in absent]
-        return "\n".join([*parts, folder.joinpath("limit.lua").read_text("utf-8")])
+        return "\n".join([lua("support", "traffic", *names), *absent, lua("limit")])
 
     return Script("limit:" + ",".join(names), text, joins=True)
 
@@ -153,12 +157,13 @@ class LimitOperation:
         for question, start in zip(self.questions, range(0, len(raw), _FIELDS), strict=True):
             fields = raw[start : start + _FIELDS]
             if not isinstance(fields[0], int):
-                raise _unusable(question, fields[0])
+                raise unusable(question, fields[0])
             answers.append(Answer(*fields))
         return answers
 
 
-def _unusable(question: Question, error: bytes | str) -> StateTypeError:
+def unusable(question: Question, error: bytes | str) -> StateTypeError:
+    """Return the error for a key that holds something else."""
     text = error.decode("utf-8", "replace") if isinstance(error, bytes) else error
     key = key_text(f"{SPACE}:{question.name}", question.key)
     return StateTypeError(f"{key!r} does not hold the state of a limit, left as it is: {text}")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any
 
 from comporta.limits.key import state_key
-from comporta.limits.operation import LimitOperation, Question
 from comporta.limits.rule import Rule
+from comporta.limits.take import Asked, Take
 from comporta.stores.base import Busy, Store
 
 
 class RemoteBound:
     """What :class:`comporta.stores.base.Bound` is for a local store; a change is read by the script."""
 
-    __slots__ = ("_name", "_store", "stepper")
+    __slots__ = ("_asked", "_store", "stepper")
 
     def __init__(self, store: Store, rule: Rule, name: str) -> None:
         self._store = store
-        self._name = name
+        self._asked = Asked(rule, name)
         self.stepper = rule
 
     async def stepper_async(self) -> Rule:
@@ -31,11 +32,8 @@ class RemoteBound:
 
     def take(self, key: Any, cost: int) -> int:
         """Ask, in one round trip."""
-        return self._store.apply(self._asking(key, cost))[0].wait_us
+        return self._store.apply(Take(self._asked, state_key(key), cost))
 
-    async def take_async(self, key: Any, cost: int) -> int:
+    def take_async(self, key: Any, cost: int) -> Coroutine[Any, Any, int]:
         """Ask, together with the others of this tick."""
-        return (await self._store.apply_async(self._asking(key, cost)))[0].wait_us
-
-    def _asking(self, key: Any, cost: int) -> LimitOperation:
-        return LimitOperation([Question(self.stepper, self._name, state_key(key), cost)])
+        return self._store.apply_async(Take(self._asked, state_key(key), cost))

@@ -13,7 +13,7 @@ end
 
 -- A number of tokens as text: as few digits as give the same level again (see `unit` in bucket.py).
 local function tokens_text(level, unit)
-  return format(unit < 500000 and '%.6f' or unit < 500000000 and '%.9f' or '%.17g', level / unit)
+  return format(abs(level) < 1e14 and '%.14g' or '%.17g', level / unit)
 end
 
 -- An instant as text: Unix seconds.

@@ -71,11 +71,16 @@ class Part(NamedTuple):
 
 
 class Script(NamedTuple):
-    """A Lua script. ``joins``: several calls of it may be sent as one, arguments end to end."""
+    """A Lua script. ``joins``: several calls of it may be sent as one, arguments end to end.
+
+    ``keys`` and ``arguments`` come first, once, whatever is joined.
+    """
 
     name: str
     text: Callable[[], str]
     joins: bool = False
+    keys: tuple[str, ...] = ()
+    arguments: tuple[int | str | bytes, ...] = ()
 
 
 class Operation(Protocol[R_co]):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 from comporta.stores.base import Part, Script, State
@@ -25,6 +24,8 @@ class Page(NamedTuple):
 
 @cache
 def _script_text() -> str:
+    from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
+
     return files("comporta.stores").joinpath("listing.lua").read_text("utf-8")
 
 

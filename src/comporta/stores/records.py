@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from struct import Struct
 from typing import Any
 
@@ -59,6 +58,8 @@ RECORD = _RecordKind()
 
 @cache
 def _script_text() -> str:
+    from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
+
     return files("comporta.stores").joinpath("record.lua").read_text("utf-8")
 
 

@@ -9,6 +9,7 @@ command path costs several times the server's work. No call that may have been c
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Coroutine
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from comporta.flow import Flow, run, run_async
 from comporta.stores.base import Operation
 from comporta.stores.effects import Apply
 from comporta.stores.listing import ListRecords, Page
-from comporta.stores.wire import Call, calls_for, named
+from comporta.stores.wire import Call, named
 
 if TYPE_CHECKING:
     from comporta.stores.redis_async import Lines
@@ -97,16 +98,15 @@ class RedisStore:
 
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation in one round trip."""
-        [call] = calls_for([operation])
-        [reply] = self._called(call)
+        [reply] = self._called(Call(operation.script, [operation]))
         if isinstance(reply, StateError):
             raise reply
         result: R = reply
         return result
 
-    async def apply_async(self, operation: Operation[R]) -> R:
+    def apply_async(self, operation: Operation[R]) -> Coroutine[Any, Any, R]:
         """Carry out an operation together with the others asked for in this tick of the loop."""
-        return await self.lines().apply(operation)
+        return self.lines().apply(operation)
 
     def entries(self, space: str) -> dict[str, bytes]:
         """Return the live records of a space, a page at a time."""

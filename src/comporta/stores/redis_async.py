@@ -56,13 +56,14 @@ class Lines:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._last: _Line | None = None
 
     async def apply(self, operation: Operation[R]) -> R:
         """Put an operation on the running loop's line and wait for its reply."""
         loop = asyncio.get_running_loop()
-        line = self._by_loop.get(loop)
-        if line is None:
-            line = self._by_loop[loop] = _Line(self._store, loop)
+        line = self._last
+        if line is None or line.loop is not loop:
+            line = self._last = self._line_of(loop)
         future = line.put(operation)
         try:
             reply: R = await future
@@ -71,8 +72,17 @@ class Lines:
             raise
         return reply
 
+    def _line_of(self, loop: asyncio.AbstractEventLoop) -> _Line:
+        line = self._by_loop.get(loop)
+        if line is None:
+            for other in [other for other in self._by_loop if other.is_closed()]:
+                del self._by_loop[other]  # a line holds its loop, so this does not happen by itself
+            line = self._by_loop[loop] = _Line(self._store, loop)
+        return line
+
     async def aclose(self) -> None:
         """Close the running loop's line."""
+        self._last = None
         line = self._by_loop.pop(asyncio.get_running_loop(), None)
         if line is not None:
             await line.aclose()
@@ -83,7 +93,7 @@ class _Line:
 
     def __init__(self, store: RedisStore, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
-        self._loop = loop
+        self.loop = loop
         options = store.options(blocking=False)
         pool = ConnectionPool.from_url(store.url, **options)
         self._connection = cast(Connection, pool.connection_class(**pool.connection_kwargs))
@@ -95,10 +105,10 @@ class _Line:
         """Add an operation to the next batch."""
         if len(self._waiting) >= _WAITING_MAX:
             raise StateError(f"{_WAITING_MAX} operations wait for {self._store.address} already")
-        future = self._loop.create_future()
+        future = self.loop.create_future()
         self._waiting.append((operation, future))
         if self._sending is None:
-            self._sending = self._loop.create_task(self._send_all())
+            self._sending = self.loop.create_task(self._send_all())
         return future
 
     def give_back(self, operation: Operation[Any], future: asyncio.Future[Any]) -> None:

@@ -32,14 +32,17 @@ class Call(NamedTuple):
 
     def packed(self, now_us: int, *, with_text: bool = False) -> bytes:
         """Return the command; with the script's text after the server said that it has forgotten it."""
-        keys: list[bytes] = []
-        arguments: list[Argument] = [now_us]
+        script = self.script
+        names = [*script.keys]
+        arguments: list[Argument] = [now_us, *script.arguments]
         for operation in self.operations:
-            keys += (key.encode("utf-8", "surrogatepass") for key in operation.key_names())
+            names += operation.key_names()
             arguments += operation.arguments()
+        keys = [name.encode("utf-8", "surrogatepass") for name in names]
+        sha, text = loaded(script)
         if with_text:
-            return pack(("EVAL", self.script.text(), len(keys), *keys, *arguments))
-        return pack(("EVALSHA", sha_of(self.script), len(keys), *keys, *arguments))
+            return pack(("EVAL", text, len(keys), *keys, *arguments))
+        return pack(("EVALSHA", sha, len(keys), *keys, *arguments))
 
     def replies(self, raw: Any) -> list[Any]:
         """Return for each operation its reply, or the error that is its own."""
@@ -81,15 +84,20 @@ def calls_for(operations: Sequence[Operation[Any]]) -> list[Call]:
     return calls
 
 
-_shas: dict[str, str] = {}
+_loaded: dict[str, tuple[str, str]] = {}
 
 
-def sha_of(script: Script) -> str:
-    """Return the name under which the server knows a script."""
-    sha = _shas.get(script.name)
-    if sha is None:
-        sha = _shas[script.name] = sha1(script.text().encode(), usedforsecurity=False).hexdigest()
-    return sha
+def loaded(script: Script) -> tuple[str, str]:
+    """Return the name under which the server knows a script, and its text.
+
+    Both are read once: an upgrade of the files under a running program must not mix versions.
+    """
+    found = _loaded.get(script.name)
+    if found is None:
+        text = script.text()
+        sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
+        found = _loaded[script.name] = (sha, text)
+    return found
 
 
 def _pack_here(arguments: tuple[Argument, ...]) -> bytes:

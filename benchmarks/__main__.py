@@ -1,0 +1,55 @@
+"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+from benchmarks import accuracy, footprint, latency, memory, redis, server, shared, startup
+from benchmarks.measure import Effort
+from benchmarks.report import Section, as_text, summary, write_page
+
+SECTIONS: dict[str, Callable[[Effort], Section]] = {
+    "memory": memory.blocking,
+    "memory-async": memory.awaiting,
+    "shared": shared.one_process,
+    "shared-two": shared.two_processes,
+    "redis": redis.blocking,
+    "redis-async": redis.awaiting,
+    "import": startup.run,
+    "footprint": footprint.run,
+    "accuracy": accuracy.run,
+    "latency": latency.run,
+}
+
+
+def main() -> None:
+    """Measure what was asked for, one section after the other."""
+    asked = _arguments()
+    effort = Effort.of(quick=asked.quick)
+    sections = []
+    for name in asked.only or SECTIONS:
+        print(f"measuring {name} ...", flush=True)
+        start = time.monotonic()
+        sections.append(SECTIONS[name](effort))
+        print(as_text(sections[-1]))
+        print(f"\n({time.monotonic() - start:.0f} s)\n", flush=True)
+    print(summary(sections))
+    if asked.write:
+        write_page(sections, server.describe())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="comporta beside its peers")
+    parser.add_argument("--only", action="append", choices=SECTIONS, metavar="NAME", help=", ".join(SECTIONS))
+    parser.add_argument("--quick", action="store_true", help="a first impression, in a minute")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
+    asked = parser.parse_args()
+    if asked.write and (asked.only or asked.quick):
+        parser.error("--write takes the figures of a whole run: leave out --only and --quick")
+    return asked
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Whether two processes together get what one limit allows: no more, and hardly less."""
+
+from __future__ import annotations
+
+from benchmarks import ours, server
+from benchmarks.measure import Contender, Effort
+from benchmarks.pair import Pair
+from benchmarks.report import Section, Table
+from benchmarks.shared import folder
+from comporta import LimitConfig, TokenBucketLimiter
+
+_RATE, _BURST = 1000, 100
+
+
+def contenders(state: str, url: str) -> list[Contender]:
+    """Return ours: 1000/s with a small burst, so that the burst does not hide the rate."""
+    config = LimitConfig(_RATE, _BURST)
+    return [
+        Contender(ours.COMPORTA, scheme, TokenBucketLimiter(config, where).sync.acquire)
+        for scheme, where in (("shared://", state), ("redis://", url))
+    ]
+
+
+def run(effort: Effort) -> Section:
+    """Let two processes ask for far more than there is."""
+    rows = []
+    with folder() as state, server.start() as running, Pair(contenders, state, running.url) as pair:
+        for name in (f"{ours.COMPORTA} shared://", f"{ours.COMPORTA} redis://"):
+            pair.run(name, "warm up", 0.05)
+            work = pair.run(name, "user:1", effort.seconds, counting=True)
+            seconds = max(w.last for w in work) - min(w.first for w in work)
+            due = _BURST + _RATE * seconds
+            granted, asked = sum(w.granted for w in work), sum(w.decisions for w in work)
+            rows.append([name, f"{asked:,}", f"{granted:,}", f"{due:,.1f}", f"{100 * granted / due:.2f} %"])
+    return Section(
+        "Accuracy",
+        f"Token bucket, {_RATE}/s with a burst of {_BURST}; two processes ask one key as fast as they can "
+        f"for {effort.seconds:g} s. What is due is the burst, and the rate from the first question to the "
+        "last.",
+        [Table("Two processes, one limit", ["", "asked", "granted", "due", "granted of due"], rows)],
+    )

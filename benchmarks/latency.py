@@ -1,0 +1,57 @@
+"""How long one decision takes, and how long the slow ones take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from benchmarks import ours, server
+from benchmarks.measure import Contender, Effort, percentile
+from benchmarks.report import Goal, Section, Table
+from benchmarks.shared import folder
+
+_PLENTY = 1_000_000
+_PERCENT = (50, 99, 99.9)
+
+
+def run(effort: Effort) -> Section:
+    """Time decisions one by one."""
+    with folder() as state, server.start() as running:
+        found = {
+            "memory://": _timed(ours.blocking(_PLENTY)[0], 2000 * effort.rounds),
+            "shared://": _timed(ours.shared(state, _PLENTY), 2000 * effort.rounds),
+            "redis://": _timed(ours.on_redis(running.url, _PLENTY), 400 * effort.rounds),
+        }
+    rows = [[name, *(_shown(percentile(times, p)) for p in _PERCENT)] for name, times in found.items()]
+    return Section(
+        "Latency",
+        "Token bucket, one process, blocking, one key, admitted; nothing pinned, the server on the same "
+        "machine.",
+        [Table("One decision", ["", "median", "99 %", "99.9 %"], rows)],
+        [
+            _goal("under 1 ms in the process (99 %)", found["memory://"], 1),
+            _goal("under 10 ms shared by a machine (99 %)", found["shared://"], 10),
+            _goal("under 10 ms through Redis (99 %)", found["redis://"], 10),
+        ],
+    )
+
+
+def _timed(contender: Contender, count: int) -> list[int]:
+    decide: Callable[[str], object] = contender.decide
+    now, times = time.perf_counter_ns, []
+    for _ in range(100):
+        decide("user:1")
+    for _ in range(count):
+        start = now()
+        decide("user:1")
+        times.append(now() - start)
+    return sorted(times)
+
+
+def _goal(promise: str, times: list[int], milliseconds: int) -> Goal:
+    slow = percentile(times, 99)
+    return Goal(f"latency: {promise}", _shown(slow), slow < milliseconds * 1_000_000)
+
+
+def _shown(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1000:,.1f} µs"

@@ -1,0 +1,60 @@
+"""comporta's own contenders."""
+
+from __future__ import annotations
+
+from benchmarks.measure import Contender
+from comporta import (
+    BaseLimiter,
+    FixedWindowLimiter,
+    LeakyBucketLimiter,
+    LimitConfig,
+    RedisLimiter,
+    SlidingWindowLimiter,
+    TokenBucketLimiter,
+)
+
+COMPORTA = "comporta"
+LIMITERS = {
+    "token bucket": TokenBucketLimiter,
+    "fixed window": FixedWindowLimiter,
+    "sliding window": SlidingWindowLimiter,
+    "leaky bucket": LeakyBucketLimiter,
+}
+
+
+def limit(per_second: int) -> LimitConfig:
+    """Return so many per second, as many at once."""
+    return LimitConfig(per_second, per_second, 1)
+
+
+def blocking(per_second: int, state: str = "memory://") -> list[Contender]:
+    """Return every strategy, blocking."""
+    return [_blocking(variant, kind(limit(per_second), state)) for variant, kind in LIMITERS.items()]
+
+
+def awaiting(per_second: int, state: str = "memory://") -> list[Contender]:
+    """Return every strategy, awaiting."""
+    return [_awaiting(variant, kind(limit(per_second), state)) for variant, kind in LIMITERS.items()]
+
+
+def on_redis(url: str, per_second: int) -> Contender:
+    """Return the token bucket on a server, blocking."""
+    return _blocking("redis://", RedisLimiter(limit(per_second), url))
+
+
+def on_redis_async(url: str, per_second: int) -> Contender:
+    """Return the token bucket on a server, awaiting."""
+    return _awaiting("redis://", RedisLimiter(limit(per_second), url))
+
+
+def shared(state: str, per_second: int) -> Contender:
+    """Return the token bucket of one machine, blocking."""
+    return _blocking("shared://", TokenBucketLimiter(limit(per_second), state))
+
+
+def _blocking(variant: str, limiter: BaseLimiter) -> Contender:
+    return Contender(COMPORTA, variant, limiter.sync.acquire)
+
+
+def _awaiting(variant: str, limiter: BaseLimiter) -> Contender:
+    return Contender(COMPORTA, variant, limiter.acquire, aclose=limiter.aclose)

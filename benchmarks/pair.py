@@ -1,0 +1,139 @@
+"""Two processes that work at the same moment, as two workers of one service do.
+
+They are started once, build the same contenders, and are then told through a pipe whom to run, from when on
+and for how long. The monotonic clock is one for all processes of a machine, so they start together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from benchmarks.measure import Contender
+
+_AHEAD_SECONDS = 0.02
+_CHUNK_SECONDS = 0.001
+_START_SECONDS_MAX = 60
+
+Build = Callable[..., list[Contender]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Whom to run, on which key, from when on (monotonic), for how long; and whether to count grants."""
+
+    name: str
+    key: str
+    start: float
+    seconds: float
+    counting: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process did, and when it made its first and its last decision."""
+
+    decisions: int
+    granted: int
+    first: float
+    last: float
+
+
+class Pair:
+    """Two processes with the contenders that ``build(*arguments)`` gives."""
+
+    def __init__(self, build: Build, *arguments: Any) -> None:
+        context = get_context("spawn")  # started independently, as workers are
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(2):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, build, arguments), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> Pair:
+        for pipe in self._pipes:
+            if not pipe.poll(_START_SECONDS_MAX):
+                raise RuntimeError("a worker process did not start")
+            pipe.recv()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for pipe in self._pipes:
+            pipe.close()  # which ends the worker
+        for process in self._processes:
+            process.join(5)
+            process.kill()
+            process.join()
+
+    def run(self, name: str, key: str, seconds: float, *, counting: bool = False) -> list[Work]:
+        """Let both work at once."""
+        order = Order(name, key, time.monotonic() + _AHEAD_SECONDS, seconds, counting)
+        for pipe in self._pipes:
+            pipe.send(order)
+        return [pipe.recv() for pipe in self._pipes]
+
+    def speed(self, name: str, key: str, seconds: float) -> float:
+        """Return the decisions per second of both together."""
+        return sum(work.decisions / (work.last - work.first) for work in self.run(name, key, seconds))
+
+
+def _serve(pipe: Connection, build: Build, arguments: tuple[Any, ...]) -> None:
+    contenders = {contender.name: contender for contender in build(*arguments)}
+    pipe.send("ready")
+    while True:
+        try:
+            order: Order = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        contender = contenders[order.name]
+        pipe.send(_counted(contender, order) if order.counting else _timed(contender, order))
+
+
+def _timed(contender: Contender, order: Order) -> Work:
+    """Decide as fast as possible, looking at the clock about once a millisecond."""
+    decide, key = contender.decide, order.key
+    chunk, made = 1, 0
+    _wait_until(order.start)
+    first = last = time.monotonic()
+    while last < first + order.seconds:
+        before = last
+        for _ in range(chunk):
+            decide(key)
+        made += chunk
+        last = time.monotonic()
+        if last - before < _CHUNK_SECONDS / 2:
+            chunk *= 2
+    return Work(made, 0, first, last)
+
+
+def _counted(contender: Contender, order: Order) -> Work:
+    """Count what is granted, in every decision."""
+    decide, granted, key = contender.decide, contender.granted, order.key
+    made = allowed = 0
+    _wait_until(order.start)
+    first = last = time.monotonic()
+    while last < first + order.seconds:
+        allowed += granted(decide(key))
+        made += 1
+        last = time.monotonic()
+    return Work(made, allowed, first, last)
+
+
+def _wait_until(start: float) -> None:
+    time.sleep(max(0.0, start - time.monotonic() - 0.001))
+    while time.monotonic() < start:
+        pass

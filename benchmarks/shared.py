@@ -1,0 +1,93 @@
+"""State shared by the processes of a machine: ``shared://`` beside peers that ask a Redis for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import repeat
+
+from benchmarks import ours, peers, server
+from benchmarks.measure import Contender, Effort, Timings, calls, check, in_turns
+from benchmarks.pair import Pair
+from benchmarks.report import Goal, Section, Table
+from comporta.stores.shared import SharedStore
+
+_OURS = f"{ours.COMPORTA} shared://"
+_LIMITS = {"refused": 10, "admitted": 1_000_000}
+_SLOT_SECONDS = 0.03
+
+
+@contextmanager
+def folder() -> Iterator[str]:
+    """Give a name for shared state, and remove what was kept under it."""
+    name = f"bench-{os.getpid()}"
+    try:
+        yield f"shared://{name}"
+    finally:
+        store = SharedStore(name)
+        store.close()
+        shutil.rmtree(store.path)
+
+
+def contenders(state: str, url: str, per_second: int) -> list[Contender]:
+    """Return ours and all that share their state through a server."""
+    return [
+        ours.shared(state, per_second),
+        ours.on_redis(url, per_second),
+        *peers.on_redis(url, per_second),
+    ]
+
+
+def one_process(effort: Effort) -> Section:
+    """Compare on one hot key, refused and admitted."""
+    section = Section(
+        "Shared by processes, from one of them",
+        "One hot key. Redis-backed contenders: one connection on the loopback, client and server pinned to "
+        "one core.",
+    )
+    with folder() as state, server.pinned() as url:
+        for what, per_second in _LIMITS.items():
+            timings = _one(effort, what, contenders(state, url, per_second))
+            _tell(section, timings, f"one process, {what}", 20)
+    return section
+
+
+def two_processes(effort: Effort) -> Section:
+    """Compare with two processes on one hot key at once."""
+    section = Section(
+        "Shared by processes, from two at once",
+        "One hot key, both processes as fast as they can, nothing pinned; what both do together.",
+    )
+    with folder() as state, server.start() as running:
+        for what, per_second in _LIMITS.items():
+            timings = _two(effort, what, state, running.url, per_second)
+            _tell(section, timings, f"two processes, {what}", 10)
+    return section
+
+
+def _one(effort: Effort, key: str, found: list[Contender]) -> Timings:
+    for contender in found:
+        contender.decide(key)
+        check(contender, repeat(key), admits=key == "admitted")
+    return in_turns({c.name: calls(c, repeat(key)) for c in found}, effort, _SLOT_SECONDS)
+
+
+def _two(effort: Effort, key: str, state: str, url: str, per_second: int) -> Timings:
+    names = [contender.name for contender in contenders(state, url, per_second)]
+    timings = Timings(names)
+    with Pair(contenders, state, url, per_second) as pair:
+        for name in names:
+            pair.run(name, key, _SLOT_SECONDS)
+        for _ in range(max(3, effort.rounds // 2)):
+            for name in names:
+                timings.rates[name].append(pair.speed(name, key, 2 * _SLOT_SECONDS))
+    return timings
+
+
+def _tell(section: Section, timings: Timings, how: str, wanted: int) -> None:
+    rivals = [name for name in timings.rates if not name.startswith(ours.COMPORTA)]
+    section.tables.append(Table.of_speeds(how.capitalize(), timings, _OURS))
+    promise = f"shared, {how}: the best Redis-backed peer"
+    section.goals.append(Goal.at_least(wanted, promise, timings, _OURS, rivals))

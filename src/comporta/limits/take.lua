@@ -1,0 +1,28 @@
+-- The hot path: takes from one limit for one or more keys, each on its own, and says only how long to wait.
+-- The text of the strategy stands above it, and a line that names its function `strategy` (take.py).
+--
+-- KEYS  1: the change that an operator made to the limit; then the state of each key
+-- ARGV  1: now in µs, or 0 for the server's clock; 2-5: capacity, per_us, unit, window_us;
+--       then for each key the amount to take
+-- reply for each key wait_us; an error in its place when the key could not be used
+
+local now_us = tonumber(ARGV[1])
+if now_us == 0 then
+  local time = call('TIME')
+  now_us = time[1] * 1000000 + time[2]
+end
+local capacity, per_us = tonumber(ARGV[2]), tonumber(ARGV[3])
+local unit, window_us, debt = tonumber(ARGV[4]), tonumber(ARGV[5]), 0
+local change = pcall('GET', KEYS[1])
+if type(change) == 'string' then
+  local c, p, u, w = match(change, '^(%d+) (%d+) (%d+) (%d+)')
+  if c then
+    debt = max(0, capacity - c)
+    capacity, per_us, unit, window_us = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
+  end
+end
+local reply = {}
+for i = 2, #KEYS do
+  reply[i - 1] = strategy(KEYS[i], now_us, tonumber(ARGV[i + 4]), 0, true, capacity, per_us, unit, window_us, debt)
+end
+return reply

@@ -1,0 +1,88 @@
+"""Taking from one limit: the hot operation, and the least a server can be asked and answer.
+
+What all calls for one limit have in common (its numbers, the change an operator may have made) is sent
+once however many keys are asked for together, and the answer to each is one number.
+
+Twin: ``take.lua`` over the strategy's own Lua file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+from comporta.limits.operation import CHANGES, SPACE, STRATEGIES, LimitOperation, Question, lua, unusable
+from comporta.limits.rule import Rule
+from comporta.stores.base import Part, Script, State, key_text
+
+
+@cache
+def _script_text(code: int) -> str:
+    name = STRATEGIES[code - 1]
+    return "\n".join([lua("support", "traffic", name), f"local strategy = {name}", lua("take")])
+
+
+class Asked:
+    """One limit, ready to be asked."""
+
+    __slots__ = ("name", "rule", "script", "space")
+
+    def __init__(self, rule: Rule, name: str) -> None:
+        self.rule = rule
+        self.name = name
+        self.space = f"{SPACE}:{name}"
+        self.script = Script(
+            f"take {STRATEGIES[rule.code - 1]}",
+            partial(_script_text, rule.code),
+            joins=True,
+            keys=(key_text(CHANGES, name),),
+            arguments=tuple(rule.numbers),
+        )
+
+
+class Take:
+    """Take from one limit; the reply is the wait in microseconds."""
+
+    __slots__ = ("_asked", "amount", "key", "script")
+
+    followed = False
+    fields = 1
+
+    def __init__(self, asked: Asked, key: str, amount: int) -> None:
+        self._asked = asked
+        self.script = asked.script
+        self.key = key
+        self.amount = amount
+
+    @property
+    def parts(self) -> list[Part]:
+        """The state of the key."""
+        return [Part(self._asked.space, self.key, self._asked.rule)]
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], int]:
+        """Decide."""
+        new, wait_us = self._asked.rule.step(states[0], now_us, self.amount)
+        return [new], wait_us
+
+    def key_names(self) -> tuple[str]:
+        """The state of the key."""
+        return (key_text(self._asked.space, self.key),)
+
+    def arguments(self) -> tuple[int]:
+        """How much."""
+        return (self.amount,)
+
+    def undo(self, reply: int) -> LimitOperation | None:
+        """Give back what was granted to a caller that is gone."""
+        return None if reply else LimitOperation([self._question(-self.amount)])
+
+    def parse(self, raw: Sequence[Any]) -> int:
+        """Read the wait; an error in its place names the key it came from."""
+        wait_us = raw[0]
+        if isinstance(wait_us, int):
+            return wait_us
+        raise unusable(self._question(self.amount), wait_us)
+
+    def _question(self, amount: int) -> Question:
+        return Question(self._asked.rule, self._asked.name, self.key, amount)
