@@ -20,6 +20,7 @@ from comporta import (
     SlidingWindowLimiter,
     TokenBucketLimiter,
 )
+from comporta.limits import waiting
 from comporta.stores.memory import MemoryStore
 from comporta.stores.redis import RedisStore
 from comporta.stores.shared import SharedStore
@@ -229,3 +230,13 @@ def test_shared__limit_as_a_whole_and_keys__are_apart() -> None:
     with shared_store() as store:
         limiter = TokenBucketLimiter("1/hour", store, "n").sync
         assert [limiter.acquire(key) for key in (None, "a", None, "a")] == [True, True, False, False]
+
+
+def test_limiter__line_too_long__refuses_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "WAITERS_MAX", 2)
+
+    async def story() -> list[bool]:
+        limiter = TokenBucketLimiter("100/s burst 1")
+        return await asyncio.gather(*(limiter.acquire("k", timeout=5) for _ in range(4)))
+
+    assert asyncio.run(story()) == [True, True, False, False]
