@@ -240,3 +240,12 @@ def test_limiter__line_too_long__refuses_the_next_at_once(monkeypatch: pytest.Mo
         return await asyncio.gather(*(limiter.acquire("k", timeout=5) for _ in range(4)))
 
     assert asyncio.run(story()) == [True, True, True, False]  # the first does not wait
+
+
+def test_limiter__after_a_fork__the_parents_waiters_are_not_the_childs() -> None:
+    lines = waiting.Lines()
+    lines.join("k")
+    lines._lock.acquire()
+    lines.after_fork()
+    assert lines.by_key == {}
+    assert lines.join("k") is not None

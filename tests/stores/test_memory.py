@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -155,3 +156,31 @@ def test_memory__after_a_fork__its_lock_is_free() -> None:
     store._lock.acquire()
     store.after_fork()
     assert TokenBucketLimiter("1/s", store).sync.acquire() is True
+
+
+def test_memory__awaited_listing__is_the_same() -> None:
+    store = MemoryStore()
+    store.apply(Write("s", "a", b"x", None))
+    assert asyncio.run(store.entries_async("s")) == {"a": b"x"}
+
+
+def test_memory__full_of_dead_keys__makes_room_at_once() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock, keys_max=600)
+    limiter = TokenBucketLimiter("9/s", store).sync
+    for number in range(600):
+        limiter.acquire(f"old{number}")
+    clock.advance(61)
+    for number in range(300):
+        assert limiter.acquire(f"new{number}") is True
+    assert len(store) == 300
+
+
+def test_memory__room_for_one_of_two_new_keys__takes_neither() -> None:
+    store = MemoryStore(ManualClock(), keys_max=2)
+    one, other = TokenBucketLimiter("9/s", store, "one"), TokenBucketLimiter("9/s", store, "other")
+    one.sync.acquire("old")
+    with pytest.raises(StateFullError):
+        LimitGroup(one, other).sync.acquire(["new", "newer"])
+    assert len(store) == 1
+    assert one.sync.acquire("new") is True

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from tests.support import command, redis_store
 
 from comporta import (
@@ -215,3 +216,78 @@ def test_sliding_window__lowered_below_a_cost__waits_for_an_empty_log() -> None:
     limiter.acquire("k")
     limiter.change(LimitConfig(1, 2, 100, LimitStrategy.SLIDING_WINDOW))
     assert 99 < limiter.decide("k", 8).retry_after <= 100
+
+
+def test_redis__many_records__are_listed_page_by_page(valkey: Server) -> None:
+    with redis_store(valkey) as store:
+        for number in range(1_200):
+            store.apply(Write("many", str(number), b"%d" % number, 60))
+        assert store.entries("many") == {str(number): b"%d" % number for number in range(1_200)}
+
+
+def test_redis__after_a_fork__starts_with_connections_of_its_own(valkey: Server) -> None:
+    async def ask(store: RedisStore) -> None:
+        assert await store.apply_async(Read("s", "k")) is None
+        line = store.lines()._line_of(asyncio.get_running_loop())
+        store.after_fork()
+        assert store._lines is None
+        assert await store.apply_async(Read("s", "k")) is None
+        await store.aclose()
+        await line.aclose()
+
+    with redis_store(valkey) as store:
+        store.apply(Read("s", "k"))
+        connection = store._idle[0][0]
+        asyncio.run(ask(store))
+        assert not store._idle
+        assert store.apply(Read("s", "k")) is None
+        connection.disconnect()
+
+
+def test_redis__closed_twice__does_no_harm(valkey: Server) -> None:
+    async def story(store: RedisStore) -> None:
+        await store.apply_async(Read("s", "k"))
+        await store.aclose()
+        await store.aclose()
+
+    with redis_store(valkey) as store:
+        asyncio.run(story(store))
+
+
+def test_redis__line_that_cannot_be_looked_at__is_opened_again(
+    valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(store: RedisStore) -> None:
+        await store.apply_async(Read("s", "k"))
+        line = store.lines()._line_of(asyncio.get_running_loop())
+
+        async def broken() -> bool:
+            raise redis.ConnectionError("no longer there")
+
+        monkeypatch.setattr(line._connection, "can_read", broken)
+        line._used_ns = 0
+        assert await store.apply_async(Read("s", "k")) is None
+        await store.aclose()
+
+    with redis_store(valkey) as store:
+        asyncio.run(story(store))
+
+
+def test_redis__error_of_the_whole_call__reaches_all_its_callers_and_those_who_left_are_forgotten(
+    valkey: Server,
+) -> None:
+    """A record of the wrong type fails the call; one caller is gone by then."""
+
+    async def story(store: RedisStore) -> list[Any]:
+        asked = [asyncio.ensure_future(store.apply_async(Read("s", "k"))) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        await store.aclose()
+        return answers
+
+    with redis_store(valkey) as store:
+        command(valkey, "RPUSH", "s:k", "x")
+        answers = asyncio.run(story(store))
+    assert [type(answer) for answer in answers] == [asyncio.CancelledError, StateTypeError, StateTypeError]

@@ -178,21 +178,23 @@ class MemoryStore:
 
     def _admit_all(self, changes: list[tuple[Part, State]], now_us: int) -> None:
         """Count all keys that are new, or none: no part of an operation is done without the others."""
-        size = self._size
+        admitted = 0
         try:
             for part, new in changes:
                 if new is not GONE and part.key not in self._spaces[part.space].table:
                     self._admit(now_us)
+                    admitted += 1
         except StateFullError:
-            self._size = size
+            self._size -= admitted
             raise
 
     def _keep(self, part: Part, state: State) -> None:
         table = self._spaces[part.space].table
-        if state is not GONE:
-            table[part.key] = state
-        elif table.pop(part.key, None) is not None:
+        if state is GONE:
+            del table[part.key]
             self._size -= 1
+        else:
+            table[part.key] = state
         self._tell(part, None if state is GONE else state)
 
     def _tell(self, part: Part, state: State | None) -> None:

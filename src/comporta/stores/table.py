@@ -187,10 +187,6 @@ class Table:
         """Forget a key."""
         self.memory[slot.digest_at : slot.digest_at + DIGEST_BYTES] = _FREE
 
-    def holds(self, slot: Place) -> bool:
-        """Whether the slot is still this key's."""
-        return self.memory[slot.digest_at : slot.digest_at + DIGEST_BYTES] == slot.digest
-
     def read(self, slot: Place, codec: Codec) -> State:
         """Return the valid copy's state."""
         return codec.unpack_from(self.memory, self._valid_at(slot) + 8)
