@@ -65,7 +65,7 @@ def check_bucket(answers: Sequence[dict[str, Any]], rate: int, capacity: int, at
     assert above <= 0, f"{above:.3f} above what was due in some interval: {figures}"
     assert len(grants) <= capacity + rate * elapsed, figures
     assert len(grants) >= at_least * due, figures
-    return f"{figures}, {100 * (1 - len(grants) / due):+.2f} % below"
+    return f"{figures}; {_below(len(grants), capacity + rate * elapsed)} of what the whole time makes due"
 
 
 def check_window(answers: Sequence[dict[str, Any]], capacity: int, window: float, at_least: float) -> str:
@@ -81,7 +81,12 @@ def check_window(answers: Sequence[dict[str, Any]], capacity: int, window: float
     figures = f"{len(grants)} granted, {due} due in {asked:.3f} s asked of {elapsed:.3f} s, {most} at most"
     assert most <= capacity, figures
     assert len(grants) >= at_least * due, figures
-    return f"{figures}, {100 * (1 - len(grants) / due):+.2f} % below"
+    whole = capacity * (1 + int(elapsed / window))
+    return f"{figures}; {_below(len(grants), whole)} of what the whole time makes due"
+
+
+def _below(count: int, due: float) -> str:
+    return f"{100 * (1 - count / due):.2f} % short"
 
 
 def _common(silences: Sequence[Sequence[Span]]) -> list[Span]:
