@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import hypothesis.strategies as st
@@ -75,6 +76,22 @@ def test_limiter__limit_key_and_its_text__are_one_key() -> None:
         True,
         False,
     ]
+
+
+class Words(str, Enum):  # noqa: UP042 - the older form is what is tested
+    """Keys as people like to write them down; unlike ``StrEnum`` this prints as ``Words.A``."""
+
+    A = "a"
+
+
+@pytest.mark.parametrize("makes", [memory_store, shared_store])
+def test_limiter__key_of_an_enumeration__is_the_text_it_stands_for(makes: MakesStore) -> None:
+    with makes(None) as store:
+        limiter = BaseLimiter("5/hour", store).sync
+        assert limiter.acquire(Words.A) is True
+        assert limiter.acquire("a") is True
+        assert limiter.peek(Words.A).remaining == limiter.peek("a").remaining == 3
+    assert str(LimitKey("n", Words.A)) == "n:a"
 
 
 def test_state_key__long_or_looking_like_a_digest__is_digested() -> None:

@@ -26,10 +26,10 @@ class LimitKey:
                 raise TypeError(f"{name} must be a str, got {part!r:.100}")
             if not part:
                 raise ValueError(f"{name} must not be empty, got {part!r}")
-        self.namespace = namespace
-        self.key = key
-        self.version = version
-        self._text = ":".join(map(_escaped, parts.values()))
+        self.namespace = _plain(namespace)
+        self.key = _plain(key)
+        self.version = None if version is None else _plain(version)
+        self._text = ":".join(_escaped(_plain(part)) for part in parts.values())
 
     @classmethod
     def from_str(cls, text: str) -> LimitKey:
@@ -59,6 +59,11 @@ class LimitKey:
         return hash(self._text)
 
 
+def _plain(text: str) -> str:
+    """Return the characters themselves: a member of ``class Key(str, Enum)`` writes itself otherwise."""
+    return text if type(text) is str else str.__str__(text)
+
+
 def _escaped(part: str) -> str:
     return part.replace("%", "%25").replace(":", "%3A")
 
@@ -75,9 +80,11 @@ def state_key(key: LimitKey | str | None) -> str:
     """
     if key is None:
         return ""
-    text = str(key) if isinstance(key, LimitKey) else key
-    if not isinstance(text, str):
+    if isinstance(key, LimitKey):
+        key = str(key)
+    elif not isinstance(key, str):
         raise TypeError(f"key must be a LimitKey, a str or None, got {key!r:.100}")
+    text = _plain(key)
     if not text:
         raise ValueError("key must not be empty, got ''; None is the limiter as a whole")
     data = text.encode("utf-8", "surrogatepass")

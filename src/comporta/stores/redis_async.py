@@ -11,6 +11,7 @@ A caller that is cancelled after its operation went out gets nothing; what it wa
 from __future__ import annotations
 
 import asyncio
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -57,6 +58,7 @@ class Lines:
         self._store = store
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
         self._last: _Line | None = None
+        self._lock = Lock()
 
     async def apply(self, operation: Operation[R]) -> R:
         """Put an operation on the running loop's line and wait for its reply."""
@@ -73,17 +75,19 @@ class Lines:
         return reply
 
     def _line_of(self, loop: asyncio.AbstractEventLoop) -> _Line:
-        line = self._by_loop.get(loop)
-        if line is None:
-            for other in [other for other in self._by_loop if other.is_closed()]:
-                del self._by_loop[other]  # a line holds its loop, so this does not happen by itself
-            line = self._by_loop[loop] = _Line(self._store, loop)
-        return line
+        with self._lock:  # other threads have loops, too
+            line = self._by_loop.get(loop)
+            if line is None:
+                for other in [other for other in self._by_loop if other.is_closed()]:
+                    del self._by_loop[other]  # a line holds its loop, so this does not happen by itself
+                line = self._by_loop[loop] = _Line(self._store, loop)
+            return line
 
     async def aclose(self) -> None:
         """Close the running loop's line."""
         self._last = None
-        line = self._by_loop.pop(asyncio.get_running_loop(), None)
+        with self._lock:
+            line = self._by_loop.pop(asyncio.get_running_loop(), None)
         if line is not None:
             await line.aclose()
 
