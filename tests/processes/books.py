@@ -34,7 +34,9 @@ class Book:
         self._memory.close()
 
     def add(self, row: int, column: int, amount: int = 1) -> None:
-        _CELL.pack_into(self._memory, self._at(row, column), self.get(row, column) + amount)
+        # by one move: pack_into clears the place first, and others read without a lock
+        at = self._at(row, column)
+        self._memory[at : at + _CELL.size] = _CELL.pack(self.get(row, column) + amount)
 
     def get(self, row: int, column: int) -> int:
         count: int = _CELL.unpack_from(self._memory, self._at(row, column))[0]

@@ -42,7 +42,8 @@ class Inspector:
             assert seen.limit == capacity
             assert 0 <= seen.remaining <= capacity
             assert 0 <= seen.reset_after <= (limiter.config.window or capacity / limiter.config.rate)
-            assert 0 <= stats.requests_last_minute <= noted_after + under_way
+            granted = stats.requests_last_minute
+            assert 0 <= granted <= noted_after + under_way, (NAMES[column], granted, noted_after, under_way)
             if column in (SLOW, LOG):
                 refilled = ceil(0.01 * (time.monotonic() - self.began))
                 used = capacity - seen.remaining
