@@ -20,7 +20,7 @@ from comporta import LimitGroup, StateFullError, StateTimeoutError, StateUnavail
 from comporta.stores import folder, shared, shared_bound
 from comporta.stores.records import Write
 from comporta.stores.shared import SharedStore
-from comporta.stores.table import Table
+from comporta.stores.table import SLOTS_PER_BUCKET, Table
 from comporta.testing import ManualClock
 
 
@@ -212,3 +212,18 @@ def test_boot_id__on_macos__is_asked_of_the_system(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(subprocess, "run", answered)
     assert folder.boot_id() == "D7F9"
+
+
+def test_table__bucket_full_and_one_state_ended__is_not_given_to_another_key_of_the_same_operation() -> None:
+    clock = ManualClock()
+    with shared_store(clock, keys=1) as store:
+        one, other = TokenBucketLimiter("50/s", store, "one"), TokenBucketLimiter("9/hour", store, "other")
+        one.sync.acquire("x", 44)
+        for number in range(SLOTS_PER_BUCKET - 1):
+            other.sync.acquire(f"k{number}")
+        clock.advance(61)  # the state of one:x has ended, the others live
+        with pytest.raises(StateFullError):
+            LimitGroup(one, other).sync.acquire(["x", "new"])
+        assert one.sync.peek("x").remaining == 50
+        assert other.sync.acquire("new") is True
+        assert other.sync.peek("new").remaining == 8

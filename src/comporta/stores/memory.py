@@ -8,8 +8,7 @@ new key is refused with ``StateFullError``: a live one is never thrown out for i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -68,36 +67,45 @@ class MemoryStore:
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation under the store's lock."""
         parts = operation.parts
-        with self._alone() as now_us:
+
+        def applied(now_us: int) -> R:
             states = [self._state(part, now_us) for part in parts]
             new_states, reply = operation.step(states, now_us)
             changes = [(part, new) for part, new in zip(parts, new_states, strict=True) if new is not None]
             self._admit_all(changes, now_us)
             for part, new in changes:
                 self._keep(part, new)
-        return reply
+            return reply
+
+        return self._alone(applied)
 
     def take_alone(self, space: _Space, key: str, step: Step, cost: int) -> int:
         """Do what a bound stepper could not do on its short way."""
-        with self._alone() as now_us:
+
+        def taken(now_us: int) -> int:
             state = space.table.get(key)
             new, wait_us = step(state, now_us, cost)
             if new is not None:
                 if state is None:
                     self._admit(now_us)
                 space.table[key] = new
-        return wait_us
+            return wait_us
 
-    @contextmanager
-    def _alone(self) -> Iterator[int]:
-        """Hold the lock and keep bound steppers off their short way; give the time, and sweep if it is."""
+        return self._alone(taken)
+
+    def _alone(self, action: Callable[[int], R]) -> R:
+        """Do something at a moment, under the lock, with bound steppers kept off their short way.
+
+        The lock is taken by ``with`` and nothing else: an exception from a signal handler may come between
+        any two steps, and a context manager of our own could be left half entered.
+        """
         with self._lock:
             try:
                 self.open_until_us = 0
                 now_us = self.clock.now_ns() // 1000
                 if now_us >= self._sweep_at_us:
                     self._sweep(now_us)
-                yield now_us
+                return action(now_us)
             finally:
                 self.open_until_us = self._sweep_at_us if _ONE_THREAD_AT_A_TIME else 0
 
@@ -107,9 +115,12 @@ class MemoryStore:
 
     def entries(self, space: str) -> dict[str, bytes]:
         """Return the live records of a space."""
-        with self._alone() as now_us:
+
+        def listed(now_us: int) -> dict[str, bytes]:
             table = self._space(space, RECORD).table
             return {key: value for key, (ends, value) in table.items() if ends > now_us}
+
+        return self._alone(listed)
 
     async def entries_async(self, space: str) -> dict[str, bytes]:
         """Return what ``entries`` returns."""
@@ -117,19 +128,25 @@ class MemoryStore:
 
     def bind(self, stepper: Stepper, space: str, change: Part, written: Callable[[Any], str]) -> MemoryBound:
         """Tie a stepper to a space of this store."""
-        with self._alone() as now_us:
-            bound = MemoryBound(self, stepper, self._space(space, stepper), written)
-            self._followers.setdefault((change.space, change.key), WeakSet()).add(bound)
+
+        def bound(now_us: int) -> MemoryBound:
+            made = MemoryBound(self, stepper, self._space(space, stepper), written)
+            self._followers.setdefault((change.space, change.key), WeakSet()).add(made)
             self._tell(change, self._state(change, now_us))
-        return bound
+            return made
+
+        return self._alone(bound)
 
     def close(self) -> None:
         """Forget everything: what only this process knew goes with it."""
-        with self._alone():
+
+        def forget(_: int) -> None:
             for space in self._spaces.values():
                 space.table.clear()
             self._to_sweep.clear()
             self._size = 0
+
+        self._alone(forget)
 
     def after_fork(self) -> None:
         """Free the lock that another thread of the parent may have held."""

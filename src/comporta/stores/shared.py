@@ -178,10 +178,12 @@ class SharedStore:
     def _keep_all(self, changes: list[tuple[Place | None, Place, Part, State | None]], now_us: int) -> None:
         """Write all new states or, if there is no room for a new key among them, none."""
         made: list[Place] = []
+        # a slot of this very operation is not free for another key of it, even if its state has ended
+        own = frozenset(slot.slot_at for slot, *_ in changes if slot is not None)
         try:
             for slot, place, part, new in changes:
                 if slot is None and new is not None and new is not GONE:
-                    made.append(self.keep(None, place, part, new, now_us))
+                    made.append(self.keep(None, place, part, new, now_us, spared=own))
         except StateFullError:
             for new_slot in made:
                 self.table.free(new_slot)
@@ -197,10 +199,19 @@ class SharedStore:
             return None
         return self.table.read(slot, part.kind.codec)
 
-    def keep(self, slot: Place | None, bucket: Place, part: Part, state: State, now_us: int) -> Place:
+    def keep(
+        self,
+        slot: Place | None,
+        bucket: Place,
+        part: Part,
+        state: State,
+        now_us: int,
+        *,
+        spared: frozenset[int] = frozenset(),
+    ) -> Place:
         """Write a state, into a new slot if it has none. Only with the bucket's lock held."""
         kind = part.kind
-        made = slot or self.table.make(bucket, part.space, part.key, now_us)
+        made = slot or self.table.make(bucket, part.space, part.key, now_us, spared)
         self.table.write(made, kind.codec, state, kind.expires_us(state))
         if slot is None:
             self.table.claim(made)

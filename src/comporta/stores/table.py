@@ -163,9 +163,9 @@ class Table:
             if not beside:
                 return self._slot(place, number)
 
-    def make(self, place: Place, space: str, key: str, now_us: int) -> Place:
-        """Give a key a free slot, or one whose state has ended."""
-        slot = self._free_slot(place, now_us)
+    def make(self, place: Place, space: str, key: str, now_us: int, spared: frozenset[int]) -> Place:
+        """Give a key a free slot, or one whose state has ended and that is not among the spared."""
+        slot = self._free_slot(place, now_us, spared)
         if slot is None:
             raise StateFullError(
                 f"shared:// has no room for {key_text(space, key)[:80]!r}: its table of {self.keys} keys "
@@ -243,12 +243,12 @@ class Table:
     def _class_at(self, at: int) -> Slots:
         return next(slots for slots in self.classes if at < slots.end)
 
-    def _free_slot(self, bucket: Place, now_us: int) -> Place | None:
+    def _free_slot(self, bucket: Place, now_us: int, spared: frozenset[int]) -> Place | None:
         ended = None
         for number in range(SLOTS_PER_BUCKET):
             slot = self._slot(bucket, number)
             if self.memory[slot.digest_at : slot.digest_at + DIGEST_BYTES] == _FREE:
                 return slot
-            if ended is None and self.ends_us(slot) <= now_us:
+            if ended is None and self.ends_us(slot) <= now_us and slot.slot_at not in spared:
                 ended = slot
         return ended
