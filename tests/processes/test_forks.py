@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ from tests.processes.fleet import opened, started, together
 from tests.processes.jobs import limiter_of
 
 from comporta import BaseLimiter
+from comporta.testing import Server
 
 TWENTY_PER_HOUR = {"rate": 20 / 3600, "capacity": 20}
 THREADS = 8
@@ -71,6 +73,34 @@ def test_event_loops_of_several_threads__asking_at_the_same_time__share_one_limi
                 await limiter.aclose()
 
         assert sum(threads.map(lambda _: asyncio.run(ask_all()), range(THREADS))) == 20
+
+
+def test_event_loops_of_many_threads__coming_and_going__disturb_no_other(redis_server: Server) -> None:
+    """Each has a connection of its own, all kept in one place, and threads give way all the time."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for round_ in range(5):
+            with opened(redis_server.url) as store:
+                limiter = limiter_of(store, TWENTY_PER_HOUR)
+                assert granted_to_loops(limiter, f"k{round_}", 24) == 20
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def granted_to_loops(limiter: BaseLimiter, key: str, count: int) -> int:
+    """Ask once from each of many event loops, each in a thread of its own, at the same time."""
+    start = threading.Barrier(count)
+
+    async def ask() -> bool:
+        try:
+            start.wait()
+            return await limiter.acquire(key)
+        finally:
+            await limiter.aclose()
+
+    with ThreadPoolExecutor(count) as threads:
+        return sum(threads.map(lambda _: asyncio.run(ask()), range(count)))
 
 
 def test_memory__threads_asking_at_the_same_time__share_one_limit() -> None:

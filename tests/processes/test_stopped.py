@@ -186,7 +186,7 @@ def test_stopped_at_random__hammering_process__never_keeps_the_others_longer_tha
 
 
 def test_interrupted_by_a_handler_that_raises__leaves_no_lock_behind(name: str) -> None:
-    """As time limits of task queues do, and Ctrl-C in a notebook: the process lives on."""
+    """As time limits of task queues do, and Ctrl-C in a notebook: the process lives on, and uses no lock."""
     with (
         opened_by_name(name, lock_timeout=5) as store,
         Worker("interrupted", number=0, url=shared_url(name), seconds=1.0) as worker,
@@ -194,6 +194,13 @@ def test_interrupted_by_a_handler_that_raises__leaves_no_lock_behind(name: str) 
         limiter = limiter_of(store, LIMITS[SLOW])
         interruptions = worker.ready().go().answer()
         assert interruptions > 50
-        assert limiter.sync.acquire("k")
-        for key in map(str, range(50)):
+        for key in ["k", *map(str, range(50))]:
             assert limiter.sync.acquire(key)
+
+
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+def test_interrupted_by_a_handler_that_raises__can_go_on_itself(name: str, kind: str) -> None:
+    url = shared_url(name) if kind == "shared" else "memory://"
+    with Worker("interrupted", number=0, url=url, seconds=0.7) as worker:
+        assert worker.ready().go().answer() > 50
+        assert worker.ready().go().answer() is True

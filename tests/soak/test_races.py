@@ -35,13 +35,16 @@ def test_folder__from_before_a_reboot_opened_by_8_processes_at_once__is_replaced
         remove(name)
 
 
-def test_interrupted_by_a_handler_that_raises__leaves_no_lock_behind(shared: str) -> None:
-    with opened(shared) as store, Worker("interrupted", number=0, url=shared, seconds=20) as worker:
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+def test_interrupted_by_a_handler_that_raises__leaves_no_lock_behind(shared: str, kind: str) -> None:
+    url = shared if kind == "shared" else "memory://"
+    with opened(shared) as store, Worker("interrupted", number=0, url=url, seconds=20) as worker:
         limiter = limiter_of(store, LIMITS[SLOW])
         interruptions = worker.ready().go().answer()
         assert interruptions > 1000
         for key in ["k", *map(str, range(200))]:
             assert limiter.sync.acquire(key)
+        assert worker.ready().go().answer() is True
 
 
 def test_forks__while_threads_hammer__leave_no_child_waiting(state: str) -> None:
