@@ -25,7 +25,7 @@ from comporta.stores.memory import MemoryStore
 from comporta.stores.redis import RedisStore
 from comporta.stores.shared import SharedStore
 from comporta.stores.urls import default_url, forget_stores, open_store
-from comporta.testing import Server
+from comporta.testing import ManualClock, Server
 
 
 @pytest.mark.parametrize(
@@ -249,3 +249,29 @@ def test_limiter__after_a_fork__the_parents_waiters_are_not_the_childs() -> None
     lines.after_fork()
     assert lines.by_key == {}
     assert lines.join("k") is not None
+
+
+def test_rest__called_before_it_began__does_not_wait() -> None:
+    clock, ticket = ManualClock(), waiting.Ticket()
+    before_ns = clock.now_ns()
+    ticket.call()
+    waiting.Rest(clock, ticket, 5).block()
+    ticket.call()
+    asyncio.run(waiting.Rest(clock, ticket, 5).wait())
+    assert clock.now_ns() == before_ns
+    waiting.Rest(clock, ticket, 5).block()
+    asyncio.run(waiting.Rest(clock, ticket, 5).wait())
+    assert clock.now_ns() == before_ns + 10 * 10**9
+
+
+def test_limiter__somebody_waits__others_neither_pass_them_nor_wait_past_their_timeout() -> None:
+    async def story() -> tuple[bool, bool, bool]:
+        limiter = TokenBucketLimiter("2/s burst 1")
+        assert await limiter.acquire("k")
+        first = asyncio.ensure_future(limiter.acquire("k", timeout=5))
+        await asyncio.sleep(0)
+        passing = await limiter.acquire("k")
+        impatient = await limiter.acquire("k", timeout=0.02)
+        return passing, impatient, await first
+
+    assert asyncio.run(story()) == (False, False, True)
