@@ -38,6 +38,7 @@ class Asked:
             joins=True,
             keys=(key_text(CHANGES, name),),
             arguments=tuple(rule.numbers),
+            counted=True,
         )
 
 
