@@ -7,6 +7,7 @@ it is, the next calls answer, and within a second more than the limit itself wou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def check(granted: list[float], limit: LimitConfig, what: object) -> None:
     assert len(granted) <= CAPACITY + RATE * AFTER, what
     own_wait = WINDOW if "window" in limit.strategy.value else 1 / RATE
     moments = [0.0, *granted, AFTER]
-    longest = max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False))
+    longest = max(later - earlier for earlier, later in pairwise(moments))
     assert longest <= own_wait + 1.0 + STEP / 2, what
 
 

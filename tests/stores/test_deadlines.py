@@ -250,7 +250,7 @@ def test_connecting__many_threads_at_once__is_done_by_a_few(proxy: FaultProxy) -
     at_once, most, lock = 0, 0, threading.Lock()
 
     with opened(proxy.url, timeout=10) as store:
-        connect = store._endpoint.connect
+        connect = store.route.connect
 
         def counted(seconds: float) -> Any:
             nonlocal at_once, most
@@ -360,8 +360,8 @@ def test_name__asked_for_by_many_at_once__is_looked_up_once(
     valkey: Server, resolver: threading.Event
 ) -> None:
     async def story(store: RedisStore) -> None:
-        names = store.lines()._endpoint._names
-        asked = [asyncio.ensure_future(names.places("state.example", 1)) for _ in range(3)]
+        names = store.lines()._connect.__self__._names  # type: ignore[attr-defined]
+        asked = [asyncio.ensure_future(names.addresses("state.example", 1)) for _ in range(3)]
         await asyncio.sleep(0)
         assert len(names._under_way) == 1
         asked[0].cancel()

@@ -88,18 +88,19 @@ def test_reply__of_a_counted_script__tells_how_many_workers_live() -> None:
     [call] = calls_for([_asking("a"), _asking("b")])
     assert len(call.replies([0, 10, 9, 0, 1, 0] * 2 + [7], heard.append)) == 2
     assert heard == [7]
-    [uncounted] = calls_for([_asking("a")], counts=False)
+    [uncounted] = calls_for([_asking("a")], tagged=True)
     assert len(uncounted.replies([0, 10, 9, 0, 1, 0], heard.append)) == 1
     assert heard == [7]
 
 
 def test_packed__counted_or_not__names_the_workers_only_if_it_counts_them() -> None:
-    for counts in (True, False):
-        [call] = calls_for([_asking()], counts=counts)
-        assert (WORKERS_KEY.encode() in call.packed(1)) is counts
-        text = loaded(call.script, counts=counts)[1]
+    for tagged in (False, True):
+        [call] = calls_for([_asking()], tagged=tagged)
+        assert (WORKERS_KEY.encode() in call.packed(1)) is not tagged
+        assert (b"rate_limiter:{n}:k" in call.packed(1)) is tagged
+        text = loaded(call.script, counted=call.counted)[1]
         assert text.rstrip().endswith("return reply")
-        assert ("ZCARD" in text) is counts
+        assert ("ZCARD" in text) is not tagged
     assert WORKERS_KEY.encode() not in Call(Read.script, [Read("s", "k")]).packed(1)
 
 

@@ -75,6 +75,8 @@ class Script(NamedTuple):
 
     ``keys`` and ``arguments`` come first, once, whatever is joined. ``counted``: the text leaves its answer
     in ``reply`` and does not return it; a server with a count of live workers adds that (``counted.lua``).
+    ``asking``: it goes to a node of a cluster that is just being given what it asks for. ``alone``: only the
+    states are declared as KEYS, other keys are named as arguments (``alone.lua``).
     """
 
     name: str
@@ -83,6 +85,8 @@ class Script(NamedTuple):
     keys: tuple[str, ...] = ()
     arguments: tuple[int | str | bytes, ...] = ()
     counted: bool = False
+    asking: bool = False
+    alone: bool = False
 
 
 class Operation(Protocol[R_co]):

@@ -15,6 +15,9 @@ from comporta.clock import MONOTONIC
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 _PROMPT_NS = 1_000_000
 
+Place = tuple[str, int]
+"""A host and a port."""
+
 
 class Connection(Protocol):
     """What is used of redis-py's connections, which are not typed, and what is added to them here."""
@@ -108,10 +111,11 @@ class Endpoint:
         self._kind = bounded(read.connection_class)
         self._arguments = read.connection_kwargs
 
-    def connect(self, seconds: float) -> Connection:
-        """Connect, greet and authenticate, within so many seconds."""
-        bounds = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
-        connection = cast(Connection, self._kind(**{**self._arguments, **bounds}))
+    def connect(self, seconds: float, place: Place | None = None) -> Connection:
+        """Connect, greet and authenticate, in so many seconds; at another place than the URL's if told."""
+        given = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+        elsewhere = {"host": place[0], "port": place[1]} if place else {}
+        connection = cast(Connection, self._kind(**{**self._arguments, **given, **elsewhere}))
         try:
             connection.connect()
         except BaseException:  # redis-py cleans up after its own errors only

@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as Lost
 
-from comporta.stores.connecting import OPTIONS, normal
+from comporta.stores.connecting import OPTIONS, Place, normal
 
 _ADDRESSES_MAX = 4
 
@@ -51,22 +51,26 @@ class AsyncEndpoint:
         self._arguments = read.connection_kwargs
         self._names = Names()
 
-    async def connect(self) -> Connection:
-        """Connect, greet and authenticate; whoever asks for it bounds it."""
-        if "path" in self._arguments:
-            return await self._connected("")
-        host, port = self._arguments.get("host", "localhost"), self._arguments.get("port", 6379)
+    async def connect(self, seconds: float, place: Place | None = None) -> Connection:
+        """Connect, greet and authenticate, in so many seconds; at another place than the URL's if told."""
+        async with asyncio.timeout(seconds):
+            if "path" in self._arguments:
+                return await self._connected("", {})
+            here = self._arguments.get("host", "localhost"), self._arguments.get("port", 6379)
+            return await self._connected_to(*(place or here))
+
+    async def _connected_to(self, host: str, port: int) -> Connection:
         refused: Exception = OSError(f"{host} has no address")
-        for place in await self._names.places(host, port):
+        for address in await self._names.addresses(host, port):
             try:
-                return await self._connected(place)
+                return await self._connected(address, {"host": host, "port": port})
             except (Lost, OSError) as error:
                 refused = error
         raise refused
 
-    async def _connected(self, place: str) -> Connection:
-        connection = cast(Connection, self._kind(**self._arguments))
-        connection.place = place  # type: ignore[attr-defined]  # see _placed
+    async def _connected(self, address: str, place: dict[str, Any]) -> Connection:
+        connection = cast(Connection, self._kind(**{**self._arguments, **place}))
+        connection.address = address  # type: ignore[attr-defined]  # see _placed
         try:
             await connection.connect()
         except BaseException:  # redis-py cleans up after its own errors only
@@ -85,13 +89,13 @@ def _placed(kind: Any) -> Any:
     """Return one of redis-py's classes of connections, that goes to an address already looked up."""
 
     class Placed(kind):  # type: ignore[misc]  # the class is known when the URL is
-        place = ""
+        address = ""
 
         def _connection_arguments(self) -> dict[str, Any]:
             arguments = dict(super()._connection_arguments())
             if "ssl" in arguments:
                 arguments["server_hostname"] = arguments["host"]
-            arguments["host"] = self.place
+            arguments["host"] = self.address
             return arguments
 
     return Placed
@@ -104,7 +108,7 @@ class Names:
         self._under_way: dict[tuple[str, int], Future[list[str]]] = {}
         self._lock = Lock()
 
-    async def places(self, host: str, port: int) -> list[str]:
+    async def addresses(self, host: str, port: int) -> list[str]:
         """Return the first few addresses of a name."""
         if _is_address(host):
             return [host]

@@ -1,16 +1,18 @@
 """Listing the records of a space on a server, a page at a time.
 
 Local stores look into their tables; a server is asked with SCAN, which never holds it up. What is written
-or deleted meanwhile may or may not be in the list.
+or deleted meanwhile may or may not be in the list. A node of a cluster tells only the keys: it may not read
+keys of different slots in one step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from comporta.stores.base import Part, Script, State
+from comporta.stores.slots import tagged, untagged
 
 _SPECIAL = frozenset("*?[]\\")
 
@@ -22,30 +24,32 @@ class Page(NamedTuple):
     records: dict[str, bytes]
 
 
+class Keys(NamedTuple):
+    """The keys of some records, and where to go on: ``b"0"`` is the end."""
+
+    cursor: bytes
+    keys: list[str]
+
+
 @cache
-def _script_text() -> str:
+def _script_text(name: str) -> str:
     from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
 
-    return files("comporta.stores").joinpath("listing.lua").read_text("utf-8")
+    return files("comporta.stores").joinpath(f"{name}.lua").read_text("utf-8")
 
 
-class ListRecords:
-    """Read the next page. It has no Python twin: it is a server's business only."""
+class _Listing:
+    """What both have in common. They have no Python twins: they are a server's business only."""
 
     __slots__ = ("_cursor", "_prefix")
 
-    script = Script("listing", _script_text)
     parts: Sequence[Part] = ()
     followed = False
     fields = 1
 
-    def __init__(self, space: str, cursor: bytes) -> None:
-        self._prefix = f"{space}:"
+    def __init__(self, prefix: str, cursor: bytes) -> None:
+        self._prefix = prefix
         self._cursor = cursor
-
-    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], Page]:
-        """Nothing: a local store is listed by itself."""
-        return states, Page(b"0", {})
 
     @staticmethod
     def key_names() -> list[str]:
@@ -61,9 +65,49 @@ class ListRecords:
     def undo(reply: object) -> None:
         """Nothing was changed."""
 
-    def parse(self, raw: Sequence[Any]) -> Page:
-        """Read cursor, then keys and values by turns."""
+    def _read(self, raw: Sequence[Any], keys: Sequence[bytes]) -> tuple[bytes, list[str]]:
         if not isinstance(raw[0], bytes):
             raise TypeError("no cursor")
-        texts = (key.decode("utf-8", "surrogatepass").removeprefix(self._prefix) for key in raw[1::2])
-        return Page(raw[0], dict(zip(texts, raw[2::2], strict=True)))
+        texts = [key.decode("utf-8", "surrogatepass") for key in keys]
+        return raw[0], [text.removeprefix(self._prefix) for text in texts]
+
+
+class ListRecords(_Listing):
+    """Read the next page of a space's records."""
+
+    __slots__ = ()
+
+    script = Script("listing", partial(_script_text, "listing"))
+
+    def __init__(self, space: str, cursor: bytes) -> None:
+        super().__init__(f"{space}:", cursor)
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], Page]:
+        """Nothing: a local store is listed by itself."""
+        return states, Page(b"0", {})
+
+    def parse(self, raw: Sequence[Any]) -> Page:
+        """Read cursor, then keys and values by turns."""
+        cursor, keys = self._read(raw, raw[1::2])
+        return Page(cursor, dict(zip(keys, raw[2::2], strict=True)))
+
+
+class ListKeys(_Listing):
+    """Find the next keys of a space on a node of a cluster."""
+
+    __slots__ = ("_in_space",)
+
+    script = Script("keys", partial(_script_text, "keys"))
+
+    def __init__(self, space: str, cursor: bytes) -> None:
+        self._in_space = ":" in space  # then the tag is part of the space, not of the keys
+        super().__init__(f"{tagged(space)}:", cursor)
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], Keys]:
+        """Nothing: a local store is listed by itself."""
+        return states, Keys(b"0", [])
+
+    def parse(self, raw: Sequence[Any]) -> Keys:
+        """Read cursor, then keys."""
+        cursor, keys = self._read(raw, raw[1:])
+        return Keys(cursor, keys if self._in_space else [untagged(key) for key in keys])

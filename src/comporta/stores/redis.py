@@ -9,6 +9,7 @@ every call is answered, or ends in a ``StateError``, within its deadline.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from functools import partial
 from threading import Lock
@@ -19,10 +20,11 @@ from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateError, StateUnavailableError
 from comporta.flow import Flow, run, run_async
 from comporta.stores.base import Operation
-from comporta.stores.connecting import Endpoint, address_of
+from comporta.stores.connecting import address_of
 from comporta.stores.effects import Apply
 from comporta.stores.listing import ListRecords, Page
 from comporta.stores.naming import named
+from comporta.stores.routes import Route, Straight, Watched
 from comporta.stores.wire import WORKERS_KEY, Call, pack
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ R = TypeVar("R")
 
 TIMEOUT_SECONDS = 0.05
 CONNECT_TIMEOUT_SECONDS = 1.0
+
+_WATCHED = re.compile(r"^\w+\+sentinel://")
 
 # Would change a worker that cannot be, so it changes nothing; but who may not write, or has no room, says so.
 _PROBE = """
@@ -52,7 +56,7 @@ class RedisStore:
     are told the time, instead of asking the server.
     """
 
-    counts = True
+    tagged = False
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class RedisStore:
         timeout: float = TIMEOUT_SECONDS,
         clock: Clock | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+        route: Route | None = None,
     ) -> None:
         for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
             if not 0.001 <= seconds <= 60:
@@ -78,7 +83,7 @@ class RedisStore:
         self.workers_heard = 0
         self.heard: Callable[[int], None] = self._hear
         self._told_time = clock is not None
-        self._endpoint = Endpoint(url)
+        self.route = route or (Watched(url) if _WATCHED.search(url) else Straight(url))
         self._forgotten = exceptions.NoScriptError
         self._pool = self._new_pool()
         self._lines: Lines | None = None
@@ -91,7 +96,11 @@ class RedisStore:
 
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation in one round trip."""
-        [reply] = self._called(Call(operation.script, [operation], self.counts))
+        return self.apply_since(operation, MONOTONIC.now_ns())
+
+    def apply_since(self, operation: Operation[R], began_ns: int) -> R:
+        """Carry out an operation for a caller that waits since ``began_ns``."""
+        [reply] = self._called(Call(operation.script, [operation], self.tagged), began_ns)
         if isinstance(reply, StateError):
             raise reply
         result: R = reply
@@ -124,14 +133,17 @@ class RedisStore:
 
         Then there is a connection for the next caller. Raises the ``StateError`` that says why not.
         """
-        probe = pack(("EVAL", _PROBE, 1, WORKERS_KEY))
         try:
             self._pool.reach()
-            self._pool.exchanged(probe, MONOTONIC.now_ns(), int)
+            self._pool.exchanged(self.probe(), MONOTONIC.now_ns(), int)
         except StateError:
             raise
         except Exception as error:
             raise named(error, self.address) from error
+
+    def probe(self) -> bytes:
+        """Return a command that only a server which can be used answers, with a number."""
+        return pack(("EVAL", _PROBE, 1, WORKERS_KEY))
 
     def close(self) -> None:
         """Close the connections of blocking callers."""
@@ -162,23 +174,27 @@ class RedisStore:
     def _new_pool(self) -> Pool:
         from comporta.stores.pool import Pool  # noqa: PLC0415 - an extra
 
-        return Pool(self._endpoint.connect, self.address, self.timeout, self.connect_timeout)
+        return Pool(self.route.connect, self.address, self.timeout, self.connect_timeout)
 
     def _hear(self, workers: int) -> None:
         self.workers_heard = workers
 
-    def _called(self, call: Call) -> list[Any]:
+    def explained(self, error: Exception, call: Call) -> StateError:
+        """Return what an error that came up during a call is called here."""
+        return named(error, self.address, call.names())
+
+    def _called(self, call: Call, began_ns: int) -> list[Any]:
         """Make one script call; one that the server has forgotten is sent again with its text."""
         now_us = self.now_us()
         packed = call.packed(now_us)
-        began_ns = MONOTONIC.now_ns()
         read = partial(call.replies, heard=self.heard)
         try:
             try:
-                return self._pool.exchanged(packed, began_ns, read)
+                return self._pool.exchanged(packed, began_ns, read, call.words_before)
             except self._forgotten:  # so it was not carried out
-                return self._pool.exchanged(call.packed(now_us, with_text=True), began_ns, read)
+                packed = call.packed(now_us, with_text=True)
+                return self._pool.exchanged(packed, began_ns, read, call.words_before)
         except StateError:
             raise
         except Exception as error:
-            raise named(error, self.address, call.names()) from error
+            raise self.explained(error, call) from error

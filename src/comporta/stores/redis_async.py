@@ -21,9 +21,10 @@ from redis.exceptions import NoScriptError, ResponseError
 from comporta.clock import MONOTONIC
 from comporta.errors import StateError, StateUnavailableError
 from comporta.stores.base import Operation
-from comporta.stores.connecting_async import AsyncEndpoint, Connection, closed
+from comporta.stores.connecting_async import Connection, closed
 from comporta.stores.naming import named, spoils, unreached
 from comporta.stores.pool import STALE_AFTER_NS
+from comporta.stores.routes import Goes
 from comporta.stores.wire import Call, calls_for
 
 if TYPE_CHECKING:
@@ -43,18 +44,18 @@ class Lines:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
-        self._endpoint = AsyncEndpoint(store.url)
+        self._connect = store.route.awaiting()
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
         self._last: _Line | None = None
         self._lock = Lock()
 
-    async def apply(self, operation: Operation[R]) -> R:
-        """Put an operation on the running loop's line and wait for its reply."""
+    async def apply(self, operation: Operation[R], late: float = 0.0) -> R:
+        """Put an operation on the running loop's line, for a caller that waits ``late`` seconds already."""
         loop = asyncio.get_running_loop()
         line = self._last
         if line is None or line.loop is not loop:
             line = self._last = self._line_of(loop)
-        future = line.put(operation)
+        future = line.put(operation, late)
         try:
             reply: R = await future
         except asyncio.CancelledError:
@@ -68,7 +69,7 @@ class Lines:
             if line is None:
                 for other in [other for other in self._by_loop if other.is_closed()]:
                     del self._by_loop[other]  # a line holds its loop, so this does not happen by itself
-                line = self._by_loop[loop] = _Line(self._store, self._endpoint, loop)
+                line = self._by_loop[loop] = _Line(self._store, self._connect, loop)
             return line
 
     async def aclose(self) -> None:
@@ -93,9 +94,9 @@ class _Batch:
 class _Line:
     """One connection, used by all coroutines of one loop."""
 
-    def __init__(self, store: RedisStore, endpoint: AsyncEndpoint, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: RedisStore, connect: Goes, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
-        self._endpoint = endpoint
+        self._route = connect
         self.loop = loop
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -105,14 +106,17 @@ class _Line:
         self._sent = False
         self._used_ns = 0
 
-    def put(self, operation: Operation[Any]) -> asyncio.Future[Any]:
-        """Add an operation to the next batch."""
+    def put(self, operation: Operation[Any], late: float = 0.0) -> asyncio.Future[Any]:
+        """Add an operation to the next batch, which waits as long as the one of it that waits longest."""
         if self._waiting >= _WAITING_MAX:
             raise StateError(f"{_WAITING_MAX} operations wait for {self._store.address} already")
         if not self._batches or len(self._batches[-1].asked) >= _BATCH_MAX:
             self._batches.append(_Batch(self.loop.time()))
+        batch = self._batches[-1]
+        if late:
+            batch.since = min(batch.since, self.loop.time() - late)
         future = self.loop.create_future()
-        self._batches[-1].asked.append((operation, future))
+        batch.asked.append((operation, future))
         self._waiting += 1
         if self._sending is None:
             self._sending = self.loop.create_task(self._send_all())
@@ -158,7 +162,7 @@ class _Line:
 
     async def _send(self, batch: _Batch) -> StateError | None:
         """Send one batch and hand out its replies; returns the error if it failed as a whole."""
-        calls = calls_for([operation for operation, _ in batch.asked], counts=self._store.counts)
+        calls = calls_for([operation for operation, _ in batch.asked], tagged=self._store.tagged)
         self._sent = False
         try:
             replies = await self._in_time(calls, batch.since)
@@ -216,7 +220,7 @@ class _Line:
         packed = b"".join(call.packed(now_us) for call in calls)
         self._sent = True
         await connection.send_packed_command(packed, check_health=False)
-        answers = [await _read(connection) for _ in calls]
+        answers = [await _read(connection, call) for call in calls]
         self._used_ns = MONOTONIC.now_ns()
         replies: list[Any] = []
         spoilt = False
@@ -224,9 +228,9 @@ class _Line:
             if isinstance(raw, NoScriptError):  # so it was not carried out
                 text = call.packed(now_us, with_text=True)
                 await connection.send_packed_command(text, check_health=False)
-                raw = await _read(connection)  # noqa: PLW2901 - the same call's answer
+                raw = await _read(connection, call)  # noqa: PLW2901 - the same call's answer
             if isinstance(raw, ResponseError):
-                replies += [named(raw, self._store.address, call.names())] * len(call.operations)
+                replies += [self._store.explained(raw, call)] * len(call.operations)
                 spoilt = spoilt or spoils(raw)
             else:
                 replies += call.replies(raw, self._store.heard)
@@ -254,8 +258,7 @@ class _Line:
 
     async def _connect(self) -> None:
         try:
-            async with asyncio.timeout(self._store.connect_timeout):
-                self._connection = await self._endpoint.connect()
+            self._connection = await self._route(self._store.connect_timeout)
         except Exception as error:
             raise unreached(error, self._store.address) from error
         self._used_ns = MONOTONIC.now_ns()
@@ -286,8 +289,10 @@ async def _spoiled(connection: Connection) -> bool:
         return True
 
 
-async def _read(connection: Connection) -> Any:
+async def _read(connection: Connection, call: Call) -> Any:
     try:
+        for _ in range(call.words_before):
+            await connection.read_response()
         return await connection.read_response()
     except ResponseError as error:
         return error

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from comporta.stores.memory import MemoryStore
@@ -88,17 +88,20 @@ def _shared(url: str) -> Store:
 
 
 def _redis(url: str) -> Store:
-    from comporta.stores.redis import CONNECT_TIMEOUT_SECONDS, TIMEOUT_SECONDS, RedisStore  # noqa: PLC0415
+    from comporta.stores.redis import RedisStore  # noqa: PLC0415 - an extra
 
     rest, bounds = _bounds(url)
-    return RedisStore(
-        rest,
-        timeout=bounds.get("timeout", TIMEOUT_SECONDS),
-        connect_timeout=bounds.get("connect_timeout", CONNECT_TIMEOUT_SECONDS),
-    )
+    return RedisStore(rest, **bounds)
 
 
-def _bounds(url: str) -> tuple[str, dict[str, float]]:
+def _cluster(url: str) -> Store:
+    from comporta.stores.cluster import ClusterStore  # noqa: PLC0415 - an extra
+
+    rest, bounds = _bounds(url)
+    return ClusterStore(rest, **bounds)
+
+
+def _bounds(url: str) -> tuple[str, dict[str, Any]]:
     """Take our own options out of a URL; the others are redis-py's."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -118,8 +121,11 @@ def _option(options: dict[str, str], name: str, kind: type[int] | type[float]) -
         raise ValueError(f"{name} must be a number, got {text!r:.50}") from None
 
 
+_SERVERS = ("redis", "rediss", "valkey", "valkeys")
+
 _OPENERS: dict[str, Callable[[str], Store]] = {
     "memory": _memory,
     "shared": _shared,
-    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix"), _redis),
+    **dict.fromkeys((*_SERVERS, "unix", *(f"{scheme}+sentinel" for scheme in _SERVERS)), _redis),
+    **dict.fromkeys((f"{scheme}+cluster" for scheme in _SERVERS), _cluster),
 }

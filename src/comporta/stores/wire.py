@@ -12,7 +12,8 @@ from hashlib import sha1
 from typing import Any, NamedTuple, cast
 
 from comporta.errors import StateError, StateUnavailableError
-from comporta.stores.base import Operation, Script
+from comporta.stores.base import Operation, Script, key_text
+from comporta.stores.slots import slot_of, tagged
 
 JOINED_MAX = 256
 """The most operations in one script call: a script holds up the server for a millisecond at the most."""
@@ -24,11 +25,25 @@ Argument = int | str | bytes
 
 
 class Call(NamedTuple):
-    """One script call and the operations it serves; ``counts``: the server can tell how many workers live."""
+    """One script call and the operations it serves.
+
+    ``tagged``: it goes to a node of a cluster. There keys carry a tag (``slots.py``), and workers are not
+    counted: their key is another node's.
+    """
 
     script: Script
     operations: list[Operation[Any]]
-    counts: bool = True
+    tagged: bool = False
+
+    @property
+    def counted(self) -> bool:
+        """Whether the last element of the reply is the number of live workers."""
+        return self.script.counted and not self.tagged
+
+    @property
+    def words_before(self) -> int:
+        """How many replies come before the call's own."""
+        return 1 if self.script.asking else 0
 
     def packed(self, now_us: int, *, with_text: bool = False) -> bytes:
         """Return the command; with the script's text after the server said that it has forgotten it."""
@@ -38,13 +53,25 @@ class Call(NamedTuple):
         for operation in self.operations:
             names += operation.key_names()
             arguments += operation.arguments()
-        if self.counts and script.counted:
+        if self.tagged:
+            names = [tagged(name) for name in names]
+        elif script.counted:
             names.append(WORKERS_KEY)
         keys = [name.encode("utf-8", "surrogatepass") for name in names]
-        sha, text = loaded(script, counts=self.counts)
+        if script.alone:
+            arguments += [*keys, len(keys)]
+            keys = self._states()
+        sha, text = loaded(script, counted=self.counted)
         if with_text:
-            return pack(("EVAL", text, len(keys), *keys, *arguments))
-        return pack(("EVALSHA", sha, len(keys), *keys, *arguments))
+            packed = pack(("EVAL", text, len(keys), *keys, *arguments))
+        else:
+            packed = pack(("EVALSHA", sha, len(keys), *keys, *arguments))
+        return _ASKING + packed if script.asking else packed
+
+    def _states(self) -> list[bytes]:
+        parts = [part for operation in self.operations for part in operation.parts]
+        names = [tagged(key_text(part.space, part.key)) for part in parts]
+        return [name.encode("utf-8", "surrogatepass") for name in names]
 
     def replies(self, raw: Any, heard: Callable[[int], None]) -> list[Any]:
         """Return for each operation its reply, or the error that is its own; tell how many workers live.
@@ -61,7 +88,7 @@ class Call(NamedTuple):
     def _cut(self, raw: Any, heard: Callable[[int], None]) -> list[Any]:
         if not isinstance(raw, list):
             raise TypeError("no list")
-        workers = raw.pop() if self.counts and self.script.counted else 0
+        workers = raw.pop() if self.counted else 0
         if not isinstance(workers, int):
             raise TypeError("no count of workers")
         found: list[Any] = []
@@ -72,7 +99,7 @@ class Call(NamedTuple):
             start = end
         if start != len(raw):
             raise ValueError("too long")
-        if self.counts and self.script.counted:
+        if self.counted:
             heard(workers)
         return found
 
@@ -89,41 +116,48 @@ def _parsed(operation: Operation[Any], raw: list[Any]) -> Any:
         return error
 
 
-def calls_for(operations: Sequence[Operation[Any]], *, counts: bool = True) -> list[Call]:
-    """Join neighbours that may be joined; order is kept."""
+def calls_for(operations: Sequence[Operation[Any]], *, tagged: bool = False) -> list[Call]:
+    """Join neighbours that may be joined; order is kept. In a cluster they must live in one slot."""
     calls: list[Call] = []
+    slot = last_slot = 0
     for operation in operations:
         script = operation.script
         last = calls[-1] if calls else None
-        if last and script.joins and last.script is script and len(last.operations) < JOINED_MAX:
+        if tagged:
+            slot = slot_of(operation)
+        alike = last and script.joins and last.script is script and slot == last_slot
+        if last and alike and len(last.operations) < JOINED_MAX:
             last.operations.append(operation)
         else:
-            calls.append(Call(script, [operation], counts))
+            calls.append(Call(script, [operation], tagged))
+        last_slot = slot
     return calls
 
 
-_loaded: dict[tuple[str, bool], tuple[str, str]] = {}
+_loaded: dict[tuple[str, bool, bool], tuple[str, str]] = {}
 
 
-def loaded(script: Script, *, counts: bool) -> tuple[str, str]:
+def loaded(script: Script, *, counted: bool) -> tuple[str, str]:
     """Return the name under which the server knows a script, and its text.
 
     Both are read once: an upgrade of the files under a running program must not mix versions.
     """
-    found = _loaded.get((script.name, counts))
+    found = _loaded.get((script.name, counted, script.alone))
     if found is None:
         text = script.text()
         if script.counted:
-            text = f"{text}\n{_count_text() if counts else 'return reply'}"
+            text = f"{text}\n{_lua('counted') if counted else 'return reply'}"
+        if script.alone:
+            text = f"{_lua('alone')}\n{text}"
         sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
-        found = _loaded[script.name, counts] = (sha, text)
+        found = _loaded[script.name, counted, script.alone] = (sha, text)
     return found
 
 
-def _count_text() -> str:
+def _lua(name: str) -> str:
     from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
 
-    return files("comporta.stores").joinpath("counted.lua").read_text("utf-8")
+    return files("comporta.stores").joinpath(f"{name}.lua").read_text("utf-8")
 
 
 def _pack_here(arguments: tuple[Argument, ...]) -> bytes:
@@ -144,3 +178,5 @@ def _packer() -> Callable[[tuple[Argument, ...]], bytes]:
 
 
 pack = _packer()
+
+_ASKING = pack(("ASKING",))

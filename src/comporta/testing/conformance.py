@@ -154,11 +154,11 @@ class StoreConformance:
         def check(_: Store, __: ManualClock, apply: Applies) -> None:
             small, large = LimitConfig.parse("1/s"), LimitConfig.parse("5/s")
             both = LimitOperation(
-                [Question(large.rule(), "large", "k", 1), Question(small.rule(), "small", "k", 1)]
+                [Question(large.rule(), "both.large", "k", 1), Question(small.rule(), "both.small", "k", 1)]
             )
             _equal([answer.wait_us == 0 for answer in apply(both)], [True, True])
             _equal([answer.wait_us == 0 for answer in apply(both)], [True, False])
-            [large_left] = apply(LimitOperation([Question(large.rule(), "large", "k", 0)]))
+            [large_left] = apply(LimitOperation([Question(large.rule(), "both.large", "k", 0)]))
             _equal(large_left.remaining, 4)
 
         self._both(check)
