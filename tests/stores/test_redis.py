@@ -175,6 +175,20 @@ def test_redis__answer_to_nobody_that_fails__is_not_complained_of(valkey: Server
     asyncio.run(story())
 
 
+def test_redis__caller_gone_that_took_nothing__needs_nothing_given_back(valkey: Server) -> None:
+    async def story(store: RedisStore) -> None:
+        await store.apply_async(Read("s", "k"))
+        asked = asyncio.ensure_future(store.apply_async(Read("s", "k")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asked.cancel()
+        assert await store.apply_async(Read("s", "k")) is None
+        await store.aclose()
+
+    with redis_store(valkey) as store:
+        asyncio.run(story(store))
+
+
 def test_operation__granted_to_a_caller_that_is_gone__is_given_back_if_it_can_be() -> None:
     question = Question(LimitConfig(10, 10).rule(), "n", "k", 2)
     granted, refused = Answer(0, 10, 8, 0, 1, 0), Answer(5, 10, 0, 5, 1, 0)

@@ -7,14 +7,22 @@ from collections.abc import Iterator
 import pytest
 from tests.conftest import SERVERS
 
-from comporta.testing import Cluster
+from comporta.testing import Cluster, find_servers
 
-KINDS = sorted(SERVERS)
+TLS = find_servers(tls=True)
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=sorted(SERVERS))
 def program(request: pytest.FixtureRequest) -> str:
     return SERVERS[request.param]
+
+
+@pytest.fixture(scope="session", params=sorted(TLS) or ["none"])
+def tls_program(request: pytest.FixtureRequest) -> str:
+    """Give each kind of server that speaks TLS; none at all is a failure, never a skip."""
+    if request.param not in TLS:
+        pytest.fail("no server found that speaks TLS: install redis-server")
+    return TLS[request.param]
 
 
 @pytest.fixture(scope="session")

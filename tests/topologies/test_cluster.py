@@ -27,7 +27,7 @@ from comporta.stores.cluster import ClusterStore
 from comporta.stores.records import Read, Write
 from comporta.stores.slots import slot_of
 from comporta.stores.urls import forget_stores, open_store
-from comporta.testing import Cluster, FaultProxy, ManualClock, Server, StoreConformance, find_servers
+from comporta.testing import Cluster, FaultProxy, ManualClock, Server, StoreConformance
 
 HOURLY = LimitConfig(10 / 3600, 10, 3600)
 
@@ -240,6 +240,41 @@ def test_cluster__listing__leaves_out_what_is_no_record(cluster: Cluster) -> Non
         assert store.entries("with:colon") == {str(number): b"z" for number in range(30)}
 
 
+def test_cluster__many_records__are_listed_page_by_page(cluster: Cluster) -> None:
+    with opened(cluster) as store:
+        store.reach()
+        for number in range(1_000):  # all in one slot
+            cluster.node_of(slot_of(Read("many", "one"))).command("SET", f"many:{{one}}:{number}", "x")
+        assert len(store.entries("many")) == 1_000
+
+
+def test_cluster__slots_that_make_no_sense__are_an_error(cluster: Cluster) -> None:
+    with FaultProxy.to(cluster.nodes[0]) as proxy:
+        store = ClusterStore(proxy.url.replace("redis://", "redis+cluster://"), 5, connect_timeout=5)
+        proxy.garble_replies(garbage=b"*1\r\n:5\r\n", to="SLOTS")
+        with pytest.raises(StateUnavailableError, match="nothing was sent"):
+            store.apply(Read("s", "k"))
+        assert store.apply(Read("s", "k")) is None
+        store.close()
+
+
+def test_cluster__node_without_slots_any_more__is_left(cluster: Cluster) -> None:
+    with opened(cluster) as store:
+        elsewhere = store.node(("127.0.0.9", 1))
+        elsewhere._pool.idle.append((store.node(store.slots.places()[0]).route.connect(5), 0))
+        store.reach()
+        assert not elsewhere._pool.idle
+
+
+def test_cluster__after_a_fork__goes_on(cluster: Cluster) -> None:
+    with opened(cluster) as store:
+        store._making.acquire()
+        store.after_fork()
+        assert store.apply(Read("s", "k")) is None
+        store.heard(3)  # never told on a cluster
+        assert store.workers_heard == 0
+
+
 def test_cluster__reach__learns_the_slots_and_connects_to_every_node(cluster: Cluster) -> None:
     with opened(cluster) as store:
         store.reach()
@@ -286,10 +321,8 @@ def test_cluster__nobody_there__is_said(program: str) -> None:
             store.apply(Read("s", "k"))
 
 
-def test_cluster__password_and_tls__are_used_on_every_node(program: str) -> None:
-    if program not in find_servers(tls=True).values():
-        pytest.skip("this server speaks no TLS")
-    with Cluster(3, program, password="right", tls=True) as cluster:  # noqa: S106 - a secret of this test
+def test_cluster__password_and_tls__are_used_on_every_node(tls_program: str) -> None:
+    with Cluster(3, tls_program, password="right", tls=True) as cluster:  # noqa: S106 - a secret of this test
         url = f"{cluster.url}?ssl_ca_certs={cluster.nodes[0].ca_file}"
         store = ClusterStore(url, 5, connect_timeout=5)
         store.reach()

@@ -15,7 +15,7 @@ from comporta.stores.records import Read, Write
 from comporta.stores.redis import RedisStore
 from comporta.stores.routes import Watched
 from comporta.stores.urls import forget_stores, open_store
-from comporta.testing import FaultProxy, Sentinels, Server, find_servers
+from comporta.testing import FaultProxy, Sentinels, Server
 
 READ = Read("s", "k")
 FOLLOWED_SECONDS = 15.0
@@ -154,10 +154,8 @@ def test_sentinel__passwords__are_the_servers_and_the_sentinels_own(program: str
             assert "right" not in str(raised.value)
 
 
-def test_sentinel__tls__is_spoken_to_all(program: str) -> None:
-    if program not in find_servers(tls=True).values():
-        pytest.skip("this server speaks no TLS")
-    with Server(program, tls=True) as primary, Sentinels(primary, 1, 1) as sentinels:
+def test_sentinel__tls__is_spoken_to_all(tls_program: str) -> None:
+    with Server(tls_program, tls=True) as primary, Sentinels(primary, 1, 1) as sentinels:
         url = f"{sentinels.url}?ssl_ca_certs={primary.ca_file}"
         store = RedisStore(url, timeout=5, connect_timeout=5)
 

@@ -7,7 +7,7 @@ same deadline. What is learnt that way, and what each node tells when it is conn
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,12 +62,14 @@ class ClusterStore:
         self.timeout = timeout
         self.connect_timeout = connect_timeout
         self.clock = clock or MONOTONIC
+        self.workers_heard = 0
+        self.heard: Callable[[int], None] = _unheard
         self.slots = Slots(several.places)
-        self.endpoint = Endpoint(self.url)
         self._told_time = clock
         self._nodes: dict[Place, Node] = {}
         self._making = Lock()
-        self.node(several.places[0])  # what is wrong with the URL is said now
+        self.node(several.places[0])  # so that what is missing, or wrong with the bounds, is said now
+        self.endpoint = Endpoint(self.url)
         forks.register(self)
 
     def apply(self, operation: Operation[R]) -> R:
@@ -186,10 +188,18 @@ class ClusterStore:
         connection, ranges = yield from greeted(endpoint, place, seconds, _SLOTS)
         try:
             self.slots.load(ranges, place)
-        except BaseException:
+        except Exception:
             yield Close(connection)
             raise
+        self._leave_the_departed()
         return connection
+
+    def _leave_the_departed(self) -> None:
+        """Close what is idle of nodes that have no slots any more."""
+        here = set(self.slots.known())
+        for place, node in list(self._nodes.items()):
+            if place not in here:
+                node.close()
 
 
 class Node(RedisStore):
@@ -243,6 +253,10 @@ class _ToNode:
             return await run_async(self._cluster.greeted(endpoint, self._place, seconds))
 
         return connect
+
+
+def _unheard(_: int) -> None:
+    """Workers are not counted on a cluster: their key is another node's."""
 
 
 class At(NamedTuple):

@@ -9,7 +9,6 @@ every call is answered, or ends in a ``StateError``, within its deadline.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Coroutine
 from functools import partial
 from threading import Lock
@@ -35,8 +34,6 @@ R = TypeVar("R")
 
 TIMEOUT_SECONDS = 0.05
 CONNECT_TIMEOUT_SECONDS = 1.0
-
-_WATCHED = re.compile(r"^\w+\+sentinel://")
 
 # Would change a worker that cannot be, so it changes nothing; but who may not write, or has no room, says so.
 _PROBE = """
@@ -83,7 +80,7 @@ class RedisStore:
         self.workers_heard = 0
         self.heard: Callable[[int], None] = self._hear
         self._told_time = clock is not None
-        self.route = route or (Watched(url) if _WATCHED.search(url) else Straight(url))
+        self.route = route or (Watched(url) if _names_sentinels(url) else Straight(url))
         self._forgotten = exceptions.NoScriptError
         self._pool = self._new_pool()
         self._lines: Lines | None = None
@@ -198,3 +195,7 @@ class RedisStore:
             raise
         except Exception as error:
             raise self.explained(error, call) from error
+
+
+def _names_sentinels(url: str) -> bool:
+    return url.partition("://")[0].endswith("+sentinel")

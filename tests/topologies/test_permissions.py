@@ -1,0 +1,119 @@
+"""A user that may do what docs/state.md says and nothing else: enough for everything comporta does."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comporta import BaseLimiter, LimitConfig, LimitGroup, LimitStrategy, StateDeniedError
+from comporta.stores.cluster import ClusterStore
+from comporta.stores.records import Delete, Read, Write
+from comporta.stores.redis import RedisStore
+from comporta.stores.wire import WORKERS_KEY
+from comporta.testing import Cluster, Sentinels, Server
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "state.md"
+HEARTBEAT = f"""
+local now = redis.call('TIME')[1]
+redis.call('ZADD', KEYS[1], now, 'me')
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', 0)
+redis.call('ZRANGE', KEYS[1], 0, -1)
+redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)
+redis.call('ZCOUNT', KEYS[1], 0, now)
+redis.call('ZREM', KEYS[1], 'me')
+return redis.call('ZCARD', '{WORKERS_KEY}')
+"""
+
+
+def rights() -> list[str]:
+    """Return the words of the rule shown on the page."""
+    [rule] = re.findall(r"^ACL SETUSER comporta (.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return [word for word in rule.split() if word != "\\"]
+
+
+@pytest.fixture
+def limited(program: str) -> Iterator[Server]:
+    with Server(program) as server:
+        server.command("ACL", "SETUSER", "comporta", *rights())
+        yield server
+
+
+def user_url(url: str) -> str:
+    return url.replace("://", "://comporta:secret@", 1)
+
+
+def work(store: RedisStore | ClusterStore) -> None:
+    """Do everything there is to do."""
+    store.reach()
+    for strategy in LimitStrategy:
+        limiter = BaseLimiter(LimitConfig(10, 10, 1, strategy), store, f"all.{strategy.value}").sync
+        assert limiter.acquire("k")
+        limiter.decide("k", 2)
+        limiter.peek("k")
+        limiter.stats("k")
+        limiter.release("k")
+        limiter.change(LimitConfig(5, 5, 1, strategy))
+        assert limiter.acquire("other")
+        limiter.reset("k")
+    limits = [BaseLimiter("5/s", store, f"all.{name}") for name in "ab"]
+    assert LimitGroup(*limits).sync.acquire(["k", "k"])
+    assert store.apply(Write("comporta_notes", "k", b"x", 60))
+    assert store.apply(Read("comporta_notes", "k")) == b"x"
+    assert store.entries("comporta_notes") == {"k": b"x"}
+    assert store.apply(Delete("comporta_notes", "k", b"x"))
+
+
+async def work_async(store: RedisStore | ClusterStore) -> None:
+    limiter = BaseLimiter("5/s", store, "awaited")
+    assert all(await asyncio.gather(*(limiter.acquire("k") for _ in range(5))))
+    assert await store.entries_async("comporta_notes") == {}
+    await store.aclose()
+
+
+def test_permissions__of_the_page__are_enough_for_everything(limited: Server) -> None:
+    store = RedisStore(user_url(limited.url), timeout=5)
+    work(store)
+    asyncio.run(work_async(store))
+    store.close()
+
+
+def test_permissions__of_the_page__are_enough_to_report_as_a_worker(limited: Server) -> None:
+    store = RedisStore(user_url(limited.url), timeout=5)
+    store.reach()
+    connection: Any = store._pool.idle[0][0]
+    for command in (("EVAL", HEARTBEAT, 1, WORKERS_KEY), ("ZADD", WORKERS_KEY, 1, "me"), ("TIME",)):
+        connection.send_command(*command)
+        connection.read_response()
+    store.close()
+
+
+def test_permissions__of_the_page__are_not_enough_for_anything_else(limited: Server) -> None:
+    store = RedisStore(user_url(limited.url), timeout=5)
+    with pytest.raises(StateDeniedError):
+        store.apply(Read("somebody_elses", "k"))
+    store.close()
+
+
+def test_permissions__of_the_page__are_enough_behind_sentinels(limited: Server) -> None:
+    with Sentinels(limited, 1, 1) as sentinels:
+        limited.command("ACL", "SETUSER", "comporta", "+role")
+        store = RedisStore(user_url(sentinels.url), timeout=5, connect_timeout=5)
+        work(store)
+        store.close()
+
+
+def test_permissions__of_the_page__are_enough_on_a_cluster(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        node.command("FLUSHALL")
+        node.command("ACL", "SETUSER", "comporta", *rights(), *("+cluster|slots", "+asking"))
+    store = ClusterStore(user_url(cluster.url), 5, connect_timeout=5)
+    work(store)
+    asyncio.run(work_async(store))
+    store.close()
+    for node in cluster.nodes:
+        node.command("ACL", "DELUSER", "comporta")
