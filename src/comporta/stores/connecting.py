@@ -14,6 +14,7 @@ from comporta.clock import MONOTONIC
 
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 _PROMPT_NS = 1_000_000
+_now_ns = MONOTONIC.now_ns
 
 Place = tuple[str, int]
 """A host and a port."""
@@ -59,13 +60,15 @@ class BoundedSocket:
 
     def recv_into(self, buffer: Any) -> int:
         """Receive, as hiredis wants it."""
-        self._allow_the_rest()
+        if _now_ns() - self._began_ns > _PROMPT_NS:
+            self._allow_the_rest()
         size: int = self._inner.recv_into(buffer)
         return size
 
     def recv(self, *arguments: Any) -> bytes:
         """Receive, as redis-py's own parsers want it."""
-        self._allow_the_rest()
+        if _now_ns() - self._began_ns > _PROMPT_NS:
+            self._allow_the_rest()
         data: bytes = self._inner.recv(*arguments)
         return data
 
@@ -75,9 +78,8 @@ class BoundedSocket:
         self._inner.settimeout(seconds)
 
     def _allow_the_rest(self) -> None:
-        gone_ns = MONOTONIC.now_ns() - self._began_ns
-        if gone_ns > _PROMPT_NS and self._told:  # 0 is for a look that does not wait
-            self.settimeout(max(0.001, self._seconds - gone_ns / 1e9))
+        if self._told:  # 0 is for a look that does not wait
+            self.settimeout(max(0.001, self._seconds - (_now_ns() - self._began_ns) / 1e9))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -88,12 +90,10 @@ def bounded(kind: Any) -> Any:
 
     class Bounded(kind):  # type: ignore[misc]  # the class is known when the URL is
         def _connect(self) -> BoundedSocket:
-            began_ns = MONOTONIC.now_ns()
-            self._bound = BoundedSocket(super()._connect(), began_ns, self.socket_connect_timeout)
-            return self._bound
-
-        def begin(self, began_ns: int, seconds: float) -> None:
-            self._bound.begin(began_ns, seconds)
+            began_ns = _now_ns()
+            bound = BoundedSocket(super()._connect(), began_ns, self.socket_connect_timeout)
+            self.begin = bound.begin
+            return bound
 
     return Bounded
 

@@ -39,16 +39,18 @@ class Pool:
         self._connect_timeout = connect_timeout
         self._connects = Connects(connect, self.idle, address, connect_timeout)
 
-    def exchanged(self, command: bytes, began_ns: int, read: Callable[[Any], T], words_before: int = 0) -> T:
+    def exchanged(
+        self, command: bytes, began_ns: int, read: Callable[[Any], T], *, asking: bool = False
+    ) -> T:
         """Send a command and return what ``read`` makes of its reply, within ``timeout`` of the beginning.
 
-        ``words_before``: so many replies come before it that nobody is interested in.
+        ``asking``: there is a word before it, with a reply of its own.
         """
         connection = self._ready() or self._connects.wait(began_ns, self._timeout)
         try:
             connection.begin(began_ns, self._timeout)
             connection.send_packed_command([command], check_health=False)
-            for _ in range(words_before):
+            if asking:
                 connection.read_response()
             reply = read(connection.read_response())
         except ResponseError as error:

@@ -10,7 +10,6 @@ every call is answered, or ends in a ``StateError``, within its deadline.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -184,13 +183,17 @@ class RedisStore:
         """Make one script call; one that the server has forgotten is sent again with its text."""
         now_us = self.now_us()
         packed = call.packed(now_us)
-        read = partial(call.replies, heard=self.heard)
+        asking = call.script.asking
+
+        def read(raw: Any) -> list[Any]:
+            return call.replies(raw, self.heard)
+
         try:
             try:
-                return self._pool.exchanged(packed, began_ns, read, call.words_before)
+                return self._pool.exchanged(packed, began_ns, read, asking=asking)
             except self._forgotten:  # so it was not carried out
                 packed = call.packed(now_us, with_text=True)
-                return self._pool.exchanged(packed, began_ns, read, call.words_before)
+                return self._pool.exchanged(packed, began_ns, read, asking=asking)
         except StateError:
             raise
         except Exception as error:

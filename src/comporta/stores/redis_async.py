@@ -291,7 +291,7 @@ async def _spoiled(connection: Connection) -> bool:
 
 async def _read(connection: Connection, call: Call) -> Any:
     try:
-        for _ in range(call.words_before):
+        if call.script.asking:
             await connection.read_response()
         return await connection.read_response()
     except ResponseError as error:

@@ -5,6 +5,7 @@
 ``memory://name``                                         all who say so in this process
 ``shared://name?keys=16384&lock_timeout=0.5``             all processes of this user on this machine
 ``redis://``, ``rediss://``, ``valkey://``, ``unix://``   a fleet (``?timeout=0.05`` and redis-py's)
+``redis+sentinel://``, ``redis+cluster://``, …            a fleet, on more than one server
 ========================================================= ==============================================
 """
 

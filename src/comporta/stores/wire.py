@@ -40,11 +40,6 @@ class Call(NamedTuple):
         """Whether the last element of the reply is the number of live workers."""
         return self.script.counted and not self.tagged
 
-    @property
-    def words_before(self) -> int:
-        """How many replies come before the call's own."""
-        return 1 if self.script.asking else 0
-
     def packed(self, now_us: int, *, with_text: bool = False) -> bytes:
         """Return the command; with the script's text after the server said that it has forgotten it."""
         script = self.script
@@ -88,25 +83,30 @@ class Call(NamedTuple):
     def _cut(self, raw: Any, heard: Callable[[int], None]) -> list[Any]:
         if not isinstance(raw, list):
             raise TypeError("no list")
-        workers = raw.pop() if self.counted else 0
-        if not isinstance(workers, int):
-            raise TypeError("no count of workers")
+        joins, counted = self.script.joins, self.counted
+        workers = raw.pop() if counted else 0
         found: list[Any] = []
         start = 0
         for operation in self.operations:
-            end = start + operation.fields if self.script.joins else len(raw)
+            end = start + operation.fields if joins else len(raw)
             found.append(_parsed(operation, raw[start:end]))
             start = end
         if start != len(raw):
             raise ValueError("too long")
-        if self.counted:
-            heard(workers)
+        if counted:
+            heard(_number(workers))
         return found
 
     def names(self) -> str:
         """Return the keys, for an error message."""
         keys = [key for operation in self.operations for key in operation.key_names()]
         return ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError("no number")
+    return value
 
 
 def _parsed(operation: Operation[Any], raw: list[Any]) -> Any:
