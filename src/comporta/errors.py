@@ -7,6 +7,7 @@
     └── ComportaError
         └── StateError                  the state engine could not do what was asked
             ├── StateUnavailableError   unreachable, refused, or of the wrong kind
+            │   └── StateDeniedError    it is there and does not let us in: a password, a permission
             ├── StateTimeoutError       no answer within the bound
             ├── StateFullError          no room for a new key; live keys are never evicted
             └── StateTypeError          something else lives at the key (names it; left untouched)
@@ -27,6 +28,10 @@ class StateError(ComportaError):
 
 class StateUnavailableError(StateError):
     """The server or the file behind the state cannot be used."""
+
+
+class StateDeniedError(StateUnavailableError):
+    """The server does not let us in, or not do what we must: a wrong password, a missing permission."""
 
 
 class StateTimeoutError(StateError):

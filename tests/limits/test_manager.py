@@ -24,6 +24,7 @@ from comporta.limits.manager import RateLimitManager
 from comporta.metrics import InMemoryMetrics, Summary, use_metrics
 from comporta.settings import LimitSettings, Settings
 from comporta.stores.memory import MemoryStore
+from comporta.stores.redis import RedisStore
 from comporta.testing import ManualClock, Server
 
 
@@ -282,7 +283,7 @@ def test_error__server_gone__is_counted_logged_and_raised(caplog: pytest.LogCapt
     manager = RateLimitManager(metrics)
     with Server() as server:
         url = server.url
-    manager.register_limiter("default", BaseLimiter("1/s", url))
+    manager.register_limiter("default", BaseLimiter("1/s", RedisStore(url)))
 
     async def ask() -> None:
         try:

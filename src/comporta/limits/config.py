@@ -32,6 +32,7 @@ class LimitStrategy(Enum):
 
 
 WINDOWS = frozenset({LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW})
+FALLBACKS = ("share", "open", "closed")
 
 _UNITS = {
     "ms": 0.001,
@@ -52,6 +53,8 @@ class LimitConfig:
 
     Buckets use ``rate`` and ``capacity``; windows use ``capacity`` and ``window`` and ignore ``rate``.
     ``distributed`` shares the state by default (see :func:`comporta.stores.urls.default_url`).
+    ``fallback`` is what each worker does while a shared state is out of reach: ``"share"`` grants the limit
+    divided by the number of workers, ``"open"`` everything, ``"closed"`` nothing.
     """
 
     rate: float
@@ -59,6 +62,7 @@ class LimitConfig:
     window: float | None = None
     strategy: LimitStrategy = LimitStrategy.TOKEN_BUCKET
     distributed: bool = False
+    fallback: str = "share"
 
     def __post_init__(self) -> None:
         """Check as soon as it is made, so that no limiter ever sees a bad one."""
@@ -79,6 +83,8 @@ class LimitConfig:
             raise ValueError(f"window is required for {self.strategy.value}, got None")
         if self.strategy not in WINDOWS:
             exact_rate(self.rate, self.capacity)
+        if self.fallback not in FALLBACKS:
+            raise ValueError(f"fallback must be one of {', '.join(FALLBACKS)}, got {self.fallback!r:.50}")
 
     @classmethod
     def parse(

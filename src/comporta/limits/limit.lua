@@ -5,7 +5,8 @@
 -- ARGV  1: now in µs, or 0 for the server's clock
 --       then for each group: the number of its limits, and for each of them
 --         strategy (1 token bucket, 2 leaky bucket, 3 fixed window, 4 sliding window),
---         amount (above 0: take, 0: look, below 0: give back), patience_us,
+--         amount (above 0: take, 0: look, below 0: give back),
+--         patience_us (-1: charge, that is take as much of the amount as is there),
 --         capacity, per_us, unit, window_us
 -- reply for each limit six integers: wait_us (granted if within the patience), capacity, remaining,
 --       retry_us (0 if granted), reset_us, recent (only for a look);
@@ -34,8 +35,13 @@ local function ask(n, a, r, commit)
       capacity, per_us, unit, window_us = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
     end
   end
-  local wait_us, remaining, reset_us, recent, last_us = STRATEGIES[tonumber(ARGV[a])](
-    KEYS[2 * n - 1], now_us, amount, patience_us, commit and amount ~= 0,
+  local strategy, key = STRATEGIES[tonumber(ARGV[a])], KEYS[2 * n - 1]
+  if patience_us < 0 then
+    local _, left = strategy(key, now_us, 0, 0, false, capacity, per_us, unit, window_us, debt)
+    amount, patience_us = min(amount, left or amount), 2 ^ 52
+  end
+  local wait_us, remaining, reset_us, recent, last_us = strategy(
+    key, now_us, amount, patience_us, commit and amount ~= 0,
     capacity, per_us, unit, window_us, debt)
   if type(wait_us) == 'string' then
     reply[r], reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = wait_us, 0, 0, 0, 0, 0

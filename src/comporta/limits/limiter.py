@@ -13,12 +13,11 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from comporta.flow import run, run_async
 from comporta.limits.config import WINDOWS, LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
-from comporta.limits.key import state_key
-from comporta.limits.operation import CHANGES, SPACE
-from comporta.limits.remote import RemoteBound
+from comporta.limits.remote import GuardedBound, RemoteBound, bind
+from comporta.limits.take import Asked
 from comporta.limits.verbs import Key, Verbs
-from comporta.stores.base import Bound, Busy, LocalStore, Part, Store
-from comporta.stores.records import RECORD
+from comporta.stores.base import Bound, Busy, LocalStore, Store
+from comporta.stores.failover import FailoverStore, Fallback, fallback_of
 from comporta.stores.urls import default_url, open_store
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -51,6 +50,11 @@ class BaseLimiter:
         self._attempt = None if isinstance(bound, RemoteBound) else bound.attempt
         self._take_async = bound.take_async
         self.sync = SyncLimiter(self.verbs)
+
+    @property
+    def fallback(self) -> Fallback | None:
+        """Since when and why this worker is on its own; nothing if it is not."""
+        return fallback_of(self.store)
 
     @property
     def strategy(self) -> LimitStrategy:
@@ -183,11 +187,12 @@ class RedisLimiter(BaseLimiter):
 
 def _bound(config: LimitConfig, store: Store, name: str) -> Bound:
     """Tie the limit's rule to its store."""
-    rule = config.rule()
-    if not hasattr(store, "bind"):
-        return RemoteBound(store, rule, name)
-    change = Part(CHANGES, name, RECORD)
-    return cast(LocalStore, store).bind(rule, f"{SPACE}:{name}", change, state_key)
+    asked = Asked(config.rule(), name, config.fallback)
+    if hasattr(store, "bind"):
+        return bind(cast(LocalStore, store), asked)
+    if isinstance(store, FailoverStore) and store.local:
+        return GuardedBound(store, asked)
+    return RemoteBound(store, asked)
 
 
 def _made_name(config: LimitConfig) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from comporta.errors import StateTypeError
 from comporta.limits.rule import Rule
-from comporta.stores.base import Part, Script, State, key_text
+from comporta.stores.base import Outage, Part, Script, State, key_text
 
 SPACE = "rate_limiter"
 CHANGES = "rate_limiter_change"
@@ -35,12 +35,16 @@ class Answer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """One limit asked: ``amount`` above 0 takes, 0 looks, below 0 gives back."""
+    """One limit asked: ``amount`` above 0 takes, 0 looks, below 0 gives back.
+
+    ``fallback`` is what to do when the shared state is out of reach (see ``share.py``).
+    """
 
     rule: Rule
     name: str
     key: str
     amount: int
+    fallback: str = "share"
 
 
 _FIELDS = len(Answer._fields)
@@ -73,16 +77,26 @@ def script_for(codes: frozenset[int]) -> Script:
 _SCRIPTS = {code: script_for(frozenset({code})) for code in range(1, len(STRATEGIES) + 1)}
 
 
-class LimitOperation:
-    """Ask some limits, all or nothing."""
+_CHARGE = -1
+"""In place of a patience, to the script: take as much of the amount as is there, asking nobody."""
 
-    __slots__ = ("patience_us", "questions")
+_FOREVER_US = 2**52
+
+
+class LimitOperation:
+    """Ask some limits, all or nothing.
+
+    ``charge``: what is taken was used already, elsewhere, so as much of it as is there is taken.
+    """
+
+    __slots__ = ("charge", "patience_us", "questions")
 
     followed = False
 
-    def __init__(self, questions: Sequence[Question], patience_us: int = 0) -> None:
+    def __init__(self, questions: Sequence[Question], patience_us: int = 0, *, charge: bool = False) -> None:
         self.questions = questions
-        self.patience_us = patience_us
+        self.patience_us = _FOREVER_US if charge else patience_us
+        self.charge = charge
 
     @property
     def script(self) -> Script:
@@ -116,6 +130,8 @@ class LimitOperation:
 
     def _one(self, question: Question, state: State | None, now_us: int) -> tuple[State | None, int]:
         rule, amount = question.rule, question.amount
+        if self.charge:
+            amount = min(amount, rule.view(state, now_us).remaining)
         if amount > 0:
             return rule.step(state, now_us, amount, self.patience_us)
         if amount < 0 and state is not None:
@@ -125,7 +141,7 @@ class LimitOperation:
     def key_names(self) -> list[str]:
         """Two for each limit: its state, and the change an operator may have made."""
         found = []
-        for _, name, key, _ in self.questions:
+        for _, name, key, _, _ in self.questions:
             found.append(f"{SPACE}:{name}:{key}" if key else f"{SPACE}:{name}")
             found.append(f"{CHANGES}:{name}")
         return found
@@ -133,8 +149,9 @@ class LimitOperation:
     def arguments(self) -> list[int | str | bytes]:
         """One group: how many, then seven numbers for each."""
         found: list[int | str | bytes] = [len(self.questions)]
-        for rule, _, _, amount in self.questions:
-            found += (rule.code, amount, self.patience_us, *rule.numbers)
+        patience_us = _CHARGE if self.charge else self.patience_us
+        for rule, _, _, amount, _ in self.questions:
+            found += (rule.code, amount, patience_us, *rule.numbers)
         return found
 
     def undo(self, reply: Sequence[Answer]) -> LimitOperation | None:
@@ -143,6 +160,13 @@ class LimitOperation:
         if self.patience_us or not granted or any(q.amount <= 0 for q in self.questions):
             return None
         return LimitOperation([q._replace(amount=-q.amount) for q in self.questions])
+
+    def alone(self, outage: Outage) -> LimitOperation:
+        """Ask this worker's own part of each limit."""
+        from comporta.limits.share import rule_alone  # noqa: PLC0415 - shares report by operations
+
+        own = [q._replace(rule=rule_alone(q.rule, q.name, q.fallback, outage)) for q in self.questions]
+        return LimitOperation(own, self.patience_us)
 
     @property
     def fields(self) -> int:

@@ -161,3 +161,14 @@ class SlidingWindow:
             if full or at_us // self.grain_us == now_us // self.grain_us:
                 return log[: -_ENTRY.size] + _ENTRY.pack(now_us, units + cost)
         return log + _ENTRY.pack(now_us, cost)
+
+
+def evenly_used(window: SlidingWindow, now_us: int) -> State:
+    """Return the state of a window that was used up evenly until ``now_us``: it opens bit by bit."""
+    entries = min(window.capacity, window.entries)
+    log, entered = b"", 0
+    for number in range(1, entries + 1):
+        units = window.capacity * number // entries - entered
+        entered += units
+        log += _ENTRY.pack(now_us - window.window_us + window.window_us * number // entries, units)
+    return (window.capacity, now_us, 0, NO_PAST, log)

@@ -19,6 +19,7 @@ from comporta.limits.operation import CHANGES, SPACE, Answer, LimitOperation, Qu
 from comporta.limits.waiting import Lines, in_line
 from comporta.stores.base import Bound, Stepper, Store
 from comporta.stores.effects import Apply, Sleep
+from comporta.stores.failover import fallback_of
 from comporta.stores.records import Delete, Write
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Verbs:
     def stats(self, key: Key) -> Flow[Stats]:
         """Tell the figures of a health page."""
         answer = yield from self._ask(state_key(key), 0)
-        return Stats(answer.remaining, answer.recent, answer.capacity)
+        return Stats(answer.remaining, answer.recent, answer.capacity, fallback_of(self.store))
 
     def change(self, limit: LimitConfig | str | None) -> Flow[None]:
         """Change the limit for all who share it; ``None`` revokes the change."""
@@ -136,7 +137,7 @@ class Verbs:
     def question(self, text: str, amount: int) -> Flow[Question]:
         """Return this limit as a part of an operation."""
         rule: Rule = yield InForce(self.bound)
-        return Question(rule, self.name, text, amount)
+        return Question(rule, self.name, text, amount, self.config.fallback)
 
     def _take(self, key: Key, cost: int) -> Flow[int]:
         wait_us: int = yield Ask(self.bound, key, cost)

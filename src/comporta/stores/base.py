@@ -83,6 +83,21 @@ class Script(NamedTuple):
     arguments: tuple[int | str | bytes, ...] = ()
 
 
+class Outage(NamedTuple):
+    """What a worker on its own knows: since when, why, and among how many the limit is shared.
+
+    ``since`` is in Unix seconds, for people; ``since_us`` by the clock of the local state. ``denied``: the
+    server is there and does not let us in. ``full``: this worker has no room for another key.
+    """
+
+    since: float
+    since_us: int
+    why: str
+    workers: int
+    denied: bool = False
+    full: bool = False
+
+
 class Operation(Protocol[R_co]):
     """Something to be done to some states in one atomic step."""
 
@@ -109,6 +124,12 @@ class Operation(Protocol[R_co]):
 
     def undo(self, reply: Any) -> Operation[Any] | None:
         """Return what gives back what ``reply`` granted, for a caller that is gone; or nothing."""
+
+    def alone(self, outage: Outage) -> Operation[R_co] | None:
+        """Return what to do in its place to this worker's own state while the shared one is out of reach.
+
+        ``None``: it makes sense only where all can see it.
+        """
 
     def parse(self, raw: Sequence[Any]) -> R_co:
         """Read the script's reply (the part of it that belongs to this operation)."""

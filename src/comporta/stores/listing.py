@@ -61,6 +61,10 @@ class ListRecords:
     def undo(reply: object) -> None:
         """Nothing was changed."""
 
+    @staticmethod
+    def alone(outage: object) -> None:
+        """What others wrote cannot be listed without them."""
+
     def parse(self, raw: Sequence[Any]) -> Page:
         """Read cursor, then keys and values by turns."""
         texts = (key.decode("utf-8", "surrogatepass").removeprefix(self._prefix) for key in raw[1::2])

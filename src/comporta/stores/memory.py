@@ -137,6 +137,18 @@ class MemoryStore:
 
         return self._alone(bound)
 
+    def revisit(self, visit: Callable[[str, str, Kind, State, int], State | None]) -> None:
+        """Show every state to ``visit``, and keep in its place what that returns (``None``: as it is)."""
+
+        def visited(now_us: int) -> None:
+            for name, space in self._spaces.items():
+                for key, state in list(space.table.items()):
+                    new = visit(name, key, space.kind, state, now_us)
+                    if new is not None:
+                        space.table[key] = new
+
+        self._alone(visited)
+
     def close(self) -> None:
         """Forget everything: what only this process knew goes with it."""
 

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
+from comporta.clock import MONOTONIC
+from comporta.errors import StateError
+from comporta.stores.failover import FailoverStore
 from comporta.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -71,7 +75,7 @@ def _memory(_: str) -> Store:
 
 
 def _shared(url: str) -> Store:
-    from comporta.stores.shared import SharedStore  # noqa: PLC0415 - not on every platform
+    from comporta.stores.shared import SharedStore, supported  # noqa: PLC0415 - not on every platform
 
     parts = urlsplit(url)
     name = parts.netloc + parts.path
@@ -81,10 +85,20 @@ def _shared(url: str) -> Store:
     if options:
         raise ValueError(f"shared:// takes keys and lock_timeout, got {min(options)!r}")
     given = {"keys": keys, "lock_timeout": lock_timeout}
-    return SharedStore(
-        name or os.environ.get("COMPORTA_APP") or APP_DEFAULT,
+    name = name or os.environ.get("COMPORTA_APP") or APP_DEFAULT
+    opens = partial(
+        SharedStore,
+        name,
         **{option: value for option, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
+    store = FailoverStore(opens, f"shared://{name}", MONOTONIC, local=True)
+    try:
+        _ = store.primary  # so that what is wrong with the URL is said here
+    except StateError as error:
+        if not supported():
+            raise
+        store.fell(error)
+    return store
 
 
 def _redis(url: str) -> Store:
@@ -94,7 +108,8 @@ def _redis(url: str) -> Store:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     timeout = _option(options, "timeout", float) or TIMEOUT_SECONDS
     rest = SplitResult(parts.scheme, parts.netloc, parts.path, urlencode(options), "")
-    return RedisStore(rest.geturl() if "timeout=" in parts.query else url, timeout)
+    store = RedisStore(rest.geturl() if "timeout=" in parts.query else url, timeout)
+    return FailoverStore.of(store, store.address)
 
 
 def _option(options: dict[str, str], name: str, kind: type[int] | type[float]) -> float | None:
