@@ -13,6 +13,7 @@ from tests.support import command, redis_store
 
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.operation import LimitOperation, Question
+from comporta.limits.rule import CHARGE
 from comporta.limits.take import Asked, Take
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import Delete, Write
@@ -38,7 +39,7 @@ pauses = st.one_of(
     st.integers(0, 100_000_000),
     st.integers(-5_000_000_000, 5_000_000_000),  # the server's clock is set by hand, to and fro
 )
-patience = st.sampled_from([0, 0, 0, 1, 500_000, 10_000_000])
+patience = st.sampled_from([0, 0, 0, 1, 500_000, 10_000_000, CHARGE])
 
 
 def _ask(

@@ -55,7 +55,7 @@ class FixedWindow:
         elif start_us > now_us:
             start_us = now_us
         wait_us = 0
-        if used and used + cost > self.capacity:
+        if used and used + cost > self.capacity and patience_us >= 0:
             wait_us = start_us + self.window_us - now_us
             if now_us >= last_us:
                 return None, wait_us

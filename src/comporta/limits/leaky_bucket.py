@@ -38,14 +38,17 @@ class LeakyBucket(Bucket):
         wait_us = ceil_div(level, self.per_us)
         turns = cost * self.unit
         crowded = level > 0 and level + turns - self.unit > self.full
-        if wait_us > patience_us or crowded:
+        if (wait_us > patience_us or crowded) and patience_us >= 0:
             if now_us >= last_us:
                 return None, max(wait_us, patience_us + 1)
             turns = cost = 0  # the clock went back: anchor the state to the new time, taking nothing
             wait_us = max(wait_us, patience_us + 1)
         if (now_us ^ last_us) >> SLICE_BITS:
             past, count = shifted(past, count, last_us, now_us), 0
-        return (level + turns, now_us, self.unit, count + cost, past), wait_us
+        level += turns
+        if patience_us < 0:
+            level = min(level, self.level_max)
+        return (level, now_us, self.unit, count + cost, past), wait_us
 
     def give(self, state: State, now_us: int, cost: int) -> State:
         """Free turns that were taken; those who queue behind them do not move up."""

@@ -6,7 +6,7 @@
 --       then for each group: the number of its limits, and for each of them
 --         strategy (1 token bucket, 2 leaky bucket, 3 fixed window, 4 sliding window),
 --         amount (above 0: take, 0: look, below 0: give back),
---         patience_us (-1: charge, that is take as much of the amount as is there),
+--         patience_us (-1: it was used already, so it is taken whether it is there or not),
 --         capacity, per_us, unit, window_us
 -- reply for each limit six integers: wait_us (granted if within the patience), capacity, remaining,
 --       retry_us (0 if granted), reset_us, recent (only for a look);
@@ -35,19 +35,14 @@ local function ask(n, a, r, commit)
       capacity, per_us, unit, window_us = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
     end
   end
-  local strategy, key = STRATEGIES[tonumber(ARGV[a])], KEYS[2 * n - 1]
-  if patience_us < 0 then
-    local _, left = strategy(key, now_us, 0, 0, false, capacity, per_us, unit, window_us, debt)
-    amount, patience_us = min(amount, left or amount), 2 ^ 52
-  end
-  local wait_us, remaining, reset_us, recent, last_us = strategy(
-    key, now_us, amount, patience_us, commit and amount ~= 0,
+  local wait_us, remaining, reset_us, recent, last_us = STRATEGIES[tonumber(ARGV[a])](
+    KEYS[2 * n - 1], now_us, amount, patience_us, commit and amount ~= 0,
     capacity, per_us, unit, window_us, debt)
   if type(wait_us) == 'string' then
     reply[r], reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = wait_us, 0, 0, 0, 0, 0
     return false
   end
-  local granted = wait_us <= patience_us
+  local granted = patience_us < 0 or wait_us <= patience_us
   reply[r], reply[r + 1], reply[r + 2] = wait_us, capacity, remaining
   reply[r + 3], reply[r + 4] = granted and 0 or wait_us, reset_us
   reply[r + 5] = amount == 0 and traffic_recent(recent, last_us, now_us) or 0

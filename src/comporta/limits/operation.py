@@ -77,26 +77,16 @@ def script_for(codes: frozenset[int]) -> Script:
 _SCRIPTS = {code: script_for(frozenset({code})) for code in range(1, len(STRATEGIES) + 1)}
 
 
-_CHARGE = -1
-"""In place of a patience, to the script: take as much of the amount as is there, asking nobody."""
-
-_FOREVER_US = 2**52
-
-
 class LimitOperation:
-    """Ask some limits, all or nothing.
+    """Ask some limits, all or nothing."""
 
-    ``charge``: what is taken was used already, elsewhere, so as much of it as is there is taken.
-    """
-
-    __slots__ = ("charge", "patience_us", "questions")
+    __slots__ = ("patience_us", "questions")
 
     followed = False
 
-    def __init__(self, questions: Sequence[Question], patience_us: int = 0, *, charge: bool = False) -> None:
+    def __init__(self, questions: Sequence[Question], patience_us: int = 0) -> None:
         self.questions = questions
-        self.patience_us = _FOREVER_US if charge else patience_us
-        self.charge = charge
+        self.patience_us = patience_us
 
     @property
     def script(self) -> Script:
@@ -115,11 +105,12 @@ class LimitOperation:
         steps = [
             self._one(question, state, now_us) for question, state in zip(self.questions, states, strict=True)
         ]
-        granted = all(wait_us <= self.patience_us for _, wait_us in steps)
+        charge = self.patience_us < 0
+        granted = charge or all(wait_us <= self.patience_us for _, wait_us in steps)
         kept: list[State | None] = []
         answers = []
         for question, state, (new, wait_us) in zip(self.questions, states, steps, strict=True):
-            mine = wait_us <= self.patience_us
+            mine = charge or wait_us <= self.patience_us
             keep = new if granted or not mine else None  # a refusal's new state only anchors the clock
             remaining, reset_us, recent = question.rule.view(keep or state, now_us)
             kept.append(keep)
@@ -130,8 +121,6 @@ class LimitOperation:
 
     def _one(self, question: Question, state: State | None, now_us: int) -> tuple[State | None, int]:
         rule, amount = question.rule, question.amount
-        if self.charge:
-            amount = min(amount, rule.view(state, now_us).remaining)
         if amount > 0:
             return rule.step(state, now_us, amount, self.patience_us)
         if amount < 0 and state is not None:
@@ -149,9 +138,8 @@ class LimitOperation:
     def arguments(self) -> list[int | str | bytes]:
         """One group: how many, then seven numbers for each."""
         found: list[int | str | bytes] = [len(self.questions)]
-        patience_us = _CHARGE if self.charge else self.patience_us
         for rule, _, _, amount, _ in self.questions:
-            found += (rule.code, amount, patience_us, *rule.numbers)
+            found += (rule.code, amount, self.patience_us, *rule.numbers)
         return found
 
     def undo(self, reply: Sequence[Answer]) -> LimitOperation | None:

@@ -10,6 +10,9 @@ from typing import NamedTuple, Protocol
 
 from comporta.stores.base import Codec, State
 
+CHARGE = -1
+"""In place of a patience; a debt this makes is bounded (one second of a bucket's rate)."""
+
 KEPT_AT_LEAST_US = 60_000_000
 """A state is kept for a minute after its last change, because it also counts the last minute."""
 
@@ -68,7 +71,8 @@ class Rule(Protocol):
 
         Returns the state to keep (``None``: unchanged) and a wait in microseconds. A wait within
         ``patience_us`` means granted, to be used after the wait; a longer one means refused, and when
-        to ask again. Only a rule that keeps a queue can grant with a wait above 0.
+        to ask again. Only a rule that keeps a queue can grant with a wait above 0. A patience of
+        ``CHARGE`` says that it was used already, elsewhere: it is taken whether it is there or not.
         """
 
     def give(self, state: State, now_us: int, cost: int) -> State:

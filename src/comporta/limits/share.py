@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from comporta.limits.leaky_bucket import LeakyBucket
 from comporta.limits.operation import LimitOperation, Question
-from comporta.limits.rule import Numbers, Rule, View, ceil_div
+from comporta.limits.rule import CHARGE, Numbers, Rule, View, ceil_div
 from comporta.limits.sliding_window import SlidingWindow, evenly_used
 from comporta.limits.token_bucket import TokenBucket
 from comporta.limits.traffic import NO_PAST
@@ -76,7 +76,7 @@ class Share:
         if not granted:
             return None, None
         amount = min(granted, self.numbers.capacity - self._own.view(own, now_us).remaining)
-        charge = LimitOperation([Question(self._whole, self._name, key, amount)], charge=True)
+        charge = LimitOperation([Question(self._whole, self._name, key, amount)], CHARGE)
         return charge if amount > 0 else None, (0, own)
 
 

@@ -86,7 +86,7 @@ class SlidingWindow:
             state = (0, now_us, 0, NO_PAST, b"")
         _, last_us, count, past, _ = state
         used, log = self._current(state, now_us)
-        if used and used + cost > self.capacity:
+        if used and used + cost > self.capacity and patience_us >= 0:
             wait_us = self._room_at(log, used + cost - self.capacity) - now_us
             if now_us >= last_us:
                 return None, wait_us

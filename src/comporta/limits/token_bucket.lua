@@ -10,7 +10,7 @@ local function token_bucket(key, now_us, amount, patience_us, commit, capacity, 
   if tokens then
     adrift = not last_us
     last_us = last_us or now_us / 1000000 -- set by hand
-    level = max(floor(tokens * unit + 0.5), -debt * unit)
+    level = max(floor(tokens * unit + 0.5), -max(debt * unit, SECOND_US * per_us))
     last_us = floor(last_us * 1000000 + 0.5)
     if now_us > last_us then level = level + (now_us - last_us) * per_us end
     if level > full then level = full end
@@ -19,12 +19,13 @@ local function token_bucket(key, now_us, amount, patience_us, commit, capacity, 
   end
 
   local wait_us, need = 0, amount * unit
-  if level < need and level < full then
+  if level < need and level < full and patience_us >= 0 then
     wait_us = ceil((min(need, full) - level) / per_us)
     commit, amount, need = adrift or last_us > now_us, 0, 0 -- no time, or a clock that went back: anchor
   end
   if commit and (amount >= 0 or tokens) then
     level = min(full, level - need)
+    if patience_us < 0 then level = max(level, -SECOND_US * per_us) end
     recent, last_us = traffic_added(recent, last_us, now_us, amount), now_us
     call('HSET', key, 'tokens', tokens_text(level, unit),
       'last_refill', seconds_text(now_us), 'n', recent)
