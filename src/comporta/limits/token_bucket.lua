@@ -19,7 +19,7 @@ local function token_bucket(key, now_us, amount, patience_us, commit, capacity, 
   end
 
   local wait_us, need = 0, amount * unit
-  if level < need and level < full and patience_us >= 0 then
+  if amount > 0 and level < need and level < full and patience_us >= 0 then
     wait_us = ceil((min(need, full) - level) / per_us)
     commit, amount, need = adrift or last_us > now_us, 0, 0 -- no time, or a clock that went back: anchor
   end
