@@ -77,7 +77,7 @@ class Server:
                 self._spawn()
                 wait_until(self._ready, f"{self.program} answers on port {self.port}", _START_SECONDS)
             except BaseException:
-                self.kill()
+                self.close()
                 raise
         return self
 
