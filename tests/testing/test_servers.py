@@ -67,6 +67,10 @@ def test_server__with_a_password__wants_it_and_names_it_in_the_url(kind: str) ->
             redis.Redis.from_url(server.url.replace("secret", "wrong")).ping()
 
 
+def test_url__password_with_special_characters__is_quoted() -> None:
+    assert ":a%2Fb%40c@127.0.0.1:" in Server(password="a/b@c").url  # noqa: S106 - it guards nothing
+
+
 def test_server__restarted__is_empty_on_the_same_port(kind: str) -> None:
     with Server(kind) as server:
         port = server.port
@@ -74,6 +78,15 @@ def test_server__restarted__is_empty_on_the_same_port(kind: str) -> None:
         server.restart()
         assert server.port == port
         assert server.command("GET", "k") is None
+
+
+def test_server__ended_by_itself__starts_again(kind: str) -> None:
+    with Server(kind) as server:
+        with pytest.raises(ConnectionError):
+            server.command("SHUTDOWN", "NOSAVE")
+        assert server.process is not None
+        server.process.wait(10)
+        assert server.start().command("PING") == "PONG"
 
 
 def test_server__stopped_though_frozen__ends_in_good_order(kind: str) -> None:
