@@ -7,6 +7,7 @@ users call; ``stores/`` the engines that keep state: one process, one machine, a
 
 from comporta.errors import (
     ComportaError,
+    StateDeniedError,
     StateError,
     StateFullError,
     StateTimeoutError,
@@ -42,6 +43,7 @@ __all__ = [
     "RateLimitMonitor",
     "RedisLimiter",
     "SlidingWindowLimiter",
+    "StateDeniedError",
     "StateError",
     "StateFullError",
     "StateTimeoutError",

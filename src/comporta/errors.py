@@ -7,7 +7,7 @@
     └── ComportaError
         └── StateError                  the state engine could not do what was asked
             ├── StateUnavailableError   unreachable, refused, or of the wrong kind
-            │   └── StateDeniedError    it is there and does not let us in: a password, a permission
+            │   └── StateDeniedError    the server knows us and says no: a password, a permission
             ├── StateTimeoutError       no answer within the bound
             ├── StateFullError          no room for a new key; live keys are never evicted
             └── StateTypeError          something else lives at the key (names it; left untouched)
@@ -31,7 +31,7 @@ class StateUnavailableError(StateError):
 
 
 class StateDeniedError(StateUnavailableError):
-    """The server does not let us in, or not do what we must: a wrong password, a missing permission."""
+    """The server refuses the password or the permission; waiting does not help, somebody has to act."""
 
 
 class StateTimeoutError(StateError):

@@ -96,7 +96,7 @@ def test_shared_state__fails_in_the_middle__goes_on_with_a_share_of_the_changed_
     )
     monkeypatch.undo()
     store.keeper.turn(store)
-    assert limiter.fallback is None
+    assert fallback_of(store) is None
     store.close()
 
 

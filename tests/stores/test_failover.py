@@ -374,7 +374,6 @@ def test_keeper_thread__from_first_use_to_close__runs_and_ends() -> None:
         store.keeper.stop()
         store.keeper.before_fork()
         store.keeper.after_fork_in_parent()
-        assert not store.direct
         store.keeper.after_fork()
 
 

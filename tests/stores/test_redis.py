@@ -87,7 +87,7 @@ def test_redis__interrupted_in_mid_call__uses_that_connection_no_more(
 ) -> None:
     with redis_store(valkey) as store:
         store.apply(Write("s", "k", b"mine", None))
-        connection = store._idle[0][0]
+        connection = store._pool.idle[0][0]
 
         def interrupted() -> None:
             raise KeyboardInterrupt
@@ -154,11 +154,11 @@ def test_redis__connection_spoiled_while_idle__is_replaced(
 
     with redis_store(valkey) as store:
         store.apply(Read("s", "k"))
-        connection, _ = store._idle.pop()
+        connection, _ = store._pool.idle.pop()
         monkeypatch.setattr(connection, "can_read", broken)
-        store._idle.append((connection, 0))
+        store._pool.idle.append((connection, 0))
         assert store.apply(Read("s", "k")) is None
-        assert store._idle[0][0] is not connection
+        assert store._pool.idle[0][0] is not connection
 
 
 def test_redis__answer_to_nobody_that_fails__is_not_complained_of(valkey: Server) -> None:
@@ -238,9 +238,9 @@ def test_redis__after_a_fork__starts_with_connections_of_its_own(valkey: Server)
 
     with redis_store(valkey) as store:
         store.apply(Read("s", "k"))
-        connection = store._idle[0][0]
+        connection = store._pool.idle[0][0]
         asyncio.run(ask(store))
-        assert not store._idle
+        assert not store._pool.idle
         assert store.apply(Read("s", "k")) is None
         connection.disconnect()
 

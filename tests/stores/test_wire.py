@@ -6,13 +6,14 @@ import sys
 from typing import Any
 
 import pytest
-import redis
 
-from comporta import LimitConfig, StateTimeoutError, StateTypeError, StateUnavailableError
+from comporta import LimitConfig, StateDeniedError, StateTypeError, StateUnavailableError
 from comporta.limits.operation import LimitOperation, Question
+from comporta.limits.take import Asked, Take
 from comporta.stores.base import Operation
+from comporta.stores.listing import ListRecords
 from comporta.stores.records import Read, Write
-from comporta.stores.wire import JOINED_MAX, _pack_here, _packer, calls_for, named, pack
+from comporta.stores.wire import JOINED_MAX, WORKERS_KEY, Call, _pack_here, _packer, calls_for, loaded, pack
 
 
 def _asking(key: str = "k") -> LimitOperation:
@@ -36,28 +37,70 @@ def test_calls__neighbours_of_one_script__are_joined_up_to_a_bound() -> None:
     assert [len(call.operations) for call in calls_for(operations)] == [JOINED_MAX, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("raw", [[1, 2], ["x"] * 5, [], [1] * 7, b"OK", None, 5])
+def _deaf(_: int) -> None:
+    """Hear nothing of workers."""
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [[1, 2], ["x"] * 5, [], [1] * 6, [1] * 8, [1, 1, 1, 1, 1, 1, b"7"], [[]] * 7, b"OK", None, 5, {}],
+)
 def test_reply__of_the_wrong_shape__is_an_error_not_an_answer(raw: object) -> None:
     [call] = calls_for([_asking()])
-    [reply] = call.replies(raw)
-    assert isinstance(reply, StateUnavailableError)
-    assert "wrong shape" in str(reply)
+    with pytest.raises(StateUnavailableError, match="wrong shape"):
+        call.replies(raw, _deaf)
 
 
-def test_reply__to_a_record__of_the_wrong_shape__is_an_error() -> None:
-    [call] = calls_for([Write("s", "k", b"x", None)])
-    odd: list[Any] = [[], b"OK"]
-    for raw in odd:
-        [reply] = call.replies(raw)
-        assert isinstance(reply, StateUnavailableError)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Read("s", "k"),
+        Write("s", "k", b"x", None),
+        ListRecords("s", b"0"),
+        Take(Asked(LimitConfig(1, 1).rule(), "n"), "k", 1),
+    ],
+)
+@pytest.mark.parametrize("raw", [b"OK", [b"0", 5, 5], [None], [7, 7, 7], 1.5, None])
+def test_reply__to_anything_else__of_the_wrong_shape__is_an_error(
+    operation: Operation[Any], raw: object
+) -> None:
+    with pytest.raises(StateUnavailableError, match="wrong shape"):
+        Call(operation.script, [operation]).replies(raw, _deaf)
 
 
 def test_reply__error_in_the_place_of_an_answer__names_the_key() -> None:
     for error in (b"WRONGTYPE nonsense", "WRONGTYPE nonsense"):
         [call] = calls_for([_asking("mine")])
-        [reply] = call.replies([error, 0, 0, 0, 0, 0])
+        [reply] = call.replies([error, 0, 0, 0, 0, 0, 3], _deaf)
         assert isinstance(reply, StateTypeError)
         assert "'rate_limiter:n:mine'" in str(reply)
+
+
+def test_reply__error_of_another_kind_in_the_place_of_an_answer__is_named_after_it() -> None:
+    [call] = calls_for([_asking("mine")])
+    [reply] = call.replies([b"NOPERM no permissions", 0, 0, 0, 0, 0, 3], _deaf)
+    assert isinstance(reply, StateDeniedError)
+    assert "'rate_limiter:n:mine'" in str(reply)
+
+
+def test_reply__of_a_counted_script__tells_how_many_workers_live() -> None:
+    heard: list[int] = []
+    [call] = calls_for([_asking("a"), _asking("b")])
+    assert len(call.replies([0, 10, 9, 0, 1, 0] * 2 + [7], heard.append)) == 2
+    assert heard == [7]
+    [uncounted] = calls_for([_asking("a")], counts=False)
+    assert len(uncounted.replies([0, 10, 9, 0, 1, 0], heard.append)) == 1
+    assert heard == [7]
+
+
+def test_packed__counted_or_not__names_the_workers_only_if_it_counts_them() -> None:
+    for counts in (True, False):
+        [call] = calls_for([_asking()], counts=counts)
+        assert (WORKERS_KEY.encode() in call.packed(1)) is counts
+        text = loaded(call.script, counts=counts)[1]
+        assert text.rstrip().endswith("return reply")
+        assert ("ZCARD" in text) is counts
+    assert WORKERS_KEY.encode() not in Call(Read.script, [Read("s", "k")]).packed(1)
 
 
 def test_names__of_a_large_call__are_the_first_few() -> None:
@@ -65,17 +108,3 @@ def test_names__of_a_large_call__are_the_first_few() -> None:
     assert call.names().endswith("'rate_limiter:n:b', …")
     [call] = calls_for([Write("s", "k", b"x", None)])
     assert call.names() == "'s:k'"
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (redis.TimeoutError("slow"), StateTimeoutError),
-        (TimeoutError(), StateTimeoutError),
-        (redis.ResponseError("WRONGTYPE Operation against a key"), StateTypeError),
-        (redis.ResponseError("OOM command not allowed"), StateUnavailableError),
-        (redis.ConnectionError(""), StateUnavailableError),
-    ],
-)
-def test_named__what_redis_py_raises__becomes_ours(error: Exception, kind: type[Exception]) -> None:
-    assert type(named(error, "redis://h:1", "'k'")) is kind

@@ -11,6 +11,7 @@
 -- reply for each limit six integers: wait_us (granted if within the patience), capacity, remaining,
 --       retry_us (0 if granted), reset_us, recent (only for a look);
 --       an error in place of wait_us when its key could not be used.
+--       It is left in `reply`: what returns it is appended (stores/wire.py).
 
 local STRATEGIES = {token_bucket, leaky_bucket, fixed_window, sliding_window}
 local reply = {}
@@ -59,4 +60,3 @@ while ARGV[a] do
   for i = 1, limits do ask(n + i, a - 6 + 7 * i, 6 * (n + i) - 5, all) end
   a, n = a + 1 + 7 * limits, n + limits
 end
-return reply

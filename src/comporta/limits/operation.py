@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from comporta.errors import StateTypeError
+from comporta.errors import StateError, StateTypeError
 from comporta.limits.rule import Rule
 from comporta.stores.base import Outage, Part, Script, State, key_text
+from comporta.stores.naming import named
 
 SPACE = "rate_limiter"
 CHANGES = "rate_limiter_change"
@@ -71,7 +72,7 @@ def script_for(codes: frozenset[int]) -> Script:
     def text() -> str:
         return "\n".join([lua("support", "traffic", *names), *absent, lua("limit")])
 
-    return Script("limit:" + ",".join(names), text, joins=True)
+    return Script("limit:" + ",".join(names), text, joins=True, counted=True)
 
 
 _SCRIPTS = {code: script_for(frozenset({code})) for code in range(1, len(STRATEGIES) + 1)}
@@ -174,8 +175,10 @@ class LimitOperation:
         return answers
 
 
-def unusable(question: Question, error: bytes | str) -> StateTypeError:
-    """Return the error for a key that holds something else."""
+def unusable(question: Question, error: bytes | str) -> StateError:
+    """Return the error for a key that holds something else, or that this user may not touch."""
     text = error.decode("utf-8", "replace") if isinstance(error, bytes) else error
     key = key_text(f"{SPACE}:{question.name}", question.key)
+    if "WRONGTYPE" not in text:
+        return named(RuntimeError(text), repr(key))
     return StateTypeError(f"{key!r} does not hold the state of a limit, left as it is: {text}")

@@ -4,7 +4,8 @@
 -- KEYS  1: the change that an operator made to the limit; then the state of each key
 -- ARGV  1: now in µs, or 0 for the server's clock; 2-5: capacity, per_us, unit, window_us;
 --       then for each key the amount to take
--- reply for each key wait_us; an error in its place when the key could not be used
+-- reply for each key wait_us; an error in its place when the key could not be used.
+--       It is left in `reply`: what returns it is appended (stores/wire.py).
 
 local now_us = tonumber(ARGV[1])
 if now_us == 0 then
@@ -22,7 +23,6 @@ if type(change) == 'string' then
   end
 end
 local reply = {}
-for i = 2, #KEYS do
-  reply[i - 1] = strategy(KEYS[i], now_us, tonumber(ARGV[i + 4]), 0, true, capacity, per_us, unit, window_us, debt)
+for i = 6, #ARGV do
+  reply[i - 5] = strategy(KEYS[i - 4], now_us, tonumber(ARGV[i]), 0, true, capacity, per_us, unit, window_us, debt)
 end
-return reply

@@ -44,6 +44,7 @@ class Asked:
             joins=True,
             keys=(key_text(CHANGES, name),),
             arguments=tuple(rule.numbers),
+            counted=True,
         )
 
     def alone(self, outage: Outage) -> Asked:

@@ -73,7 +73,8 @@ class Part(NamedTuple):
 class Script(NamedTuple):
     """A Lua script. ``joins``: several calls of it may be sent as one, arguments end to end.
 
-    ``keys`` and ``arguments`` come first, once, whatever is joined.
+    ``keys`` and ``arguments`` come first, once, whatever is joined. ``counted``: the text leaves its answer
+    in ``reply`` and does not return it; a server with a count of live workers adds that (``counted.lua``).
     """
 
     name: str
@@ -81,6 +82,7 @@ class Script(NamedTuple):
     joins: bool = False
     keys: tuple[str, ...] = ()
     arguments: tuple[int | str | bytes, ...] = ()
+    counted: bool = False
 
 
 class Outage(NamedTuple):

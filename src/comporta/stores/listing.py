@@ -55,7 +55,7 @@ class ListRecords:
     def arguments(self) -> list[int | str | bytes]:
         """The pattern and where to start."""
         pattern = "".join(f"\\{char}" if char in _SPECIAL else char for char in self._prefix)
-        return [f"{pattern}*", self._cursor]
+        return [f"{pattern}*".encode("utf-8", "surrogatepass"), self._cursor]
 
     @staticmethod
     def undo(reply: object) -> None:
@@ -67,5 +67,7 @@ class ListRecords:
 
     def parse(self, raw: Sequence[Any]) -> Page:
         """Read cursor, then keys and values by turns."""
+        if not isinstance(raw[0], bytes):
+            raise TypeError("no cursor")
         texts = (key.decode("utf-8", "surrogatepass").removeprefix(self._prefix) for key in raw[1::2])
         return Page(raw[0], dict(zip(texts, raw[2::2], strict=True)))

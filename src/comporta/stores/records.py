@@ -112,6 +112,10 @@ def _value(state: State | None, now_us: int) -> bytes | None:
     return None if state is None or state[0] <= now_us else bytes(state[1])
 
 
+def _said_yes(raw: Sequence[Any]) -> bool:
+    return {(0,): False, (1,): True}[tuple(raw)]  # anything else is no answer
+
+
 class Read(_RecordOperation):
     """Return the value, or ``None``."""
 
@@ -126,7 +130,12 @@ class Read(_RecordOperation):
     @staticmethod
     def parse(raw: Sequence[Any]) -> bytes | None:
         """Return the value as bytes."""
-        return raw[0] if raw else None
+        if not raw:
+            return None
+        [value] = raw
+        if not isinstance(value, bytes):
+            raise TypeError("no value")
+        return value
 
 
 class Write(_RecordOperation):
@@ -171,7 +180,7 @@ class Write(_RecordOperation):
     @staticmethod
     def parse(raw: Sequence[Any]) -> bool:
         """1 is written."""
-        return bool(raw[0])
+        return _said_yes(raw)
 
 
 class Delete(_RecordOperation):
@@ -207,4 +216,4 @@ class Delete(_RecordOperation):
     @staticmethod
     def parse(raw: Sequence[Any]) -> bool:
         """1 is deleted."""
-        return bool(raw[0])
+        return _said_yes(raw)

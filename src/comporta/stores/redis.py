@@ -1,96 +1,89 @@
 """State shared by a fleet through Redis or Valkey: ``redis://``, ``rediss://``, ``valkey://``, ``unix://``.
 
 Every operation is one script call. A blocking caller makes one round trip on a connection of its own
-(:class:`RedisStore`); awaiting callers of one tick of an event loop go out together (``redis_async.py``).
+(``pool.py``); awaiting callers of one tick of an event loop go out together (``redis_async.py``).
 Connections, TLS and authentication are redis-py's; what is done with them is here, because redis-py's own
-command path costs several times the server's work. No call that may have been carried out is repeated.
+command path costs several times the server's work. No call that may have been carried out is repeated, and
+every call is answered, or ends in a ``StateError``, within its deadline.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from comporta import forks
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateError, StateUnavailableError
 from comporta.flow import Flow, run, run_async
 from comporta.stores.base import Operation
+from comporta.stores.connecting import Endpoint, address_of
 from comporta.stores.effects import Apply
 from comporta.stores.listing import ListRecords, Page
-from comporta.stores.wire import Call, named
+from comporta.stores.naming import named
+from comporta.stores.wire import WORKERS_KEY, Call, pack
 
 if TYPE_CHECKING:
+    from comporta.stores.pool import Pool
     from comporta.stores.redis_async import Lines
 
 R = TypeVar("R")
 
-TIMEOUT_SECONDS = 1.0
-_IDLE_MAX = 64
-STALE_AFTER_NS = 50_000_000
-_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
+TIMEOUT_SECONDS = 0.05
+CONNECT_TIMEOUT_SECONDS = 1.0
 
-
-class Connection(Protocol):
-    """What is used of redis-py's connections, which are not typed."""
-
-    def connect(self) -> None: ...
-
-    def disconnect(self) -> None: ...
-
-    def send_packed_command(self, command: list[bytes], check_health: bool) -> None: ...
-
-    def read_response(self) -> Any: ...
-
-    def can_read(self, timeout: float) -> bool: ...
+# Would change a worker that cannot be, so it changes nothing; but whoever may not write, or has no room, says so.
+_PROBE = """
+local found = redis.pcall('ZADD', KEYS[1], 'XX', 0, '')
+if type(found) == 'table' and found.err and not string.find(found.err, 'WRONGTYPE') then return found end
+return 1
+"""
 
 
 class RedisStore:
     """A store for a fleet.
 
-    ``clock`` is for tests: with it the scripts are told the time, instead of asking the server.
+    A call takes ``timeout`` seconds at the most. A connection may take ``connect_timeout`` to be made, but is
+    made behind the callers' backs: they are told after ``timeout`` that nothing was sent.
+
+    ``heard`` is told how many workers live, with every decision. ``clock`` is for tests: with it the scripts
+    are told the time, instead of asking the server.
     """
 
-    def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS, clock: Clock | None = None) -> None:
-        if not 0.001 <= timeout <= 60:
-            raise ValueError(f"timeout must be 0.001 to 60 seconds, got {timeout}")
+    counts = True
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float = TIMEOUT_SECONDS,
+        clock: Clock | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+    ) -> None:
+        for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
+            if not 0.001 <= seconds <= 60:
+                raise ValueError(f"{name} must be 0.001 to 60 seconds, got {seconds}")
         try:
-            from redis import ConnectionPool, exceptions  # noqa: PLC0415 - an extra
+            from redis import exceptions  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise StateUnavailableError(
                 "redis:// needs the package redis: install comporta[redis]"
             ) from error
-        self.url = _normal(url)
-        self.address = _address(url)
+        self.url = url
+        self.address = address_of(url)
         self.timeout = timeout
+        self.connect_timeout = connect_timeout
         self.clock = clock or MONOTONIC
+        self.workers_heard = 0
+        self.heard: Callable[[int], None] = self._hear
         self._told_time = clock is not None
-        self._pool = ConnectionPool.from_url(self.url, **self.options(blocking=True))
-        self._errors = exceptions
-        self._idle: deque[tuple[Connection, int]] = deque(maxlen=_IDLE_MAX)
+        self._endpoint = Endpoint(url)
+        self._forgotten = exceptions.NoScriptError
+        self._pool = self._new_pool()
         self._lines: Lines | None = None
         self._making = Lock()
         forks.register(self)
-
-    def options(self, *, blocking: bool) -> dict[str, Any]:
-        """Return redis-py's options: no retries, because a call that may have run must not run again."""
-        from redis.backoff import NoBackoff  # noqa: PLC0415 - an extra
-
-        if blocking:
-            from redis.retry import Retry  # noqa: PLC0415 - an extra
-        else:
-            from redis.asyncio.retry import Retry  # type: ignore[assignment]  # noqa: PLC0415
-
-        return {
-            "socket_timeout": self.timeout if blocking else None,
-            "socket_connect_timeout": self.timeout,
-            "retry": Retry(NoBackoff(), 0),
-            "decode_responses": False,
-            "health_check_interval": 0,
-        }
 
     def now_us(self) -> int:
         """Return the time to tell a script; 0 lets it ask the server."""
@@ -98,7 +91,7 @@ class RedisStore:
 
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation in one round trip."""
-        [reply] = self._called(Call(operation.script, [operation]))
+        [reply] = self._called(Call(operation.script, [operation], self.counts))
         if isinstance(reply, StateError):
             raise reply
         result: R = reply
@@ -126,10 +119,23 @@ class RedisStore:
                 return found
             cursor = page.cursor
 
+    def reach(self) -> None:
+        """Make sure that the server can be reached and used, blocking for ``connect_timeout`` at the most.
+
+        Then there is a connection for the next caller. Raises the ``StateError`` that says why not.
+        """
+        self._pool.reach()
+        probe = pack(("EVAL", _PROBE, 1, WORKERS_KEY))
+        try:
+            self._pool.exchanged(probe, MONOTONIC.now_ns(), int)
+        except StateError:
+            raise
+        except Exception as error:
+            raise named(error, self.address) from error
+
     def close(self) -> None:
         """Close the connections of blocking callers."""
-        while self._idle:
-            self._idle.pop()[0].disconnect()
+        self._pool.close()
 
     async def aclose(self) -> None:
         """Close all connections, those of the running event loop included."""
@@ -149,63 +155,30 @@ class RedisStore:
 
     def after_fork(self) -> None:
         """Leave the parent's connections to the parent."""
-        self._idle.clear()
+        self._pool = self._new_pool()
         self._lines = None
         forks.renew(self._making)
+
+    def _new_pool(self) -> Pool:
+        from comporta.stores.pool import Pool  # noqa: PLC0415 - an extra
+
+        return Pool(self._endpoint.connect, self.address, self.timeout, self.connect_timeout)
+
+    def _hear(self, workers: int) -> None:
+        self.workers_heard = workers
 
     def _called(self, call: Call) -> list[Any]:
         """Make one script call; one that the server has forgotten is sent again with its text."""
         now_us = self.now_us()
+        packed = call.packed(now_us)
+        began_ns = MONOTONIC.now_ns()
+        read = partial(call.replies, heard=self.heard)
         try:
             try:
-                raw = self._exchanged(call.packed(now_us))
-            except self._errors.NoScriptError:  # so it was not carried out
-                raw = self._exchanged(call.packed(now_us, with_text=True))
-        except (self._errors.RedisError, OSError) as error:
+                return self._pool.exchanged(packed, began_ns, read)
+            except self._forgotten:  # so it was not carried out
+                return self._pool.exchanged(call.packed(now_us, with_text=True), began_ns, read)
+        except StateError:
+            raise
+        except Exception as error:
             raise named(error, self.address, call.names()) from error
-        return call.replies(raw)
-
-    def _exchanged(self, command: bytes) -> Any:
-        """Send a command and return its reply. Only an answered connection is used again."""
-        connection = self._connection()
-        try:
-            connection.send_packed_command([command], check_health=False)
-            reply = connection.read_response()
-        except self._errors.ResponseError:
-            self._idle.append((connection, MONOTONIC.now_ns()))
-            raise
-        except BaseException:
-            connection.disconnect()
-            raise
-        self._idle.append((connection, MONOTONIC.now_ns()))
-        return reply
-
-    def _connection(self) -> Connection:
-        """Return a connection that is ready; one that was idle is looked at first."""
-        while self._idle:
-            connection, since_ns = self._idle.pop()
-            if MONOTONIC.now_ns() - since_ns < STALE_AFTER_NS or not _spoiled(connection):
-                return connection
-            connection.disconnect()
-        connection = cast(Connection, self._pool.connection_class(**self._pool.connection_kwargs))
-        connection.connect()
-        return connection
-
-
-def _spoiled(connection: Connection) -> bool:
-    """Whether an idle connection was closed by the server, or holds something nobody asked for."""
-    try:
-        return bool(connection.can_read(timeout=0))
-    except Exception:  # whatever it is, this connection is of no use
-        return True
-
-
-def _normal(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{_SCHEMES.get(scheme, scheme)}{separator}{rest}"
-
-
-def _address(url: str) -> str:
-    """Return where the server is, without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -11,18 +11,20 @@ A caller that is cancelled after its operation went out gets nothing; what it wa
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from redis.asyncio import ConnectionPool
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from comporta.clock import MONOTONIC
-from comporta.errors import StateError
+from comporta.errors import StateError, StateUnavailableError
 from comporta.stores.base import Operation
-from comporta.stores.redis import STALE_AFTER_NS
-from comporta.stores.wire import Call, calls_for, named
+from comporta.stores.connecting_async import AsyncEndpoint, Connection, closed
+from comporta.stores.naming import named, spoils, unreached
+from comporta.stores.pool import STALE_AFTER_NS
+from comporta.stores.wire import Call, calls_for
 
 if TYPE_CHECKING:
     from comporta.stores.redis import RedisStore
@@ -31,24 +33,9 @@ R = TypeVar("R")
 
 _BATCH_MAX = 1024
 _WAITING_MAX = 100_000
-
-
-class Connection(Protocol):
-    """What is used of redis-py's connections, which are not typed."""
-
-    @property
-    def is_connected(self) -> bool: ...
-
-    async def connect(self) -> None: ...
-
-    async def disconnect(self, nowait: bool = False) -> None: ...
-
-    async def send_packed_command(self, command: bytes, check_health: bool) -> None: ...
-
-    async def read_response(self) -> Any: ...
-
-    async def can_read_destructive(self) -> bool:
-        """Look for data or an end nobody asked for; called ``can_read`` from redis-py 8 on."""
+_LATE_SECONDS = 0.005
+CHANCE_SECONDS = 0.01
+"""What a reply gets that could not be read because the loop was blocked."""
 
 
 class Lines:
@@ -56,6 +43,7 @@ class Lines:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
+        self._endpoint = AsyncEndpoint(store.url)
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
         self._last: _Line | None = None
         self._lock = Lock()
@@ -80,7 +68,7 @@ class Lines:
             if line is None:
                 for other in [other for other in self._by_loop if other.is_closed()]:
                     del self._by_loop[other]  # a line holds its loop, so this does not happen by itself
-                line = self._by_loop[loop] = _Line(self._store, loop)
+                line = self._by_loop[loop] = _Line(self._store, self._endpoint, loop)
             return line
 
     async def aclose(self) -> None:
@@ -92,25 +80,40 @@ class Lines:
             await line.aclose()
 
 
+class _Batch:
+    """What goes out together, and since when the first of it waits."""
+
+    __slots__ = ("asked", "since")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.asked: list[tuple[Operation[Any], asyncio.Future[Any]]] = []
+
+
 class _Line:
     """One connection, used by all coroutines of one loop."""
 
-    def __init__(self, store: RedisStore, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: RedisStore, endpoint: AsyncEndpoint, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
+        self._endpoint = endpoint
         self.loop = loop
-        options = store.options(blocking=False)
-        pool = ConnectionPool.from_url(store.url, **options)
-        self._connection = cast(Connection, pool.connection_class(**pool.connection_kwargs))
-        self._waiting: list[tuple[Operation[Any], asyncio.Future[Any]]] = []
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._batches: deque[_Batch] = deque()
+        self._waiting = 0
         self._sending: asyncio.Task[None] | None = None
+        self._sent = False
         self._used_ns = 0
 
     def put(self, operation: Operation[Any]) -> asyncio.Future[Any]:
         """Add an operation to the next batch."""
-        if len(self._waiting) >= _WAITING_MAX:
+        if self._waiting >= _WAITING_MAX:
             raise StateError(f"{_WAITING_MAX} operations wait for {self._store.address} already")
+        if not self._batches or len(self._batches[-1].asked) >= _BATCH_MAX:
+            self._batches.append(_Batch(self.loop.time()))
         future = self.loop.create_future()
-        self._waiting.append((operation, future))
+        self._batches[-1].asked.append((operation, future))
+        self._waiting += 1
         if self._sending is None:
             self._sending = self.loop.create_task(self._send_all())
         return future
@@ -124,37 +127,71 @@ class _Line:
         """Wait for what is under way, then close the connection."""
         while self._sending is not None:
             await asyncio.wait([self._sending])
-        await self._connection.disconnect()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        if self._connection is not None:
+            await self._connection.disconnect()
+            self._connection = None
 
     async def _send_all(self) -> None:
-        """Send batch after batch until nobody waits."""
+        """Send batch after batch until nobody waits. Who waits behind one that fails is told the same at once."""
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:_BATCH_MAX], self._waiting[_BATCH_MAX:]
-                await self._send(batch)
+            while self._batches:
+                batch = self._next()
+                error = await self._send(batch)
+                while error is not None and self._batches:
+                    _tell(self._next(), error)
                 await asyncio.sleep(0)  # those just answered may ask again, and join the next batch
         finally:
             self._sending = None
-            for _, future in self._waiting:  # only if this task itself was cancelled
-                future.cancel()
-            self._waiting.clear()
+            while self._batches:  # only if this task itself was cancelled
+                _cancel(self._next())
 
-    async def _send(self, batch: list[tuple[Operation[Any], asyncio.Future[Any]]]) -> None:
-        calls = calls_for([operation for operation, _ in batch])
-        replies: list[Any] = []
+    def _next(self) -> _Batch:
+        batch = self._batches.popleft()
+        self._waiting -= len(batch.asked)
+        return batch
+
+    async def _send(self, batch: _Batch) -> StateError | None:
+        """Send one batch and hand out its replies; returns the error if it failed as a whole."""
+        calls = calls_for([operation for operation, _ in batch.asked], counts=self._store.counts)
+        self._sent = False
         try:
-            async with asyncio.timeout(self._store.timeout):
-                replies = await self._exchange(calls)
-        except (RedisError, OSError) as error:
-            await self._connection.disconnect(nowait=True)
-            replies = [named(error, self._store.address)] * len(batch)
+            replies = await self._in_time(calls, batch.since)
+        except Exception as error:
+            failure = await self._failed(error)
+            _tell(batch, failure)
+            return failure
         except BaseException:
-            await self._connection.disconnect(nowait=True)
-            for _, future in batch:
-                future.cancel()
+            await self._drop()
+            _cancel(batch)
             raise
-        for (operation, future), reply in zip(batch, replies, strict=True):
+        for (operation, future), reply in zip(batch.asked, replies, strict=True):
             self._answer(operation, future, reply)
+        return None
+
+    async def _in_time(self, calls: list[Call], since: float) -> list[Any]:
+        """Exchange within the deadline of who waits longest, or shortly where the loop itself was late."""
+        due = max(since + self._store.timeout, self.loop.time() + CHANCE_SECONDS)
+        async with asyncio.timeout(None) as bound:
+            timer = self.loop.call_at(due, _over, self.loop, due, bound)
+            try:
+                return await self._exchange(calls)
+            finally:
+                timer.cancel()
+
+    async def _failed(self, error: Exception) -> StateError:
+        address = self._store.address
+        if isinstance(error, TimeoutError) and not self._sent:
+            return StateUnavailableError(f"still connecting to {address}; nothing was sent")
+        await self._drop()
+        return error if isinstance(error, StateError) else named(error, address)
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await closed(connection)
 
     def _answer(self, operation: Operation[Any], future: asyncio.Future[Any], reply: Any) -> None:
         if not future.done():
@@ -172,49 +209,97 @@ class _Line:
 
     async def _exchange(self, calls: list[Call]) -> list[Any]:
         now_us = self._store.now_us()
-        connection = self._connection
-        if MONOTONIC.now_ns() - self._used_ns > STALE_AFTER_NS:
-            await self._look_at(connection)
-        if not connection.is_connected:
-            await connection.connect()
+        connection = await self._ready()
         packed = b"".join(call.packed(now_us) for call in calls)
+        self._sent = True
         await connection.send_packed_command(packed, check_health=False)
-        answers = [await self._read() for _ in calls]
+        answers = [await _read(connection) for _ in calls]
         self._used_ns = MONOTONIC.now_ns()
         replies: list[Any] = []
         for call, raw in zip(calls, answers, strict=True):
             if isinstance(raw, NoScriptError):  # so it was not carried out
                 text = call.packed(now_us, with_text=True)
                 await connection.send_packed_command(text, check_health=False)
-                raw = await self._read()  # noqa: PLW2901 - the same call's answer
+                raw = await _read(connection)  # noqa: PLW2901 - the same call's answer
             if isinstance(raw, ResponseError):
-                error = named(raw, self._store.address, call.names())
-                replies += [error] * len(call.operations)
+                replies += [named(raw, self._store.address, call.names())] * len(call.operations)
             else:
-                replies += call.replies(raw)
+                replies += call.replies(raw, self._store.heard)
+        if any(isinstance(raw, ResponseError) and spoils(raw) for raw in answers):
+            await self._drop()
         return replies
 
-    @staticmethod
-    async def _look_at(connection: Connection) -> None:
-        """Close a connection that the server closed while nobody used it."""
-        for _ in range(2):  # the loop may not have heard of it yet
-            await asyncio.sleep(0)
-        try:
-            look = getattr(connection, "can_read", None) or connection.can_read_destructive
-            spoiled = connection.is_connected and await look()
-        except RedisError:
-            spoiled = True
-        if spoiled:
-            await connection.disconnect(nowait=True)
+    async def _ready(self) -> Connection:
+        """Return the connection; one that was idle is looked at first, one that is not there is made.
 
-    async def _read(self) -> Any:
+        It is made by a task of its own, that goes on when who waits for it gives up.
+        """
+        connection = self._connection
+        if connection is not None and MONOTONIC.now_ns() - self._used_ns > STALE_AFTER_NS:
+            if await _spoiled(connection):
+                await self._drop()
+                connection = None
+        while connection is None:
+            if self._connecting is None:
+                self._connecting = self.loop.create_task(self._connect())
+                self._connecting.add_done_callback(self._connected)
+            await asyncio.shield(self._connecting)
+            connection = self._connection
+        return connection
+
+    async def _connect(self) -> None:
         try:
-            return await self._connection.read_response()
-        except ResponseError as error:
-            return error
+            async with asyncio.timeout(self._store.connect_timeout):
+                self._connection = await self._endpoint.connect()
+        except Exception as error:
+            raise unreached(error, self._store.address) from error
+        self._used_ns = MONOTONIC.now_ns()
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self._connecting = None
+        _unheard(task)
+
+
+def _over(loop: asyncio.AbstractEventLoop, due: float, bound: asyncio.Timeout) -> None:
+    """End an exchange whose time is over.
+
+    A timer that is late itself means that the loop was blocked, and the reply may lie in the socket unread:
+    then it gets a moment to be read.
+    """
+    now = loop.time()
+    bound.reschedule(now + CHANCE_SECONDS if now - due > _LATE_SECONDS else now)
+
+
+async def _spoiled(connection: Connection) -> bool:
+    """Whether an idle connection was closed by the server, or holds something nobody asked for."""
+    for _ in range(2):  # the loop may not have heard of it yet
+        await asyncio.sleep(0)
+    try:
+        look = getattr(connection, "can_read", None) or connection.can_read_destructive
+        return not connection.is_connected or bool(await look())
+    except Exception:  # whatever it is, this connection is of no use
+        return True
+
+
+async def _read(connection: Connection) -> Any:
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return error
+
+
+def _tell(batch: _Batch, error: StateError) -> None:
+    for _, future in batch.asked:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _cancel(batch: _Batch) -> None:
+    for _, future in batch.asked:
+        future.cancel()
 
 
 def _unheard(future: asyncio.Future[Any]) -> None:
-    """Nobody waits for this one: take note of its error, so that asyncio does not complain of it."""
+    """Nobody may wait for this one: take note of its error, so that asyncio does not complain of it."""
     if not future.cancelled():
         future.exception()

@@ -4,7 +4,7 @@
 ``memory://``                                             this limiter alone
 ``memory://name``                                         all who say so in this process
 ``shared://name?keys=16384&lock_timeout=0.5``             all processes of this user on this machine
-``redis://``, ``rediss://``, ``valkey://``, ``unix://``   a fleet (``?timeout=1.0`` and redis-py's own)
+``redis://``, ``rediss://``, ``valkey://``, ``unix://``   a fleet (``?timeout=0.05`` and redis-py's)
 ========================================================= ==============================================
 """
 
@@ -102,14 +102,25 @@ def _shared(url: str) -> Store:
 
 
 def _redis(url: str) -> Store:
-    from comporta.stores.redis import TIMEOUT_SECONDS, RedisStore  # noqa: PLC0415 - an extra
+    from comporta.stores.redis import CONNECT_TIMEOUT_SECONDS, TIMEOUT_SECONDS, RedisStore  # noqa: PLC0415
 
+    rest, bounds = _bounds(url)
+    store = RedisStore(
+        rest,
+        timeout=bounds.get("timeout", TIMEOUT_SECONDS),
+        connect_timeout=bounds.get("connect_timeout", CONNECT_TIMEOUT_SECONDS),
+    )
+    return FailoverStore.of(store, store.address)
+
+
+def _bounds(url: str) -> tuple[str, dict[str, float]]:
+    """Take our own options out of a URL; the others are redis-py's."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    timeout = _option(options, "timeout", float) or TIMEOUT_SECONDS
+    found = {name: _option(options, name, float) for name in ("timeout", "connect_timeout")}
+    bounds = {name: value for name, value in found.items() if value is not None}
     rest = SplitResult(parts.scheme, parts.netloc, parts.path, urlencode(options), "")
-    store = RedisStore(rest.geturl() if "timeout=" in parts.query else url, timeout)
-    return FailoverStore.of(store, store.address)
+    return rest.geturl() if bounds else url, bounds
 
 
 def _option(options: dict[str, str], name: str, kind: type[int] | type[float]) -> float | None:

@@ -1,0 +1,194 @@
+"""The connections of blocking callers to one server.
+
+A caller waits for its own deadline and no longer, but connecting may take much longer than a decision: a
+name to be looked up, TLS, a password. So connecting is done on threads of its own, and what they finish is
+there for the next caller. A connection is used again only after it was answered on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Lock, Thread
+from typing import Any, TypeVar
+
+from redis.exceptions import ResponseError
+
+from comporta.clock import MONOTONIC
+from comporta.errors import StateUnavailableError
+from comporta.stores.connecting import Connection
+from comporta.stores.naming import spoils, unreached
+
+T = TypeVar("T")
+
+IDLE_MAX = 64
+CONNECTS_MAX = 4
+"""How many connections are made at once: enough for a burst of threads, no flood for a server in need."""
+
+STALE_AFTER_NS = 50_000_000
+
+
+class Pool:
+    """Connections that are ready, and the making of more."""
+
+    def __init__(
+        self, connect: Callable[[float], Connection], address: str, timeout: float, connect_timeout: float
+    ) -> None:
+        self.idle: deque[tuple[Connection, int]] = deque(maxlen=IDLE_MAX)
+        self._timeout = timeout
+        self._connect_timeout = connect_timeout
+        self._connects = Connects(connect, self.idle, address, connect_timeout)
+
+    def exchanged(self, command: bytes, began_ns: int, read: Callable[[Any], T]) -> T:
+        """Send a command and return what ``read`` makes of its reply, all within ``timeout`` of the beginning."""
+        connection = self._ready() or self._connects.wait(began_ns, self._timeout)
+        try:
+            connection.begin(began_ns, self._timeout)
+            connection.send_packed_command([command], check_health=False)
+            reply = read(connection.read_response())
+        except ResponseError as error:
+            if spoils(error):
+                connection.disconnect()
+                self.close()
+            else:
+                self._keep(connection)
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+        self._keep(connection)
+        return reply
+
+    def reach(self) -> None:
+        """Make sure that there is a connection, taking as long as connecting may take."""
+        self._keep(self._ready() or self._connects.wait(MONOTONIC.now_ns(), self._connect_timeout))
+
+    def close(self) -> None:
+        """Close what is idle, and what is still being made as soon as it is."""
+        self._connects.disown()
+        while self.idle:
+            self.idle.pop()[0].disconnect()
+
+    def _keep(self, connection: Connection) -> None:
+        self.idle.append((connection, MONOTONIC.now_ns()))
+        if self._connects.waiting:
+            self._connects.tell()
+
+    def _ready(self) -> Connection | None:
+        """Return a connection that was idle; one that was idle for long is looked at first."""
+        while self.idle:
+            try:
+                connection, since_ns = self.idle.pop()
+            except IndexError:  # another thread was quicker
+                return None
+            if MONOTONIC.now_ns() - since_ns < STALE_AFTER_NS or not _spoiled(connection):
+                return connection
+            connection.disconnect()
+        return None
+
+
+class Connects:
+    """Connections in the making, and those who wait for one: a new one or one that is given back."""
+
+    def __init__(
+        self,
+        connect: Callable[[float], Connection],
+        idle: deque[tuple[Connection, int]],
+        address: str,
+        seconds: float,
+    ) -> None:
+        self.waiting = 0
+        self._connect = connect
+        self._idle = idle
+        self._address = address
+        self._seconds = seconds
+        self._changed = Condition(Lock())
+        self._under_way: dict[object, int] = {}
+        self._failed = 0
+        self._error: Exception = StateUnavailableError("nothing was tried yet")
+
+    def wait(self, began_ns: int, seconds: float) -> Connection:
+        """Return the next connection there is, within so many seconds of the beginning."""
+        ends_ns = began_ns + int(seconds * 1e9)
+        with self._changed:
+            self.waiting += 1
+            try:
+                return self._next(ends_ns)
+            finally:
+                self.waiting -= 1
+
+    def tell(self) -> None:
+        """Wake one who waits: a connection is idle."""
+        with self._changed:
+            self._changed.notify()
+
+    def disown(self) -> None:
+        """Forget what is under way; it is closed when it is there."""
+        with self._changed:
+            self._under_way.clear()
+
+    def _next(self, ends_ns: int) -> Connection:
+        failed = self._failed
+        while True:
+            if self._idle:
+                try:
+                    return self._idle.pop()[0]
+                except IndexError:  # a caller that did not wait was quicker
+                    continue
+            if self._failed != failed:
+                raise unreached(self._error, self._address) from self._error
+            left_ns = ends_ns - MONOTONIC.now_ns()
+            if left_ns <= 0:
+                raise StateUnavailableError(f"still connecting to {self._address}; nothing was sent")
+            if not self._enough():
+                self._start(left_ns / 1e9)
+            else:
+                self._changed.wait(left_ns / 1e9)
+
+    def _enough(self) -> bool:
+        """Whether enough are under way: one for each who waits, those that hang not counted."""
+        oldest_ns = MONOTONIC.now_ns() - int(self._seconds * 1e9)
+        hopeful = sum(since_ns > oldest_ns for since_ns in self._under_way.values())
+        return hopeful >= self.waiting or len(self._under_way) >= CONNECTS_MAX
+
+    def _start(self, left: float) -> None:
+        token = object()
+        self._under_way[token] = MONOTONIC.now_ns()
+        thread = Thread(target=self._make, args=(token, self._seconds), name="comporta-connect", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: the interpreter is ending, or the system has a limit
+            self._changed.release()
+            try:
+                self._make(token, left)
+            finally:
+                self._changed.acquire()
+
+    def _make(self, token: object, seconds: float) -> None:
+        made, error = self._tried(seconds)
+        with self._changed:
+            wanted = self._under_way.pop(token, None) is not None
+            if error is not None:
+                self._failed += 1
+                self._error = error
+                self._changed.notify_all()
+            elif made is not None and wanted:
+                self._idle.append((made, MONOTONIC.now_ns()))
+                made = None
+                self._changed.notify()
+        if made is not None:
+            made.disconnect()
+
+    def _tried(self, seconds: float) -> tuple[Connection | None, Exception | None]:
+        try:
+            return self._connect(seconds), None
+        except Exception as error:
+            return None, error
+
+
+def _spoiled(connection: Connection) -> bool:
+    """Whether an idle connection was closed by the server, or holds something nobody asked for."""
+    try:
+        return bool(connection.can_read(timeout=0))
+    except Exception:  # whatever it is, this connection is of no use
+        return True
