@@ -205,10 +205,10 @@ class FailoverStore:
         if isinstance(error, StateDeniedError) and not self._reached:
             raise error
         with self._lock:
+            self.direct = False
             if self.alone is not None:
                 return self.alone
             alone = self.alone = self._begin(error)
-            self.direct = False
         self.keeper.wake()
         share = f"1/{alone.outage.workers} of each limit"
         severity = "error" if alone.outage.denied else "warning"

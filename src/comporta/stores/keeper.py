@@ -20,7 +20,7 @@ from weakref import WeakSet, ref
 
 from comporta import events, forks
 from comporta.clock import MONOTONIC
-from comporta.errors import StateDeniedError, StateError, StateTypeError
+from comporta.errors import StateDeniedError, StateError, StateFullError, StateTypeError
 from comporta.stores.known import at_least, recalled, remember
 from comporta.stores.records import Read
 from comporta.stores.workers import BEAT_SECONDS, DEAD_SECONDS, Beat, Leave, Worker
@@ -37,6 +37,7 @@ _GOOD_SIGNS = 2
 _CALM_NS = 10_000_000_000
 _LOUD_EVERY_NS = 60_000_000_000
 _REPORTS_AT_ONCE = 256
+_REPORTS_MAX = 100_000
 _CHANGES_PER_BEAT = 100
 _GOODBYE_SECONDS = 1.0
 
@@ -227,19 +228,20 @@ class Keeper:
 
 def _report(primary: Store, alone: Alone) -> None:
     """Tell the shared state what was granted without it; what may have been told is not told again."""
-    alone.unsent += alone.owed()
+    alone.unsent = [*alone.unsent, *alone.owed()][-_REPORTS_MAX:]
     while alone.unsent:
         batch = alone.unsent[:_REPORTS_AT_ONCE]
         del alone.unsent[:_REPORTS_AT_ONCE]
-        _apply_all(primary, batch)
+        if hasattr(primary, "apply_all"):
+            primary.apply_all(batch)
+        else:
+            _one_by_one(primary, batch)
 
 
-def _apply_all(primary: Store, operations: list[Operation[object]]) -> None:
-    if hasattr(primary, "apply_all"):
-        primary.apply_all(operations)
-        return
+def _one_by_one(primary: Store, operations: list[Operation[object]]) -> None:
     for operation in operations:
-        primary.apply(operation)
+        with suppress(StateTypeError, StateFullError):  # a key that cannot be used concerns nobody else
+            primary.apply(operation)
 
 
 def _keep(store_ref: ref[FailoverStore], wake: Event) -> None:
