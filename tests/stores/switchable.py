@@ -39,6 +39,10 @@ class ByHand(Keeper):
     def stop(self) -> None:
         self._stopping = True
 
+    def _waited(self, moment_ns: int) -> bool:
+        """Nobody else has to be waited for."""
+        return True
+
 
 def by_hand(clock: ManualClock | None = None) -> tuple[FailoverStore, Switchable]:
     """Return a failover store whose keeper moves only when told, and the store it stands in front of."""

@@ -28,8 +28,8 @@ from comporta.stores.base import Operation
 from comporta.stores.failover import FailoverStore, fallback_of
 from comporta.stores.keeper import PROBE_LONGEST_SECONDS, Census, Keeper, _stop_all
 from comporta.stores.known import recalled
-from comporta.stores.records import Read, Write
-from comporta.stores.workers import BEAT_SECONDS, Beat, Roll, Worker
+from comporta.stores.records import Delete, Read, Write
+from comporta.stores.workers import BEAT_SECONDS, RETURN, Beat, Gather, Roll, Worker
 from comporta.testing import ManualClock, StoreConformance
 
 GONE = StateUnavailableError("the server is gone")
@@ -481,3 +481,33 @@ def test_states_of_other_kinds__are_not_reported() -> None:
     alone = store.fell(GONE)
     alone.local.apply(Write("s", "k", b"x", None))
     assert alone.owed() == []
+
+
+def test_keeper_thread__waiting_for_the_others__comes_back_at_the_moment_or_ends_when_told() -> None:
+    with memory_store() as primary:
+        store = FailoverStore.of(primary, "memory://gather")
+        store.apply(Take(TEN, "k", 1))
+        store.fell(GONE)
+        while fallback_of(store) is not None:
+            time.sleep(0.001)
+        moment_us = primary.apply(Gather())
+        assert -600_000 <= moment_us <= 0
+        store.fell(GONE)
+        primary.apply(Delete(RETURN, ""))
+        while primary.apply(Read(RETURN, "")) is None:
+            time.sleep(0.001)
+        store.close()  # in the middle of the wait
+        assert not store.direct
+        assert not store.keeper._gather(primary, store.alone or store.fell(GONE))
+        assert not store.keeper._waited(0)
+
+
+def test_keeper__told_to_end_between_report_and_return__does_not_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, _ = by_hand()
+    store.fell(GONE)
+    answers = iter([True, False])
+    monkeypatch.setattr(store.keeper, "_waited", lambda _: next(answers))
+    store.keeper.turn(store)
+    assert store.alone is not None

@@ -11,7 +11,7 @@ from tests.support import command, memory_store, redis_store, shared_store
 from comporta.clock import Clock
 from comporta.errors import StateTypeError
 from comporta.stores.base import Outage, Store
-from comporta.stores.workers import WORKERS, WORKERS_MAX, Beat, Leave, Roll, Worker
+from comporta.stores.workers import GATHER_SECONDS, WORKERS, WORKERS_MAX, Beat, Gather, Leave, Roll, Worker
 from comporta.testing import ManualClock, Server
 
 Opens = Callable[[Clock], AbstractContextManager[Store]]
@@ -81,3 +81,18 @@ def test_worker__written_and_read__is_the_same() -> None:
     assert Worker.here() != Worker.here()
     assert Beat(worker).undo(1) is None
     assert Beat(worker).alone(Outage(0, 0, "", 1)) is None
+
+
+def test_return__of_a_fleet__is_at_one_moment(opens: Opens) -> None:
+    clock = ManualClock()
+    ahead_us = round(GATHER_SECONDS * 1e6)
+    with opens(clock) as store:
+        assert store.apply(Gather()) == ahead_us, "the first sets it"
+        clock.advance(0.25)
+        assert store.apply(Gather()) == ahead_us - 250_000
+        clock.advance(0.5)
+        assert store.apply(Gather()) == ahead_us - 750_000, "too late to wait"
+        clock.advance(0.5)
+        assert store.apply(Gather()) == ahead_us, "another outage"
+        clock.advance(-3600)
+        assert store.apply(Gather()) == ahead_us, "a moment far off was set by another clock"

@@ -3,7 +3,8 @@
 While all is well it gives a sign of life once a second, learns how many workers there are, and reads what
 operators changed. While the shared state is out of reach it looks for its return, with jitter, so that a
 fleet does not knock all at once; when the state is back in order it first reports what this worker granted
-on its own, and only then lets it join the others again.
+on its own, and only then lets it join the others again, all at one moment: whoever drew on a bucket that the
+others have not reported to yet would get their tokens once more.
 
 It is a thread, not a task, so that one text serves programs with an event loop and without.
 """
@@ -23,17 +24,18 @@ from comporta.clock import MONOTONIC
 from comporta.errors import StateDeniedError, StateError, StateFullError, StateTypeError
 from comporta.stores.known import at_least, recalled, remember
 from comporta.stores.records import Read
-from comporta.stores.workers import BEAT_SECONDS, DEAD_SECONDS, Beat, Leave, Worker
+from comporta.stores.workers import BEAT_SECONDS, DEAD_SECONDS, Beat, Gather, Leave, Worker
 
 if TYPE_CHECKING:
     from comporta.stores.base import Operation, Store
     from comporta.stores.failover import Alone, FailoverStore
 
 PROBE_FIRST_SECONDS = 0.05
-PROBE_LONGEST_SECONDS = 0.5
+PROBE_LONGEST_SECONDS = 0.3
 _GOOD_SIGNS = 2
 """How many calls in a row have to come back in time before a server counts as being in order."""
 
+_REPORTED_AHEAD_NS = 150_000_000
 _CALM_NS = 10_000_000_000
 _LOUD_EVERY_NS = 60_000_000_000
 _REPORTS_AT_ONCE = 256
@@ -202,7 +204,8 @@ class Keeper:
                 primary.reach()
             for _ in range(_GOOD_SIGNS):
                 self._sign(primary)
-            _report(primary, alone)
+            if not self._gather(primary, alone):
+                return 0.0
         except StateDeniedError as error:
             self._loudly(store, error)
             return self._pause
@@ -212,6 +215,26 @@ class Keeper:
         with suppress(StateError):  # what was granted while the others were being reported
             _report(primary, alone)
         return BEAT_SECONDS
+
+    def _gather(self, primary: Store, alone: Alone) -> bool:
+        """Report what was granted, and wait until the others have, too; false if told to end meanwhile."""
+        moment_ns = MONOTONIC.now_ns() + 1000 * primary.apply(Gather())
+        if not self._waited(moment_ns - _REPORTED_AHEAD_NS):
+            return False
+        _report(primary, alone)
+        if not self._waited(moment_ns):
+            return False
+        self._sign(primary)
+        return True
+
+    def _waited(self, moment_ns: int) -> bool:
+        while not (self._stopping or self._resting):
+            left_ns = moment_ns - MONOTONIC.now_ns()
+            if left_ns <= 0:
+                return True
+            self._wake.wait(left_ns / 1e9)
+            self._wake.clear()
+        return False
 
     def _loudly(self, source: object, error: StateError) -> None:
         """Say what somebody has to mend, again and again but not too often."""

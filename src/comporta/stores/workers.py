@@ -23,6 +23,12 @@ from comporta.stores.records import RECORD, VALUE_BYTES_MAX
 WORKERS = "comporta_workers"
 """The key of the registry: on a server a sorted set of workers by the time of their last sign of life."""
 
+RETURN = "comporta_return"
+"""The key under which the moment is kept at which a fleet comes back together."""
+
+GATHER_SECONDS = 0.6
+_GATHER_US = to_us(GATHER_SECONDS)
+
 BEAT_SECONDS = 1.0
 DEAD_SECONDS = 3.0
 _DEAD_US = to_us(DEAD_SECONDS)
@@ -169,6 +175,42 @@ class Roll(_RegistryOperation):
         return [
             Sign(Worker.read(text), int(age_us) / 1e6) for text, age_us in zip(texts, raw[1::2], strict=True)
         ]
+
+
+class Gather(_RegistryOperation):
+    """Learn when the fleet comes back together after an outage; returns the microseconds left.
+
+    The first to find the state in order sets the moment a little ahead, so that the others find it in order
+    too and all report what they granted before any of them draws on it again. Who comes late is told so by
+    a number below 0.
+    """
+
+    __slots__ = ()
+
+    verb = "gather"
+    parts: Sequence[Part] = (Part(RETURN, "", RECORD),)
+
+    @staticmethod
+    def key_names() -> tuple[str]:
+        """The moment."""
+        return (RETURN,)
+
+    def arguments(self) -> list[int | str | bytes]:
+        """Verb, nobody in particular, and how far ahead to set it."""
+        return [self.verb, "", _GATHER_US]
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], int]:
+        """Set the moment, unless it was set by another just now."""
+        if states[0] is not None:
+            moment_us = int(states[0][1])
+            if abs(moment_us - now_us) <= _GATHER_US:
+                return [None], moment_us - now_us
+        return [(now_us + 2 * _GATHER_US, b"%d" % (now_us + _GATHER_US))], _GATHER_US
+
+    @staticmethod
+    def parse(raw: Sequence[Any]) -> int:
+        """One number."""
+        return int(raw[0])
 
 
 def _alive(state: State | None, now_us: int) -> dict[Worker, int]:
