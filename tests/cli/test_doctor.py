@@ -168,8 +168,8 @@ def test_doctor__node_of_a_cluster__says_so(server: Server) -> None:
 
 @pytest.mark.parametrize("given", [":hunter2@", "hunter2:hunter2@", ""])
 def test_doctor__wrong_password__mends_and_shows_no_secret(given: str) -> None:
-    with Server(password="right") as server:
-        url = server.url.replace(":right@", given)
+    with Server(None, "--requirepass", "right") as server:
+        url = server.url.replace("redis://", f"redis://{given}")
         ran = run_for_real("doctor", url)
         found = unwell(url)
     assert ran.returncode == 1
@@ -233,7 +233,7 @@ def test_doctor__folder_not_there__says_so_and_makes_none(shared_name: str) -> N
     ran = run_for_real("doctor", f"shared://{shared_name}")
     assert ran.returncode == 0
     assert "is not there: nobody uses it yet" in ran.stdout
-    assert "MB needed for 16384 keys" in ran.stdout
+    assert "MB needed for 16,384 keys" in ran.stdout
     assert not Path(path_of(shared_name)).exists()
 
 
@@ -260,17 +260,15 @@ def test_doctor__folder_without_a_table__mends(shared_name: str) -> None:
     assert ran.stderr == ""
 
 
-def test_doctor__lock_of_a_folder_held_for_long__mends(shared_name: str) -> None:
-    SharedStore(shared_name, keys=128).close()
-    locks = [os.open(path, os.O_RDWR) for path in Path(path_of(shared_name)).glob("lock.*")]
+@pytest.mark.parametrize("number", [3, 15])
+def test_doctor__any_lock_of_a_folder_held_for_long__mends(number: int, shared_name: str) -> None:
+    SharedStore(shared_name).close()
+    lock = os.open(Path(path_of(shared_name)) / f"lock.{number:02}", os.O_RDWR)
     try:
-        for lock in locks:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         found = unwell(f"shared://{shared_name}?lock_timeout=0.01")
     finally:
-        for lock in locks:
-            os.close(lock)
-    assert found.keys() == {"latency", "decisions", "workers"}
+        os.close(lock)
     assert "its holder is stopped" in found["latency"]
 
 

@@ -147,6 +147,7 @@ def test_workers__folder_open_to_others__is_one_sentence(shared_name: str) -> No
         ("redis://:a@b?hunter2@h:1", "cannot be read"),
         ("redis://user:hunter2", "cannot be read"),
         ("redis://[h", "cannot be read"),
+        ("redis+other://h:1,i:2/x", "state must start with one of"),
     ],
 )
 @pytest.mark.parametrize("command", ["workers", "doctor"])

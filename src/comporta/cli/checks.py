@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from comporta.clock import MONOTONIC
 from comporta.errors import StateError
 from comporta.limits.config import LimitConfig, LimitStrategy
-from comporta.limits.limiter import BaseLimiter
+from comporta.limits.limiter import BaseLimiter, SyncLimiter
 from comporta.stores.base import Store
 from comporta.stores.workers import Roll
 
@@ -51,6 +51,11 @@ def mend(check: str, detail: str) -> Finding:
 def throw_away_name() -> str:
     """Return a name that nobody uses."""
     return f"comporta_doctor-{uuid.uuid4().hex}"
+
+
+def throw_away_limiter(store: Store, strategy: LimitStrategy) -> SyncLimiter:
+    """Return a limit that nobody uses: one in an hour."""
+    return BaseLimiter(replace(_ONE_IN_AN_HOUR, strategy=strategy), store, throw_away_name()).sync
 
 
 def timed(call: Callable[[], object]) -> list[float]:
@@ -94,7 +99,7 @@ def decisions(store: Store) -> Finding:
 
 def _decided(store: Store, strategy: LimitStrategy) -> list[bool]:
     """Ask a limit for one more than it has; on a server, each verb has a script of its own."""
-    limiter = BaseLimiter(replace(_ONE_IN_AN_HOUR, strategy=strategy), store, throw_away_name()).sync
+    limiter = throw_away_limiter(store, strategy)
     try:
         return [limiter.acquire(), limiter.decide().allowed]
     finally:

@@ -11,13 +11,25 @@ import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import click
 
-from comporta.cli.checks import Finding, decisions, good, mend, mind, promptness, timed, workers
+from comporta.cli.checks import (
+    Finding,
+    decisions,
+    good,
+    mend,
+    mind,
+    promptness,
+    throw_away_limiter,
+    timed,
+    workers,
+)
 from comporta.cli.states import SharedUrl, opened
 from comporta.errors import StateTimeoutError
-from comporta.stores.records import Read
+from comporta.limits.config import LimitStrategy
+from comporta.stores.base import Store
 from comporta.stores.shared import SharedStore
 from comporta.stores.table import geometry
 
@@ -29,7 +41,7 @@ def examine(url: str, shared: SharedUrl) -> Iterator[Finding]:
     found = folder(shared.path)
     yield found
     if not os.path.lexists(shared.path):
-        yield room(shared)
+        yield room(shared, shutil.disk_usage(Path(shared.path).parent).free)
     elif found.verdict != "mend":
         yield from _inside(url)
 
@@ -37,9 +49,7 @@ def examine(url: str, shared: SharedUrl) -> Iterator[Finding]:
 def _inside(url: str) -> Iterator[Finding]:
     try:
         with opened(url) as (store, deadline):
-            if not isinstance(store, SharedStore):
-                raise TypeError(f"shared:// opened {type(store).__name__}")
-            yield use(store.table.used())
+            yield use(cast(SharedStore, store).table.used())
             yield locks(store, deadline)
             yield decisions(store)
             yield workers(store)
@@ -59,21 +69,25 @@ def folder(path: str) -> Finding:
     if not stat.S_ISDIR(found.st_mode):
         return mend("folder", f"{path} is no folder: remove it")
     if found.st_uid != os.geteuid():
-        return mend("folder", f"{path} belongs to user {found.st_uid}, not to {os.geteuid()}: remove it")
+        return mend(
+            "folder", f"{path} belongs to user {found.st_uid}, not to {os.geteuid()}: have it removed"
+        )
     if mode & 0o077:
         return mend("folder", f"{path} has mode {mode:04o}, others could change it: chmod 700")
     return good("folder", f"{path}, mode {mode:04o}")
 
 
-def room(shared: SharedUrl) -> Finding:
+def room(shared: SharedUrl, free: int) -> Finding:
     """See that a folder that is still to be made has room; one that is there has taken its own."""
-    parent = Path(shared.path).parent
-    needed_mb = geometry(shared.keys)[-1].end / 2**20
-    free_mb = shutil.disk_usage(parent).free / 2**20
-    detail = f"{free_mb:,.0f} MB free in {parent}, {needed_mb:,.0f} MB needed for {shared.keys} keys"
-    if free_mb < needed_mb:
+    needed = geometry(shared.keys)[-1].end
+    detail = f"{_mb(free)} free, {_mb(needed)} needed for {shared.keys:,} keys"
+    if free < needed:
         return mend("room", f"{detail}: free some, or ask for fewer with ?keys=")
     return good("room", detail)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 2**20:,.0f} MB"
 
 
 def use(classes: list[tuple[int, int]]) -> Finding:
@@ -86,10 +100,11 @@ def use(classes: list[tuple[int, int]]) -> Finding:
     return good("use", detail)
 
 
-def locks(store: SharedStore, deadline: float) -> Finding:
-    """Time looks at keys all over the table, so that every lock has its turn."""
+def locks(store: Store, deadline: float) -> Finding:
+    """Time looks at limits all over the table, so that every lock has its turn."""
+    limiter = throw_away_limiter(store, LimitStrategy.TOKEN_BUCKET)
     try:
-        times_ms = timed(lambda: store.apply(Read("comporta_doctor", uuid.uuid4().hex)))
+        times_ms = timed(lambda: limiter.peek(uuid.uuid4().hex))
     except StateTimeoutError as error:
-        return mend("latency", f"{error}")
+        return mend("latency", str(error))
     return promptness(times_ms, deadline)

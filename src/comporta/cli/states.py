@@ -58,7 +58,8 @@ def state_url(typed: str | None) -> str:
     url = typed or default_url(distributed=True)
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        for host in parts.netloc.rpartition("@")[2].split(","):
+            _ = urlsplit(f"//{host}").port
     except ValueError:
         _unreadable()
     rest = url.partition("://")[2].removeprefix(parts.netloc)
