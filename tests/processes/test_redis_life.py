@@ -136,6 +136,7 @@ def test_server__does_not_answer__callers_are_told_in_time_and_nobody_gets_anoth
 
         async def work() -> None:
             assert (await limiter.decide("a", 1)).remaining == 99_999
+            assert limiter.sync.decide("a", 1).remaining == 99_998
             own_server.freeze()
             try:
                 began = time.monotonic()

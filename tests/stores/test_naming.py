@@ -12,7 +12,7 @@ SAID = [
     # what an older server answers, bare
     (redis.ResponseError("READONLY You can't write against a read only replica."), "READONLY"),
     (
-        redis.ResponseError("Error running script (call to f_1): @user_script:9: -READONLY You can't"),
+        redis.ResponseError("Error running script (call to f_1): @user_script:9: -READONLY No"),
         "READONLY",
     ),
     (redis.ResponseError("-OOM command not allowed when used memory > 'maxmemory'"), "OOM"),

@@ -135,6 +135,7 @@ def test_redis__loops_that_ended__are_forgotten(valkey: Server) -> None:
     async def ask(store: RedisStore) -> None:
         await store.apply_async(Read("s", "k"))
         line = store.lines()._line_of(asyncio.get_running_loop())
+        assert line._connection is not None
         await line._connection.disconnect()
 
     with redis_store(valkey) as store:

@@ -45,13 +45,8 @@ class AsyncEndpoint:
     """Where a server is, and what to say when connecting: a URL as redis-py reads it."""
 
     def __init__(self, url: str) -> None:
-        read = ConnectionPool.from_url(
-            normal(url),
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=None,
-            socket_connect_timeout=None,
-            **OPTIONS,
-        )
+        unbound = {"socket_timeout": None, "socket_connect_timeout": None}
+        read = ConnectionPool.from_url(normal(url), retry=Retry(NoBackoff(), 0), **unbound, **OPTIONS)
         self._kind = _placed(read.connection_class)
         self._arguments = read.connection_kwargs
         self._names = Names()

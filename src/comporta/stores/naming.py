@@ -34,22 +34,22 @@ _WORDS = {
 _DENIED = {"NOAUTH", "NOPERM", "WRONGPASS"}
 _OF_A_CLUSTER = {"ASK", "CROSSSLOT", "MOVED", "TRYAGAIN"}
 _STALE = {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", *_DENIED - {"NOPERM"}}
-_FOUND = re.compile(
-    rf"(?:^|[-\s])({'|'.join(sorted({*_WORDS.values(), *_DENIED, 'BUSY', 'MISCONF', 'NOREPLICAS', 'WRONGTYPE'}))})\b"
-)
-_DENIALS = re.compile(
-    r"invalid (username-)?password|ACL failure|user executing the script can't|without any password configured",
-    re.IGNORECASE,
-)
+_KNOWN = sorted({*_WORDS.values(), *_DENIED, "BUSY", "MISCONF", "NOREPLICAS", "WRONGTYPE"})
+_FOUND = re.compile(rf"(?:^|[-\s])({'|'.join(_KNOWN)})\b")
+_WRONG_PASSWORD = re.compile(r"invalid (username-)?password|without any password configured", re.IGNORECASE)
+_NO_PERMISSION = re.compile(r"ACL failure|user executing the script can't", re.IGNORECASE)
 
 
 def word_of(error: BaseException | str) -> str:
     """Return the server's own word for what is wrong, such as ``READONLY``; empty where there is none."""
-    found = _FOUND.search(str(error))
+    text = str(error)
+    found = _FOUND.search(text)
     if found:
         return found[1]
-    if _DENIALS.search(str(error)):
-        return "NOPERM" if "ACL" in str(error) or "script" in str(error) else "WRONGPASS"
+    if _WRONG_PASSWORD.search(text):
+        return "WRONGPASS"
+    if _NO_PERMISSION.search(text):
+        return "NOPERM"
     return _WORDS.get(type(error).__name__, "")
 
 

@@ -40,7 +40,7 @@ class Pool:
         self._connects = Connects(connect, self.idle, address, connect_timeout)
 
     def exchanged(self, command: bytes, began_ns: int, read: Callable[[Any], T]) -> T:
-        """Send a command and return what ``read`` makes of its reply, all within ``timeout`` of the beginning."""
+        """Send a command and return what ``read`` makes of its reply, within ``timeout`` of the beginning."""
         connection = self._ready() or self._connects.wait(began_ns, self._timeout)
         try:
             connection.begin(began_ns, self._timeout)

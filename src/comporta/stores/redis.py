@@ -34,7 +34,7 @@ R = TypeVar("R")
 TIMEOUT_SECONDS = 0.05
 CONNECT_TIMEOUT_SECONDS = 1.0
 
-# Would change a worker that cannot be, so it changes nothing; but whoever may not write, or has no room, says so.
+# Would change a worker that cannot be, so it changes nothing; but who may not write, or has no room, says so.
 _PROBE = """
 local found = redis.pcall('ZADD', KEYS[1], 'XX', 0, '')
 if type(found) == 'table' and found.err and not string.find(found.err, 'WRONGTYPE') then return found end
@@ -124,9 +124,9 @@ class RedisStore:
 
         Then there is a connection for the next caller. Raises the ``StateError`` that says why not.
         """
-        self._pool.reach()
         probe = pack(("EVAL", _PROBE, 1, WORKERS_KEY))
         try:
+            self._pool.reach()
             self._pool.exchanged(probe, MONOTONIC.now_ns(), int)
         except StateError:
             raise

@@ -135,7 +135,7 @@ class _Line:
             self._connection = None
 
     async def _send_all(self) -> None:
-        """Send batch after batch until nobody waits. Who waits behind one that fails is told the same at once."""
+        """Send batch after batch until nobody waits; who waits behind one that fails is told so at once."""
         try:
             while self._batches:
                 batch = self._next()
@@ -216,6 +216,7 @@ class _Line:
         answers = [await _read(connection) for _ in calls]
         self._used_ns = MONOTONIC.now_ns()
         replies: list[Any] = []
+        spoilt = False
         for call, raw in zip(calls, answers, strict=True):
             if isinstance(raw, NoScriptError):  # so it was not carried out
                 text = call.packed(now_us, with_text=True)
@@ -223,9 +224,10 @@ class _Line:
                 raw = await _read(connection)  # noqa: PLW2901 - the same call's answer
             if isinstance(raw, ResponseError):
                 replies += [named(raw, self._store.address, call.names())] * len(call.operations)
+                spoilt = spoilt or spoils(raw)
             else:
                 replies += call.replies(raw, self._store.heard)
-        if any(isinstance(raw, ResponseError) and spoils(raw) for raw in answers):
+        if spoilt:
             await self._drop()
         return replies
 
@@ -235,10 +237,10 @@ class _Line:
         It is made by a task of its own, that goes on when who waits for it gives up.
         """
         connection = self._connection
-        if connection is not None and MONOTONIC.now_ns() - self._used_ns > STALE_AFTER_NS:
-            if await _spoiled(connection):
-                await self._drop()
-                connection = None
+        stale = connection is not None and MONOTONIC.now_ns() - self._used_ns > STALE_AFTER_NS
+        if connection is not None and stale and await _spoiled(connection):
+            await self._drop()
+            connection = None
         while connection is None:
             if self._connecting is None:
                 self._connecting = self.loop.create_task(self._connect())

@@ -54,8 +54,6 @@ class Call(NamedTuple):
         """
         try:
             return self._cut(raw, heard)
-        except StateError:
-            raise
         except Exception as error:
             name = self.script.name
             raise StateUnavailableError(f"a reply to {name} has the wrong shape: {raw!r:.200}") from error
