@@ -53,6 +53,7 @@ class LimitSettings:
     capacity: int | None = None
     window: float | None = None
     strategy: str = STRATEGIES[0]
+    lease: bool | float | str = False
     source: str = field(default="limit", compare=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +65,11 @@ class LimitSettings:
         if self.strategy not in STRATEGIES:
             raise ValueError(
                 f"{self.source}: strategy must be one of {_listed(STRATEGIES)}, got {self.strategy!r:.100}"
+            )
+        if not isinstance(self.lease, bool | int | float | str):
+            raise ValueError(
+                f"{self.source}: lease must be true, false, text such as '50ms' or a number of seconds, "
+                f"got {self.lease!r:.100}"
             )
         given = [name for name in ("rate", "capacity", "window") if getattr(self, name) is not None]
         needed = ["capacity", "window" if self.strategy in _WINDOWS else "rate"]
@@ -165,7 +171,7 @@ def _limit(where: str, table: Any) -> LimitSettings:
 
 
 def _override(limits: dict[str, LimitSettings], environ: Mapping[str, str]) -> None:
-    """Let the environment say the limits anew; each keeps its strategy."""
+    """Let the environment say the limits anew; each keeps its strategy and its lease."""
     for variable in sorted(environ):
         text = environ[variable]
         if not (variable.startswith(LIMIT_PREFIX) and text):
@@ -174,8 +180,8 @@ def _override(limits: dict[str, LimitSettings], environ: Mapping[str, str]) -> N
         if len(names) > 1:
             raise ValueError(f"{variable} must mean one limit, got {_listed(names)}")
         name = names[0] if names else variable.removeprefix(LIMIT_PREFIX).lower()
-        strategy = limits[name].strategy if names else STRATEGIES[0]
-        limits[name] = LimitSettings(limit=text, strategy=strategy, source=variable)
+        kept = limits[name] if names else LimitSettings(limit=text)
+        limits[name] = LimitSettings(limit=text, strategy=kept.strategy, lease=kept.lease, source=variable)
 
 
 def limit_variable(name: str) -> str:

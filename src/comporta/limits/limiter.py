@@ -14,6 +14,7 @@ from comporta.flow import run, run_async
 from comporta.limits.config import WINDOWS, LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
 from comporta.limits.key import state_key
+from comporta.limits.leased import LeasedBound
 from comporta.limits.operation import CHANGES, SPACE
 from comporta.limits.remote import RemoteBound
 from comporta.limits.verbs import Key, Verbs
@@ -46,7 +47,8 @@ class BaseLimiter:
         self.store: Store = open_store(state) if isinstance(state, str) else state
         _claim(self)
         bound = _bound(self.config, self.store, self.name)
-        self.verbs = Verbs(self.config, self.store, self.name, bound)
+        leases = bound if isinstance(bound, LeasedBound) else None
+        self.verbs = Verbs(self.config, self.store, self.name, bound, leases)
         self._waiting = self.verbs.lines.by_key
         self._attempt = None if isinstance(bound, RemoteBound) else bound.attempt
         self._take_async = bound.take_async
@@ -100,7 +102,9 @@ class BaseLimiter:
         await run_async(self.verbs.change(limit))
 
     async def aclose(self) -> None:
-        """Close the store's connections to its server, if it has any; they open again when needed."""
+        """Give back what is on lease, and close the store's connections; they open again when needed."""
+        if self.verbs.leases is not None:
+            await run_async(self.verbs.leases.giving_back())
         if hasattr(self.store, "aclose"):
             await self.store.aclose()
 
@@ -184,10 +188,12 @@ class RedisLimiter(BaseLimiter):
 def _bound(config: LimitConfig, store: Store, name: str) -> Bound:
     """Tie the limit's rule to its store."""
     rule = config.rule()
-    if not hasattr(store, "bind"):
-        return RemoteBound(store, rule, name)
-    change = Part(CHANGES, name, RECORD)
-    return cast(LocalStore, store).bind(rule, f"{SPACE}:{name}", change, state_key)
+    if hasattr(store, "bind"):
+        change = Part(CHANGES, name, RECORD)
+        bound = cast(LocalStore, store).bind(rule, f"{SPACE}:{name}", change, state_key)
+    else:
+        bound = RemoteBound(store, rule, name)
+    return bound if config.lease is False else LeasedBound(bound, store, name, config)
 
 
 def _made_name(config: LimitConfig) -> str:
