@@ -87,6 +87,18 @@ def test_load__variable_for_a_limit__overrides_it_and_keeps_its_strategy(tmp_pat
     assert settings.limits["login"].capacity == 5
 
 
+def test_load__lease__is_read_and_kept_when_the_environment_overrides_the_limit(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, '[limits.a]\nlimit = "1/s"\nlease = true\n[limits.b]\nlimit = "2/s"\nlease = "20ms"'
+    )
+    settings = load_settings(path, {"COMPORTA_LIMIT_B": "3/s", "COMPORTA_LIMIT_C": "4/s"})
+    assert dict(settings.limits) == {
+        "a": LimitSettings("1/s", lease=True),
+        "b": LimitSettings("3/s", lease="20ms"),
+        "c": LimitSettings("4/s"),
+    }
+
+
 def test_load__variable_that_fits_two_limits__is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, '[limits."a.b"]\nlimit = "1/s"\n[limits.a-b]\nlimit = "2/s"\n')
     with pytest.raises(ValueError, match=r"^COMPORTA_LIMIT_A_B must mean one limit, got 'a\.b', 'a-b'$"):
@@ -148,7 +160,7 @@ def test_settings__shown__keep_the_password_to_themselves() -> None:
         ("limits.a = '1/s'", r"\[limits.a\] must be a table, got '1/s'"),
         (
             "[limits.a]\nsource = 'x'",
-            r"\[limits.a\]: fields must be among 'limit', 'rate', .*, 'strategy', got 'source'",
+            r"\[limits.a\]: fields must be among 'limit', 'rate', .*, 'lease', got 'source'",
         ),
         ("[limits.a]\nlimit = 1", r"\[limits.a\]: limit must be text such as '10/s', got 1"),
         ("[limits.a]\nrate = '1'", r"\[limits.a\]: rate must be a number per second, got '1'"),
@@ -162,6 +174,7 @@ def test_settings__shown__keep_the_password_to_themselves() -> None:
             "[limits.a]\nstrategy = 'tokens'",
             r"\[limits.a\]: strategy must be one of 'token_bucket', .*, got 'tokens'",
         ),
+        ("[limits.a]\nlease = [1]", r"\[limits.a\]: lease must be true, false, text such as .*, got \[1\]"),
         ("[limits.a]\nstrategy = ['fixed_window']", r"\[limits.a\]: strategy must be one of .*, got \["),
         (
             "[limits.a]\nlimit = '1/s'\nrate = 1\nwindow = 2",

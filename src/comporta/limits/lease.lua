@@ -7,8 +7,8 @@
 --       then for each key: the amount needed at once (0: only end a lease), the amount wanted in all,
 --       and of the lease that ends: its name, how much was lent, how much of that is not used
 -- reply for each key four integers: the amount granted (0: refused), for how long what is not used at once may
---       be used (µs), wait_us, and the name of the lease; an error in place of the first when the key could
---       not be used
+--       be used (µs), how long until there is more (0: there may be more now), and the name of the lease;
+--       an error in place of the first when the key could not be used
 
 local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_WINDOW = 1, 3, 4
 local SLIDING_LIFE = 202 -- see _life_us_max in sliding_window.py
@@ -113,9 +113,9 @@ while ARGV[a] do
     if wait_us == 0 then
       reply[r] = amount
       reply[r + 1], reply[r + 3] = lend(key, amount - need)
-    else
-      reply[r + 2] = wait_us
+      if amount < want then wait_us = asked(key, 1, false) end
     end
+    reply[r + 2] = wait_us
   end
   a, r, k = a + 5, r + 4, k + 1
 end

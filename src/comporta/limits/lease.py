@@ -19,7 +19,11 @@ from comporta.stores.base import Part, Script, State, key_text
 
 
 class Lease(NamedTuple):
-    """What the limit says: so much granted, to be used within ``life_us``; or how long to wait."""
+    """What the limit says: so much granted, to be used within ``life_us``.
+
+    ``wait_us`` is how long until there is more: after a refusal, and after less was granted than wanted, so
+    that whoever has used it up need not ask to hear that there is nothing.
+    """
 
     granted: int
     life_us: int
@@ -94,7 +98,8 @@ class LeaseOperation:
         if new is None or wait_us:
             return [new or taken_back], REFUSED._replace(wait_us=wait_us)
         kept, life_us, name = rule.lend(new, now_us, amount - self.need, life_us)
-        return [kept], Lease(amount, life_us, 0, name)
+        wait_us = rule.step(kept, now_us, 1)[1] if amount < self.want else 0
+        return [kept], Lease(amount, life_us, wait_us, name)
 
     def key_names(self) -> tuple[str]:
         """The state of the key."""

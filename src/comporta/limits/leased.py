@@ -22,11 +22,12 @@ from comporta.clock import MONOTONIC
 from comporta.errors import StateError
 from comporta.flow import Flow, run, run_async
 from comporta.limits.asking import Ask, InForce
-from comporta.limits.config import LimitConfig, LimitStrategy
+from comporta.limits.config import WINDOWS, LimitConfig, LimitStrategy
 from comporta.limits.keeper import KEEPER
 from comporta.limits.key import state_key
 from comporta.limits.lease import Lease, LeaseOperation, Lender
 from comporta.limits.rule import Ended, Lending
+from comporta.limits.sliding_window import LEASE_PART
 from comporta.stores.base import Bound, Busy, Stepper, Store
 from comporta.stores.effects import Apply
 from comporta.stores.memory import ONE_THREAD_AT_A_TIME
@@ -43,15 +44,15 @@ class Hand:
 
     __slots__ = (
         *("asking", "due_ns", "ends_ns", "free_ns", "key", "left", "lent", "name", "refused_ns"),
-        *("size", "want", "watched"),
+        *("size", "visit_ns", "want"),
     )
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.left = self.lent = self.size = self.name = 0
         self.want = 1
-        self.ends_ns = self.due_ns = self.refused_ns = self.free_ns = 0
-        self.asking = self.watched = False
+        self.ends_ns = self.due_ns = self.visit_ns = self.refused_ns = self.free_ns = 0
+        self.asking = False
 
 
 class LeasedBound:
@@ -65,7 +66,7 @@ class LeasedBound:
         self._inner = inner
         self._store = store
         self._lender = Lender(cast(Lending, inner.stepper), name, config.lease_us // 2)
-        self._lends = config.strategy is not LimitStrategy.LEAKY_BUCKET
+        self._strategy = config.strategy
         self._now_ns = store.clock.now_ns
         self._hands: dict[Any, Hand] = {}
         self._sweep_ns = 0
@@ -141,7 +142,7 @@ class LeasedBound:
                     if left >= 0:
                         hand.left = left
                         return 0
-                if cost == 1 and now < hand.refused_ns:
+                if cost == 1 and now < hand.refused_ns and not hand.left:
                     return -((now - hand.free_ns) // 1000)
             raise Busy
 
@@ -180,22 +181,31 @@ class LeasedBound:
         if rule is not self._lender.rule:
             self._lender = Lender(rule, self._lender.name, self._lender.life_us)
         sent_ns = self._now_ns()
-        ended = self._ended(hand, self._share())
+        ended = self._ended(hand)
         operation = LeaseOperation(self._lender, hand.key, cost, max(cost, hand.want), ended)
         lease: Lease = yield Apply(self._store, operation)
         return self._landed(hand, cost, sent_ns, lease)
 
     def _share(self) -> int:
-        """Return the most that one worker may lease, so that all get something: half of what there is."""
-        workers: int = getattr(self._store, "workers", 1)
-        return self._lender.rule.numbers.capacity // (2 * max(1, workers)) if self._lends else 1
+        """Return the most that one worker may lease: all together half of what there is.
 
-    def _ended(self, hand: Hand, share: int = 1) -> Ended:
+        What is lost with a worker is lost to a window until that is over, so there it is a small part.
+        """
+        if self._strategy is LimitStrategy.LEAKY_BUCKET:
+            return 1
+        parts: int = 2 * max(1, getattr(self._store, "workers", 1))
+        if self._strategy in WINDOWS:
+            parts = max(parts, LEASE_PART)
+        return self._lender.rule.numbers.capacity // parts
+
+    def _ended(self, hand: Hand) -> Ended:
         """Take a lease out of a hand, and learn from its use how large the next should be."""
-        now_ns = self._now_ns()
+        now_ns, share = self._now_ns(), self._share()
         with self._lock:
             left, hand.left = hand.left, 0  # in one step: others may be using it
             ended = Ended(hand.name, hand.lent, left)
+            if left:
+                hand.refused_ns = 0  # what is given back can be had again
             if not left and now_ns < hand.ends_ns:
                 hand.want = 2 * hand.want
             elif left and 2 * left >= hand.size:
@@ -206,34 +216,33 @@ class LeasedBound:
 
     def _landed(self, hand: Hand, cost: int, sent_ns: int, lease: Lease) -> int:
         """Take a lease into a hand, or the memory of a refusal."""
-        if lease.granted:
-            life_ns, left = 1000 * lease.life_us, lease.granted - cost
-            with self._lock:
-                hand.name, hand.lent, hand.size, hand.refused_ns = lease.name, left, lease.granted, 0
-                hand.ends_ns, hand.due_ns = sent_ns + life_ns, sent_ns + 3 * life_ns // 4
-                hand.left = left  # last: from here on it is used
-            if left:
-                self._watch(hand)
-        elif cost == 1:
+        if lease.granted or cost == 1:
             hand.free_ns = sent_ns + 1000 * lease.wait_us
             hand.refused_ns = min(hand.free_ns, sent_ns + REFUSAL_NS_MAX)
-        return lease.wait_us
+        if not lease.granted:
+            return lease.wait_us
+        life_ns, left = 1000 * lease.life_us, lease.granted - cost
+        with self._lock:
+            hand.name, hand.lent, hand.size = lease.name, left, lease.granted
+            hand.ends_ns, hand.due_ns = sent_ns + life_ns, sent_ns + 3 * life_ns // 4
+            hand.left = left  # last: from here on it is used
+        if left:
+            self._watch(hand)
+        return 0
 
     def _watch(self, hand: Hand) -> None:
         """Have somebody come by before the lease ends; on a clock moved by hand nobody does."""
-        with self._lock:
-            watched, hand.watched = hand.watched, True
-        if not watched and self._store.clock is MONOTONIC:
+        if hand.visit_ns <= self._now_ns() and self._store.clock is MONOTONIC:
+            hand.visit_ns = hand.due_ns
             KEEPER.watch(hand.due_ns, partial(self._visit, hand), self)
 
     def _visit(self, hand: Hand) -> None:
         """End a lease that is about to end by itself, unless a later one came in its place."""
-        hand.watched = False
         now_ns = self._now_ns()
         if now_ns < hand.due_ns:
             self._watch(hand)
         elif now_ns < hand.ends_ns:
-            ended = self._ended(hand, self._share())
+            ended = self._ended(hand)
             self._store.apply(LeaseOperation(self._lender, hand.key, 0, 0, ended))
 
     def _hand(self, key: Any, text: str) -> Hand | None:

@@ -126,21 +126,18 @@ class LeasedTokenBucket(TokenBucket):
                 upto_us = min(ends_us, now_us)
                 level = min(level + (upto_us - since_us) * self.per_us, room)
                 since_us = upto_us
-                if now_us < ends_us:
-                    break
         return level
 
     def _wait(self, level: int, need: int, now_us: int, book: Book) -> int:
         """Return how long until the level is ``need``, which fits once nothing is out."""
         at_us = now_us
         for ends_us, room in self._pieces(book, now_us):
-            if at_us < ends_us:
+            if at_us < ends_us and level < need:
                 ready_us = at_us - (level - need) // self.per_us
-                if need <= room and ready_us <= ends_us:
-                    break
-                level = min(level + (ends_us - at_us) * self.per_us, room)
-                at_us = ends_us
-        return ready_us - now_us
+                upto_us = min(ends_us, ready_us) if need <= room else ends_us
+                level = min(level + (upto_us - at_us) * self.per_us, room)
+                at_us = upto_us
+        return at_us - now_us
 
     def _pieces(self, book: Book, now_us: int) -> tuple[tuple[int, int], ...]:
         """Return until when how much fits into the bucket, as tokens that are out come off the book."""

@@ -20,7 +20,7 @@ from comporta.stores.base import State
 ENTRIES_MIN = 36
 ENTRIES_MAX = 257
 LEASE_PART = 100
-"""A lease may live for this part of a window: so much less than the limit is granted at the most."""
+"""A lease may live for this part of a window, and be as large: so much less than the limit is granted."""
 
 _ENTRY = Struct("<qI")
 _HEAD = Struct("<qqI16sH")
