@@ -10,7 +10,7 @@ Twin: ``leaky_bucket.lua``.
 from __future__ import annotations
 
 from comporta.limits.bucket import Bucket
-from comporta.limits.rule import View, ceil_div, rescaled
+from comporta.limits.rule import Ended, Lent, View, ceil_div, rescaled
 from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
 from comporta.stores.base import State
 
@@ -55,6 +55,13 @@ class LeakyBucket(Bucket):
         _, last_us, _, count, past = state
         level = max(0, self._level(state, now_us) - cost * self.unit)
         return (level, now_us, self.unit, *returned(past, count, last_us, now_us, cost))
+
+    def lend(self, state: State, now_us: int, amount: int, life_us: int) -> Lent:
+        """Turns are not lent: used late, the last of one worker would fall beside the first of the next."""
+        return Lent(state, 0, 0)
+
+    def take_back(self, state: State, now_us: int, ended: Ended, life_us: int) -> None:
+        """There are none to take back."""
 
     def view(self, state: State | None, now_us: int) -> View:
         """Tell the free places in the queue, and when it will be empty."""

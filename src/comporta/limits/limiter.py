@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from comporta.flow import run, run_async
 from comporta.limits.config import WINDOWS, LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
+from comporta.limits.leased import LeasedBound
 from comporta.limits.remote import GuardedBound, RemoteBound, bind
 from comporta.limits.take import Asked
 from comporta.limits.verbs import Key, Verbs
@@ -45,7 +46,8 @@ class BaseLimiter:
         self.store: Store = open_store(state) if isinstance(state, str) else state
         _claim(self)
         bound = _bound(self.config, self.store, self.name)
-        self.verbs = Verbs(self.config, self.store, self.name, bound)
+        leases = bound if isinstance(bound, LeasedBound) else None
+        self.verbs = Verbs(self.config, self.store, self.name, bound, leases)
         self._waiting = self.verbs.lines.by_key
         self._attempt = None if isinstance(bound, RemoteBound) else bound.attempt
         self._take_async = bound.take_async
@@ -104,7 +106,9 @@ class BaseLimiter:
         await run_async(self.verbs.change(limit))
 
     async def aclose(self) -> None:
-        """Close the store's connections to its server, if it has any; they open again when needed."""
+        """Give back what is on lease, and close the store's connections; they open again when needed."""
+        if self.verbs.leases is not None:
+            await run_async(self.verbs.leases.giving_back())
         if hasattr(self.store, "aclose"):
             await self.store.aclose()
 
@@ -188,11 +192,14 @@ class RedisLimiter(BaseLimiter):
 def _bound(config: LimitConfig, store: Store, name: str) -> Bound:
     """Tie the limit's rule to its store."""
     asked = Asked(config.rule(), name, config.fallback)
+    bound: Bound
     if hasattr(store, "bind"):
-        return bind(cast(LocalStore, store), asked)
-    if isinstance(store, FailoverStore) and store.local:
-        return GuardedBound(store, asked)
-    return RemoteBound(store, asked)
+        bound = bind(cast(LocalStore, store), asked)
+    elif isinstance(store, FailoverStore) and store.local:
+        bound = GuardedBound(store, asked)
+    else:
+        bound = RemoteBound(store, asked)
+    return bound if config.lease is False else LeasedBound(bound, store, asked, config)
 
 
 def _made_name(config: LimitConfig) -> str:

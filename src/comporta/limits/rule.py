@@ -25,6 +25,22 @@ class View(NamedTuple):
     recent: int
 
 
+class Lent(NamedTuple):
+    """A lease as it is made: for how long it may be used, and by which name the rule knows it."""
+
+    state: State
+    life_us: int
+    name: int
+
+
+class Ended(NamedTuple):
+    """A lease that its holder ends: how much was lent, how much of that was not used."""
+
+    name: int
+    lent: int
+    unused: int
+
+
 class Numbers(NamedTuple):
     """The numbers of a limit as the Lua twins take them."""
 
@@ -80,6 +96,16 @@ class Rule(Protocol):
 
     def view(self, state: State | None, now_us: int) -> View:
         """Tell how the key stands, changing nothing."""
+
+
+class Lending(Rule, Protocol):
+    """A rule whose units may be taken in one step and used later; every rule of a limit with a lease."""
+
+    def lend(self, state: State, now_us: int, amount: int, life_us: int) -> Lent:
+        """Note that ``amount`` of what was just taken will be used later, within ``life_us`` at the most."""
+
+    def take_back(self, state: State, now_us: int, ended: Ended, life_us: int) -> State | None:
+        """Take back what is left of a lease; ``None`` if it is over already."""
 
 
 def ceil_div(amount: int, by: int) -> int:

@@ -6,12 +6,14 @@ direct path of a single decision.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from comporta.clock import to_seconds, to_us
 from comporta.flow import Flow
+from comporta.limits.asking import Ask, InForce
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
 from comporta.limits.key import LimitKey, state_key
@@ -23,6 +25,7 @@ from comporta.stores.failover import fallback_of
 from comporta.stores.records import Delete, Write
 
 if TYPE_CHECKING:
+    from comporta.limits.leased import LeasedBound
     from comporta.limits.rule import Rule
 
 Key = LimitKey | str | None
@@ -30,52 +33,24 @@ Key = LimitKey | str | None
 TIMEOUT_MAX = 366 * 86_400.0
 
 
-class Ask:
-    """Effect: take from the limit; its result is the wait in microseconds."""
-
-    __slots__ = ("_bound", "_cost", "_key")
-
-    def __init__(self, bound: Bound, key: Key, cost: int) -> None:
-        self._bound = bound
-        self._key = key
-        self._cost = cost
-
-    def block(self) -> int:
-        """Ask, blocking."""
-        return self._bound.take(self._key, self._cost)
-
-    async def wait(self) -> int:
-        """Ask, awaiting."""
-        return await self._bound.take_async(self._key, self._cost)
-
-
-class InForce:
-    """Effect: find the rule in force, which may have been changed by an operator."""
-
-    __slots__ = ("_bound",)
-
-    def __init__(self, bound: Bound) -> None:
-        self._bound = bound
-
-    def block(self) -> Stepper:
-        """Find it, blocking."""
-        return self._bound.stepper
-
-    async def wait(self) -> Stepper:
-        """Find it, awaiting."""
-        return await self._bound.stepper_async()
-
-
 class Verbs:
     """The verbs of one limit on one store."""
 
-    __slots__ = ("bound", "config", "lines", "name", "store")
+    __slots__ = ("bound", "config", "leases", "lines", "name", "store")
 
-    def __init__(self, config: LimitConfig, store: Store, name: str, bound: Bound) -> None:
+    def __init__(
+        self,
+        config: LimitConfig,
+        store: Store,
+        name: str,
+        bound: Bound,
+        leases: LeasedBound | None = None,
+    ) -> None:
         self.config = config
         self.store = store
         self.name = name
         self.bound = bound
+        self.leases = leases
         self.lines = Lines()
 
     def acquire(self, key: Key, cost: int, timeout: float | None) -> Flow[bool]:
@@ -111,6 +86,8 @@ class Verbs:
         text = state_key(key)
         check_cost(cost)
         yield from self._ask(text, -cost)
+        if self.leases is not None:
+            self.leases.ask_again(text)
         self.lines.call_first(text)
 
     def reset(self, key: Key) -> Flow[None]:
@@ -118,6 +95,8 @@ class Verbs:
         text = state_key(key)
         rule: Stepper = yield InForce(self.bound)
         yield Apply(self.store, Delete(f"{SPACE}:{self.name}", text, kind=rule))
+        if self.leases is not None:
+            self.leases.drop(text)
         self.lines.call_first(text)
 
     def stats(self, key: Key) -> Flow[Stats]:
@@ -127,10 +106,15 @@ class Verbs:
 
     def change(self, limit: LimitConfig | str | None) -> Flow[None]:
         """Change the limit for all who share it; ``None`` revokes the change."""
+        yield from self._changing(limit)
+        if self.leases is not None:
+            self.leases.ask_all_again()
+
+    def _changing(self, limit: LimitConfig | str | None) -> Flow[None]:
         if limit is None:
             yield Apply(self.store, Delete(CHANGES, self.name, followed=True))
             return
-        config = LimitConfig.of(limit, self.config.strategy)
+        config = replace(LimitConfig.of(limit, self.config.strategy), lease=self.config.lease)
         value = config.rule().numbers.written(str(config))
         yield Apply(self.store, Write(CHANGES, self.name, value, None, followed=True))
 

@@ -23,7 +23,7 @@ R = TypeVar("R")
 Step = Callable[[State | None, int, int], tuple[State | None, int]]
 
 # Without the global lock of CPython two threads really run at once: then all go by the store's lock.
-_ONE_THREAD_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: sys.implementation.name == "cpython")()
+ONE_THREAD_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: sys.implementation.name == "cpython")()
 
 _SWEEP_EVERY_US = SECOND_US
 _SWEEP_ROUNDS = 60
@@ -107,7 +107,7 @@ class MemoryStore:
                     self._sweep(now_us)
                 return action(now_us)
             finally:
-                self.open_until_us = self._sweep_at_us if _ONE_THREAD_AT_A_TIME else 0
+                self.open_until_us = self._sweep_at_us if ONE_THREAD_AT_A_TIME else 0
 
     async def apply_async(self, operation: Operation[R]) -> R:
         """Carry out an operation; it takes microseconds, so it is done on the spot."""
