@@ -133,6 +133,7 @@ def test_state__not_a_url__is_a_type_error() -> None:
         ("shared://a/b", "name must be 1 to 64"),
         ("redis://127.0.0.1?timeout=soon", "timeout must be a number, got 'soon'"),
         ("redis://127.0.0.1?timeout=100", "timeout must be 0.001 to 60"),
+        ("redis://127.0.0.1?connect_timeout=0", "connect_timeout must be 0.001 to 60"),
     ],
 )
 def test_state__bad_option__is_refused_naming_it(url: str, message: str) -> None:
@@ -142,10 +143,10 @@ def test_state__bad_option__is_refused_naming_it(url: str, message: str) -> None
 
 def test_state__urls_of_a_server__may_carry_a_timeout_and_options(valkey: Server) -> None:
     url = valkey.url.replace("redis://", "valkey://")
-    store = open_store(f"{url}?timeout=2.5&client_name=tester")
+    store = open_store(f"{url}?timeout=2.5&client_name=tester&connect_timeout=3")
     assert isinstance(store, FailoverStore)
     assert isinstance(store.primary, RedisStore)
-    assert store.primary.timeout == 2.5
+    assert (store.primary.timeout, store.primary.connect_timeout) == (2.5, 3)
     assert store.entries("nothing") == {}
     forget_stores()
 

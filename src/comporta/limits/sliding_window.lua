@@ -101,7 +101,7 @@ local function sliding_window(key, now_us, amount, patience_us, commit, capacity
   elseif commit and amount < 0 then
     local left
     tail, left = sliding_struck(key, now_us, -amount, head, tail)
-    used = used + amount + left
+    used = max(0, used + amount + left)
   end
   if commit or moved or last_us > now_us and not look then
     if commit or last_us > now_us then

@@ -138,15 +138,18 @@ class _Line:
         """Send batch after batch until nobody waits; who waits behind one that fails is told so at once."""
         try:
             while self._batches:
-                batch = self._next()
-                error = await self._send(batch)
-                while error is not None and self._batches:
-                    _tell(self._next(), error)
+                error = await self._send(self._next())
+                if error is not None:
+                    self._give_up(error)
                 await asyncio.sleep(0)  # those just answered may ask again, and join the next batch
         finally:
             self._sending = None
             while self._batches:  # only if this task itself was cancelled
                 _cancel(self._next())
+
+    def _give_up(self, error: StateError) -> None:
+        while self._batches:
+            _tell(self._next(), error)
 
     def _next(self) -> _Batch:
         batch = self._batches.popleft()
