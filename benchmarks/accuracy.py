@@ -28,6 +28,10 @@ def contenders(state: str, url: str) -> list[Contender]:
     ]
 
 
+def _contender(variant: str, limiter: TokenBucketLimiter) -> Contender:
+    return Contender(ours.COMPORTA, variant, limiter.sync.acquire)
+
+
 def run(effort: Effort) -> Section:
     """Let two processes ask for far more than there is."""
     rows, goals = [], []
