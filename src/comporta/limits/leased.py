@@ -154,7 +154,7 @@ class LeasedBound:
         return attempt if ONE_THREAD_AT_A_TIME else attempt_alone
 
     def _taking(self, key: Any, cost: int) -> Flow[int]:
-        """Decide with what is in hand; ask for a lease, if nobody does so already; else ask for this one."""
+        """Decide with what is in hand, or ask for a lease; while another does that, just for this one."""
         text = state_key(key)
         with suppress(Busy):
             return self.attempt(text, cost)
@@ -216,20 +216,19 @@ class LeasedBound:
         return ended
 
     def _landed(self, hand: Hand, cost: int, sent_ns: int, lease: Lease) -> int:
-        """Take a lease into a hand, or the memory of a refusal."""
+        """Take a lease into a hand, and remember from when on there will be more."""
+        if lease.granted:
+            life_ns, left = 1000 * lease.life_us, lease.granted - cost
+            with self._lock:
+                hand.name, hand.lent, hand.size = lease.name, left, lease.granted
+                hand.ends_ns, hand.due_ns = sent_ns + life_ns, sent_ns + 3 * life_ns // 4
+                hand.left = left  # last: from here on it is used
+            if left:
+                self._watch(hand)
         if lease.granted or cost == 1:
             hand.free_ns = sent_ns + 1000 * lease.wait_us
             hand.refused_ns = min(hand.free_ns, sent_ns + REFUSAL_NS_MAX)
-        if not lease.granted:
-            return lease.wait_us
-        life_ns, left = 1000 * lease.life_us, lease.granted - cost
-        with self._lock:
-            hand.name, hand.lent, hand.size = lease.name, left, lease.granted
-            hand.ends_ns, hand.due_ns = sent_ns + life_ns, sent_ns + 3 * life_ns // 4
-            hand.left = left  # last: from here on it is used
-        if left:
-            self._watch(hand)
-        return 0
+        return 0 if lease.granted else lease.wait_us
 
     def _watch(self, hand: Hand) -> None:
         """Have somebody come by before the lease ends; on a clock moved by hand nobody does."""
