@@ -1,0 +1,21 @@
+"""Every trouble of the documents' table, provoked for real on every server there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.faults import states  # noqa: F401 - they fill the table
+from tests.faults.rows import ROWS, Row
+from tests.faults.stage import Stage
+
+TRIED = [pytest.param(row, face, id=f"{row.name}-{face}") for row in ROWS for face in row.faces]
+
+
+@pytest.mark.parametrize(("row", "face"), TRIED)
+def test_trouble__provoked_for_real__is_as_documented(
+    row: Row, face: str, program: str, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("fault_row", row.name)
+    with Stage(program, face) as stage:
+        row.check(stage)
