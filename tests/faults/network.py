@@ -12,7 +12,7 @@ from tests.faults.rows import outage, row
 from tests.faults.stage import LASTING, LIVELY, PATIENT, Stage
 
 from comporta import BaseLimiter
-from comporta.stores import keeper
+from comporta.stores import keeper, workers
 from comporta.testing.servers import wait_until
 
 OURS = "rate_limiter:tested"
@@ -97,7 +97,8 @@ def _(stage: Stage) -> None:
     tested = stage.caller()
     stage.settle(tested)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper, "PROBE_LONGEST_SECONDS", 0.01)  # so that a hundred times take seconds
+        patch.setattr(keeper, "PROBE_LONGEST_SECONDS", 0.01)  # so that a hundred times take seconds,
+        patch.setattr(workers, "_GATHER_US", 1000)  # and as there are no others, nobody waits for them
         for number in range(LOST):
             stage.back(tested)
             before = stage.taken()
@@ -167,7 +168,7 @@ async def _cancelled(limiter: BaseLimiter, asked: int, gone: int) -> None:
     assert all(remaining == LASTING.capacity - number - 1 for number, remaining in kept.items())
     async with asyncio.timeout(5):  # by then what the others were granted is given back
         while (await limiter.peek("own")).remaining != LASTING.capacity - len(kept):
-            await asyncio.sleep(0.01)
+            pass
 
 
 async def _both(limiter: BaseLimiter, number: int) -> int:

@@ -1,8 +1,8 @@
-"""The table of troubles. A row is one function: it provokes a trouble and holds comporta to what is documented.
+"""The table of troubles. A row is one function: it provokes a trouble and holds comporta to what it promises.
 
-Most troubles concern the server as a whole, and then the same must happen each time (:func:`withstand`); such a
-row says only how to bring the trouble about and how to end it. Others say themselves what must happen. The name
-of a row is what the table in ``docs/failover.md`` calls it.
+Most troubles concern the server as a whole, and then the same must happen each time (:func:`withstand`);
+such a row says only how to bring the trouble about and how to end it. Others say themselves what must happen.
+The name of a row is what the table in ``docs/failover.md`` calls it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def outage(
 ) -> Callable[[Provoke], Provoke]:
     """Enter a trouble of the whole server: a generator that provokes it, yields, and ends it.
 
-    ``why`` is what users are told (a regular expression); ``carried_out`` how often the server may have carried
-    out the one call that met the trouble. ``options`` are those of the URL: ``""`` where the deadline of 50 ms
-    is what ends the call.
+    ``why`` is what users are told (a regular expression); ``carried_out`` how often the server may have
+    carried out the one call that met the trouble. ``options`` are those of the URL: ``""`` where the deadline
+    of 50 ms is what ends the call.
     """
 
     def enter(provoke: Provoke) -> Provoke:

@@ -1,7 +1,7 @@
 """Where a trouble is provoked: a server of its own, a proxy before it, and callers who know of neither.
 
-Callers open their limiters by URL, as users do, and ask them blocking or awaiting. What the server has counted
-is read past the proxy.
+Callers open their limiters by URL, as users do, and ask them blocking or awaiting. What the server has
+counted is read past the proxy.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ PATIENT: Final = "?timeout=5"
 """For rows in which nothing fails: a machine that stalls must not look like a server that does."""
 
 UNHURRIED: Final = "?timeout=0.2"
-"""For rows in which the server is heard to fail, so that a stalling machine seldom makes another row of them."""
+"""For rows in which the server is heard to fail: a machine that stalls seldom makes another row of them."""
 
 LASTING: Final = LimitConfig(0.001, 100_000)
-"""Refilled so slowly that what is left tells how often it was taken; a share of it that starts empty stays so."""
+"""Refilled so slowly that what is left tells how often it was taken; a share of it starts empty and stays so."""
 
 LIVELY: Final = LimitConfig(1000, 10)
 """Refilled so quickly that a share of it grants something at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.faults import states  # noqa: F401 - they fill the table
+from tests.faults import access, clocks, network, states, topology, values  # noqa: F401 - they fill it
 from tests.faults.rows import ROWS, Row
 from tests.faults.stage import Stage
 
