@@ -36,7 +36,7 @@ UNHURRIED: Final = "?timeout=0.2"
 """For rows in which the server is heard to fail: a machine that stalls seldom makes another row of them."""
 
 LASTING: Final = LimitConfig(0.001, 100_000)
-"""Refilled so slowly that what is left tells how often it was taken; a share of it starts empty and stays so."""
+"""Refilled so slowly that what is left tells how often it was taken; its share starts empty and stays so."""
 
 LIVELY: Final = LimitConfig(1000, 10)
 """Refilled so quickly that a share of it grants something at once."""
