@@ -119,18 +119,19 @@ def test_doctor__key_not_allowed__is_named(server: Server) -> None:
     with user(server, "~rate_limiter:*", "+@all") as url:
         found = unwell(url)
     assert found == {
-        "keys": "mend: not allowed to this user, needed: rate_limiter_change:*, comporta_workers"
+        "keys": "mend: not allowed to this user, needed: "
+        "rate_limiter_change:*, comporta_workers, comporta_return"
     }
 
 
 def test_doctor__key_may_only_be_read__is_named(valkey: Server) -> None:
-    with user(valkey, "~rate_limiter*", "%R~comporta_workers", "+@all") as url:
+    with user(valkey, "~rate_limiter*", "%R~comporta_workers", "~comporta_return", "+@all") as url:
         found = unwell(url)
     assert found == {"keys": "mend: not allowed to this user, needed: comporta_workers"}
 
 
 def test_doctor__user_with_no_more_than_needed__is_told_what_cannot_be_known(server: Server) -> None:
-    needed = ["~rate_limiter:*", "~rate_limiter_change:*", "~comporta_workers"]
+    needed = ["~rate_limiter:*", "~rate_limiter_change:*", "~comporta_workers", "~comporta_return"]
     commands = {str(words[0]).lower() for words in trial("x")}
     with user(server, *needed, *(f"+{command}" for command in sorted(commands))) as url:
         found = examined(url)

@@ -139,6 +139,27 @@ def test_denied__later__is_an_outage_in_which_nothing_is_simply_let_through() ->
     assert kinds_since(count) == ["state_fallback", "state_denied"]
 
 
+def test_denied__found_when_looking_for_a_server_that_was_away__closes_what_was_open() -> None:
+    clock = ManualClock()
+    store, primary = by_hand(clock)
+    open_limit = Asked(LimitConfig.parse("10/s").rule(), "open", "open")
+    primary.error = GONE
+    assert [store.apply(Take(open_limit, "k", 1)) for _ in range(20)] == [0] * 20
+    clock.advance(60)
+    primary.error = StateDeniedError("the password was changed")
+    store.keeper.turn(store)
+    assert store.apply(Take(open_limit, "k", 1)) == 100_000, "its share, and that starts empty"
+    assert store.fallback is not None
+    assert store.fallback.why == "the password was changed"
+    since = store.fallback.since
+    store.keeper.turn(store)
+    assert store.fallback.since == since
+    primary.error = None
+    store.keeper.turn(store)
+    store.denied(StateDeniedError("too late to matter"))
+    assert store.fallback is None
+
+
 @pytest.mark.parametrize("error", [StateTypeError("'a' holds something else"), StateFullError("no room")])
 def test_one_key__unusable__goes_alone_while_the_others_go_on(error: StateError) -> None:
     store, primary = by_hand()

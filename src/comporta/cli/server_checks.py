@@ -30,7 +30,7 @@ from comporta.cli.states import PATIENCE_SECONDS
 from comporta.clock import MONOTONIC
 from comporta.limits.operation import CHANGES, SPACE
 from comporta.stores.redis import RedisStore
-from comporta.stores.workers import WORKERS
+from comporta.stores.workers import RETURN, WORKERS
 
 OLDEST = (6, 2)
 _FULL_SHARE = 0.8
@@ -222,6 +222,7 @@ def trial(prefix: str) -> list[tuple[Word, ...]]:
         ("HGET", table, "field"),
         ("HMGET", table, "field"),
         ("HDEL", table, "field"),
+        ("EXISTS", table),
         ("ZADD", line, 1, "member"),
         ("ZCARD", line),
         ("ZRANGEBYSCORE", line, "-inf", "+inf"),
@@ -237,6 +238,7 @@ def keys(line: Line) -> Finding:
         f"{SPACE}:*": [("HMGET", f"{SPACE}:{name}", "n"), ("HDEL", f"{SPACE}:{name}", "n")],
         f"{CHANGES}:*": [("GET", f"{CHANGES}:{name}"), ("DEL", f"{CHANGES}:{name}")],
         WORKERS: [("ZCARD", WORKERS), ("ZREM", WORKERS, name)],
+        RETURN: [("GET", RETURN), ("HDEL", RETURN, name)],  # it is no hash: nothing can be deleted
     }
     refused = {pattern: [_refused(line, words) for words in asked] for pattern, asked in trials.items()}
     missing = [

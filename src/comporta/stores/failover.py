@@ -216,6 +216,14 @@ class FailoverStore:
         _figure(self.address, "fallback")
         return alone
 
+    def denied(self, error: StateDeniedError) -> None:
+        """Note that the server shuts this worker out, where it seemed only to be away: nothing stays open."""
+        alone = self.alone
+        if alone is not None and not alone.outage.denied:
+            now_us = self.clock.now_ns() // 1000  # what was open until now starts empty
+            alone.cause = error
+            alone.outage = alone.outage._replace(since_us=now_us, why=str(error), denied=True)
+
     def returned(self) -> None:
         """Note that the shared store is in order again."""
         alone, self.alone = self.alone, None

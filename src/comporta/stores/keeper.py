@@ -207,6 +207,7 @@ class Keeper:
             if not self._gather(primary, alone):
                 return 0.0
         except StateDeniedError as error:
+            store.denied(error)
             self._loudly(store, error)
             return self._pause
         except StateError:
