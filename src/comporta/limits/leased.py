@@ -3,7 +3,7 @@
 A lease is used for half of its life at the most, counted from before it was asked for. So whatever the way to
 the server takes, the state holds the units back for longer than anybody uses them. Who has used up a lease
 asks for the next one, and says in the same step what became of the last. What is not used is given back
-before the lease ends (``keeper.py``), when the limiter is closed, and when the program ends.
+before the lease ends (``rounds.py``), when the limiter is closed, and when the program ends.
 
 A lease is as large as its use: twice as large after one that was used up, half as large after one that was
 not, and never more than a fair share of the limit.
@@ -23,9 +23,9 @@ from comporta.errors import StateError
 from comporta.flow import Flow, run, run_async
 from comporta.limits.asking import Ask, InForce
 from comporta.limits.config import WINDOWS, LimitConfig, LimitStrategy
-from comporta.limits.keeper import KEEPER
 from comporta.limits.key import state_key
 from comporta.limits.lease import Lease, LeaseOperation, Lender
+from comporta.limits.rounds import ROUNDS
 from comporta.limits.rule import Ended, Lending
 from comporta.limits.sliding_window import LEASE_PART
 from comporta.limits.take import Asked
@@ -234,7 +234,7 @@ class LeasedBound:
         """Have somebody come by before the lease ends; on a clock moved by hand nobody does."""
         if hand.visit_ns <= self._now_ns() and self._store.clock is MONOTONIC:
             hand.visit_ns = hand.due_ns
-            KEEPER.watch(hand.due_ns, partial(self._visit, hand), self)
+            ROUNDS.watch(hand.due_ns, partial(self._visit, hand), self)
 
     def _visit(self, hand: Hand) -> None:
         """End a lease that is about to end by itself, unless a later one came in its place."""

@@ -10,8 +10,8 @@ import pytest
 from comporta import BaseLimiter, LimitConfig, StateError
 from comporta.clock import MONOTONIC
 from comporta.limits import leased
-from comporta.limits.keeper import Keeper
 from comporta.limits.leased import LeasedBound
+from comporta.limits.rounds import Rounds
 from comporta.stores.base import Operation
 from comporta.stores.memory import MemoryStore
 
@@ -40,9 +40,9 @@ class Watched(MemoryStore):
 
 
 @pytest.fixture
-def keeper(monkeypatch: pytest.MonkeyPatch) -> Keeper:
-    made = Keeper()
-    monkeypatch.setattr(leased, "KEEPER", made)
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    made = Rounds()
+    monkeypatch.setattr(leased, "ROUNDS", made)
     return made
 
 
@@ -56,7 +56,7 @@ def at_work(store: MemoryStore, lease: float) -> BaseLimiter:
     return limiter
 
 
-def test_keeper__lease_not_used__gives_it_back_before_it_ends(keeper: Keeper) -> None:
+def test_rounds__lease_not_used__gives_it_back_before_it_ends(rounds: Rounds) -> None:
     store = Watched()
     limiter = at_work(store, 0.2)
     store.wait()
@@ -64,7 +64,7 @@ def test_keeper__lease_not_used__gives_it_back_before_it_ends(keeper: Keeper) ->
     assert limiter.sync.acquire("k") is True
 
 
-def test_keeper__lease_renewed__comes_by_again(keeper: Keeper) -> None:
+def test_rounds__lease_renewed__comes_by_again(rounds: Rounds) -> None:
     store = Watched()
     limiter = at_work(store, 10)
     assert limiter.verbs.leases is not None
@@ -78,7 +78,7 @@ def test_keeper__lease_renewed__comes_by_again(keeper: Keeper) -> None:
     assert limiter.sync.peek("k").remaining == 96
 
 
-def test_keeper__lease_over_or_ended__has_nothing_to_do(keeper: Keeper) -> None:
+def test_rounds__lease_over_or_ended__has_nothing_to_do(rounds: Rounds) -> None:
     store = Watched()
     limiter = at_work(store, 10)
     bound = limiter.verbs.leases
@@ -90,7 +90,7 @@ def test_keeper__lease_over_or_ended__has_nothing_to_do(keeper: Keeper) -> None:
     assert not store.given_back.acquire(blocking=False)
 
 
-def test_keeper__store_in_trouble__goes_on(keeper: Keeper) -> None:
+def test_rounds__store_in_trouble__goes_on(rounds: Rounds) -> None:
     broken, sound = Watched(), Watched()
     at_work(broken, 0.2)
     broken.broken = True
@@ -100,42 +100,61 @@ def test_keeper__store_in_trouble__goes_on(keeper: Keeper) -> None:
     assert limiter.sync.peek("k").remaining == 96
 
 
-def test_keeper__at_the_end_of_the_program__has_everything_given_back(keeper: Keeper) -> None:
+def test_rounds__at_the_end_of_the_program__has_everything_given_back(rounds: Rounds) -> None:
     stores = [Watched() for _ in range(3)]
     limiters = [at_work(store, 10) for store in stores]
     stores[1].broken = True
-    keeper.end()
+    rounds.end()
     stores[1].broken = False
     assert [limiter.sync.peek("k").remaining for limiter in limiters] == [96, 93, 96]
 
 
-def test_keeper__holder_that_raises__does_not_keep_others_from_giving_back(keeper: Keeper) -> None:
+def test_rounds__holder_that_raises__does_not_keep_others_from_giving_back(rounds: Rounds) -> None:
     class Raising:
         def give_back(self) -> None:
             raise ValueError("closed")
 
     raising = Raising()
-    keeper.watch(MONOTONIC.now_ns() + 10**12, print, raising)
+    rounds.watch(MONOTONIC.now_ns() + 10**12, print, raising)
     limiter = at_work(Watched(), 10)
-    keeper.end()
+    rounds.end()
     assert limiter.sync.peek("k").remaining == 96
 
 
-def test_keeper__in_a_forked_child__starts_anew(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds__in_a_forked_child__starts_anew(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Watched()
     with monkeypatch.context() as patches:  # the thread of the parent is not in the child
         patches.setattr(threading.Thread, "start", no_thread)
         limiter = at_work(store, 10)
-    keeper.after_fork()
+    rounds.after_fork()
     assert isinstance(limiter.verbs.bound, LeasedBound)
     limiter.verbs.bound.after_fork()
-    keeper.end()  # the parent's lease is the parent's
+    rounds.end()  # the parent's lease is the parent's
     assert limiter.sync.peek("k").remaining == 93
     store.close()
     at_work(Watched(), 0.2).store.wait()  # type: ignore[attr-defined]
 
 
-def test_keeper__no_thread_to_be_had__does_without(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds__no_thread_to_be_had__does_without(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     limiter = at_work(Watched(), 10)
     assert limiter.sync.acquire("k") is True
+
+
+def test_rounds__during_a_fork__rest_and_go_on_in_the_parent(rounds: Rounds) -> None:
+    rounds.before_fork()
+    rounds.after_fork_in_parent()
+    store = Watched()
+    limiter = at_work(store, 10)
+    first = rounds._thread
+    assert first is not None
+    rounds.before_fork()
+    assert not first.is_alive()
+    rounds.after_fork_in_parent()
+    assert rounds._thread is not first
+    rounds.after_fork_in_parent()  # it is at work already
+    assert limiter.verbs.leases is not None
+    hand = limiter.verbs.leases._hands["k"]
+    hand.visit_ns, hand.due_ns = 0, MONOTONIC.now_ns()
+    limiter.verbs.leases._watch(hand)
+    store.wait()
