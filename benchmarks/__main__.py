@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable
 
-from benchmarks import accuracy, footprint, latency, memory, redis, server, shared, startup
+from benchmarks import accuracy, footprint, latency, lease, memory, redis, server, shared, startup
 from benchmarks.measure import Effort
 from benchmarks.report import Section, as_text, summary, write_page
 
@@ -17,6 +17,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "shared-two": shared.two_processes,
     "redis": redis.blocking,
     "redis-async": redis.awaiting,
+    "leases": lease.run,
     "import": startup.run,
     "footprint": footprint.run,
     "accuracy": accuracy.run,

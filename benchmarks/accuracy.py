@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks import ours, server
 from benchmarks.measure import Contender, Effort
 from benchmarks.pair import Pair
-from benchmarks.report import Section, Table
+from benchmarks.report import Goal, Section, Table
 from benchmarks.shared import folder
 from comporta import LimitConfig, TokenBucketLimiter
 
@@ -14,23 +16,35 @@ _RATE, _BURST = 1000, 100
 
 def contenders(state: str, url: str) -> list[Contender]:
     """Return ours: 1000/s with a small burst, so that the burst does not hide the rate."""
-    config = LimitConfig(_RATE, _BURST)
+    exact = LimitConfig(_RATE, _BURST)
+    places = (("shared://", state), ("redis://", ours.patient(url)))
+    kinds = (("", exact), (", leased", replace(exact, lease=True)))
     return [
-        Contender(ours.COMPORTA, scheme, TokenBucketLimiter(config, where).sync.acquire)
-        for scheme, where in (("shared://", state), ("redis://", url))
+        Contender(
+            ours.COMPORTA, scheme + how, TokenBucketLimiter(config, where, f"limit{how[2:]}").sync.acquire
+        )
+        for how, config in kinds
+        for scheme, where in places
     ]
+
+
+def _contender(variant: str, limiter: TokenBucketLimiter) -> Contender:
+    return Contender(ours.COMPORTA, variant, limiter.sync.acquire)
 
 
 def run(effort: Effort) -> Section:
     """Let two processes ask for far more than there is."""
-    rows = []
+    rows, goals = [], []
     with folder() as state, server.start() as running, Pair(contenders, state, running.url) as pair:
-        for name in (f"{ours.COMPORTA} shared://", f"{ours.COMPORTA} redis://"):
+        for name in (contender.name for contender in contenders(state, running.url)):
             pair.run(name, "warm up", 0.05)
             work = pair.run(name, "user:1", effort.seconds, counting=True)
             seconds = max(w.last for w in work) - min(w.first for w in work)
             due = _BURST + _RATE * seconds
             granted, asked = sum(w.granted for w in work), sum(w.decisions for w in work)
+            if name.endswith("leased"):
+                promise = f"{name}: never above what is due, at most 1 % below"
+                goals.append(Goal(promise, f"{100 * granted / due:.2f} %", 0.99 * due <= granted <= due))
             rows.append([name, f"{asked:,}", f"{granted:,}", f"{due:,.1f}", f"{100 * granted / due:.2f} %"])
     return Section(
         "Accuracy",
@@ -38,4 +52,5 @@ def run(effort: Effort) -> Section:
         f"for {effort.seconds:g} s. What is due is the burst, and the rate from the first question to the "
         "last.",
         [Table("Two processes, one limit", ["", "asked", "granted", "due", "granted of due"], rows)],
+        goals,
     )

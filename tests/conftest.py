@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from comporta.stores.known import _path
 from comporta.testing import Server, find_servers
 
 SERVERS = find_servers()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_notes_left_behind() -> Iterator[None]:
+    """Remove what workers of these tests noted about fleets that are gone (see stores/known.py)."""
+    pattern = Path(_path("")).name.rpartition("-")[0] + "-*"
+    folder = Path(_path("")).parent
+    before = set(folder.glob(pattern))
+    yield
+    for note in set(folder.glob(pattern)) - before:
+        note.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session", params=sorted(SERVERS) or ["none"])

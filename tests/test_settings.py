@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from comporta import LimitStrategy
+from comporta import LimitStrategy, settings
+from comporta.limits import config
 from comporta.settings import STRATEGIES, LimitSettings, Settings, limit_variable, load_settings
 
 FILE = """
@@ -42,6 +43,7 @@ def written(folder: Path, text: str | bytes) -> Path:
 
 def test_strategies__here_and_in_limits__are_the_same() -> None:
     assert list(STRATEGIES) == [strategy.value for strategy in LimitStrategy]
+    assert settings.FALLBACKS == config.FALLBACKS
 
 
 def test_load__nothing_anywhere__is_empty() -> None:
@@ -85,6 +87,18 @@ def test_load__variable_for_a_limit__overrides_it_and_keeps_its_strategy(tmp_pat
     assert settings.limits["search-all"] == LimitSettings("50/s")
     assert settings.limits["search-all"].source == "COMPORTA_LIMIT_SEARCH_ALL"
     assert settings.limits["login"].capacity == 5
+
+
+def test_load__lease__is_read_and_kept_when_the_environment_overrides_the_limit(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, '[limits.a]\nlimit = "1/s"\nlease = true\n[limits.b]\nlimit = "2/s"\nlease = "20ms"'
+    )
+    settings = load_settings(path, {"COMPORTA_LIMIT_B": "3/s", "COMPORTA_LIMIT_C": "4/s"})
+    assert dict(settings.limits) == {
+        "a": LimitSettings("1/s", lease=True),
+        "b": LimitSettings("3/s", lease="20ms"),
+        "c": LimitSettings("4/s"),
+    }
 
 
 def test_load__variable_that_fits_two_limits__is_refused(tmp_path: Path) -> None:
@@ -148,7 +162,7 @@ def test_settings__shown__keep_the_password_to_themselves() -> None:
         ("limits.a = '1/s'", r"\[limits.a\] must be a table, got '1/s'"),
         (
             "[limits.a]\nsource = 'x'",
-            r"\[limits.a\]: fields must be among 'limit', 'rate', .*, 'strategy', got 'source'",
+            r"\[limits.a\]: fields must be among 'limit', 'rate', .*, 'lease', got 'source'",
         ),
         ("[limits.a]\nlimit = 1", r"\[limits.a\]: limit must be text such as '10/s', got 1"),
         ("[limits.a]\nrate = '1'", r"\[limits.a\]: rate must be a number per second, got '1'"),
@@ -162,6 +176,7 @@ def test_settings__shown__keep_the_password_to_themselves() -> None:
             "[limits.a]\nstrategy = 'tokens'",
             r"\[limits.a\]: strategy must be one of 'token_bucket', .*, got 'tokens'",
         ),
+        ("[limits.a]\nlease = [1]", r"\[limits.a\]: lease must be true, false, text such as .*, got \[1\]"),
         ("[limits.a]\nstrategy = ['fixed_window']", r"\[limits.a\]: strategy must be one of .*, got \["),
         (
             "[limits.a]\nlimit = '1/s'\nrate = 1\nwindow = 2",
@@ -209,3 +224,13 @@ def test_settings__made_in_the_program__are_checked_alike() -> None:
         LimitSettings(**wrong)
     with pytest.raises(ValueError, match=r"^settings: \[namespaces\]: 'x' must be one of the limits"):
         Settings(namespaces={"x": "y"})
+
+
+def test_fallback__in_a_table__is_checked_and_stays_when_the_environment_overrides(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="x: fallback must be one of 'share', 'open', 'closed', got 'shut'"):
+        LimitSettings(limit="1/s", fallback="shut", source="x")
+    path = tmp_path / "comporta.toml"
+    path.write_text('[limits.search]\nlimit = "1/s"\nfallback = "closed"\n')
+    loaded = load_settings(path, {"COMPORTA_LIMIT_SEARCH": "5/s"})
+    assert loaded.limits["search"].fallback == "closed"
+    assert loaded.limits["search"].limit == "5/s"

@@ -2,6 +2,7 @@
 
 A lock that another thread of the parent held at the moment of the fork stays locked in the child for ever;
 a connection would be written to by both. Whoever has such things registers here, and is told in the child.
+Whoever has a thread registers it too: it rests during the fork, so that it holds nothing at that moment.
 """
 
 from __future__ import annotations
@@ -18,12 +19,28 @@ class Forkable(Protocol):
         """Start anew, in the child."""
 
 
+class Resting(Protocol):
+    """Something with a thread."""
+
+    def before_fork(self) -> None:
+        """End the thread, or at least see that it holds nothing."""
+
+    def after_fork_in_parent(self) -> None:
+        """Start it again."""
+
+
 _registered: WeakSet[Forkable] = WeakSet()
+_resting: WeakSet[Resting] = WeakSet()
 
 
 def register(thing: Forkable) -> None:
     """Tell this one after a fork, as long as it lives."""
     _registered.add(thing)
+
+
+def register_thread(thing: Resting) -> None:
+    """Have this one rest during every fork, as long as it lives."""
+    _resting.add(thing)
 
 
 def renew(lock: Any) -> None:
@@ -36,4 +53,14 @@ def _tell_all() -> None:
         thing.after_fork()
 
 
-os.register_at_fork(after_in_child=_tell_all)
+def _rest_all() -> None:
+    for thing in list(_resting):
+        thing.before_fork()
+
+
+def _resume_all() -> None:
+    for thing in list(_resting):
+        thing.after_fork_in_parent()
+
+
+os.register_at_fork(before=_rest_all, after_in_parent=_resume_all, after_in_child=_tell_all)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +34,9 @@ LIMIT_PREFIX = "COMPORTA_LIMIT_"
 
 STRATEGIES = ("token_bucket", "fixed_window", "sliding_window", "leaky_bucket")
 """The names of ``LimitStrategy``; a test holds the two equal."""
+
+FALLBACKS = ("share", "open", "closed")
+"""What a worker on its own may do; the same holds for these."""
 
 _WINDOWS = ("fixed_window", "sliding_window")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -53,6 +56,8 @@ class LimitSettings:
     capacity: int | None = None
     window: float | None = None
     strategy: str = STRATEGIES[0]
+    fallback: str = FALLBACKS[0]
+    lease: bool | float | str = False
     source: str = field(default="limit", compare=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +69,15 @@ class LimitSettings:
         if self.strategy not in STRATEGIES:
             raise ValueError(
                 f"{self.source}: strategy must be one of {_listed(STRATEGIES)}, got {self.strategy!r:.100}"
+            )
+        if self.fallback not in FALLBACKS:
+            raise ValueError(
+                f"{self.source}: fallback must be one of {_listed(FALLBACKS)}, got {self.fallback!r:.100}"
+            )
+        if not isinstance(self.lease, bool | int | float | str):
+            raise ValueError(
+                f"{self.source}: lease must be true, false, text such as '50ms' or a number of seconds, "
+                f"got {self.lease!r:.100}"
             )
         given = [name for name in ("rate", "capacity", "window") if getattr(self, name) is not None]
         needed = ["capacity", "window" if self.strategy in _WINDOWS else "rate"]
@@ -165,7 +179,7 @@ def _limit(where: str, table: Any) -> LimitSettings:
 
 
 def _override(limits: dict[str, LimitSettings], environ: Mapping[str, str]) -> None:
-    """Let the environment say the limits anew; each keeps its strategy."""
+    """Let the environment say the limits anew; the rest of each stays."""
     for variable in sorted(environ):
         text = environ[variable]
         if not (variable.startswith(LIMIT_PREFIX) and text):
@@ -174,8 +188,8 @@ def _override(limits: dict[str, LimitSettings], environ: Mapping[str, str]) -> N
         if len(names) > 1:
             raise ValueError(f"{variable} must mean one limit, got {_listed(names)}")
         name = names[0] if names else variable.removeprefix(LIMIT_PREFIX).lower()
-        strategy = limits[name].strategy if names else STRATEGIES[0]
-        limits[name] = LimitSettings(limit=text, strategy=strategy, source=variable)
+        kept = limits[name] if names else LimitSettings(limit=text)
+        limits[name] = replace(kept, limit=text, rate=None, capacity=None, window=None, source=variable)
 
 
 def limit_variable(name: str) -> str:

@@ -6,13 +6,18 @@ and to a real server; every answer must be equal, number by number.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import cast
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.support import command, redis_store
 
 from comporta.limits.config import LimitConfig, LimitStrategy
+from comporta.limits.lease import NO_LEASE, LeaseOperation, Lender
 from comporta.limits.operation import LimitOperation, Question
+from comporta.limits.rule import CHARGE, Ended, Lending
 from comporta.limits.take import Asked, Take
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import Delete, Write
@@ -29,6 +34,7 @@ limits = st.builds(
     capacity=st.one_of(st.integers(1, 20), st.integers(1, 2000)),
     window=st.one_of(st.sampled_from([0.001, 1.0, 60.0, 3600.0]), st.floats(0.001, 5000)),
     strategy=st.sampled_from(LimitStrategy),
+    lease=st.sampled_from([False, False, 0.001, 0.05, 1.0, 10.0]),
 )
 amounts = st.one_of(st.just(1), st.integers(0, 5), st.integers(-3, 30))
 pauses = st.one_of(
@@ -38,7 +44,7 @@ pauses = st.one_of(
     st.integers(0, 100_000_000),
     st.integers(-5_000_000_000, 5_000_000_000),  # the server's clock is set by hand, to and fro
 )
-patience = st.sampled_from([0, 0, 0, 1, 500_000, 10_000_000])
+patience = st.sampled_from([0, 0, 0, 1, 500_000, 10_000_000, CHARGE])
 
 
 def _ask(
@@ -85,6 +91,45 @@ def test_lua__on_the_short_way__answers_as_python_does(
             _expire_alike(local, remote, limit, "n")
             take = Take(asked, "k", min(amount, limit.capacity))
             assert remote.apply(take) == local.apply(take)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    limit=limits,
+    steps=st.lists(
+        st.tuples(
+            st.one_of(pauses, st.integers(0, 60_000)),
+            st.integers(0, 3),  # needed; 0: only end a lease
+            st.integers(0, 40),  # wanted on top of it
+            st.integers(-1, 3),  # which of the leases made so far ends; -1: none, others: again
+            st.floats(0, 1),  # how much of it is not used
+            st.integers(-2, 2),  # what is taken, looked at or given back besides
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+)
+def test_lua__leases__answer_as_python_does(
+    server: Server, limit: LimitConfig, steps: list[tuple[int, int, int, int, float, int]]
+) -> None:
+    limit = replace(limit, lease=limit.lease or True)
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    lender = Lender(cast(Lending, limit.rule()), Asked(limit.rule(), "n"), limit.lease_us // 2)
+    made: list[Ended] = []
+    with redis_store(server, clock) as remote:
+        for pause_us, need, more, which, part, amount in steps:
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n")
+            ended = made[-1 - which] if 0 <= which < len(made) else NO_LEASE
+            ended = ended._replace(unused=int(part * ended.unused))
+            need = min(need, limit.capacity)  # noqa: PLW2901 - what is asked
+            operation = LeaseOperation(lender, "k", need, need + more, ended)
+            lease = local.apply(operation)
+            assert remote.apply(operation) == lease
+            made.append(Ended(lease.name, max(0, lease.granted - need), lease.granted))
+            asked = [(limit, "n", min(amount, limit.capacity))]
+            assert _ask(remote, asked, 0) == _ask(local, asked, 0)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -60,6 +61,43 @@ def test_parse__what_nobody_means__is_refused_showing_it(text: str) -> None:
     with pytest.raises(ValueError, match="must") as raised:
         LimitConfig.parse(text)
     assert text[:20] in str(raised.value) or "got 0" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("lease", "seconds"),
+    [(True, 0.05), ("50ms", 0.05), (" 2 S ", 2), ("0.5s", 0.5), (0.001, 0.001), (10, 10), (False, False)],
+)
+def test_lease__what_people_write__is_understood(lease: bool | float | str, seconds: float) -> None:
+    config = LimitConfig(10, 10, lease=lease)
+    assert config.lease == LimitConfig.parse("10/s", lease=seconds).lease == pytest.approx(seconds)
+    assert config == replace(config, rate=10)
+
+
+@pytest.mark.parametrize(
+    "lease", ["", "50", "ms", "50 fortnights", "-1s", 0, 0.0009, 10.1, -1, math.nan, 10**400]
+)
+def test_lease__what_nobody_means__is_refused(lease: float | str) -> None:
+    with pytest.raises(ValueError, match="lease must"):
+        LimitConfig(10, 10, lease=lease)
+
+
+def test_lease__neither_time_nor_text__is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"lease must be a bool, a number of seconds or a str, got \[1\]"):
+        LimitConfig(10, 10, lease=[1])  # type: ignore[arg-type]
+
+
+def test_lease__said_as_people_would__is_there() -> None:
+    assert str(LimitConfig(10, 10, lease=True)) == "10/s burst 10 (token_bucket, lease 0.05 s)"
+    window = LimitConfig(1, 5, 60, LimitStrategy.SLIDING_WINDOW, lease="1s")
+    assert str(window) == "5 in 60 s (sliding_window, lease 1 s)"
+
+
+def test_lease__of_a_window__is_a_hundredth_of_it_at_the_most() -> None:
+    window = LimitConfig(1, 5, 60, LimitStrategy.SLIDING_WINDOW, lease=10)
+    assert window.lease_us == 600_000
+    assert window.rule().numbers.window_us == 60_600_000
+    assert LimitConfig(1, 5, 60, lease=10).lease_us == 10_000_000
+    assert replace(window, lease=False).rule().numbers.window_us == 60_000_000
 
 
 def test_parse__not_a_text__is_a_type_error() -> None:

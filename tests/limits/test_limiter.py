@@ -21,6 +21,7 @@ from comporta import (
     TokenBucketLimiter,
 )
 from comporta.limits import waiting
+from comporta.stores.failover import FailoverStore
 from comporta.stores.memory import MemoryStore
 from comporta.stores.redis import RedisStore
 from comporta.stores.shared import SharedStore
@@ -96,14 +97,16 @@ def test_state__shared_without_a_name__is_named_after_the_app(monkeypatch: pytes
     app = f"app-{uuid.uuid4().hex}"
     monkeypatch.setenv("COMPORTA_APP", app)
     store = open_store("shared://?keys=128&lock_timeout=0.2")
-    assert isinstance(store, SharedStore)
-    assert app in store.path
-    assert store.lock_timeout == 0.2
+    assert isinstance(store, FailoverStore)
+    shared = store.primary
+    assert isinstance(shared, SharedStore)
+    assert app in shared.path
+    assert shared.lock_timeout == 0.2
     assert open_store("shared://?keys=128&lock_timeout=0.2") is store
     forget_stores()
     import shutil  # noqa: PLC0415
 
-    shutil.rmtree(store.path)
+    shutil.rmtree(shared.path)
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "http://x", "redis:/x", "secret:hunter2@host"])
@@ -141,10 +144,10 @@ def test_state__bad_option__is_refused_naming_it(url: str, message: str) -> None
 def test_state__urls_of_a_server__may_carry_a_timeout_and_options(valkey: Server) -> None:
     url = valkey.url.replace("redis://", "valkey://")
     store = open_store(f"{url}?timeout=2.5&client_name=tester&connect_timeout=3")
-    assert isinstance(store, RedisStore)
-    assert (store.timeout, store.connect_timeout) == (2.5, 3)
+    assert isinstance(store, FailoverStore)
+    assert isinstance(store.primary, RedisStore)
+    assert (store.primary.timeout, store.primary.connect_timeout) == (2.5, 3)
     assert store.entries("nothing") == {}
-    assert isinstance(open_store(valkey.url), RedisStore)
     forget_stores()
 
 

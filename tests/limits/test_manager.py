@@ -24,6 +24,7 @@ from comporta.limits.manager import RateLimitManager
 from comporta.metrics import InMemoryMetrics, Summary, use_metrics
 from comporta.settings import LimitSettings, Settings
 from comporta.stores.memory import MemoryStore
+from comporta.stores.redis import RedisStore
 from comporta.testing import ManualClock, Server
 
 
@@ -282,7 +283,7 @@ def test_error__server_gone__is_counted_logged_and_raised(caplog: pytest.LogCapt
     manager = RateLimitManager(metrics)
     with Server() as server:
         url = server.url
-    manager.register_limiter("default", BaseLimiter("1/s", url))
+    manager.register_limiter("default", BaseLimiter("1/s", RedisStore(url)))
 
     async def ask() -> None:
         try:
@@ -341,6 +342,8 @@ def test_from_settings__numbers_and_text__make_the_limits_they_say() -> None:
             "bucket": LimitSettings(rate=2, capacity=5, strategy="leaky_bucket"),
             "window": LimitSettings(capacity=100, window=60, strategy="sliding_window"),
             "same": LimitSettings(limit="100/60s", strategy="sliding_window"),
+            "leased": LimitSettings(limit="10/s", lease=True),
+            "for_longer": LimitSettings(rate=10, capacity=10, lease="1s"),
         },
         {"search": "window"},
     )
@@ -354,6 +357,8 @@ def test_from_settings__numbers_and_text__make_the_limits_they_say() -> None:
         "bucket": LimitConfig(2, 5, strategy=LimitStrategy.LEAKY_BUCKET),
         "window": sliding,
         "same": sliding,
+        "leased": LimitConfig.parse("10/s", lease=0.05),
+        "for_longer": LimitConfig(10, 10, lease=1),
     }
     assert dict(manager.policies) == {"search": "window"}
 
@@ -382,6 +387,8 @@ def test_from_settings__no_state__is_the_default_of_distributed_limits(
     [
         ({"limit": "lots"}, "limit must look like"),
         ({"limit": "5/s burst 3", "strategy": "fixed_window"}, "burst does not apply"),
+        ({"limit": "1/s", "lease": "soon"}, "lease must look like '50ms'"),
+        ({"rate": 1, "capacity": 1, "lease": 11}, "lease must be 0.001 to 10 seconds"),
         ({"rate": 0, "capacity": 1}, "rate must be positive"),
         ({"rate": float("nan"), "capacity": 1}, "rate must be positive"),
         ({"rate": 1, "capacity": 0}, "capacity must be positive"),

@@ -56,9 +56,9 @@ def ready() -> int:
 def limiter_of(url: str | Store, limit: dict[str, Any], name: str = "tested") -> BaseLimiter:
     """Make a limiter from what a test wrote as JSON."""
     strategy = LimitStrategy(limit.get("strategy", "token_bucket"))
-    return BaseLimiter(
-        LimitConfig(limit["rate"], limit["capacity"], limit.get("window"), strategy), url, name
-    )
+    lease = limit.get("lease", False)
+    config = LimitConfig(limit["rate"], limit["capacity"], limit.get("window"), strategy, lease=lease)
+    return BaseLimiter(config, url, name)
 
 
 def call(number: int, url: str, limit: dict[str, Any], counts: list[int]) -> None:
@@ -89,6 +89,17 @@ def call_at_once(number: int, url: str, limit: dict[str, Any], counts: list[int]
         before = time.monotonic_ns()
         granted = sum(runner.run(ask_all()))
     say({"grants": [(before, time.monotonic_ns())] * granted})
+
+
+def lease(number: int, url: str, limit: dict[str, Any], calls: int) -> None:
+    """Ask some times, tell how much is in hand then, and sit there idle until told to end."""
+    limiter = limiter_of(url, limit)
+    granted = sum(limiter.sync.acquire("k") for _ in range(calls))
+    assert limiter.verbs.leases is not None
+    hand = limiter.verbs.leases._hands["k"]
+    in_hand = {"granted": granted, "lent": hand.lent, "left": hand.left}
+    ready()
+    say(in_hand)
 
 
 class Watch:
@@ -419,6 +430,7 @@ JOBS: dict[str, Callable[..., None]] = {
     for job in (
         call,
         call_at_once,
+        lease,
         hammer,
         hammer_awaiting,
         steady,

@@ -75,7 +75,7 @@ def test_memory__many_threads_switched_often__grant_exactly_the_capacity(
     monkeypatch: pytest.MonkeyPatch, *, one_at_a_time: bool
 ) -> None:
     """Also on a Python without a global lock, where all go by the store's own."""
-    monkeypatch.setattr(memory, "_ONE_THREAD_AT_A_TIME", one_at_a_time)
+    monkeypatch.setattr(memory, "ONE_THREAD_AT_A_TIME", one_at_a_time)
     limiter = TokenBucketLimiter("5000/hour", MemoryStore()).sync
     switch = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

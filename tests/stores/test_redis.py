@@ -23,6 +23,7 @@ from comporta import (
 )
 from comporta.limits.operation import Answer, LimitOperation, Question
 from comporta.limits.remote import RemoteBound
+from comporta.limits.take import Asked
 from comporta.stores import redis_async
 from comporta.stores.base import Busy
 from comporta.stores.records import Read, Write
@@ -202,7 +203,7 @@ def test_operation__granted_to_a_caller_that_is_gone__is_given_back_if_it_can_be
 
 def test_remote__decides_nothing_here(valkey: Server) -> None:
     with redis_store(valkey) as store:
-        bound = RemoteBound(store, LimitConfig(10, 10).rule(), "n")
+        bound = RemoteBound(store, Asked(LimitConfig(10, 10).rule(), "n"))
         with pytest.raises(Busy):
             bound.attempt("k", 1)
 

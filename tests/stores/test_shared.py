@@ -115,6 +115,14 @@ def test_table__full__refuses_new_keys_and_charges_no_limit_of_a_group() -> None
         assert LimitGroup(one, other).sync.acquire(["new", "newer"]) is True
 
 
+def test_table__used__counts_the_keys_of_each_class() -> None:
+    with shared_store(keys=128) as store:
+        for number in range(3):
+            TokenBucketLimiter("2/hour", store).sync.acquire(str(number))
+        store.apply(Write("s", "a", b"x", None))
+        assert store.table.used() == [(3, 128), (0, 128), (1, 128)]
+
+
 def test_table__digest_found_across_two_others__is_not_taken_for_a_key() -> None:
     """Two digests side by side may spell a third; only whole places count."""
     with shared_store(keys=128) as store:

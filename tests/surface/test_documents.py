@@ -81,11 +81,14 @@ def test_command_line__help__names_every_option() -> None:
 
 def test_demo__off_a_terminal__tells_the_story_and_leaves_nothing() -> None:
     command = [sys.executable, "-m", "comporta.cli", "demo", "--seconds", "3", "--workers", "2"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert "One limit for all: 100/s burst 20" in ran.stdout
-    assert "kill -9" in ran.stdout
-    assert "halved to 50/s" in ran.stdout
-    granted, due = re.findall(r"granted ([\d,]+) of ([\d,]+) due", ran.stdout)[-1]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        told, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 0
+    assert not Path(path_of(f"demo-{demo.pid}")).exists()
+    assert "One limit for all: 100/s burst 20" in told
+    assert "kill -9" in told
+    assert "halved to 50/s" in told
+    granted, due = re.findall(r"granted ([\d,]+) of ([\d,]+) due", told)[-1]
     assert 0 < int(granted.replace(",", "")) <= int(due.replace(",", "")) + 1
 
 

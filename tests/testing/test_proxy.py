@@ -115,7 +115,7 @@ def test_slice_packets__one_byte_each__arrives_whole(proxy: FaultProxy, client: 
     assert client.ask("ECHO", "x" * 1_000) == "x" * 1_000
 
 
-def test_limit_bandwidth__reply_larger_than_a_second__takes_longer(
+def test_limit_bandwidth__large_reply__takes_its_time(
     proxy: FaultProxy, client: Client, server: Server
 ) -> None:
     server.command("SET", "k", "v" * 3_000)

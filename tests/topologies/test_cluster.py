@@ -306,11 +306,12 @@ def test_cluster__nobody_there__is_said(program: str) -> None:
     with Server(program) as alone:
         url = alone.url.replace("redis://", "redis+cluster://")
         for scheme in ("redis+cluster", "valkey+cluster"):
-            store = open_store(url.replace("redis+cluster", scheme) + "?timeout=5&connect_timeout=5")
+            state: Any = open_store(url.replace("redis+cluster", scheme) + "?timeout=5&connect_timeout=5")
+            store = state.primary
             with pytest.raises(StateUnavailableError, match="cluster support disabled"):
                 store.apply(Read("s", "k"))
             with pytest.raises(StateUnavailableError, match="cluster support disabled"):
-                store.reach()  # type: ignore[attr-defined]
+                store.reach()
     forget_stores()
     with FaultProxy.to(alone) as proxy:
         proxy.refuse()

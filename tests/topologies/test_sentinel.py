@@ -131,7 +131,8 @@ def test_sentinel__none_of_them_there__is_said(primary: Server) -> None:
     with FaultProxy.to(primary) as proxy:
         proxy.refuse()
         url = f"valkey+sentinel://127.0.0.1:{proxy.port}/main?timeout=5"
-        store: Any = open_store(url)
+        state: Any = open_store(url)
+        store = state.primary
         for attempt in (lambda: store.apply(READ), store.reach):
             with pytest.raises(StateUnavailableError, match="no sentinel led to a primary of 'main'"):
                 attempt()

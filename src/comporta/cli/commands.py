@@ -6,6 +6,8 @@ import click
 
 from comporta import __version__
 from comporta.cli.demo import demo
+from comporta.cli.doctor import doctor
+from comporta.cli.workers import workers
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -15,3 +17,5 @@ def comporta() -> None:
 
 
 comporta.add_command(demo)
+comporta.add_command(doctor)
+comporta.add_command(workers)

@@ -28,6 +28,7 @@ from rich.text import Text
 from comporta.limits.config import LimitConfig
 from comporta.limits.limiter import TokenBucketLimiter
 from comporta.stores.base import Store
+from comporta.stores.folder import path_of
 from comporta.stores.records import Write
 from comporta.stores.urls import forget_stores, open_store
 
@@ -51,7 +52,8 @@ def demo(workers: int, limit: str, seconds: float, state: str | None) -> None:
         config = LimitConfig.parse(limit)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--limit") from None
-    url = state or f"shared://demo-{os.getpid()}?keys=1024"
+    own = f"demo-{os.getpid()}"
+    url = state or f"shared://{own}?keys=1024"
     try:
         store = open_store(url)
         limiter = TokenBucketLimiter(config, store, NAME)
@@ -65,10 +67,9 @@ def demo(workers: int, limit: str, seconds: float, state: str | None) -> None:
         click.echo("Stopped.")
     finally:
         limiter.sync.change(None)
-        path = getattr(store, "path", None) if state is None else None
         forget_stores()
-        if path:
-            shutil.rmtree(path)
+        if state is None:
+            shutil.rmtree(path_of(own))
 
 
 @contextmanager

@@ -6,18 +6,23 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
+from typing import cast
 
 from comporta.clock import SECOND_US, to_us
 from comporta.limits.fixed_window import FixedWindow
 from comporta.limits.leaky_bucket import LeakyBucket
+from comporta.limits.leased_bucket import LeasedTokenBucket
 from comporta.limits.rule import Rule
-from comporta.limits.sliding_window import SlidingWindow
+from comporta.limits.sliding_window import LEASE_PART, SlidingWindow
 from comporta.limits.token_bucket import TokenBucket
 
 RATE_MAX = 1e9
 CAPACITY_MAX = 1_000_000_000
 WINDOW_MIN = 0.001
 WINDOW_MAX = 366 * 86_400.0
+LEASE_DEFAULT = 0.05
+LEASE_MIN = 0.001
+LEASE_MAX = 10.0
 LEVEL_MAX = 2**52
 """The most fractions of a token in a bucket: sums stay exact in Lua, whose numbers are doubles."""
 
@@ -32,6 +37,7 @@ class LimitStrategy(Enum):
 
 
 WINDOWS = frozenset({LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW})
+FALLBACKS = ("share", "open", "closed")
 
 _UNITS = {
     "ms": 0.001,
@@ -44,6 +50,7 @@ _TEXT = re.compile(
     r"\s*(?P<amount>\d{1,20})\s*(?:/|per)\s*(?P<periods>\d{1,20}(?:\.\d{1,20})?)?\s*(?P<unit>[a-z]+)"
     r"(?:\s*,?\s*burst\s+(?P<burst>\d{1,20}))?\s*"
 )
+_TIME = re.compile(r"\s*(?P<periods>\d{1,20}(?:\.\d{1,20})?)\s*(?P<unit>[a-z]+)\s*")
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ class LimitConfig:
 
     Buckets use ``rate`` and ``capacity``; windows use ``capacity`` and ``window`` and ignore ``rate``.
     ``distributed`` shares the state by default (see :func:`comporta.stores.urls.default_url`).
+    ``fallback`` is what each worker does while a shared state is out of reach: ``"share"`` grants the limit
+    divided by the number of workers, ``"open"`` everything, ``"closed"`` nothing.
+    ``lease`` lets workers take many units in one step and use them one by one, within the time given:
+    ``True`` for 50 ms, or text such as ``"20ms"``, or seconds.
     """
 
     rate: float
@@ -59,9 +70,12 @@ class LimitConfig:
     window: float | None = None
     strategy: LimitStrategy = LimitStrategy.TOKEN_BUCKET
     distributed: bool = False
+    fallback: str = "share"
+    lease: bool | float | str = False
 
     def __post_init__(self) -> None:
         """Check as soon as it is made, so that no limiter ever sees a bad one."""
+        object.__setattr__(self, "lease", _lease_seconds(self.lease))
         self.validate()
 
     def validate(self) -> None:
@@ -79,6 +93,11 @@ class LimitConfig:
             raise ValueError(f"window is required for {self.strategy.value}, got None")
         if self.strategy not in WINDOWS:
             exact_rate(self.rate, self.capacity)
+        if self.fallback not in FALLBACKS:
+            raise ValueError(f"fallback must be one of {', '.join(FALLBACKS)}, got {self.fallback!r:.50}")
+        if self.lease is not False:
+            allowed = f"{LEASE_MIN:g} to {LEASE_MAX:g} seconds, True or False"
+            _check("lease", cast(float, self.lease), allowed, LEASE_MIN - 1e-9, LEASE_MAX)
 
     @classmethod
     def parse(
@@ -87,6 +106,8 @@ class LimitConfig:
         strategy: LimitStrategy = LimitStrategy.TOKEN_BUCKET,
         *,
         distributed: bool = False,
+        fallback: str = "share",
+        lease: bool | float | str = False,
     ) -> LimitConfig:
         """Read ``"10/s"``, ``"100/minute burst 20"``, ``"5/15m"``.
 
@@ -107,7 +128,7 @@ class LimitConfig:
         if window <= 0:
             raise ValueError(f"limit must have a positive period, got {text!r:.100}")
         capacity = int(found["burst"] or amount)
-        return cls(amount / window, capacity, window, strategy, distributed)
+        return cls(amount / window, capacity, window, strategy, distributed, fallback, lease)
 
     @classmethod
     def of(cls, limit: LimitConfig | str, strategy: LimitStrategy | None = None) -> LimitConfig:
@@ -118,17 +139,38 @@ class LimitConfig:
 
     def __str__(self) -> str:
         """Say it as people would."""
+        kind = (
+            self.strategy.value if self.lease is False else f"{self.strategy.value}, lease {self.lease:g} s"
+        )
         if self.strategy in WINDOWS:
-            return f"{self.capacity} in {self.window:g} s ({self.strategy.value})"
-        return f"{self.rate:g}/s burst {self.capacity} ({self.strategy.value})"
+            return f"{self.capacity} in {self.window:g} s ({kind})"
+        return f"{self.rate:g}/s burst {self.capacity} ({kind})"
+
+    @property
+    def lease_us(self) -> int:
+        """For how long a lease may keep units from others; for windows a small part of the window."""
+        lease_us = to_us(float(self.lease))
+        if self.strategy in WINDOWS:
+            return min(lease_us, to_us(self.window or 0) // LEASE_PART)
+        return lease_us
 
     def rule(self) -> Rule:
-        """Return the algorithm with this limit's numbers."""
-        if self.strategy in WINDOWS:
-            window = FixedWindow if self.strategy is LimitStrategy.FIXED_WINDOW else SlidingWindow
-            return window(self.capacity, to_us(self.window or 0))
-        bucket = TokenBucket if self.strategy is LimitStrategy.TOKEN_BUCKET else LeakyBucket
-        return bucket(self.capacity, *exact_rate(self.rate, self.capacity))
+        """Return the algorithm with this limit's numbers.
+
+        Units on lease are used late, within half of ``lease_us``. A sliding window counts them for so much
+        longer; a token bucket keeps a book of them.
+        """
+        window_us = to_us(self.window or 0)
+        if self.strategy is LimitStrategy.FIXED_WINDOW:
+            return FixedWindow(self.capacity, window_us)
+        if self.strategy is LimitStrategy.SLIDING_WINDOW:
+            return SlidingWindow(self.capacity, window_us + self.lease_us)
+        per_us, unit = exact_rate(self.rate, self.capacity)
+        if self.strategy is LimitStrategy.LEAKY_BUCKET:
+            return LeakyBucket(self.capacity, per_us, unit)
+        if self.lease is not False:
+            return LeasedTokenBucket(self.capacity, per_us, unit, self.lease_us // 2)
+        return TokenBucket(self.capacity, per_us, unit)
 
 
 def _check(name: str, value: float, allowed: str, above: float, most: float) -> None:
@@ -136,6 +178,20 @@ def _check(name: str, value: float, allowed: str, above: float, most: float) -> 
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not above < value <= most:  # false for nan, too
         raise ValueError(f"{name} must be {allowed}, got {str(value)[:50]}")
+
+
+def _lease_seconds(lease: bool | float | str) -> bool | float:
+    """Return what users may write for a lease as seconds, or ``False``."""
+    if isinstance(lease, bool):
+        return LEASE_DEFAULT if lease else False
+    if isinstance(lease, int | float):
+        return lease
+    if not isinstance(lease, str):
+        raise TypeError(f"lease must be a bool, a number of seconds or a str, got {lease!r:.100}")
+    found = _TIME.fullmatch(lease.lower())
+    if found is None or found["unit"] not in _UNITS:
+        raise ValueError(f"lease must look like '50ms' (units: {', '.join(_UNITS)}), got {lease!r:.100}")
+    return float(found["periods"]) * _UNITS[found["unit"]]
 
 
 def exact_rate(rate: float, capacity: int) -> tuple[int, int]:

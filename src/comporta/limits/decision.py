@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from comporta.clock import to_seconds
 from comporta.limits.operation import Answer
+from comporta.stores.failover import Fallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How a key stands, for health pages (A10)."""
+    """How a key stands, for health pages (A10).
+
+    ``fallback`` says since when and why this worker is on its own; then the figures are those of its share.
+    """
 
     tokens_available: int
     requests_last_minute: int
     limit: int
+    fallback: Fallback | None = None

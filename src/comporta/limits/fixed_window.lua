@@ -18,7 +18,7 @@ local function fixed_window(key, now_us, amount, patience_us, commit, capacity, 
   end
 
   local wait_us = 0
-  if amount > 0 and used > 0 and used + amount > capacity then
+  if amount > 0 and used > 0 and used + amount > capacity and patience_us >= 0 then
     wait_us = start_us + window_us - now_us
     commit, amount = adrift or last_us > now_us, 0 -- a clock that went back: anchor, taking nothing
   end

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from comporta.limits.rule import KEPT_AT_LEAST_US, Numbers, View
+from comporta.limits.rule import KEPT_AT_LEAST_US, Ended, Lent, Numbers, View
 from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
 from comporta.stores.base import State
 
@@ -55,7 +55,7 @@ class FixedWindow:
         elif start_us > now_us:
             start_us = now_us
         wait_us = 0
-        if used and used + cost > self.capacity:
+        if used and used + cost > self.capacity and patience_us >= 0:
             wait_us = start_us + self.window_us - now_us
             if now_us >= last_us:
                 return None, wait_us
@@ -70,6 +70,18 @@ class FixedWindow:
         used, start_us = self._window(state, now_us)
         counted = returned(past, count, last_us, now_us, cost)
         return (max(0, used - cost), start_us, now_us, *counted)
+
+    def lend(self, state: State, now_us: int, amount: int, life_us: int) -> Lent:
+        """A lease ends with its window, at the latest, and is called by the window's start."""
+        start_us: int = state[1]
+        return Lent(state, min(life_us, start_us + self.window_us - now_us), start_us)
+
+    def take_back(self, state: State, now_us: int, ended: Ended, life_us: int) -> State | None:
+        """Take what was not used off the count, if the window it was counted into still runs."""
+        start_us = state[1]
+        if start_us != ended.name or not 0 <= now_us - start_us < self.window_us:
+            return None
+        return self.give(state, now_us, ended.unused)
 
     def view(self, state: State | None, now_us: int) -> View:
         """Tell what is left in the window, and when it ends."""

@@ -22,13 +22,14 @@ local function leaky_bucket(key, now_us, amount, patience_us, commit, capacity, 
   if amount > 0 then
     wait_us = ceil(level / per_us)
     local crowded = level > 0 and level + (amount - 1) * unit > full
-    if wait_us > patience_us or crowded then
+    if (wait_us > patience_us or crowded) and patience_us >= 0 then
       wait_us = max(wait_us, patience_us + 1)
       commit, amount = adrift or last_us > now_us, 0 -- no time, or a clock that went back: anchor
     end
   end
   if commit and (amount >= 0 or stored) then
     level = max(0, level + amount * unit)
+    if patience_us < 0 then level = min(level, full + unit) end
     recent, last_us = traffic_added(recent, last_us, now_us, amount), now_us
     call('HSET', key, 'level', tokens_text(level, unit),
       'last_leak', seconds_text(now_us), 'n', recent)

@@ -10,7 +10,7 @@ Twin: ``leaky_bucket.lua``.
 from __future__ import annotations
 
 from comporta.limits.bucket import Bucket
-from comporta.limits.rule import View, ceil_div, rescaled
+from comporta.limits.rule import Ended, Lent, View, ceil_div, rescaled
 from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
 from comporta.stores.base import State
 
@@ -38,20 +38,30 @@ class LeakyBucket(Bucket):
         wait_us = ceil_div(level, self.per_us)
         turns = cost * self.unit
         crowded = level > 0 and level + turns - self.unit > self.full
-        if wait_us > patience_us or crowded:
+        if (wait_us > patience_us or crowded) and patience_us >= 0:
             if now_us >= last_us:
                 return None, max(wait_us, patience_us + 1)
             turns = cost = 0  # the clock went back: anchor the state to the new time, taking nothing
             wait_us = max(wait_us, patience_us + 1)
         if (now_us ^ last_us) >> SLICE_BITS:
             past, count = shifted(past, count, last_us, now_us), 0
-        return (level + turns, now_us, self.unit, count + cost, past), wait_us
+        level += turns
+        if patience_us < 0:
+            level = min(level, self.level_max)
+        return (level, now_us, self.unit, count + cost, past), wait_us
 
     def give(self, state: State, now_us: int, cost: int) -> State:
         """Free turns that were taken; those who queue behind them do not move up."""
         _, last_us, _, count, past = state
         level = max(0, self._level(state, now_us) - cost * self.unit)
         return (level, now_us, self.unit, *returned(past, count, last_us, now_us, cost))
+
+    def lend(self, state: State, now_us: int, amount: int, life_us: int) -> Lent:
+        """Turns are not lent: used late, the last of one worker would fall beside the first of the next."""
+        return Lent(state, 0, 0)
+
+    def take_back(self, state: State, now_us: int, ended: Ended, life_us: int) -> None:
+        """There are none to take back."""
 
     def view(self, state: State | None, now_us: int) -> View:
         """Tell the free places in the queue, and when it will be empty."""

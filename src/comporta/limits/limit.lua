@@ -5,7 +5,8 @@
 -- ARGV  1: now in µs, or 0 for the server's clock
 --       then for each group: the number of its limits, and for each of them
 --         strategy (1 token bucket, 2 leaky bucket, 3 fixed window, 4 sliding window),
---         amount (above 0: take, 0: look, below 0: give back), patience_us,
+--         amount (above 0: take, 0: look, below 0: give back),
+--         patience_us (-1: it was used already, so it is taken whether it is there or not),
 --         capacity, per_us, unit, window_us
 -- reply for each limit six integers: wait_us (granted if within the patience), capacity, remaining,
 --       retry_us (0 if granted), reset_us, recent (only for a look);
@@ -32,7 +33,8 @@ local function ask(n, a, r, commit)
     local c, p, u, w = match(change, '^(%d+) (%d+) (%d+) (%d+)')
     if c then
       debt = max(0, capacity - c)
-      capacity, per_us, unit, window_us = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
+      capacity, per_us, unit = tonumber(c), tonumber(p), tonumber(u)
+      if w ~= '0' then window_us = tonumber(w) end -- 0: a bucket's change, by one who does not lease
     end
   end
   local wait_us, remaining, reset_us, recent, last_us = STRATEGIES[tonumber(ARGV[a])](
@@ -42,7 +44,7 @@ local function ask(n, a, r, commit)
     reply[r], reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = wait_us, 0, 0, 0, 0, 0
     return false
   end
-  local granted = wait_us <= patience_us
+  local granted = patience_us < 0 or wait_us <= patience_us
   reply[r], reply[r + 1], reply[r + 2] = wait_us, capacity, remaining
   reply[r + 3], reply[r + 4] = granted and 0 or wait_us, reset_us
   reply[r + 5] = amount == 0 and traffic_recent(recent, last_us, now_us) or 0

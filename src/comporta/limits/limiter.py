@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from comporta.flow import run, run_async
 from comporta.limits.config import WINDOWS, LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
-from comporta.limits.key import state_key
-from comporta.limits.operation import CHANGES, SPACE
-from comporta.limits.remote import RemoteBound
+from comporta.limits.leased import LeasedBound
+from comporta.limits.remote import GuardedBound, RemoteBound, bind
+from comporta.limits.take import Asked
 from comporta.limits.verbs import Key, Verbs
-from comporta.stores.base import Bound, Busy, LocalStore, Part, Store
-from comporta.stores.records import RECORD
+from comporta.stores.base import Bound, Busy, LocalStore, Store
+from comporta.stores.failover import FailoverStore, Fallback, fallback_of
 from comporta.stores.urls import default_url, open_store
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -46,11 +46,17 @@ class BaseLimiter:
         self.store: Store = open_store(state) if isinstance(state, str) else state
         _claim(self)
         bound = _bound(self.config, self.store, self.name)
-        self.verbs = Verbs(self.config, self.store, self.name, bound)
+        leases = bound if isinstance(bound, LeasedBound) else None
+        self.verbs = Verbs(self.config, self.store, self.name, bound, leases)
         self._waiting = self.verbs.lines.by_key
         self._attempt = None if isinstance(bound, RemoteBound) else bound.attempt
         self._take_async = bound.take_async
         self.sync = SyncLimiter(self.verbs)
+
+    @property
+    def fallback(self) -> Fallback | None:
+        """Since when and why this worker is on its own; nothing if it is not."""
+        return fallback_of(self.store)
 
     @property
     def strategy(self) -> LimitStrategy:
@@ -100,7 +106,9 @@ class BaseLimiter:
         await run_async(self.verbs.change(limit))
 
     async def aclose(self) -> None:
-        """Close the store's connections to its server, if it has any; they open again when needed."""
+        """Give back what is on lease, and close the store's connections; they open again when needed."""
+        if self.verbs.leases is not None:
+            await run_async(self.verbs.leases.giving_back())
         if hasattr(self.store, "aclose"):
             await self.store.aclose()
 
@@ -183,11 +191,15 @@ class RedisLimiter(BaseLimiter):
 
 def _bound(config: LimitConfig, store: Store, name: str) -> Bound:
     """Tie the limit's rule to its store."""
-    rule = config.rule()
-    if not hasattr(store, "bind"):
-        return RemoteBound(store, rule, name)
-    change = Part(CHANGES, name, RECORD)
-    return cast(LocalStore, store).bind(rule, f"{SPACE}:{name}", change, state_key)
+    asked = Asked(config.rule(), name, config.fallback)
+    bound: Bound
+    if hasattr(store, "bind"):
+        bound = bind(cast(LocalStore, store), asked)
+    elif isinstance(store, FailoverStore) and store.local:
+        bound = GuardedBound(store, asked)
+    else:
+        bound = RemoteBound(store, asked)
+    return bound if config.lease is False else LeasedBound(bound, store, asked, config)
 
 
 def _made_name(config: LimitConfig) -> str:

@@ -167,9 +167,9 @@ def _config(limit: LimitSettings) -> LimitConfig:
     """Return what a limit says as it was written; the rate of a window follows from its other numbers."""
     strategy = LimitStrategy(limit.strategy)
     if limit.limit is not None:
-        return LimitConfig.parse(limit.limit, strategy)
+        return LimitConfig.parse(limit.limit, strategy, fallback=limit.fallback, lease=limit.lease)
     capacity, window, rate = limit.capacity or 0, limit.window, limit.rate
     if rate is None:
         sane = window is not None and 0 < window <= WINDOW_MAX and 0 < capacity <= CAPACITY_MAX
         rate = capacity / window if window and sane else 1.0  # 1.0: LimitConfig names what is wrong
-    return LimitConfig(rate, capacity, window, strategy)
+    return LimitConfig(rate, capacity, window, strategy, fallback=limit.fallback, lease=limit.lease)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from comporta.errors import StateError, StateTypeError
 from comporta.limits.rule import Rule
-from comporta.stores.base import Part, Script, State, key_text
+from comporta.stores.base import Outage, Part, Script, State, key_text
 from comporta.stores.naming import named
 
 SPACE = "rate_limiter"
@@ -36,12 +36,16 @@ class Answer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """One limit asked: ``amount`` above 0 takes, 0 looks, below 0 gives back."""
+    """One limit asked: ``amount`` above 0 takes, 0 looks, below 0 gives back.
+
+    ``fallback`` is what to do when the shared state is out of reach (see ``share.py``).
+    """
 
     rule: Rule
     name: str
     key: str
     amount: int
+    fallback: str = "share"
 
 
 _FIELDS = len(Answer._fields)
@@ -102,11 +106,12 @@ class LimitOperation:
         steps = [
             self._one(question, state, now_us) for question, state in zip(self.questions, states, strict=True)
         ]
-        granted = all(wait_us <= self.patience_us for _, wait_us in steps)
+        charge = self.patience_us < 0
+        granted = charge or all(wait_us <= self.patience_us for _, wait_us in steps)
         kept: list[State | None] = []
         answers = []
         for question, state, (new, wait_us) in zip(self.questions, states, steps, strict=True):
-            mine = wait_us <= self.patience_us
+            mine = charge or wait_us <= self.patience_us
             keep = new if granted or not mine else None  # a refusal's new state only anchors the clock
             remaining, reset_us, recent = question.rule.view(keep or state, now_us)
             kept.append(keep)
@@ -126,7 +131,7 @@ class LimitOperation:
     def key_names(self) -> list[str]:
         """Two for each limit: its state, and the change an operator may have made."""
         found = []
-        for _, name, key, _ in self.questions:
+        for _, name, key, _, _ in self.questions:
             found.append(f"{SPACE}:{name}:{key}" if key else f"{SPACE}:{name}")
             found.append(f"{CHANGES}:{name}")
         return found
@@ -134,7 +139,7 @@ class LimitOperation:
     def arguments(self) -> list[int | str | bytes]:
         """One group: how many, then seven numbers for each."""
         found: list[int | str | bytes] = [len(self.questions)]
-        for rule, _, _, amount in self.questions:
+        for rule, _, _, amount, _ in self.questions:
             found += (rule.code, amount, self.patience_us, *rule.numbers)
         return found
 
@@ -144,6 +149,13 @@ class LimitOperation:
         if self.patience_us or not granted or any(q.amount <= 0 for q in self.questions):
             return None
         return LimitOperation([q._replace(amount=-q.amount) for q in self.questions])
+
+    def alone(self, outage: Outage) -> LimitOperation:
+        """Ask this worker's own part of each limit."""
+        from comporta.limits.share import rule_alone  # noqa: PLC0415 - shares report by operations
+
+        own = [q._replace(rule=rule_alone(q.rule, q.name, q.fallback, outage)) for q in self.questions]
+        return LimitOperation(own, self.patience_us)
 
     @property
     def fields(self) -> int:

@@ -1,28 +1,57 @@
-"""A rule on a store that another machine keeps: every decision asks it."""
+"""A rule on a state that is shared: what :class:`comporta.stores.base.Bound` is for one's own.
+
+On a server every decision asks it (:class:`RemoteBound`). On this machine it is made here as long as all is
+well (:class:`GuardedBound`), and goes the way of every other operation when it is not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakMethod
 
+from comporta.errors import StateError
 from comporta.limits.key import state_key
+from comporta.limits.operation import CHANGES
 from comporta.limits.rule import Rule
 from comporta.limits.take import Asked, Take
-from comporta.stores.base import Busy, Store
+from comporta.stores.base import Bound, Busy, LocalStore, Part, Store
+from comporta.stores.failover import FailoverStore, fallback_of
+from comporta.stores.records import RECORD
+
+if TYPE_CHECKING:
+    from comporta.stores.base import Stepper
+    from comporta.stores.shared_bound import SharedBound
+
+
+def bind(store: LocalStore, asked: Asked) -> Bound:
+    """Tie a limit to a store that decides in this process."""
+    return store.bind(asked.rule, asked.space, Part(CHANGES, asked.name, RECORD), state_key)
 
 
 class RemoteBound:
-    """What :class:`comporta.stores.base.Bound` is for a local store; a change is read by the script."""
+    """A rule on a store that another machine keeps; a change is read by the script.
 
-    __slots__ = ("_asked", "_store", "stepper")
+    What an operator changed is followed all the same: in an outage it is the changed limit that is shared.
+    """
 
-    def __init__(self, store: Store, rule: Rule, name: str) -> None:
+    __slots__ = ("__weakref__", "_asked", "_in_force", "_store")
+
+    def __init__(self, store: Store, asked: Asked) -> None:
         self._store = store
-        self._asked = Asked(rule, name)
-        self.stepper = rule
+        self._asked = asked
+        self._in_force = asked.rule
+        asked.known = lambda: self._in_force
+        if isinstance(store, FailoverStore):
+            store.keeper.follow(CHANGES, asked.name, WeakMethod(self._revise))
+
+    @property
+    def stepper(self) -> Rule:
+        """The rule as it was configured, since the script knows of changes; alone, what is known of them."""
+        return self._asked.rule if fallback_of(self._store) is None else self._in_force
 
     async def stepper_async(self) -> Rule:
-        """Return the rule; the script knows of changes."""
+        """Return the same."""
         return self.stepper
 
     @staticmethod
@@ -37,3 +66,85 @@ class RemoteBound:
     def take_async(self, key: Any, cost: int) -> Coroutine[Any, Any, int]:
         """Ask, together with the others of this tick."""
         return self._store.apply_async(Take(self._asked, state_key(key), cost))
+
+    def _revise(self, change: bytes | None) -> None:
+        self._in_force = self._asked.rule.revised(change)
+
+
+class GuardedBound:
+    """A rule on a store of this machine that may fail, or may not be there yet."""
+
+    attempt: Callable[[Any, int], int]
+
+    def __init__(self, store: FailoverStore, asked: Asked) -> None:
+        self._store = store
+        self._asked = asked
+        self._bound: SharedBound | None = None
+        asked.known = self._known
+        self.attempt = self._hot_path()
+
+    @property
+    def stepper(self) -> Stepper:
+        """The rule in force, as far as it can be known."""
+        if self._store.alone is None:
+            try:
+                return self._opened().stepper
+            except StateError as error:
+                self._store.fell(error)
+        return self._known()
+
+    async def stepper_async(self) -> Stepper:
+        """Return the rule in force, as far as it can be known, without holding up the event loop."""
+        if self._store.alone is None:
+            try:
+                return await self._opened().stepper_async()
+            except StateError as error:
+                self._store.fell(error)
+        return self._known()
+
+    def take(self, key: Any, cost: int) -> int:
+        """Decide, waiting as long as the store allows, or alone."""
+        if self._store.direct:
+            try:
+                return self._opened().take(key, cost)
+            except StateError as error:
+                return self._alone(error, key, cost)
+        return self._store.apply(Take(self._asked, state_key(key), cost))
+
+    async def take_async(self, key: Any, cost: int) -> int:
+        """Decide, without holding up the event loop, or alone."""
+        if self._store.direct:
+            try:
+                return await self._opened().take_async(key, cost)
+            except StateError as error:
+                return self._alone(error, key, cost)
+        return await self._store.apply_async(Take(self._asked, state_key(key), cost))
+
+    def _alone(self, error: StateError, key: Any, cost: int) -> int:
+        return self._store.fell(error).apply(Take(self._asked, state_key(key), cost))
+
+    def _known(self) -> Rule:
+        return self._asked.rule if self._bound is None else cast(Rule, self._bound.known)
+
+    def _opened(self) -> SharedBound:
+        """Return the bound rule; the file may be there only now."""
+        if self._bound is None:
+            self._bound = cast("SharedBound", bind(cast(LocalStore, self._store.primary), self._asked))
+        return self._bound
+
+    def _hot_path(self) -> Callable[[Any, int], int]:
+        store = self._store
+        decide: Callable[[Any, int], int] | None = None
+
+        def attempt(key: Any, cost: int) -> int:
+            nonlocal decide
+            if store.direct:
+                try:
+                    if decide is None:
+                        decide = self._opened().attempt
+                    return decide(key, cost)
+                except StateError as error:
+                    return self._alone(error, key, cost)
+            return store.apply(Take(self._asked, state_key(key), cost))
+
+        return attempt

@@ -10,6 +10,9 @@ from typing import NamedTuple, Protocol
 
 from comporta.stores.base import Codec, State
 
+CHARGE = -1
+"""In place of a patience; a debt this makes is bounded (one second of a bucket's rate)."""
+
 KEPT_AT_LEAST_US = 60_000_000
 """A state is kept for a minute after its last change, because it also counts the last minute."""
 
@@ -20,6 +23,22 @@ class View(NamedTuple):
     remaining: int
     reset_us: int
     recent: int
+
+
+class Lent(NamedTuple):
+    """A lease as it is made: for how long it may be used, and by which name the rule knows it."""
+
+    state: State
+    life_us: int
+    name: int
+
+
+class Ended(NamedTuple):
+    """A lease that its holder ends: how much was lent, how much of that was not used."""
+
+    name: int
+    lent: int
+    unused: int
 
 
 class Numbers(NamedTuple):
@@ -68,7 +87,8 @@ class Rule(Protocol):
 
         Returns the state to keep (``None``: unchanged) and a wait in microseconds. A wait within
         ``patience_us`` means granted, to be used after the wait; a longer one means refused, and when
-        to ask again. Only a rule that keeps a queue can grant with a wait above 0.
+        to ask again. Only a rule that keeps a queue can grant with a wait above 0. A patience of
+        ``CHARGE`` says that it was used already, elsewhere: it is taken whether it is there or not.
         """
 
     def give(self, state: State, now_us: int, cost: int) -> State:
@@ -76,6 +96,16 @@ class Rule(Protocol):
 
     def view(self, state: State | None, now_us: int) -> View:
         """Tell how the key stands, changing nothing."""
+
+
+class Lending(Rule, Protocol):
+    """A rule whose units may be taken in one step and used later; every rule of a limit with a lease."""
+
+    def lend(self, state: State, now_us: int, amount: int, life_us: int) -> Lent:
+        """Note that ``amount`` of what was just taken will be used later, within ``life_us`` at the most."""
+
+    def take_back(self, state: State, now_us: int, ended: Ended, life_us: int) -> State | None:
+        """Take back what is left of a lease; ``None`` if it is over already."""
 
 
 def ceil_div(amount: int, by: int) -> int:

@@ -91,7 +91,7 @@ local function sliding_window(key, now_us, amount, patience_us, commit, capacity
   end
 
   local wait_us = 0
-  if amount > 0 and used > 0 and used + amount > capacity then
+  if amount > 0 and used > 0 and used + amount > capacity and patience_us >= 0 then
     wait_us = sliding_wait(key, now_us, window_us, used + amount - capacity, head, tail)
     commit, amount = false, 0
   end

@@ -13,12 +13,15 @@ from __future__ import annotations
 from struct import Struct
 from typing import Any
 
-from comporta.limits.rule import KEPT_AT_LEAST_US, Numbers, View, ceil_div
+from comporta.limits.rule import KEPT_AT_LEAST_US, Ended, Lent, Numbers, View, ceil_div
 from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
 from comporta.stores.base import State
 
 ENTRIES_MIN = 36
 ENTRIES_MAX = 257
+LEASE_PART = 100
+"""A lease may live for this part of a window, and be as large: so much less than the limit is granted."""
+
 _ENTRY = Struct("<qI")
 _HEAD = Struct("<qqI16sH")
 
@@ -86,7 +89,7 @@ class SlidingWindow:
             state = (0, now_us, 0, NO_PAST, b"")
         _, last_us, count, past, _ = state
         used, log = self._current(state, now_us)
-        if used and used + cost > self.capacity:
+        if used and used + cost > self.capacity and patience_us >= 0:
             wait_us = self._room_at(log, used + cost - self.capacity) - now_us
             if now_us >= last_us:
                 return None, wait_us
@@ -112,6 +115,16 @@ class SlidingWindow:
         count, past = returned(past, count, last_us, now_us, cost)
         return (used - cost + left, now_us, count, past, log)
 
+    def lend(self, state: State, now_us: int, amount: int, life_us: int) -> Lent:
+        """A lease is called by its moment."""
+        return Lent(state, min(life_us, self._life_us_max), now_us)
+
+    def take_back(self, state: State, now_us: int, ended: Ended, life_us: int) -> State | None:
+        """Strike the newest entries in place of those of the lease, which are not much older."""
+        if not 0 <= now_us - ended.name <= min(life_us, self._life_us_max):
+            return None
+        return self.give(state, now_us, ended.unused)
+
     def view(self, state: State | None, now_us: int) -> View:
         """Tell what still fits, and when the log will be empty."""
         if state is None:
@@ -128,6 +141,15 @@ class SlidingWindow:
     def expires_us(self, state: State) -> int:
         """A window after its last entry a log is empty."""
         return int(state[1]) + self.ttl_us
+
+    @property
+    def _life_us_max(self) -> int:
+        """How long after it was entered a unit may be used.
+
+        The window of a limit that lends is longer than what it promises by ``LEASE_PART`` at the most, which
+        is twice this: once for units that are used late, once for entries struck in place of older ones.
+        """
+        return self.window_us // (2 * (LEASE_PART + 1))
 
     def _current(self, state: State, now_us: int) -> tuple[int, bytes]:
         """Return the units and the log without what has left the window, anchored to ``now_us``."""
@@ -161,3 +183,14 @@ class SlidingWindow:
             if full or at_us // self.grain_us == now_us // self.grain_us:
                 return log[: -_ENTRY.size] + _ENTRY.pack(now_us, units + cost)
         return log + _ENTRY.pack(now_us, cost)
+
+
+def evenly_used(window: SlidingWindow, now_us: int) -> State:
+    """Return the state of a window that was used up evenly until ``now_us``: it opens bit by bit."""
+    entries = min(window.capacity, window.entries)
+    log, entered = b"", 0
+    for number in range(1, entries + 1):
+        units = window.capacity * number // entries - entered
+        entered += units
+        log += _ENTRY.pack(now_us - window.window_us + window.window_us * number // entries, units)
+    return (window.capacity, now_us, 0, NO_PAST, log)

@@ -4,6 +4,8 @@ local call, pcall = redis.call, redis.pcall
 local floor, ceil, min, max, abs = math.floor, math.ceil, math.min, math.max, math.abs
 local format, match, tonumber, type = string.format, string.match, tonumber, type
 
+local SECOND_US = 1000000
+
 -- A stored value as a number; nil for what cannot be one (nan is no number: it is not equal to itself).
 local function number(text)
   local value = text and tonumber(text)

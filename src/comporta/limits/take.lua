@@ -19,7 +19,8 @@ if type(change) == 'string' then
   local c, p, u, w = match(change, '^(%d+) (%d+) (%d+) (%d+)')
   if c then
     debt = max(0, capacity - c)
-    capacity, per_us, unit, window_us = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
+    capacity, per_us, unit = tonumber(c), tonumber(p), tonumber(u)
+    if w ~= '0' then window_us = tonumber(w) end -- 0: a bucket's change, by one who does not lease
   end
 end
 local reply = {}

@@ -8,13 +8,13 @@ Twin: ``take.lua`` over the strategy's own Lua file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
 from comporta.limits.operation import CHANGES, SPACE, STRATEGIES, LimitOperation, Question, lua, unusable
 from comporta.limits.rule import Rule
-from comporta.stores.base import Part, Script, State, key_text
+from comporta.stores.base import Outage, Part, Script, State, key_text
 
 
 @cache
@@ -24,13 +24,19 @@ def _script_text(code: int) -> str:
 
 
 class Asked:
-    """One limit, ready to be asked."""
+    """One limit, ready to be asked. ``fallback``: what to do alone (see ``share.py``).
 
-    __slots__ = ("name", "rule", "script", "space")
+    ``known`` tells the rule in force, as far as this process knows of operators' changes.
+    """
 
-    def __init__(self, rule: Rule, name: str) -> None:
+    __slots__ = ("_alone", "fallback", "known", "name", "rule", "script", "space")
+
+    def __init__(self, rule: Rule, name: str, fallback: str = "share") -> None:
         self.rule = rule
         self.name = name
+        self.fallback = fallback
+        self.known: Callable[[], Rule] = lambda: rule
+        self._alone: tuple[Outage, Asked] | None = None
         self.space = f"{SPACE}:{name}"
         self.script = Script(
             f"take {STRATEGIES[rule.code - 1]}",
@@ -40,6 +46,16 @@ class Asked:
             arguments=tuple(rule.numbers),
             counted=True,
         )
+
+    def alone(self, outage: Outage) -> Asked:
+        """Return this worker's own part of the limit, the same one throughout an outage."""
+        from comporta.limits.share import rule_alone  # noqa: PLC0415 - shares report by operations
+
+        kept = self._alone
+        if kept is None or kept[0] is not outage:
+            own = Asked(rule_alone(self.known(), self.name, self.fallback, outage), self.name)
+            kept = self._alone = (outage, own)
+        return kept[1]
 
 
 class Take:
@@ -77,6 +93,10 @@ class Take:
     def undo(self, reply: int) -> LimitOperation | None:
         """Give back what was granted to a caller that is gone."""
         return None if reply else LimitOperation([self._question(-self.amount)])
+
+    def alone(self, outage: Outage) -> Take:
+        """Take from this worker's own part of the limit."""
+        return Take(self._asked.alone(outage), self.key, self.amount)
 
     def parse(self, raw: Sequence[Any]) -> int:
         """Read the wait; an error in its place names the key it came from."""

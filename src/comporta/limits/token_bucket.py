@@ -5,6 +5,7 @@ Twin: ``token_bucket.lua``.
 
 from __future__ import annotations
 
+from comporta.clock import SECOND_US
 from comporta.limits.bucket import Bucket
 from comporta.limits.rule import View, ceil_div, rescaled
 from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
@@ -38,14 +39,17 @@ class TokenBucket(Bucket):
             level = full
         need = cost * self.unit
         wait_us = 0
-        if level < need and level < full:
+        if level < need and level < full and patience_us >= 0:
             wait_us = -((level - (min(full, need))) // per_us)
             if now_us >= last_us:
                 return None, wait_us
             need = cost = 0  # the clock went back: anchor the state to the new time, taking nothing
         if (now_us ^ last_us) >> SLICE_BITS:
             past, count = shifted(past, count, last_us, now_us), 0
-        return (level - need, now_us, self.unit, count + cost, past), wait_us
+        level -= need
+        if patience_us < 0:
+            level = max(level, -SECOND_US * per_us)
+        return (level, now_us, self.unit, count + cost, past), wait_us
 
     def give(self, state: State, now_us: int, cost: int) -> State:
         """Put tokens back; the bucket never holds more than its capacity."""

@@ -6,12 +6,14 @@ direct path of a single decision.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from comporta.clock import to_seconds, to_us
 from comporta.flow import Flow
+from comporta.limits.asking import Ask, InForce
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
 from comporta.limits.key import LimitKey, state_key
@@ -19,9 +21,11 @@ from comporta.limits.operation import CHANGES, SPACE, Answer, LimitOperation, Qu
 from comporta.limits.waiting import Lines, in_line
 from comporta.stores.base import Bound, Stepper, Store
 from comporta.stores.effects import Apply, Sleep
+from comporta.stores.failover import fallback_of
 from comporta.stores.records import Delete, Write
 
 if TYPE_CHECKING:
+    from comporta.limits.leased import LeasedBound
     from comporta.limits.rule import Rule
 
 Key = LimitKey | str | None
@@ -29,52 +33,24 @@ Key = LimitKey | str | None
 TIMEOUT_MAX = 366 * 86_400.0
 
 
-class Ask:
-    """Effect: take from the limit; its result is the wait in microseconds."""
-
-    __slots__ = ("_bound", "_cost", "_key")
-
-    def __init__(self, bound: Bound, key: Key, cost: int) -> None:
-        self._bound = bound
-        self._key = key
-        self._cost = cost
-
-    def block(self) -> int:
-        """Ask, blocking."""
-        return self._bound.take(self._key, self._cost)
-
-    async def wait(self) -> int:
-        """Ask, awaiting."""
-        return await self._bound.take_async(self._key, self._cost)
-
-
-class InForce:
-    """Effect: find the rule in force, which may have been changed by an operator."""
-
-    __slots__ = ("_bound",)
-
-    def __init__(self, bound: Bound) -> None:
-        self._bound = bound
-
-    def block(self) -> Stepper:
-        """Find it, blocking."""
-        return self._bound.stepper
-
-    async def wait(self) -> Stepper:
-        """Find it, awaiting."""
-        return await self._bound.stepper_async()
-
-
 class Verbs:
     """The verbs of one limit on one store."""
 
-    __slots__ = ("bound", "config", "lines", "name", "store")
+    __slots__ = ("bound", "config", "leases", "lines", "name", "store")
 
-    def __init__(self, config: LimitConfig, store: Store, name: str, bound: Bound) -> None:
+    def __init__(
+        self,
+        config: LimitConfig,
+        store: Store,
+        name: str,
+        bound: Bound,
+        leases: LeasedBound | None = None,
+    ) -> None:
         self.config = config
         self.store = store
         self.name = name
         self.bound = bound
+        self.leases = leases
         self.lines = Lines()
 
     def acquire(self, key: Key, cost: int, timeout: float | None) -> Flow[bool]:
@@ -110,6 +86,8 @@ class Verbs:
         text = state_key(key)
         check_cost(cost)
         yield from self._ask(text, -cost)
+        if self.leases is not None:
+            self.leases.ask_again(text)
         self.lines.call_first(text)
 
     def reset(self, key: Key) -> Flow[None]:
@@ -117,26 +95,33 @@ class Verbs:
         text = state_key(key)
         rule: Stepper = yield InForce(self.bound)
         yield Apply(self.store, Delete(f"{SPACE}:{self.name}", text, kind=rule))
+        if self.leases is not None:
+            self.leases.drop(text)
         self.lines.call_first(text)
 
     def stats(self, key: Key) -> Flow[Stats]:
         """Tell the figures of a health page."""
         answer = yield from self._ask(state_key(key), 0)
-        return Stats(answer.remaining, answer.recent, answer.capacity)
+        return Stats(answer.remaining, answer.recent, answer.capacity, fallback_of(self.store))
 
     def change(self, limit: LimitConfig | str | None) -> Flow[None]:
         """Change the limit for all who share it; ``None`` revokes the change."""
+        yield from self._changing(limit)
+        if self.leases is not None:
+            self.leases.ask_all_again()
+
+    def _changing(self, limit: LimitConfig | str | None) -> Flow[None]:
         if limit is None:
             yield Apply(self.store, Delete(CHANGES, self.name, followed=True))
             return
-        config = LimitConfig.of(limit, self.config.strategy)
+        config = replace(LimitConfig.of(limit, self.config.strategy), lease=self.config.lease)
         value = config.rule().numbers.written(str(config))
         yield Apply(self.store, Write(CHANGES, self.name, value, None, followed=True))
 
     def question(self, text: str, amount: int) -> Flow[Question]:
         """Return this limit as a part of an operation."""
         rule: Rule = yield InForce(self.bound)
-        return Question(rule, self.name, text, amount)
+        return Question(rule, self.name, text, amount, self.config.fallback)
 
     def _take(self, key: Key, cost: int) -> Flow[int]:
         wait_us: int = yield Ask(self.bound, key, cost)

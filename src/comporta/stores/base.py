@@ -75,8 +75,8 @@ class Script(NamedTuple):
 
     ``keys`` and ``arguments`` come first, once, whatever is joined. ``counted``: the text leaves its answer
     in ``reply`` and does not return it; a server with a count of live workers adds that (``counted.lua``).
-    ``asking``: it goes to a node of a cluster that is just being given what it asks for. ``alone``: only the
-    states are declared as KEYS, other keys are named as arguments (``alone.lua``).
+    ``asking``: it goes to a node of a cluster that is just being given what it asks for. ``stripped``: only
+    the states are declared as KEYS, other keys are named as arguments (``stripped.lua``).
     """
 
     name: str
@@ -86,7 +86,22 @@ class Script(NamedTuple):
     arguments: tuple[int | str | bytes, ...] = ()
     counted: bool = False
     asking: bool = False
-    alone: bool = False
+    stripped: bool = False
+
+
+class Outage(NamedTuple):
+    """What a worker on its own knows: since when, why, and among how many the limit is shared.
+
+    ``since`` is in Unix seconds, for people; ``since_us`` by the clock of the local state. ``denied``: the
+    server is there and does not let us in. ``full``: this worker has no room for another key.
+    """
+
+    since: float
+    since_us: int
+    why: str
+    workers: int
+    denied: bool = False
+    full: bool = False
 
 
 class Operation(Protocol[R_co]):
@@ -115,6 +130,12 @@ class Operation(Protocol[R_co]):
 
     def undo(self, reply: Any) -> Operation[Any] | None:
         """Return what gives back what ``reply`` granted, for a caller that is gone; or nothing."""
+
+    def alone(self, outage: Outage) -> Operation[R_co] | None:
+        """Return what to do in its place to this worker's own state while the shared one is out of reach.
+
+        ``None``: it makes sense only where all can see it.
+        """
 
     def parse(self, raw: Sequence[Any]) -> R_co:
         """Read the script's reply (the part of it that belongs to this operation)."""

@@ -141,10 +141,10 @@ class ClusterStore:
             if error.word == "MOVED":
                 self.slots.learn(slot, error.place)
             return hop._replace(place=error.place, asking=error.word == "ASK")
-        if hop.alone:
+        if hop.stripped:
             yield Sleep(MONOTONIC, _AGAIN_SECONDS)
         owner = self.slots.place_of(slot)  # it knows where the state is: the other would start a second one
-        return hop._replace(place=owner, asking=False, alone=True)
+        return hop._replace(place=owner, asking=False, stripped=True)
 
     def _listed(self, space: str) -> Flow[dict[str, bytes]]:
         """Find the keys on every node, and read each on its own: they live in different slots."""
@@ -282,21 +282,21 @@ class Hop(NamedTuple):
     place: Place
     operation: Operation[Any]
     asking: bool = False
-    alone: bool = False
+    stripped: bool = False
 
     def asked(self) -> Operation[Any]:
         """Return the operation as it is sent there."""
-        if self.asking or self.alone:
-            return _Rewritten(self.operation, asking=self.asking, alone=self.alone)
+        if self.asking or self.stripped:
+            return _Rewritten(self.operation, asking=self.asking, stripped=self.stripped)
         return self.operation
 
 
 class _Rewritten:
     """An operation with another script, so that it is not joined with others."""
 
-    def __init__(self, operation: Operation[Any], *, asking: bool, alone: bool) -> None:
+    def __init__(self, operation: Operation[Any], *, asking: bool, stripped: bool) -> None:
         self._operation = operation
-        self.script = operation.script._replace(asking=asking, alone=alone)
+        self.script = operation.script._replace(asking=asking, stripped=stripped)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._operation, name)

@@ -65,6 +65,10 @@ class _Listing:
     def undo(reply: object) -> None:
         """Nothing was changed."""
 
+    @staticmethod
+    def alone(outage: object) -> None:
+        """What others wrote cannot be listed without them."""
+
     def _read(self, raw: Sequence[Any], keys: Sequence[bytes]) -> tuple[bytes, list[str]]:
         if not isinstance(raw[0], bytes):
             raise TypeError("no cursor")

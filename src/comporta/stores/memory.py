@@ -23,7 +23,7 @@ R = TypeVar("R")
 Step = Callable[[State | None, int, int], tuple[State | None, int]]
 
 # Without the global lock of CPython two threads really run at once: then all go by the store's lock.
-_ONE_THREAD_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: sys.implementation.name == "cpython")()
+ONE_THREAD_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: sys.implementation.name == "cpython")()
 
 _SWEEP_EVERY_US = SECOND_US
 _SWEEP_ROUNDS = 60
@@ -107,7 +107,7 @@ class MemoryStore:
                     self._sweep(now_us)
                 return action(now_us)
             finally:
-                self.open_until_us = self._sweep_at_us if _ONE_THREAD_AT_A_TIME else 0
+                self.open_until_us = self._sweep_at_us if ONE_THREAD_AT_A_TIME else 0
 
     async def apply_async(self, operation: Operation[R]) -> R:
         """Carry out an operation; it takes microseconds, so it is done on the spot."""
@@ -136,6 +136,18 @@ class MemoryStore:
             return made
 
         return self._alone(bound)
+
+    def revisit(self, visit: Callable[[str, str, Kind, State, int], State | None]) -> None:
+        """Show every state to ``visit``, and keep in its place what that returns (``None``: as it is)."""
+
+        def visited(now_us: int) -> None:
+            for name, space in self._spaces.items():
+                for key, state in list(space.table.items()):
+                    new = visit(name, key, space.kind, state, now_us)
+                    if new is not None:
+                        space.table[key] = new
+
+        self._alone(visited)
 
     def close(self) -> None:
         """Forget everything: what only this process knew goes with it."""

@@ -100,6 +100,10 @@ class _RecordOperation:
     def undo(reply: object) -> None:
         """Records stay as they were written, whoever waits for the answer."""
 
+    @staticmethod
+    def alone(outage: object) -> None:
+        """A record is there for all to see, or it is nothing."""
+
     def _met(self, state: State | None, now_us: int) -> bool:
         return self.expected is None or (_value(state, now_us) or ABSENT) == self.expected
 

@@ -36,6 +36,17 @@ _LONGEST_NAP_SECONDS = 1e-3
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
+def supported() -> bool:
+    """Whether this platform has what it takes."""
+    return sys.platform.startswith(("linux", "darwin"))
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be part of a folder's name."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . -, got {name!r}")
+
+
 class SharedStore:
     """A store for the processes of one user on one machine."""
 
@@ -46,11 +57,10 @@ class SharedStore:
         keys: int = KEYS_DEFAULT,
         lock_timeout: float = 0.5,
     ) -> None:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . -, got {name!r}")
+        check_name(name)
         if not 0.001 <= lock_timeout <= 60:
             raise ValueError(f"lock_timeout must be 0.001 to 60 seconds, got {lock_timeout}")
-        if not sys.platform.startswith(("linux", "darwin")):
+        if not supported():
             raise StateUnavailableError(
                 f"shared:// needs Linux or macOS, this is {sys.platform}: use memory:// or redis://"
             )

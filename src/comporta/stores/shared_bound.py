@@ -64,6 +64,8 @@ class SharedBound:
     """
 
     attempt: Callable[[Any, int], int]
+    known: Stepper
+    """The stepper in force when this process last looked."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class SharedBound:
         self._change = change
         self._written = written
         self._spots: dict[Any, _Spot] = {}
-        self._current = self._original = stepper
+        self.known = self._original = stepper
         self._seen = b""
         self.attempt, self._use = self._hot_path()
         store.patiently(self._follow)
@@ -88,13 +90,13 @@ class SharedBound:
         """The stepper in force, as of now."""
         if self._store.table.changes != self._seen:
             self._store.patiently(self._follow)
-        return self._current
+        return self.known
 
     async def stepper_async(self) -> Stepper:
         """Return the stepper in force; a lock that is taken is waited for without holding the loop."""
         if self._store.table.changes != self._seen:
             await self._store.patiently_async(self._follow)
-        return self._current
+        return self.known
 
     def take(self, key: Any, cost: int) -> int:
         """Decide, waiting for the lock up to the store's ``lock_timeout``."""
@@ -118,8 +120,8 @@ class SharedBound:
         """Read what an operator may have changed, and decide by that from now on."""
         changes = self._store.table.changes
         change = self._store.attempt(Read(self._change.space, self._change.key))
-        self._current, self._seen = self._original.revised(change), changes
-        self._use(self._current, changes)
+        self.known, self._seen = self._original.revised(change), changes
+        self._use(self.known, changes)
 
     def _hot_path(self) -> tuple[Callable[[Any, int], int], Callable[[Stepper, bytes], None]]:
         """Return ``attempt``, all of whose names are local, and how to make it obey another stepper."""
@@ -167,7 +169,7 @@ class SharedBound:
         """Decide for a key whose slot is not known here, or under a limit that was changed."""
         if self._store.table.changes != self._seen:
             self._follow()
-        key, stepper = self._written(known_as), self._current
+        key, stepper = self._written(known_as), self.known
         table, codec = self._store.table, stepper.codec
         bucket = table.place(self._space, key, codec)
 

@@ -121,7 +121,7 @@ def digest_of(space: str, key: str) -> bytes:
 
 
 class Table:
-    """A mapped table. Every method but ``place`` and ``changes`` needs the lock of its place."""
+    """A mapped table. Every method but ``place``, ``changes`` and ``used`` needs the lock of its place."""
 
     def __init__(self, fd: int, keys: int, locks: int) -> None:
         self.classes = geometry(keys)
@@ -213,6 +213,22 @@ class Table:
             for at in starts
             if self.memory[at : at + len(_NO_KEYS)] != _NO_KEYS
         ]
+
+    def used(self) -> list[tuple[int, int]]:
+        """Return for each class how many slots hold a key, ended ones too, and how many there are.
+
+        Read without a lock, so it may be a moment old.
+        """
+        found = []
+        for slots in self.classes:
+            taken = sum(self._taken(at) for at in range(slots.start, slots.end, slots.bucket_bytes))
+            found.append((taken, slots.buckets * SLOTS_PER_BUCKET))
+        return found
+
+    def _taken(self, bucket_at: int) -> int:
+        digests = self.memory[bucket_at : bucket_at + len(_NO_KEYS)]
+        starts = range(0, len(digests), DIGEST_BYTES)
+        return sum(digests[at : at + DIGEST_BYTES] != _FREE for at in starts)
 
     def listed(self, bucket: Place, codec: Codec) -> list[tuple[str, State]]:
         """Return the keys of a bucket, as far as they are kept, with their states."""

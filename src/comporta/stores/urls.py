@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
+from comporta.clock import MONOTONIC
+from comporta.errors import StateError
+from comporta.stores.failover import FailoverStore
 from comporta.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -72,7 +76,7 @@ def _memory(_: str) -> Store:
 
 
 def _shared(url: str) -> Store:
-    from comporta.stores.shared import SharedStore  # noqa: PLC0415 - not on every platform
+    from comporta.stores.shared import SharedStore, supported  # noqa: PLC0415 - not on every platform
 
     parts = urlsplit(url)
     name = parts.netloc + parts.path
@@ -82,24 +86,36 @@ def _shared(url: str) -> Store:
     if options:
         raise ValueError(f"shared:// takes keys and lock_timeout, got {min(options)!r}")
     given = {"keys": keys, "lock_timeout": lock_timeout}
-    return SharedStore(
-        name or os.environ.get("COMPORTA_APP") or APP_DEFAULT,
+    name = name or os.environ.get("COMPORTA_APP") or APP_DEFAULT
+    opens = partial(
+        SharedStore,
+        name,
         **{option: value for option, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
+    store = FailoverStore(opens, f"shared://{name}", MONOTONIC, local=True)
+    try:
+        _ = store.primary  # so that what is wrong with the URL is said here
+    except StateError as error:
+        if not supported():
+            raise
+        store.fell(error)
+    return store
 
 
 def _redis(url: str) -> Store:
     from comporta.stores.redis import RedisStore  # noqa: PLC0415 - an extra
 
     rest, bounds = _bounds(url)
-    return RedisStore(rest, **bounds)
+    store = RedisStore(rest, **bounds)
+    return FailoverStore.of(store, store.address)
 
 
 def _cluster(url: str) -> Store:
     from comporta.stores.cluster import ClusterStore  # noqa: PLC0415 - an extra
 
     rest, bounds = _bounds(url)
-    return ClusterStore(rest, **bounds)
+    store = ClusterStore(rest, **bounds)
+    return FailoverStore.of(store, store.address)
 
 
 def _bounds(url: str) -> tuple[str, dict[str, Any]]:

@@ -53,7 +53,7 @@ class Call(NamedTuple):
         elif script.counted:
             names.append(WORKERS_KEY)
         keys = [name.encode("utf-8", "surrogatepass") for name in names]
-        if script.alone:
+        if script.stripped:
             arguments += [*keys, len(keys)]
             keys = self._states()
         sha, text = loaded(script, counted=self.counted)
@@ -142,15 +142,15 @@ def loaded(script: Script, *, counted: bool) -> tuple[str, str]:
 
     Both are read once: an upgrade of the files under a running program must not mix versions.
     """
-    found = _loaded.get((script.name, counted, script.alone))
+    found = _loaded.get((script.name, counted, script.stripped))
     if found is None:
         text = script.text()
         if script.counted:
             text = f"{text}\n{_lua('counted') if counted else 'return reply'}"
-        if script.alone:
-            text = f"{_lua('alone')}\n{text}"
+        if script.stripped:
+            text = f"{_lua('stripped')}\n{text}"
         sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
-        found = _loaded[script.name, counted, script.alone] = (sha, text)
+        found = _loaded[script.name, counted, script.stripped] = (sha, text)
     return found
 
 

@@ -70,6 +70,7 @@ class Faults:
         """Change conditions; whoever waits because of the old ones looks again."""
         for way in self.conditions:
             if direction in ("both", way):
+                # Each change has the type of its field, which only the names could tell.
                 self.conditions[way] = replace(self.conditions[way], **changes)  # type: ignore[arg-type]
         self._tell()
 

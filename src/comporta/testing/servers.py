@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 from comporta.testing.certificates import Certificate
 from comporta.testing.folders import Folder
@@ -60,7 +61,7 @@ class Server:
     def url(self) -> str:
         """Where to find it."""
         scheme = "rediss" if self.certificate else "redis"
-        user = f":{self.password}@" if self.password else ""
+        user = f":{quote(self.password, safe='')}@" if self.password else ""
         return f"{scheme}://{user}{HOST}:{self.port}/0"
 
     @property
@@ -72,12 +73,12 @@ class Server:
 
     def start(self) -> Self:
         """Start it, empty, and wait until it answers; one that runs goes on."""
-        if self.process is None:
+        if self.process is None or self.process.poll() is not None:
             try:
                 self._spawn()
                 wait_until(self._ready, f"{self.program} answers on port {self.port}", _START_SECONDS)
             except BaseException:
-                self.kill()
+                self.close()
                 raise
         return self
 

@@ -1,0 +1,88 @@
+"""``comporta workers``: who shares a state at this moment.
+
+It reads the registry that the workers keep (``stores/workers.py``) and does not enter itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import NamedTuple
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from comporta.cli.output import print_table
+from comporta.cli.states import STATE_HELP, opened, shared_url, state_url
+from comporta.errors import StateError
+from comporta.stores.workers import Roll, Sign
+
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+class Row(NamedTuple):
+    """A worker as it is listed: ``started`` in Unix seconds, the last sign of life in milliseconds ago."""
+
+    host: str
+    pid: int
+    started: int
+    last_sign_ms: int
+
+
+@click.command(epilog=STATE_HELP)
+@click.argument("state", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects, for scripts.")
+def workers(state: str | None, as_json: bool) -> None:
+    """List the live workers of a state."""
+    url = state_url(state)
+    shared = shared_url(url)
+    rows: list[Row] = []
+    why = ""
+    if shared is not None and not os.path.lexists(shared.path):  # to open it would make it
+        why = f": nobody on this machine uses shared://{shared.name}"
+    elif url.startswith("memory://"):
+        why = ": memory:// is not shared between processes"
+    else:
+        rows = _listed(url)
+    if as_json:
+        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
+    elif rows:
+        print_table(_table(rows, time.time()))
+    else:
+        click.echo(f"No workers{why}.")
+
+
+def _listed(url: str) -> list[Row]:
+    with opened(url) as (store, _):
+        try:
+            signs = store.apply(Roll())
+        except StateError as error:
+            said = str(error).rstrip(".")
+            raise click.ClickException(f"{said}. `comporta doctor` tells what to mend.") from None
+    return sorted(map(_row, signs))
+
+
+def _row(sign: Sign) -> Row:
+    worker = sign.worker
+    return Row(worker.host, worker.pid, worker.started, round(sign.age * 1000))
+
+
+def _table(rows: list[Row], now: float) -> Table:
+    table = Table()
+    table.add_column("host")
+    for heading in ("pid", "started", "last sign of life"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        age = f"{_rough(now - row.started)} ago"
+        table.add_row(Text(row.host), str(row.pid), age, f"{row.last_sign_ms:,} ms ago")
+    return table
+
+
+def _rough(seconds: float) -> str:
+    """Say a length of time in its largest unit; a start in the future is another machine's clock."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return "0 s"

@@ -1,0 +1,75 @@
+"""What happened, in words: said once in the log, and to whoever listens.
+
+An event is something people want to know of (the state engine is gone, a breaker has opened), not a decision:
+those are counted (``metrics.py``). The latest are kept for pages and command lines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import logging
+
+LATEST_MAX: Final = 1000
+"""How many events a process remembers; the oldest is dropped for the next."""
+
+LISTENERS_MAX: Final = 100
+
+_LEVELS = {"info": 20, "warning": 30, "error": 40}  # logging's own numbers
+
+
+class Event(NamedTuple):
+    """Something that happened to ``source`` at ``at`` (Unix seconds)."""
+
+    at: float
+    kind: str
+    source: str
+    text: str
+    severity: str
+
+
+Listener = Callable[[Event], None]
+
+_latest: deque[Event] = deque(maxlen=LATEST_MAX)
+_listeners: list[Listener] = []
+
+
+def publish(kind: str, source: str, text: str, severity: str = "warning") -> None:
+    """Say it: in the log (``severity`` is the name of a level), to listeners, and for later."""
+    event = Event(time.time(), kind, source, text, severity)
+    _latest.append(event)
+    log = _logger()
+    log.log(_LEVELS[severity], "%s: %s", source, text, extra={"kind": kind, "source": source})
+    for listener in tuple(_listeners):
+        try:
+            listener(event)
+        except Exception as error:  # whoever listens must not be able to stop what happens
+            log.error("a listener failed on %s: %r", kind, error)
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """Call ``listener`` with every event from now on, on the thread it happens on; returns how to stop it."""
+    if len(_listeners) >= LISTENERS_MAX:
+        raise ValueError(f"listeners must be at most {LISTENERS_MAX}: is an old one never stopped?")
+    _listeners.append(listener)
+
+    def stop() -> None:
+        if listener in _listeners:
+            _listeners.remove(listener)
+
+    return stop
+
+
+def latest_events(count: int = LATEST_MAX) -> list[Event]:
+    """Return the latest events of this process, the newest last."""
+    return list(_latest)[-count:] if count > 0 else []
+
+
+def _logger() -> logging.Logger:
+    import logging  # noqa: PLC0415 - costs 6 ms, and most processes have nothing to say
+
+    return logging.getLogger("comporta")

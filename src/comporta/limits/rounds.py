@@ -1,0 +1,108 @@
+"""One thread for the whole process that comes by when it was told to.
+
+A worker that stops asking cannot give back what it has on lease: somebody else has to come by before the
+lease ends. This file knows when to call whom, and nothing of what is done then. The thread starts when it is
+first needed, in a forked child anew, and never keeps a program from ending.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heappop, heappush
+from itertools import count
+from threading import Condition, Thread
+from typing import Protocol
+from weakref import WeakSet
+
+from comporta import forks
+from comporta.clock import MONOTONIC
+
+_REST_SECONDS = 1.0
+
+
+class Holder(Protocol):
+    """Something that has what others could use."""
+
+    def give_back(self) -> None:
+        """Give back everything, now."""
+
+
+class Rounds:
+    """Calls back at given moments, and all holders when the program ends."""
+
+    def __init__(self) -> None:
+        self._visits: list[tuple[int, int, Callable[[], object]]] = []
+        self._numbers = count()
+        self._changed = Condition()
+        self._holders: WeakSet[Holder] = WeakSet()
+        self._thread: Thread | None = None
+        self._resting = False
+        atexit.register(self.end)
+        forks.register(self)
+        forks.register_thread(self)
+
+    def watch(self, at_ns: int, visit: Callable[[], object], holder: Holder) -> None:
+        """Call ``visit`` at a moment of the monotonic clock, and the holder when the program ends."""
+        with self._changed:
+            self._holders.add(holder)
+            heappush(self._visits, (at_ns, next(self._numbers), visit))
+            if self._thread is None:
+                self._start()
+            elif self._visits[0][0] == at_ns:
+                self._changed.notify()
+
+    def _start(self) -> None:
+        self._thread = Thread(target=self._run, name="comporta-leases", daemon=True)
+        with suppress(RuntimeError):  # no thread can be had: leases end by themselves
+            self._thread.start()
+
+    def end(self) -> None:
+        """Let all holders give back what they have."""
+        for holder in list(self._holders):
+            with suppress(Exception):  # whatever it is: what is out on lease ends by itself
+                holder.give_back()
+
+    def before_fork(self) -> None:
+        """Let the thread end for the moment."""
+        if self._thread is not None and self._thread.is_alive():
+            with self._changed:
+                self._resting = True
+                self._changed.notify()
+            self._thread.join(_REST_SECONDS)
+
+    def after_fork_in_parent(self) -> None:
+        """Go on; a thread that was too busy to notice just goes on itself."""
+        self._resting = False
+        if self._thread is not None and not self._thread.is_alive():
+            self._start()
+
+    def after_fork(self) -> None:
+        """Leave the parent's leases to the parent; its thread is not here."""
+        self._resting = False
+        self._changed = Condition()
+        self._visits.clear()
+        self._holders.clear()
+        self._thread = None
+
+    def _run(self) -> None:
+        while True:
+            visit = self._next()
+            if visit is None:
+                return
+            with suppress(Exception):  # see `end`
+                visit()
+
+    def _next(self) -> Callable[[], object] | None:
+        """Wait until somebody is due; nothing if it is time to rest."""
+        with self._changed:
+            while not self._resting:
+                now_ns = MONOTONIC.now_ns()
+                if self._visits and self._visits[0][0] <= now_ns:
+                    return heappop(self._visits)[2]
+                self._changed.wait((self._visits[0][0] - now_ns) / 1e9 if self._visits else None)
+        return None
+
+
+ROUNDS = Rounds()

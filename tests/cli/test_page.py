@@ -1,0 +1,40 @@
+"""docs/command-line.md shows every command's ``--help`` as it is, and the rights a user needs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.cli.running import run
+
+import comporta as comporta_package
+from comporta.cli.commands import comporta
+from comporta.cli.server_checks import trial
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+SHOWN = dict(re.findall(r"^```console\n\$ comporta (\w+) --help\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+
+
+def test_page__commands__are_all_there_are() -> None:
+    assert SHOWN.keys() == comporta.commands.keys()
+
+
+@pytest.mark.parametrize("command", comporta.commands)
+def test_page__help_of_a_command__is_what_it_says(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert SHOWN[command] == run(command, "--help").stdout
+
+
+def test_rights__commands_of_the_scripts__are_all_tried() -> None:
+    """So that nobody with the rights the page shows is denied one on a path that is seldom taken."""
+    source = Path(comporta_package.__file__).parent
+    texts = [path.read_text("utf-8") for path in source.rglob("*") if path.suffix in (".lua", ".py")]
+    called = {word for text in texts for word in re.findall(r"\bp?call\('([A-Z]+)'", text)}
+    assert called
+    assert called <= {words[0] for words in trial("x")}
+
+
+def test_page__rights_of_a_user__are_those_that_are_tried() -> None:
+    [rights] = re.findall(r"^ACL SETUSER .*$", PAGE, re.MULTILINE)
+    assert re.findall(r"\+(\w+)", rights) == [str(words[0]).lower() for words in trial("x")]

@@ -1,0 +1,182 @@
+"""A worker's part of a limit while it is on its own: all parts together are the limit."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.stores.switchable import by_hand
+
+from comporta import BaseLimiter, LimitConfig, LimitStrategy
+from comporta.limits.operation import SPACE, LimitOperation, Question
+from comporta.limits.rule import CHARGE
+from comporta.limits.share import RETRY_US, Always, Share, rule_alone
+from comporta.stores.base import Outage
+from comporta.stores.memory import MemoryStore
+from comporta.testing import ManualClock
+
+START_US = 10**12
+
+
+def outage(workers: int, **more: bool) -> Outage:
+    return Outage(0.0, START_US, "gone", workers, **more)
+
+
+def granted_by(share: Share, times_us: list[int]) -> list[int]:
+    """Return the moments at which a worker that asks at these moments is granted one."""
+    state, granted = None, []
+    for now_us in times_us:
+        new, wait_us = share.step(state, now_us, 1)
+        state = new or state
+        if wait_us == 0:
+            granted.append(now_us)
+    return granted
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+@pytest.mark.parametrize(("capacity", "workers"), [(100, 4), (10, 4), (3, 8), (1, 5), (1000, 7)])
+def test_shares__evenly_loaded__give_the_rate_and_never_more_than_one_token_each_above_it(
+    strategy: LimitStrategy, capacity: int, workers: int
+) -> None:
+    config = LimitConfig(capacity, capacity, 1, strategy)
+    share = Share(config.rule(), "n", outage(workers))
+    seconds = 4 * ceil(workers / capacity)
+    step_us = 500
+    times = [START_US + step_us * number for number in range(seconds * 1_000_000 // step_us)]
+    total = workers * len(granted_by(share, times))
+    due = capacity * seconds
+    assert total <= due + workers
+    assert total >= 0.9 * due - workers
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    strategy=st.sampled_from([LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW]),
+    capacity=st.integers(1, 300),
+    workers=st.integers(1, 50),
+    pauses=st.lists(st.integers(1, 900_000), min_size=20, max_size=300),
+)
+def test_share_of_a_window__in_any_interval_as_long__is_its_part_rounded_up(
+    strategy: LimitStrategy, capacity: int, workers: int, pauses: list[int]
+) -> None:
+    share = Share(LimitConfig(1, capacity, 1, strategy).rule(), "n", outage(workers))
+    now_us, times = START_US, []
+    for pause_us in pauses:
+        now_us += pause_us
+        times += [now_us] * 5
+    granted = granted_by(share, times)
+    for number, start_us in enumerate(granted):
+        within = [moment for moment in granted[number:] if moment < start_us + 1_000_000]
+        assert len(within) <= -(-capacity // workers)
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_share__at_the_moment_of_the_switch__is_empty(strategy: LimitStrategy) -> None:
+    share = Share(LimitConfig(10, 10, 1, strategy).rule(), "n", outage(2))
+    assert share.step(None, START_US, 1)[1] > 0
+    assert share.view(None, START_US).remaining < 5
+    assert granted_by(share, [START_US + 200_000]) == [START_US + 200_000]
+
+
+def test_share__of_a_long_window__opens_bit_by_bit() -> None:
+    """An hour's window that started empty as a whole would shut out everybody for an hour."""
+    share = Share(LimitConfig(1, 3600, 3600, LimitStrategy.FIXED_WINDOW).rule(), "n", outage(2))
+    times = [START_US + 100_000 * number for number in range(600)]  # a minute
+    assert 25 <= len(granted_by(share, times)) <= 31
+
+
+def test_share__given_back__is_no_more_than_it_granted() -> None:
+    share = Share(LimitConfig(10, 10, 1).rule(), "n", outage(1))
+    state, _ = share.step(None, START_US + 500_000, 3)
+    assert state is not None
+    assert share.give(state, START_US + 500_000, 99)[0] == 0
+    assert share.view(share.give(state, START_US + 500_000, 99), START_US + 500_000).remaining == 5
+    assert share.revised(b"1 1 1 1 x") is share
+
+
+def test_share__reports__what_would_not_be_back_by_now() -> None:
+    rule = LimitConfig(10, 10, 1).rule()
+    share = Share(rule, "n", outage(2))
+    state, _ = share.step(None, START_US + 1_000_000, 3)
+    assert state is not None
+    report, settled = share.settle(f"{SPACE}:n", "k", state, START_US + 1_000_000)
+    assert report is not None
+    assert report.questions == [Question(rule, "n", "k", 3)]
+    assert report.patience_us == CHARGE
+    assert settled is not None
+    assert share.settle("", "k", settled, START_US + 1_000_000) == (None, None)
+    much_later_us = START_US + 60_000_000
+    report, settled = share.settle("", "k", state, much_later_us)
+    assert report is None
+    assert settled is not None
+    assert share.expires_us(state) > much_later_us
+
+
+def test_policy__open_closed_and_share__decide_what_to_do_alone() -> None:
+    rule = LimitConfig(10, 10, 1).rule()
+    alone = outage(2)
+    grants = rule_alone(rule, "n", "open", alone)
+    refuses = rule_alone(rule, "n", "closed", alone)
+    assert isinstance(grants, Always)
+    assert grants.step(None, START_US, 5) == (None, 0)
+    assert grants.view(None, START_US).remaining == 10
+    assert refuses.step(None, START_US, 5) == (None, RETRY_US)
+    assert refuses.step(None, START_US, 5, 2 * RETRY_US) == (None, 2 * RETRY_US + 1)
+    assert refuses.view(None, START_US).remaining == 0
+    assert refuses.give((1,), START_US, 5) == (1,)
+    assert refuses.expires_us(()) == 0
+    assert refuses.revised(None) is refuses
+    assert isinstance(rule_alone(rule, "n", "share", alone), Share)
+    assert isinstance(rule_alone(rule, "n", "open", outage(2, denied=True)), Share)
+    full = rule_alone(rule, "n", "open", outage(2, full=True))
+    assert full.step(None, START_US, 1)[1] == RETRY_US
+
+
+@pytest.mark.parametrize("policy", ["fallback", "Open", "", None, 1])
+def test_policy__unknown__is_refused_by_name(policy: object) -> None:
+    with pytest.raises(ValueError, match="fallback must be one of share, open, closed, got"):
+        LimitConfig(10, 10, fallback=policy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_charge__on_an_empty_limit__makes_a_bounded_debt(strategy: LimitStrategy) -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    rule = LimitConfig(10, 10, 1, strategy).rule()
+
+    def ask(amount: int, patience_us: int = 0) -> int:
+        [answer] = store.apply(LimitOperation([Question(rule, "n", "k", amount)], patience_us))
+        return answer.wait_us
+
+    for _ in range(10):
+        ask(1)
+    for _ in range(100):
+        ask(10, CHARGE)
+    clock.advance(2.2)  # an empty bucket for one second of debt, and a little
+    assert ask(1) == 0
+
+
+def test_limiter__alone__answers_every_verb() -> None:
+    clock = ManualClock()
+    store, primary = by_hand(clock)
+    limiter = BaseLimiter(LimitConfig(10, 10), store, "verbs")
+    from comporta.errors import StateUnavailableError  # noqa: PLC0415
+
+    primary.error = StateUnavailableError("gone")
+    verbs = limiter.sync
+    assert not verbs.acquire("k")
+    assert limiter.fallback is not None
+    clock.advance(1)
+    assert verbs.acquire("k")
+    assert verbs.acquire("k", 3)
+    assert verbs.decide("k").allowed
+    verbs.release("k")
+    assert verbs.peek("k").remaining == 6
+    stats = verbs.stats("k")
+    assert (stats.tokens_available, stats.requests_last_minute, stats.limit) == (6, 4, 10)
+    assert stats.fallback == limiter.fallback
+    assert verbs.acquire("k", 10, timeout=5)
+    with pytest.raises(StateUnavailableError, match="not possible without the shared state"):
+        verbs.change("5/s")

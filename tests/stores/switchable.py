@@ -1,0 +1,52 @@
+"""A shared store whose failures are chosen by the test: everything else about it is real."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from comporta.clock import Clock
+from comporta.errors import StateError
+from comporta.stores.base import Operation
+from comporta.stores.failover import FailoverStore
+from comporta.stores.keeper import Keeper
+from comporta.stores.memory import MemoryStore
+from comporta.testing import ManualClock
+
+R = TypeVar("R")
+
+
+class Switchable(MemoryStore):
+    """State in memory that fails with ``error`` as long as there is one."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.error: StateError | None = None
+        self.calls = 0
+
+    def apply(self, operation: Operation[R]) -> R:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return super().apply(operation)
+
+
+class ByHand(Keeper):
+    """A keeper without a thread: its turns are called by the test."""
+
+    def start(self) -> None:
+        self._stopping = False
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def _waited(self, moment_ns: int) -> bool:
+        """Nobody else has to be waited for."""
+        return True
+
+
+def by_hand(clock: ManualClock | None = None) -> tuple[FailoverStore, Switchable]:
+    """Return a failover store whose keeper moves only when told, and the store it stands in front of."""
+    primary = Switchable(clock or ManualClock())
+    store = FailoverStore(lambda: primary, f"test://{id(primary)}", primary.clock)
+    store.keeper = ByHand(store)
+    return store, primary

@@ -1,0 +1,46 @@
+"""What happened is said once in the log, told to listeners, and kept for a while."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from comporta import events
+from comporta.events import Event, latest_events, listen, publish
+
+
+def test_event__published__is_logged_told_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+    stop = listen(heard.append)
+    with caplog.at_level(logging.INFO, "comporta"):
+        publish("tide", "harbour", "it is rising", "info")
+    stop()
+    stop()
+    publish("tide", "harbour", "it is falling")
+    [event] = heard
+    assert event[1:] == ("tide", "harbour", "it is rising", "info")
+    assert latest_events()[-2] == event
+    assert [event.text for event in latest_events(1)] == ["it is falling"]
+    assert latest_events(0) == []
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert caplog.records[0].getMessage() == "harbour: it is rising"
+
+
+def test_listener__that_fails__stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(event: Event) -> None:
+        raise ZeroDivisionError
+
+    heard: list[Event] = []
+    stops = [listen(broken), listen(heard.append)]
+    publish("tide", "harbour", "it is high")
+    for stop in stops:
+        stop()
+    assert len(heard) == 1
+    assert "a listener failed on tide" in caplog.text
+
+
+def test_listeners__too_many__are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LISTENERS_MAX", 0)
+    with pytest.raises(ValueError, match="listeners must be at most 0"):
+        listen(print)
