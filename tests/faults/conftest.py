@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.conftest import SERVERS
+
+from comporta import events
+from comporta.events import latest_events
 
 pytest.register_assert_rewrite(
     *(f"tests.faults.{name}" for name in ("stage", "rows", "network", "states", "topology", "values")),
     *(f"tests.faults.{name}" for name in ("access", "clocks")),
 )
+
+
+@pytest.fixture(autouse=True)
+def few_events() -> Iterator[None]:
+    """Forget what was said here: a hundred lost replies would leave no room for what others listen to."""
+    before = latest_events()
+    yield
+    events._latest.clear()
+    events._latest.extend(before)
 
 
 @pytest.fixture(params=sorted(SERVERS) or ["none"])

@@ -8,7 +8,7 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from tests.faults.test_rows import ROWS
+from tests.faults.table import ROWS
 
 from comporta.limits.config import FALLBACKS
 from comporta.limits.key import _PLAIN_BYTES_MAX
@@ -19,6 +19,7 @@ from comporta.stores.redis import TIMEOUT_SECONDS
 from comporta.stores.shared import SharedStore
 from comporta.stores.workers import BEAT_SECONDS, DEAD_SECONDS, GATHER_SECONDS
 
+TROUBLES = [row.name for row in ROWS]
 LOCK_SECONDS: float = signature(SharedStore).parameters["lock_timeout"].default
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "failover.md").read_text(encoding="utf-8")
 SAID = [
@@ -42,13 +43,13 @@ SAID = [
 
 
 def test_rows__names__are_all_different() -> None:
-    assert [name for name, times in Counter(row.name for row in ROWS).items() if times > 1] == []
+    assert [name for name, times in Counter(TROUBLES).items() if times > 1] == []
 
 
 def test_page__table_of_troubles__is_the_table_that_is_provoked() -> None:
     [table] = re.findall(r"^\| trouble \|.*\n\|---.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     told = [line.split("|")[1].strip() for line in table.splitlines()]
-    assert sorted(told) == sorted(row.name for row in ROWS)
+    assert sorted(told) == sorted(TROUBLES)
 
 
 @pytest.mark.parametrize(("said", "number"), SAID)

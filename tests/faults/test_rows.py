@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.faults import access, clocks, network, states, topology, values  # noqa: F401 - they fill it
-from tests.faults.rows import ROWS, Row
+from tests.faults.rows import Row
 from tests.faults.stage import Stage
+from tests.faults.table import ROWS
 
 from comporta.stores import workers
 
@@ -22,7 +22,7 @@ def test_trouble__provoked_for_real__is_as_documented(
     record_property: Callable[[str, object], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The way back is the same for all; awaiting callers are spared the wait for others, who are not there."""
+    """The way back is the same for all; awaiting callers are spared the wait for others: there are none."""
     record_property("fault_row", row.name)
     if face == "awaiting":
         monkeypatch.setattr(workers, "_GATHER_US", 1000)
