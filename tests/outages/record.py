@@ -1,4 +1,4 @@
-"""What a fleet saw of an outage, put together: was anybody let down, and was the limit kept?
+"""What a fleet saw of an outage, put together: whether anybody was let down, and the limit kept.
 
 A grant is charged to an interval only if its call lies within it from beginning to end, as in
 ``tests/processes/accounting.py``: when exactly a decision fell nobody knows.
@@ -56,12 +56,13 @@ class Record:
 
     def slowest_seconds(self) -> float:
         """Return how long the slowest call took, those left out during which the machine stood still."""
-        return max(
-            (after - before) / SECOND_NS
+        slowest_ns: int = max(
+            after - before
             for answer in self.answers
             for before, after, _ in answer["calls"]
             if not any(start < after and end > before for start, end in answer["stalls"])
         )
+        return slowest_ns / SECOND_NS
 
     def granted_between(self, start_ns: int, end_ns: int) -> int:
         """Return how much was granted from one moment to another."""

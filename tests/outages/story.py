@@ -93,12 +93,12 @@ def play(
     seconds = lead + sum(lasting + health for _, lasting in faults)
     told = {
         "limit": {"rate": rate, "capacity": capacity},
-        "per_second": asked * rate / workers,
+        "pace": {"seconds": seconds, "per_second": asked * rate / workers},
         "awaiting": list(range(0, workers, 2)),
     }
     with Server() as server, FaultProxy.to(server) as proxy:
         scene = Scene(server, proxy)
-        with started(workers, "steady_load", url=proxy.url, seconds=seconds, **told) as fleet:
+        with started(workers, "steady_load", url=proxy.url, **told) as fleet:
             began_ns = time.monotonic_ns() + int(_START_AFTER_SECONDS * 1e9)
             for worker in fleet:
                 worker.go(began_ns)

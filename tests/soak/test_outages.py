@@ -1,4 +1,4 @@
-"""A minute of one fault after the other under load, hundreds of faults of one kind, a long outage (A8, A12)."""
+"""A minute of faults in turn under load, hundreds of one kind, one long outage (A8, A12)."""
 
 from __future__ import annotations
 
