@@ -515,8 +515,8 @@ def test_keeper_thread__waiting_for_the_others__comes_back_at_the_moment_or_ends
             time.sleep(0.001)
         moment_us = primary.apply(Gather())
         assert -600_000 <= moment_us <= 0
+        primary.apply(Delete(RETURN, ""))  # before the fall: who finds the old moment is back at once
         store.fell(GONE)
-        primary.apply(Delete(RETURN, ""))
         while primary.apply(Read(RETURN, "")) is None:
             time.sleep(0.001)
         store.close()  # in the middle of the wait
