@@ -173,7 +173,7 @@ def attend(number: int, url: str, limit: dict[str, Any], *, forks: bool = False)
 
 
 def _attending_child(limiter: BaseLimiter) -> int:
-    """Fork a child that uses its parent's limiter and ends when the parent's pipe does, as the parent will."""
+    """Fork a child that uses its parent's limiter, and ends soon after its parent."""
     warnings.simplefilter("ignore", DeprecationWarning)  # to fork with threads is what is tested
     pid = os.fork()
     if pid:

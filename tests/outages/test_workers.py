@@ -1,4 +1,4 @@
-"""Who is counted as a worker: those that come during an outage, forked ones, killed ones, those that leave."""
+"""Who is counted as a worker: latecomers in an outage, forked ones, killed ones, those that leave."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def alive(url: str) -> set[int]:
     return set(pids)
 
 
-# those that come while the server is away --------------------------------------------------------------------
+# those that come while the server is away -------------------------------------------------------------------
 
 
 def quarter_of_the_limit(late: Worker) -> None:
@@ -71,7 +71,7 @@ def test_worker__started_while_the_server_is_away__has_the_share_this_machine_la
                 wait_until(lambda: len(alive(server.url)) == 5, "all five are back", 10)
 
 
-# those that fork, die and leave ------------------------------------------------------------------------------
+# those that fork, die and leave -----------------------------------------------------------------------------
 
 
 def test_forked_worker__is_counted_beside_its_parent(url: str) -> None:
