@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable
 
-from benchmarks import accuracy, footprint, latency, lease, memory, redis, server, shared, startup
+from benchmarks import accuracy, footprint, latency, lease, memory, outages, redis, server, shared, startup
 from benchmarks.measure import Effort
 from benchmarks.report import Section, as_text, summary, write_page
 
@@ -22,6 +22,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "footprint": footprint.run,
     "accuracy": accuracy.run,
     "latency": latency.run,
+    "outages": outages.run,
 }
 
 

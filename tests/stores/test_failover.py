@@ -370,6 +370,16 @@ def test_keeper__stopped__leaves_the_registry() -> None:
     assert store.keeper.turn(store) is None, "nobody to say goodbye to"
 
 
+def test_keeper__stopped_while_it_waits_to_come_back__leaves_the_registry() -> None:
+    store, primary = by_hand()
+    store.keeper.worker = Worker.here()
+    primary.apply(Beat(store.keeper.worker))
+    store.fell(GONE)
+    store.keeper.stop()
+    assert store.keeper.turn(store) is None
+    assert primary.apply(Roll()) == []
+
+
 def test_keeper_thread__from_first_use_to_close__runs_and_ends() -> None:
     with memory_store() as primary:
         store = FailoverStore.of(primary, "memory://thread")
@@ -396,6 +406,19 @@ def test_keeper_thread__from_first_use_to_close__runs_and_ends() -> None:
         store.keeper.before_fork()
         store.keeper.after_fork_in_parent()
         store.keeper.after_fork()
+
+
+def test_keeper_thread__in_a_forked_child__runs_from_its_first_use_on() -> None:
+    with memory_store() as primary:
+        store = FailoverStore.of(primary, "memory://forked")
+        store.apply(Read("s", "k"))
+        store.keeper.before_fork()
+        for thing in (store, store.keeper):
+            thing.after_fork()
+        store.apply(Read("s", "k"))
+        while not primary.apply(Roll()):
+            time.sleep(0.001)
+        store.close()
 
 
 def test_keeper_thread__when_its_store_is_forgotten__ends() -> None:
@@ -513,8 +536,8 @@ def test_keeper_thread__waiting_for_the_others__comes_back_at_the_moment_or_ends
             time.sleep(0.001)
         moment_us = primary.apply(Gather())
         assert -600_000 <= moment_us <= 0
+        primary.apply(Delete(RETURN, ""))  # before the fall: who finds the old moment is back at once
         store.fell(GONE)
-        primary.apply(Delete(RETURN, ""))
         while primary.apply(Read(RETURN, "")) is None:
             time.sleep(0.001)
         store.close()  # in the middle of the wait

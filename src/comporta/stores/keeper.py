@@ -157,6 +157,7 @@ class Keeper:
     def after_fork(self) -> None:
         """Be nobody yet: the thread stayed with the parent, and so did its name."""
         self._thread = self.worker = None
+        self._resting = False
         self._wake = Event()
         forks.renew(self._lock)
 
@@ -245,9 +246,9 @@ class Keeper:
             events.publish("state_denied", getattr(source, "address", "state"), str(error), "error")
 
     def _goodbye(self, store: FailoverStore) -> None:
-        if store.alone is None:
-            with suppress(StateError):
-                store.primary.apply(Leave(self.worker))
+        """Leave the others, even if on its own: it may be listed all the same, as one about to come back."""
+        with suppress(StateError):
+            store.primary.apply(Leave(self.worker))
 
 
 def _report(primary: Store, alone: Alone) -> None:

@@ -1,0 +1,41 @@
+"""What callers were promised for an outage, asked of what a fleet saw of one.
+
+The machine may be busy with other things. A call is excused from its deadline only if a thread of its own
+process, which did nothing but sleep, was kept from running for 50 ms at the same time (``jobs.py``); how much
+is granted is excused by nothing.
+"""
+
+from __future__ import annotations
+
+from tests.outages.record import Record
+
+CALL_SECONDS_MAX = 0.25
+RETURN_SECONDS_MAX = 2.0
+THROUGHPUT_MIN = 0.9
+
+
+def hold_to_promises(record: Record) -> str:
+    """Assert them all; return the figures."""
+    workers = len(record.answers)
+    figures = described(record)
+    assert record.errors == [], figures
+    assert record.slowest_seconds() <= CALL_SECONDS_MAX, figures
+    assert record.most_in_a_second <= record.rate + record.capacity + workers, figures
+    assert record.throughput_alone() >= THROUGHPUT_MIN, figures
+    for phase in record.phases:
+        assert all(record.fell(phase)) or not phase.alone, f"{phase.name} went unnoticed: {figures}"
+        assert max(record.return_seconds(phase)) <= RETURN_SECONDS_MAX, figures
+    return figures
+
+
+def described(record: Record) -> str:
+    """Say what was found, in one paragraph."""
+    stalls = sum(len(answer["stalls"]) for answer in record.answers)
+    calls = sum(len(answer["calls"]) for answer in record.answers)
+    returns = {phase.name: f"{max(record.return_seconds(phase)):.2f} s" for phase in record.phases}
+    return (
+        f"{calls} calls, {len(record.grants)} granted, at most {record.most_in_a_second} in a second and "
+        f"{record.excess:.1f} above what was due; {100 * record.throughput_alone():.1f} % of the limit in "
+        f"outages; slowest call {1000 * record.slowest_seconds():.0f} ms; back after {returns}; "
+        f"{stalls} stalls of the machine; {len(record.errors)} errors {record.errors[:3]}"
+    )
