@@ -44,3 +44,18 @@ def test_listeners__too_many__are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(events, "LISTENERS_MAX", 0)
     with pytest.raises(ValueError, match="listeners must be at most 0"):
         listen(print)
+
+
+def test_log_handler__that_fails__stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("disk full")
+
+    handler = Broken()
+    logger = logging.getLogger("comporta")
+    logger.addHandler(handler)
+    try:
+        publish("tide", "harbour", "it is out")
+    finally:
+        logger.removeHandler(handler)
+    assert latest_events(1)[0].text == "it is out"

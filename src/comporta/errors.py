@@ -7,7 +7,8 @@
     └── ComportaError
         └── StateError                  the state engine could not do what was asked
             ├── StateUnavailableError   unreachable, refused, or of the wrong kind
-            │   └── StateDeniedError    the server knows us and says no: a password, a permission
+            │   └── StateDeniedError    the server knows us and says no: a password
+            │       └── StateForbiddenError  a permission
             ├── StateTimeoutError       no answer within the bound
             ├── StateFullError          no room for a new key; live keys are never evicted
             └── StateTypeError          something else lives at the key (names it; left untouched)
@@ -32,6 +33,10 @@ class StateUnavailableError(StateError):
 
 class StateDeniedError(StateUnavailableError):
     """The server refuses the password or the permission; waiting does not help, somebody has to act."""
+
+
+class StateForbiddenError(StateDeniedError):
+    """The server lets us in, but this user may not use a command or a key that is needed."""
 
 
 class StateTimeoutError(StateError):

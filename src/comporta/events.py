@@ -9,10 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    import logging
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 LATEST_MAX: Final = 1000
 """How many events a process remembers; the oldest is dropped for the next."""
@@ -42,13 +40,12 @@ def publish(kind: str, source: str, text: str, severity: str = "warning") -> Non
     """Say it: in the log (``severity`` is the name of a level), to listeners, and for later."""
     event = Event(time.time(), kind, source, text, severity)
     _latest.append(event)
-    log = _logger()
-    log.log(_LEVELS[severity], "%s: %s", source, text, extra={"kind": kind, "source": source})
+    _log(_LEVELS[severity], f"{source}: {text}", kind, source)
     for listener in tuple(_listeners):
         try:
             listener(event)
         except Exception as error:  # whoever listens must not be able to stop what happens
-            log.error("a listener failed on %s: %r", kind, error)
+            _log(_LEVELS["error"], f"a listener failed on {kind}: {error!r}", kind, source)
 
 
 def listen(listener: Listener) -> Callable[[], None]:
@@ -69,7 +66,8 @@ def latest_events(count: int = LATEST_MAX) -> list[Event]:
     return list(_latest)[-count:] if count > 0 else []
 
 
-def _logger() -> logging.Logger:
+def _log(level: int, line: str, kind: str, source: str) -> None:
     import logging  # noqa: PLC0415 - costs 6 ms, and most processes have nothing to say
 
-    return logging.getLogger("comporta")
+    with suppress(Exception):  # nor must a handler
+        logging.getLogger("comporta").log(level, "%s", line, extra={"kind": kind, "source": source})

@@ -8,6 +8,7 @@ Whoever has a thread registers it too: it rests during the fork, so that it hold
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -49,18 +50,27 @@ def renew(lock: Any) -> None:
 
 
 def _tell_all() -> None:
-    for thing in list(_registered):
-        thing.after_fork()
+    _each(thing.after_fork for thing in list(_registered))
+
+
+def _each(calls: Iterable[Callable[[], None]]) -> None:
+    """Call all of them, whatever one of them raises; Python shows the last that did."""
+    failed: Exception | None = None
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 def _rest_all() -> None:
-    for thing in list(_resting):
-        thing.before_fork()
+    _each(thing.before_fork for thing in list(_resting))
 
 
 def _resume_all() -> None:
-    for thing in list(_resting):
-        thing.after_fork_in_parent()
+    _each(thing.after_fork_in_parent for thing in list(_resting))
 
 
 os.register_at_fork(before=_rest_all, after_in_parent=_resume_all, after_in_child=_tell_all)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.stores.switchable import ByHand
+from tests.stores.switchable import ByHand, moved
 
 from comporta import BaseLimiter, LimitConfig
 from comporta.clock import Clock
@@ -95,7 +95,7 @@ def test_shared_state__fails_in_the_middle__goes_on_with_a_share_of_the_changed_
         "the share of the one worker there is: all of the changed limit"
     )
     monkeypatch.undo()
-    store.keeper.turn(store)
+    moved(store)
     assert fallback_of(store) is None
     store.close()
 
@@ -128,8 +128,8 @@ def test_shared_url__folder_not_ours__works_alone_and_joins_when_it_can(name: st
     path = Path(path_of(name))
     path.write_text("in the way")
     limiter = BaseLimiter(LimitConfig(1000, 10), f"shared://{name}")
-    assert fallback_of(limiter.store) is not None
     assert limiter.sync.acquire("k", timeout=5)
+    assert fallback_of(limiter.store) is not None
     assert limiter.verbs.bound.stepper.codec is limiter.config.rule().codec
     assert asyncio.run(limiter.acquire("k", timeout=5))
     path.unlink()

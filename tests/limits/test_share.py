@@ -7,15 +7,17 @@ from math import ceil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.stores.switchable import by_hand
+from tests.stores.switchable import ByHand, by_hand, moved
+from tests.support import redis_store
 
-from comporta import BaseLimiter, LimitConfig, LimitStrategy
+from comporta import BaseLimiter, LimitConfig, LimitStrategy, StateTypeError, StateUnavailableError
 from comporta.limits.operation import SPACE, LimitOperation, Question
 from comporta.limits.rule import CHARGE
 from comporta.limits.share import RETRY_US, Always, Share, rule_alone
 from comporta.stores.base import Outage
+from comporta.stores.failover import FailoverStore
 from comporta.stores.memory import MemoryStore
-from comporta.testing import ManualClock
+from comporta.testing import ManualClock, Server
 
 START_US = 10**12
 
@@ -162,8 +164,6 @@ def test_limiter__alone__answers_every_verb() -> None:
     clock = ManualClock()
     store, primary = by_hand(clock)
     limiter = BaseLimiter(LimitConfig(10, 10), store, "verbs")
-    from comporta.errors import StateUnavailableError  # noqa: PLC0415
-
     primary.error = StateUnavailableError("gone")
     verbs = limiter.sync
     assert not verbs.acquire("k")
@@ -180,3 +180,51 @@ def test_limiter__alone__answers_every_verb() -> None:
     assert verbs.acquire("k", 10, timeout=5)
     with pytest.raises(StateUnavailableError, match="not possible without the shared state"):
         verbs.change("5/s")
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_share__cost_above_it__is_reported_whole(strategy: LimitStrategy) -> None:
+    share = Share(LimitConfig(10, 10, 1, strategy).rule(), "n", outage(8))
+    cost = 1 if strategy is LimitStrategy.LEAKY_BUCKET else 5
+    now_us = START_US + 60_000_000
+    state, wait_us = share.step(None, now_us, cost)
+    assert wait_us == 0
+    assert state is not None
+    report, _ = share.settle("", "k", state, now_us)
+    assert report is not None
+    assert report.questions[0].amount == cost
+
+
+def test_decide__on_a_key_that_cannot_be_used__goes_by_the_changed_limit() -> None:
+    clock = ManualClock()
+    store, primary = by_hand(clock)
+    primary.__class__ = type("Far", (type(primary),), {"bind": property(lambda _: None)})
+    limiter = BaseLimiter(LimitConfig(100, 100), store, "changed")
+    limiter.sync.change("2/s")
+    moved(store)
+    primary.error = StateTypeError("something else")
+    limiter.sync.decide("k")
+    clock.advance(10)
+    assert sum(limiter.sync.decide("k").allowed for _ in range(10)) == 2
+
+
+def test_cost__above_the_configured_limit_but_not_the_raised_one__waits_in_an_outage(valkey: Server) -> None:
+    with redis_store(valkey) as primary:
+        store = FailoverStore.of(primary, primary.address)
+        store.keeper = ByHand(store)
+        limiter = BaseLimiter(LimitConfig(10, 10), store, "raised")
+        limiter.sync.change("100/s")
+        assert limiter.sync.acquire("k", 50)
+        moved(store)
+        store.keeper.census.heard(8)
+        store.fell(StateUnavailableError("gone"))
+        assert not limiter.sync.acquire("k", 50)
+        assert limiter.sync.acquire("k", 50, timeout=30)
+
+
+@pytest.mark.parametrize("change", [b"", b"5", b"a b c d", b"0 0 0 0 x", b"5 0 0 0 x", b"-1 1 1 1", b"\xff"])
+def test_change__written_by_hand_and_wrong__is_none(change: bytes) -> None:
+    for strategy in LimitStrategy:
+        for lease in (False, True):
+            rule = LimitConfig(10, 10, 1, strategy, lease=lease).rule()
+            assert rule.revised(change) is rule

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.outages.promises import described, hold_to_promises
 from tests.outages.story import KILLED, STOPPED, Fault, play
-from tests.stores.switchable import ByHand
+from tests.stores.switchable import ByHand, moved
 
 from comporta import BaseLimiter, LimitConfig
 from comporta.stores.failover import FailoverStore
@@ -60,7 +60,7 @@ def lose_replies(times: int) -> str:
             answer = runner.run(_asked(limiter, awaiting=bool(turn % 2)))
             assert answer is False, "a share starts empty, and refuses rather than guesses"
             assert limiter.fallback is not None
-            store.keeper.turn(store)
+            moved(store)
             assert limiter.fallback is None
         carried_out = before - limiter.sync.peek("k").remaining
         assert proxy.replies_lost == times

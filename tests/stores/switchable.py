@@ -8,8 +8,9 @@ from comporta.clock import Clock
 from comporta.errors import StateError
 from comporta.stores.base import Operation
 from comporta.stores.failover import FailoverStore
-from comporta.stores.keeper import Keeper
+from comporta.stores.keeper import Keeper, Life
 from comporta.stores.memory import MemoryStore
+from comporta.stores.workers import Worker
 from comporta.testing import ManualClock
 
 R = TypeVar("R")
@@ -30,18 +31,36 @@ class Switchable(MemoryStore):
         return super().apply(operation)
 
 
+class Patient(Life):
+    """A life in which nobody else has to be waited for."""
+
+    def waited(self, moment_ns: int) -> bool:
+        return not self.over
+
+
 class ByHand(Keeper):
     """A keeper without a thread: its turns are called by the test."""
 
-    def start(self) -> None:
-        self._stopping = False
+    def __init__(self, store: FailoverStore) -> None:
+        super().__init__(store)
+        self.life = Patient(Worker.here())
+
+    def start(self) -> bool:
+        self.life.over = False
+        return True
 
     def stop(self) -> None:
-        self._stopping = True
+        self.life.end(goodbye=True)
 
-    def _waited(self, moment_ns: int) -> bool:
-        """Nobody else has to be waited for."""
-        return True
+    def move(self, store: FailoverStore) -> float | None:
+        """Do what is due now."""
+        return self.turn(store, self.life)
+
+
+def moved(store: FailoverStore) -> float | None:
+    """Let the keeper of a store do what is due now."""
+    assert isinstance(store.keeper, ByHand)
+    return store.keeper.move(store)
 
 
 def by_hand(clock: ManualClock | None = None) -> tuple[FailoverStore, Switchable]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 import time
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakMethod
 
 import pytest
-from tests.stores.switchable import Switchable, by_hand
+from tests.stores.switchable import ByHand, Patient, Switchable, by_hand, moved
 from tests.support import memory_store
 
 from comporta import events
 from comporta.errors import (
     StateDeniedError,
     StateError,
+    StateForbiddenError,
     StateFullError,
     StateTypeError,
     StateUnavailableError,
@@ -26,7 +30,7 @@ from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.stores import failover
 from comporta.stores.base import Operation
 from comporta.stores.failover import FailoverStore, fallback_of
-from comporta.stores.keeper import PROBE_LONGEST_SECONDS, Census, Keeper, _stop_all
+from comporta.stores.keeper import PROBE_LONGEST_SECONDS, Census, Keeper, Life, _stop_all
 from comporta.stores.known import recalled
 from comporta.stores.records import Delete, Read, Write
 from comporta.stores.workers import BEAT_SECONDS, RETURN, Beat, Gather, Roll, Worker
@@ -112,7 +116,7 @@ def test_alone__what_others_must_see__is_an_error_that_says_why() -> None:
     with pytest.raises(StateUnavailableError, match="not possible"):
         asyncio.run(store.entries_async("s"))
     primary.error = None
-    store.keeper.turn(store)
+    moved(store)
     assert store.apply(Write("s", "k", b"x", None))
     assert store.entries("s") == {"k": b"x"}
 
@@ -123,7 +127,7 @@ def test_denied__before_anything_was_ever_answered__is_raised_every_time() -> No
     for _ in range(2):
         with pytest.raises(StateDeniedError):
             store.apply(Take(TEN, "k", 1))
-    store.keeper.turn(store)  # its own sign of life is denied, too, and nobody hears of it
+    moved(store)  # its own sign of life is denied, too, and nobody hears of it
     assert store.fallback is None
 
 
@@ -134,8 +138,8 @@ def test_denied__later__is_an_outage_in_which_nothing_is_simply_let_through() ->
     primary.error = StateDeniedError("the password was changed")
     count = len(events.latest_events())
     assert store.apply(Take(open_limit, "k", 1)) > 0
-    store.keeper.turn(store)
-    store.keeper.turn(store)  # said again, but not each time
+    moved(store)
+    moved(store)  # said again, but not each time
     assert kinds_since(count) == ["state_fallback", "state_denied"]
 
 
@@ -147,15 +151,15 @@ def test_denied__found_when_looking_for_a_server_that_was_away__closes_what_was_
     assert [store.apply(Take(open_limit, "k", 1)) for _ in range(20)] == [0] * 20
     clock.advance(60)
     primary.error = StateDeniedError("the password was changed")
-    store.keeper.turn(store)
+    moved(store)
     assert store.apply(Take(open_limit, "k", 1)) == 100_000, "its share, and that starts empty"
     assert store.fallback is not None
     assert store.fallback.why == "the password was changed"
     since = store.fallback.since
-    store.keeper.turn(store)
+    moved(store)
     assert store.fallback.since == since
     primary.error = None
-    store.keeper.turn(store)
+    moved(store)
     store.denied(StateDeniedError("too late to matter"))
     assert store.fallback is None
 
@@ -210,7 +214,7 @@ def test_return__after_an_outage__charges_what_was_granted_meanwhile() -> None:
     store.apply(Take(TEN, "idle", 1))
     assert granted == 20
     primary.error = None
-    assert store.keeper.turn(store) == BEAT_SECONDS
+    assert moved(store) == BEAT_SECONDS
     assert store.fallback is None
     [answer] = store.apply(LimitOperation([Question(TEN.rule, "ten", "k", 0)]))
     assert answer.remaining == 0
@@ -225,7 +229,7 @@ def test_return__on_the_threshold__waits_for_two_good_signs_and_whole_reports() 
     store.apply(Take(TEN, "k", 1))
     clock.advance(0.1)
     assert store.apply(Take(TEN, "k", 1)) == 0
-    pauses = [store.keeper.turn(store) for _ in range(20)]
+    pauses = [moved(store) for _ in range(20)]
     assert all(pause is not None and 0 < pause <= 1.5 * PROBE_LONGEST_SECONDS for pause in pauses)
     assert store.alone is not None
     primary.error = None
@@ -237,10 +241,10 @@ def test_return__on_the_threshold__waits_for_two_good_signs_and_whole_reports() 
         return failing(operation)
 
     primary.apply = dies_at_the_report  # type: ignore[method-assign]
-    store.keeper.turn(store)
+    moved(store)
     assert store.alone is not None
     primary.apply = failing  # type: ignore[method-assign]
-    store.keeper.turn(store)
+    moved(store)
     assert store.fallback is None
 
 
@@ -273,7 +277,7 @@ def test_primary_with_reach_and_batches__is_asked_that_way() -> None:
     clock.advance(0.1)
     store.apply(Take(TEN, "k", 1))
     primary.error = None
-    store.keeper.turn(store)
+    moved(store)
     assert asked == ["reach", "1 reports"]
 
 
@@ -289,13 +293,12 @@ def test_shared_state__that_cannot_be_opened_yet__is_used_once_it_can() -> None:
         return Switchable(clock)
 
     store = FailoverStore(opens, "test://late", clock)
-    store.keeper = by_hand(clock)[0].keeper
-    store.keeper._store = __import__("weakref").ref(store)
+    store.keeper = ByHand(store)
     assert store.apply(Take(TEN, "k", 1)) > 0
     assert store.alone is not None
-    store.keeper.turn(store)
+    moved(store)
     assert store.alone is not None
-    store.keeper.turn(store)
+    moved(store)
     assert store.fallback is None
     assert store.apply(Take(TEN, "k", 1)) == 0
 
@@ -325,16 +328,13 @@ def test_keeper__while_all_is_well__counts_workers_and_follows_changes() -> None
         def revise(self, change: bytes | None) -> None:
             told.append(change)
 
-    from weakref import WeakMethod  # noqa: PLC0415
-
     follower, forgotten = Follower(), Follower()
     store.keeper.follow("s", "k", WeakMethod(follower.revise))
     store.keeper.follow("s", "other", WeakMethod(forgotten.revise))
     del forgotten
     primary.apply(Write("s", "k", b"new", None))
     primary.apply(Beat(Worker("elsewhere", 1, 1, 1)))
-    store.keeper.worker = Worker.here()
-    assert store.keeper.turn(store) == BEAT_SECONDS
+    assert moved(store) == BEAT_SECONDS
     assert told == [b"new"]
     assert store.workers == 2
     assert len(store.keeper._followers) == 1
@@ -343,7 +343,7 @@ def test_keeper__while_all_is_well__counts_workers_and_follows_changes() -> None
 def test_keeper__state_fails_while_nobody_asks__notices() -> None:
     store, primary = by_hand()
     primary.error = GONE
-    store.keeper.turn(store)
+    moved(store)
     assert store.alone is not None
 
 
@@ -351,87 +351,87 @@ def test_keeper__registry_key_is_somebody_elses__goes_on_and_says_so() -> None:
     store, primary = by_hand()
     count = len(events.latest_events())
     primary.error = StateTypeError("'comporta_workers' holds something else")
-    store.keeper.turn(store)
+    moved(store)
     assert store.alone is None
     assert kinds_since(count) == ["state_denied"]
 
 
 def test_keeper__stopped__leaves_the_registry() -> None:
     store, primary = by_hand()
-    store.keeper.worker = Worker.here()
-    store.keeper.turn(store)
+    moved(store)
     assert len(primary.apply(Roll())) == 1
     store.keeper.stop()
-    assert store.keeper.turn(store) is None
+    assert moved(store) is None
     assert primary.apply(Roll()) == []
     primary.error = GONE
     store.fell(GONE)
     store.keeper.stop()
-    assert store.keeper.turn(store) is None, "nobody to say goodbye to"
+    assert moved(store) is None, "nobody to say goodbye to"
 
 
 def test_keeper__stopped_while_it_waits_to_come_back__leaves_the_registry() -> None:
     store, primary = by_hand()
-    store.keeper.worker = Worker.here()
-    primary.apply(Beat(store.keeper.worker))
+    assert isinstance(store.keeper, ByHand)
+    primary.apply(Beat(store.keeper.life.worker))
     store.fell(GONE)
     store.keeper.stop()
-    assert store.keeper.turn(store) is None
+    assert moved(store) is None
     assert primary.apply(Roll()) == []
 
 
 def test_keeper_thread__from_first_use_to_close__runs_and_ends() -> None:
     with memory_store() as primary:
         store = FailoverStore.of(primary, "memory://thread")
+        keeper = store.keeper
+        keeper.before_fork()
+        keeper.after_fork_in_parent()
         store.apply(Read("s", "k"))
-        thread = store.keeper._thread
-        assert thread is not None
+        first = life_of(store)
         store.apply(Read("s", "k"))
-        assert store.keeper._thread is thread
-        assert store.direct
+        assert life_of(store) is first
         while not primary.apply(Roll()):
             time.sleep(0.001)
-        store.keeper.start()
-        store.keeper.before_fork()
-        assert not thread.is_alive()
-        store.keeper.after_fork_in_parent()
-        second = store.keeper._thread
-        assert second is not None
-        assert second.is_alive()
-        store.keeper.after_fork_in_parent()
+        keeper.before_fork()
+        assert not alive(first)
+        keeper.after_fork_in_parent()
+        second = life_of(store)
+        assert alive(second)
+        assert second.worker == first.worker, "the same worker"
         asyncio.run(store.aclose())
-        assert not second.is_alive()
+        assert not alive(second)
         assert primary.apply(Roll()) == []
-        store.keeper.stop()
-        store.keeper.before_fork()
-        store.keeper.after_fork_in_parent()
-        store.keeper.after_fork()
+        keeper.stop()
+        keeper.start()
+        third = life_of(store)
+        assert third.worker != second.worker
+        keeper.after_fork()
+        assert keeper._life is None
+        third.end(goodbye=True)
+        Life(Worker.here()).end(goodbye=True)
 
 
-def test_keeper_thread__in_a_forked_child__runs_from_its_first_use_on() -> None:
-    with memory_store() as primary:
-        store = FailoverStore.of(primary, "memory://forked")
-        store.apply(Read("s", "k"))
-        store.keeper.before_fork()
-        for thing in (store, store.keeper):
-            thing.after_fork()
-        store.apply(Read("s", "k"))
-        while not primary.apply(Roll()):
-            time.sleep(0.001)
-        store.close()
+def life_of(store: FailoverStore) -> Life:
+    life = store.keeper._life
+    assert life is not None
+    return life
+
+
+def alive(life: Life) -> bool:
+    assert life.thread is not None
+    return life.thread.is_alive()
 
 
 def test_keeper_thread__when_its_store_is_forgotten__ends() -> None:
     with memory_store() as primary:
         store = FailoverStore.of(primary, "memory://forgotten")
         store.apply(Read("s", "k"))
-        thread, wake = store.keeper._thread, store.keeper._wake
-        assert thread is not None
+        life = life_of(store)
         del store
-        __import__("gc").collect()
-        wake.set()
-        thread.join(10)
-        assert not thread.is_alive()
+        gc.collect()
+        life.wake.set()
+        assert life.thread is not None
+        life.thread.join(10)
+        assert not alive(life)
 
 
 def test_keeper_thread__a_mistake_in_a_turn__is_said_and_survived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,7 +439,7 @@ def test_keeper_thread__a_mistake_in_a_turn__is_said_and_survived(monkeypatch: p
         store = FailoverStore.of(primary, "memory://mistake")
         count = len(events.latest_events())
 
-        def mistaken(self: Keeper, store: FailoverStore) -> float:
+        def mistaken(self: Keeper, store: FailoverStore, life: Life) -> float:
             raise ZeroDivisionError
 
         monkeypatch.setattr(Keeper, "turn", mistaken)
@@ -447,8 +447,8 @@ def test_keeper_thread__a_mistake_in_a_turn__is_said_and_survived(monkeypatch: p
         while not kinds_since(count):
             time.sleep(0.001)
         assert kinds_since(count)[0] == "keeper_failed"
+        store.close()  # and then it ends all the same
         monkeypatch.undo()
-        store.close()
 
 
 # how many workers ------------------------------------------------------------------------------------------
@@ -542,8 +542,6 @@ def test_keeper_thread__waiting_for_the_others__comes_back_at_the_moment_or_ends
             time.sleep(0.001)
         store.close()  # in the middle of the wait
         assert not store.direct
-        assert not store.keeper._gather(primary, store.alone or store.fell(GONE))
-        assert not store.keeper._waited(0)
 
 
 def test_keeper__told_to_end_between_report_and_return__does_not_return(
@@ -551,7 +549,184 @@ def test_keeper__told_to_end_between_report_and_return__does_not_return(
 ) -> None:
     store, _ = by_hand()
     store.fell(GONE)
-    answers = iter([True, False])
-    monkeypatch.setattr(store.keeper, "_waited", lambda _: next(answers))
-    store.keeper.turn(store)
+    for answers in ([False], [True, False]):
+        waits = iter(answers)
+        monkeypatch.setattr(Patient, "waited", lambda *_, waits=waits: next(waits))
+        moved(store)
+        assert store.alone is not None
+
+
+# what a review found -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [StateTypeError("somebody else's"), StateFullError("no room")])
+def test_return__registry_and_moment_unusable__happens_all_the_same(error: StateError) -> None:
+    store, primary = by_hand()
+    store.fell(GONE)
+    apply = primary.apply
+
+    def picky(operation: Operation[Any]) -> Any:
+        if isinstance(operation, Beat | Gather):
+            raise error
+        return apply(operation)
+
+    primary.apply = picky  # type: ignore[method-assign]
+    assert moved(store) == BEAT_SECONDS
+    assert fallback_of(store) is None
+
+
+def test_denied__in_the_middle_of_an_outage__what_was_open_starts_empty_and_stays_within_its_share() -> None:
+    clock = ManualClock()
+    store, primary = by_hand(clock)
+    open_limit = Asked(LimitConfig.parse("10/s").rule(), "open", "open")
+    store.apply(Take(open_limit, "k", 1))
+    primary.error = GONE
+    assert all(store.apply(Take(open_limit, "k", 1)) == 0 for _ in range(50))
+    store.apply(Take(TEN, "k", 1))
+    primary.error = StateDeniedError("the password was changed")
+    moved(store)
+    granted = 0
+    for _ in range(600):
+        clock.advance(0.01)
+        granted += store.apply(Take(open_limit, "k", 1)) == 0
+    assert granted <= 61
+    moved(store)
     assert store.alone is not None
+    assert store.alone.outage.denied
+    store.returned()
+    store.denied(StateDeniedError("too late to matter"))
+    assert fallback_of(store) is None
+
+
+def test_aside__more_workers_by_now__divides_by_them() -> None:
+    clock = ManualClock()
+    store, primary = by_hand(clock)
+    primary.error = StateTypeError("'a' holds something else")
+    store.apply(Take(TEN, "a", 1))
+    store.keeper.census.heard(5)
+    store.apply(Take(TEN, "a", 1))
+    clock.advance(10)
+    assert [store.apply(Take(TEN, "a", 1)) for _ in range(3)] == [0, 0, 500_000]
+
+
+def test_forbidden__one_key_once_the_server_was_reached__goes_aside_and_everywhere_is_an_outage() -> None:
+    store, primary = by_hand()
+    forbidden = StateForbiddenError("NOPERM this key")
+    primary.error = forbidden
+    with pytest.raises(StateForbiddenError):
+        store.apply(Take(TEN, "k", 1))
+    primary.error = None
+    store.apply(Take(TEN, "k", 1))
+    primary.error = forbidden
+    assert store.apply(Take(TEN, "k", 1)) > 0
+    assert fallback_of(store) is None
+    moved(store)
+    assert fallback_of(store) is not None
+
+
+def test_count_of_workers__nobody_can_tell__is_not_believed() -> None:
+    store, _ = by_hand()
+    store.keeper.census.heard(8)
+    store.keeper.census.heard(0)
+    assert store.keeper.census._latest == 8
+
+
+def test_keeper__no_thread_to_be_had__does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with memory_store() as primary:
+        store = FailoverStore.of(primary, "memory://threadless")
+        assert store.apply(Take(TEN, "k", 1)) == 0
+        assert not store.direct
+        store.fell(GONE)
+        store.close()
+
+
+def test_reports__cut_off_in_the_middle__lose_only_what_may_have_been_told() -> None:
+    clock = ManualClock()
+    store, primary = by_hand(clock)
+    primary.error = GONE
+    store.apply(Take(TEN, "0", 1))
+    clock.advance(1)
+    for number in range(20):
+        store.apply(Take(TEN, str(number), 1))
+    primary.error = None
+    told = 0
+    apply = primary.apply
+
+    def mortal(operation: Operation[Any]) -> Any:
+        nonlocal told
+        if isinstance(operation, LimitOperation):
+            told += 1
+            if told == 3:
+                raise GONE
+            if told == 5:
+                raise StateTypeError("something else")
+        return apply(operation)
+
+    primary.apply = mortal  # type: ignore[method-assign]
+    moved(store)
+    assert store.alone is not None
+    assert len(store.alone.unsent) == 17
+    moved(store)
+    assert fallback_of(store) is None
+    assert told == 20
+
+
+def test_keeper__two_followers_of_a_key_and_a_key_of_another_type__tells_those_that_live() -> None:
+    store, primary = by_hand()
+    told: list[str] = []
+
+    class Follower:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def revise(self, change: bytes | None) -> None:
+            told.append(self.name)
+
+    first, second = Follower("first"), Follower("second")
+    for follower in (first, second):
+        store.keeper.follow("s", "k", WeakMethod(follower.revise))
+    primary.apply(Write("s", "k", b"x", None))
+    moved(store)
+    del second, follower
+    gc.collect()
+    moved(store)
+    assert told == ["first", "second", "first"]
+    apply = primary.apply
+
+    def picky(operation: Operation[Any]) -> Any:
+        if isinstance(operation, Read):
+            raise StateTypeError("no record")
+        return apply(operation)
+
+    primary.apply = picky  # type: ignore[method-assign]
+    moved(store)
+    assert fallback_of(store) is None
+
+
+def test_owed__more_keys_than_are_visited_at_once__are_all_reported_once() -> None:
+    clock = ManualClock()
+    store, primary = by_hand(clock)
+    primary.error = GONE
+    store.apply(Take(TEN, "k", 1))
+    clock.advance(1)
+    for number in range(1200):
+        assert store.apply(Take(TEN, str(number), 1)) == 0
+    assert store.alone is not None
+    assert len(store.alone.owed()) == 1200
+    assert store.alone.owed() == []
+
+
+def test_owed__a_key_gone_meanwhile__is_passed_over() -> None:
+    store, _ = by_hand()
+    local = store.fell(GONE).local
+    for number in range(3):
+        local.apply(Write("s", str(number), b"x", None))
+
+    def visit(space: str, key: str, *_: object) -> None:
+        local._spaces[space].table.pop("0", None)
+
+    local.revisit(visit)

@@ -16,6 +16,7 @@ from comporta import (
     LimitConfig,
     StateDeniedError,
     StateError,
+    StateForbiddenError,
     StateTimeoutError,
     StateTypeError,
     StateUnavailableError,
@@ -135,12 +136,14 @@ def test_server__wants_another_password__denies(program: str) -> None:
 
 def test_user__may_not_write__is_denied(own: Server) -> None:
     own.command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@all", "-@write")
-    refused(own.url.replace("redis://", "redis://reader:secret@"), StateDeniedError, "permission|can't run")
+    refused(
+        own.url.replace("redis://", "redis://reader:secret@"), StateForbiddenError, "permission|can't run"
+    )
 
 
 def test_user__may_not_touch_the_key__is_denied(own: Server) -> None:
     own.command("ACL", "SETUSER", "other", "on", ">secret", "~other:*", "+@all")
-    refused(own.url.replace("redis://", "redis://other:secret@"), StateDeniedError, "permission|can't")
+    refused(own.url.replace("redis://", "redis://other:secret@"), StateForbiddenError, "permission|can't")
 
 
 def test_node_of_a_cluster__by_a_plain_url__names_the_remedy(program: str) -> None:

@@ -39,9 +39,9 @@ class Bucket:
 
     def revised(self, change: bytes | None) -> Self:
         """Return the rule under a change; states carry the unit they are counted in."""
-        if change is None:
-            return self
         numbers = Numbers.read(change)
+        if numbers is None:
+            return self
         return type(self)(numbers.capacity, numbers.per_us, numbers.unit)
 
     def expires_us(self, state: State) -> int:

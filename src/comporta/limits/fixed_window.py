@@ -35,9 +35,9 @@ class FixedWindow:
 
     def revised(self, change: bytes | None) -> FixedWindow:
         """Return the rule under a change; the window that runs is measured by the new length."""
-        if change is None:
-            return self
         numbers = Numbers.read(change)
+        if numbers is None:
+            return self
         return FixedWindow(numbers.capacity, numbers.window_us)
 
     def step(

@@ -75,6 +75,10 @@ class LeakyBucket(Bucket):
             recent(past, count, last_us, now_us),
         )
 
+    def used(self, state: State, now_us: int) -> int:
+        """Return the turns given out ahead."""
+        return ceil_div(self._level(state, now_us), self.unit)
+
     def _level(self, state: State, now_us: int) -> int:
         level = rescaled(state[0], state[2], self.unit)
         since_us: int = max(0, now_us - state[1])

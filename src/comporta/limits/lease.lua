@@ -20,15 +20,7 @@ if now_us == 0 then
 end
 local capacity, per_us = tonumber(ARGV[2]), tonumber(ARGV[3])
 local unit, window_us, life_us, debt = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), 0
-local change = pcall('GET', KEYS[1])
-if type(change) == 'string' then
-  local c, p, u, w = match(change, '^(%d+) (%d+) (%d+) (%d+)')
-  if c then
-    debt = max(0, capacity - c)
-    capacity, per_us, unit = tonumber(c), tonumber(p), tonumber(u)
-    if w ~= '0' then window_us = tonumber(w) end -- 0: a bucket's change, by one who does not lease
-  end
-end
+capacity, per_us, unit, window_us, debt = in_force(KEYS[1], capacity, per_us, unit, window_us)
 if code == SLIDING_WINDOW then life_us = min(life_us, floor(window_us / SLIDING_LIFE)) end
 
 -- Take, look or give back; returns the wait and what is left.

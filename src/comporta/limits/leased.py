@@ -36,6 +36,8 @@ from comporta.stores.memory import ONE_THREAD_AT_A_TIME
 HANDS_MAX = 10_000
 """For so many keys something can be in hand; the others are asked about each time."""
 
+_GIVING_BACK_NS_MAX = 1_000_000_000
+
 REFUSAL_NS_MAX = 100_000_000
 """A refusal is remembered for so long at the most: others may give back."""
 
@@ -97,8 +99,11 @@ class LeasedBound:
         run(self.giving_back())
 
     def giving_back(self) -> Flow[None]:
-        """The flow of ``give_back``; what a store in trouble does not take ends by itself."""
+        """The flow of ``give_back``; what a store in trouble or far away does not take ends by itself."""
+        ends_ns = MONOTONIC.now_ns() + _GIVING_BACK_NS_MAX
         for hand in list(self._hands.values()):
+            if MONOTONIC.now_ns() > ends_ns:
+                return
             ended = self._ended(hand)
             if ended.unused:
                 try:

@@ -52,9 +52,10 @@ class LeasedTokenBucket(TokenBucket):
 
     def revised(self, change: bytes | None) -> LeasedTokenBucket:
         """Return the rule under a change; who does not lease says nothing of slices in one."""
-        if change is None:
+        numbers = Numbers.read(change)
+        if numbers is None:
             return self
-        capacity, per_us, unit, slice_us = Numbers.read(change)
+        capacity, per_us, unit, slice_us = numbers
         return LeasedTokenBucket(capacity, per_us, unit, slice_us or self.slice_us)
 
     def step(

@@ -28,15 +28,7 @@ local function ask(n, a, r, commit)
   local amount, patience_us = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
   local capacity, per_us = tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
   local unit, window_us, debt = tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]), 0
-  local change = pcall('GET', KEYS[2 * n])
-  if type(change) == 'string' then
-    local c, p, u, w = match(change, '^(%d+) (%d+) (%d+) (%d+)')
-    if c then
-      debt = max(0, capacity - c)
-      capacity, per_us, unit = tonumber(c), tonumber(p), tonumber(u)
-      if w ~= '0' then window_us = tonumber(w) end -- 0: a bucket's change, by one who does not lease
-    end
-  end
+  capacity, per_us, unit, window_us, debt = in_force(KEYS[2 * n], capacity, per_us, unit, window_us)
   local wait_us, remaining, reset_us, recent, last_us = STRATEGIES[tonumber(ARGV[a])](
     KEYS[2 * n - 1], now_us, amount, patience_us, commit and amount ~= 0,
     capacity, per_us, unit, window_us, debt)

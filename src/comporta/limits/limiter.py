@@ -45,9 +45,10 @@ class BaseLimiter:
             state = default_url(distributed=self.config.distributed)
         self.store: Store = open_store(state) if isinstance(state, str) else state
         _claim(self)
-        bound = _bound(self.config, self.store, self.name)
+        asked = Asked(self.config.rule(), self.name, self.config.fallback)
+        bound = _bound(self.config, self.store, asked)
         leases = bound if isinstance(bound, LeasedBound) else None
-        self.verbs = Verbs(self.config, self.store, self.name, bound, leases)
+        self.verbs = Verbs(self.config, self.store, self.name, bound, known=asked.known, leases=leases)
         self._waiting = self.verbs.lines.by_key
         self._attempt = None if isinstance(bound, RemoteBound) else bound.attempt
         self._take_async = bound.take_async
@@ -189,9 +190,8 @@ class RedisLimiter(BaseLimiter):
         super().__init__(config, redis_url, name)
 
 
-def _bound(config: LimitConfig, store: Store, name: str) -> Bound:
+def _bound(config: LimitConfig, store: Store, asked: Asked) -> Bound:
     """Tie the limit's rule to its store."""
-    asked = Asked(config.rule(), name, config.fallback)
     bound: Bound
     if hasattr(store, "bind"):
         bound = bind(cast(LocalStore, store), asked)

@@ -7,7 +7,7 @@ Twin: ``limit.lua`` over the strategies' own Lua files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -38,7 +38,8 @@ class Answer(NamedTuple):
 class Question(NamedTuple):
     """One limit asked: ``amount`` above 0 takes, 0 looks, below 0 gives back.
 
-    ``fallback`` is what to do when the shared state is out of reach (see ``share.py``).
+    ``fallback`` is what to do when the shared state is out of reach (see ``share.py``), and ``known`` tells
+    the rule that is in force then, as far as this process knows of operators' changes.
     """
 
     rule: Rule
@@ -46,6 +47,7 @@ class Question(NamedTuple):
     key: str
     amount: int
     fallback: str = "share"
+    known: Callable[[], Rule] | None = None
 
 
 _FIELDS = len(Answer._fields)
@@ -131,7 +133,7 @@ class LimitOperation:
     def key_names(self) -> list[str]:
         """Two for each limit: its state, and the change an operator may have made."""
         found = []
-        for _, name, key, _, _ in self.questions:
+        for _, name, key, *_ in self.questions:
             found.append(f"{SPACE}:{name}:{key}" if key else f"{SPACE}:{name}")
             found.append(f"{CHANGES}:{name}")
         return found
@@ -139,7 +141,7 @@ class LimitOperation:
     def arguments(self) -> list[int | str | bytes]:
         """One group: how many, then seven numbers for each."""
         found: list[int | str | bytes] = [len(self.questions)]
-        for rule, _, _, amount, _ in self.questions:
+        for rule, _, _, amount, *_ in self.questions:
             found += (rule.code, amount, self.patience_us, *rule.numbers)
         return found
 
@@ -154,7 +156,11 @@ class LimitOperation:
         """Ask this worker's own part of each limit."""
         from comporta.limits.share import rule_alone  # noqa: PLC0415 - shares report by operations
 
-        own = [q._replace(rule=rule_alone(q.rule, q.name, q.fallback, outage)) for q in self.questions]
+        rules = [q.known() if q.known else q.rule for q in self.questions]
+        own = [
+            q._replace(rule=rule_alone(rule, q.name, q.fallback, outage))
+            for q, rule in zip(self.questions, rules, strict=True)
+        ]
         return LimitOperation(own, self.patience_us)
 
     @property

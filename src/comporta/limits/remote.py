@@ -16,7 +16,7 @@ from comporta.limits.operation import CHANGES
 from comporta.limits.rule import Rule
 from comporta.limits.take import Asked, Take
 from comporta.stores.base import Bound, Busy, LocalStore, Part, Store
-from comporta.stores.failover import FailoverStore, fallback_of
+from comporta.stores.failover import FailoverStore
 from comporta.stores.records import RECORD
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class RemoteBound:
 
     @property
     def stepper(self) -> Rule:
-        """The rule as it was configured, since the script knows of changes; alone, what is known of them."""
-        return self._asked.rule if fallback_of(self._store) is None else self._in_force
+        """The rule as it was configured, since the script knows of changes."""
+        return self._asked.rule
 
     async def stepper_async(self) -> Rule:
         """Return the same."""
-        return self.stepper
+        return self._asked.rule
 
     @staticmethod
     def attempt(key: Any, cost: int) -> int:
@@ -145,6 +145,8 @@ class GuardedBound:
                     return decide(key, cost)
                 except StateError as error:
                     return self._alone(error, key, cost)
+            if store.alone is None:
+                raise Busy  # nobody has used it yet: that may take a moment
             return store.apply(Take(self._asked, state_key(key), cost))
 
         return attempt

@@ -55,8 +55,11 @@ class Rounds:
 
     def _start(self) -> None:
         self._thread = Thread(target=self._run, name="comporta-leases", daemon=True)
-        with suppress(RuntimeError):  # no thread can be had: leases end by themselves
+        try:
             self._thread.start()
+        except RuntimeError:  # no thread can be had: leases end by themselves
+            self._thread = None
+            self._visits.clear()
 
     def end(self) -> None:
         """Let all holders give back what they have."""
@@ -93,6 +96,7 @@ class Rounds:
                 return
             with suppress(Exception):  # see `end`
                 visit()
+            del visit  # or it would keep what it visits alive until the next one is due
 
     def _next(self) -> Callable[[], object] | None:
         """Wait until somebody is due; nothing if it is time to rest."""

@@ -50,9 +50,16 @@ class Numbers(NamedTuple):
     window_us: int
 
     @classmethod
-    def read(cls, change: bytes) -> Numbers:
-        """Read the numbers from a recorded change: four of them, then words for people."""
-        return cls(*map(int, change.split(b" ", 4)[:4]))
+    def read(cls, change: bytes | None) -> Numbers | None:
+        """Read the numbers from a recorded change: four of them, then words for people.
+
+        Nothing for what makes no sense: somebody may have written it by hand.
+        """
+        words = (change or b"").split(b" ", 4)[:4]
+        if len(words) < 4 or not all(word.isdigit() for word in words):
+            return None
+        found = cls(*map(int, words))
+        return found if found.capacity and ((found.per_us and found.unit) or found.window_us) else None
 
     def written(self, words: str) -> bytes:
         """Return the numbers as a change is recorded."""

@@ -75,7 +75,7 @@ class Share:
         granted, own = state
         if not granted:
             return None, None
-        amount = min(granted, self.numbers.capacity - self._own.view(own, now_us).remaining)
+        amount = min(granted, self._own.used(own, now_us))
         charge = LimitOperation([Question(self._whole, self._name, key, amount)], CHARGE)
         return charge if amount > 0 else None, (0, own)
 
@@ -128,7 +128,9 @@ def rule_alone(rule: Rule, name: str, fallback: str, outage: Outage) -> Rule:
     return Share(rule, name, outage)
 
 
-def _divided(rule: Rule, workers: int, since_us: int) -> tuple[Rule, State]:
+def _divided(
+    rule: Rule, workers: int, since_us: int
+) -> tuple[TokenBucket | LeakyBucket | SlidingWindow, State]:
     """Return the rule of one worker and the state in which it starts."""
     capacity, per_us, unit, window_us = rule.numbers
     if rule.code in (TokenBucket.code, LeakyBucket.code):

@@ -73,9 +73,9 @@ class SlidingWindow:
 
     def revised(self, change: bytes | None) -> SlidingWindow:
         """Return the rule under a change; its log keeps the size it has room for."""
-        if change is None:
-            return self
         numbers = Numbers.read(change)
+        if numbers is None:
+            return self
         return SlidingWindow(numbers.capacity, numbers.window_us, self.entries)
 
     def step(
@@ -150,6 +150,10 @@ class SlidingWindow:
         is twice this: once for units that are used late, once for entries struck in place of older ones.
         """
         return self.window_us // (2 * (LEASE_PART + 1))
+
+    def used(self, state: State, now_us: int) -> int:
+        """Return the units in the window."""
+        return self._current(state, now_us)[0]
 
     def _current(self, state: State, now_us: int) -> tuple[int, bytes]:
         """Return the units and the log without what has left the window, anchored to ``now_us``."""

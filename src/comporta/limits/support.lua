@@ -23,6 +23,20 @@ local function seconds_text(us)
   return format('%.6f', us / 1000000)
 end
 
+-- The numbers of a limit as an operator may have changed it (see rule.py), and how far below its capacity as it
+-- was configured that is; what makes no sense is no change. A fourth number of 0 leaves that one as it is.
+local function in_force(key, capacity, per_us, unit, window_us)
+  local change = pcall('GET', key)
+  if type(change) == 'string' then
+    local c, p, u, w = match(change, '^([1-9]%d*) (%d+) (%d+) (%d+)')
+    if c and (p ~= '0' and u ~= '0' or w ~= '0') then
+      if w ~= '0' then window_us = tonumber(w) end
+      return tonumber(c), tonumber(p), tonumber(u), window_us, max(0, capacity - c)
+    end
+  end
+  return capacity, per_us, unit, window_us, 0
+end
+
 -- Let a state live as long as it means something, and a minute at least, since it counts the last minute.
 local function expire(key, microseconds)
   local ms = ceil(microseconds / 1000)

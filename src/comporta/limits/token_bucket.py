@@ -69,6 +69,10 @@ class TokenBucket(Bucket):
             recent(past, count, last_us, now_us),
         )
 
+    def used(self, state: State, now_us: int) -> int:
+        """Return the tokens that would not be back by now, debt included."""
+        return ceil_div(self.full - self._level(state, now_us), self.unit)
+
     def _level(self, state: State, now_us: int) -> int:
         level = rescaled(state[0], state[2], self.unit)
         since_us: int = max(0, now_us - state[1])

@@ -6,6 +6,7 @@ direct path of a single decision.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -36,7 +37,7 @@ TIMEOUT_MAX = 366 * 86_400.0
 class Verbs:
     """The verbs of one limit on one store."""
 
-    __slots__ = ("bound", "config", "leases", "lines", "name", "store")
+    __slots__ = ("bound", "config", "known", "leases", "lines", "name", "store")
 
     def __init__(
         self,
@@ -44,12 +45,15 @@ class Verbs:
         store: Store,
         name: str,
         bound: Bound,
+        *,
+        known: Callable[[], Rule],
         leases: LeasedBound | None = None,
     ) -> None:
         self.config = config
         self.store = store
         self.name = name
         self.bound = bound
+        self.known = known
         self.leases = leases
         self.lines = Lines()
 
@@ -121,7 +125,7 @@ class Verbs:
     def question(self, text: str, amount: int) -> Flow[Question]:
         """Return this limit as a part of an operation."""
         rule: Rule = yield InForce(self.bound)
-        return Question(rule, self.name, text, amount, self.config.fallback)
+        return Question(rule, self.name, text, amount, self.config.fallback, self.known)
 
     def _take(self, key: Key, cost: int) -> Flow[int]:
         wait_us: int = yield Ask(self.bound, key, cost)
@@ -147,7 +151,7 @@ class Verbs:
         """Refuse a cost that could never be granted; the limit in force may be above the configured."""
         if cost > self.config.capacity:
             answer = yield from self._ask(text, 0)
-            if cost > answer.capacity:
+            if cost > answer.capacity and fallback_of(self.store) is None:  # a share's own is no measure
                 raise ValueError(f"cost must be at most the capacity, {answer.capacity}, got {cost}")
 
 

@@ -25,6 +25,7 @@ from comporta.clock import Clock
 from comporta.errors import (
     StateDeniedError,
     StateError,
+    StateForbiddenError,
     StateFullError,
     StateTypeError,
     StateUnavailableError,
@@ -70,10 +71,11 @@ class Fallback(NamedTuple):
 class Alone:
     """One outage: what is known of it, and this worker's own state meanwhile."""
 
-    __slots__ = ("cause", "local", "outage", "unsent")
+    __slots__ = ("cause", "full", "local", "outage", "unsent")
 
     def __init__(self, outage: Outage, cause: StateError, clock: Clock) -> None:
         self.outage = outage
+        self.full = outage._replace(full=True)
         self.cause = cause
         self.local = MemoryStore(clock, KEYS_ALONE_MAX)
         self.unsent: list[Operation[object]] = []
@@ -88,7 +90,7 @@ class Alone:
         try:
             return self.local.apply(own)
         except StateFullError:
-            refusing = operation.alone(self.outage._replace(full=True))
+            refusing = operation.alone(self.full)
             return self.local.apply(refusing or own)
 
     def owed(self) -> list[Operation[object]]:
@@ -198,12 +200,18 @@ class FailoverStore:
         """Return what ``entries`` returns."""
         return await self._together().entries_async(space)
 
-    def fell(self, error: StateError) -> Alone:
-        """Note that the shared store failed, and return where to go on; raises what must be loud."""
+    def fell(self, error: StateError, *, everywhere: bool = False) -> Alone:
+        """Note that the shared store failed, and return where to go on; raises what must be loud.
+
+        ``everywhere``: what is forbidden is not the use of some key only.
+        """
+        error.__traceback__ = None  # or whoever asked would be kept in memory as long as the outage lasts
         if isinstance(error, StateTypeError | StateFullError):
             return self._aside(error)
         if isinstance(error, StateDeniedError) and not self._reached:
             raise error
+        if isinstance(error, StateForbiddenError) and not everywhere:
+            return self._aside(error)
         with self._lock:
             self.direct = False
             if self.alone is not None:
@@ -217,17 +225,22 @@ class FailoverStore:
         return alone
 
     def denied(self, error: StateDeniedError) -> None:
-        """Note that the server shuts this worker out, where it seemed only to be away: nothing stays open."""
-        alone = self.alone
-        if alone is not None and not alone.outage.denied:
-            now_us = self.clock.now_ns() // 1000  # what was open until now starts empty
-            alone.cause = error
-            alone.outage = alone.outage._replace(since_us=now_us, why=str(error), denied=True)
+        """Note that the server shuts this worker out, where it seemed only to be away: nothing stays open.
+
+        What was open until now starts empty, in a state of its own.
+        """
+        with self._lock:
+            alone = self.alone
+            if alone is not None and not alone.outage.denied:
+                self.alone = self._begin(error)
+                self.alone.outage = self.alone.outage._replace(since=alone.outage.since)
+                self.alone.unsent = [*alone.unsent, *alone.owed()]
 
     def returned(self) -> None:
         """Note that the shared store is in order again."""
-        alone, self.alone = self.alone, None
-        self._reached = self.direct = True
+        with self._lock:
+            alone, self.alone = self.alone, None
+            self._reached = self.direct = True
         if alone is not None:
             seconds = max(0.0, time.time() - alone.outage.since)
             self._say("state_return", f"back to the shared state after {seconds:.1f} s", "info")
@@ -259,8 +272,9 @@ class FailoverStore:
 
     def _watch(self) -> None:
         """Have the keeper run from the first use on, in whatever process that is."""
-        self.keeper.start()
-        self.direct = self.alone is None and self._primary is not None
+        running = self.keeper.start()
+        with self._lock:
+            self.direct = running and self.alone is None and self._primary is not None
 
     def _together(self) -> Store:
         if self.alone is not None:
@@ -278,7 +292,9 @@ class FailoverStore:
     def _aside(self, error: StateError) -> Alone:
         """Let one key go by the local share; it is named once."""
         with self._lock:
-            beside = self._beside = self._beside or self._begin(error)
+            beside = self._beside
+            if beside is None or beside.outage.workers < self.workers:
+                beside = self._beside = self._begin(error)
             text = str(error)
             new = text not in self._named and len(self._named) < KEYS_NAMED_MAX
             if new:

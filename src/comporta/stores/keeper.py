@@ -21,14 +21,22 @@ from weakref import WeakSet, ref
 
 from comporta import events, forks
 from comporta.clock import MONOTONIC
-from comporta.errors import StateDeniedError, StateError, StateFullError, StateTypeError
+from comporta.errors import (
+    StateDeniedError,
+    StateError,
+    StateForbiddenError,
+    StateFullError,
+    StateTypeError,
+)
 from comporta.stores.known import at_least, recalled, remember
 from comporta.stores.records import Read
-from comporta.stores.workers import BEAT_SECONDS, DEAD_SECONDS, Beat, Gather, Leave, Worker
+from comporta.stores.workers import BEAT_SECONDS, DEAD_SECONDS, GATHER_US, Beat, Gather, Leave, Worker
 
 if TYPE_CHECKING:
     from comporta.stores.base import Operation, Store
     from comporta.stores.failover import Alone, FailoverStore
+
+Follower = ref["Callable[[bytes | None], None]"]
 
 PROBE_FIRST_SECONDS = 0.05
 PROBE_LONGEST_SECONDS = 0.3
@@ -42,6 +50,7 @@ _REPORTS_AT_ONCE = 256
 _REPORTS_MAX = 100_000
 _CHANGES_PER_BEAT = 100
 _GOODBYE_SECONDS = 1.0
+_OF_ONE_KEY = (StateForbiddenError, StateFullError, StateTypeError)
 
 
 class Census:
@@ -68,7 +77,9 @@ class Census:
         return max(self._least, self._recalled, self._most, self._before)
 
     def heard(self, count: int) -> None:
-        """Take note of a count that came with a reply."""
+        """Take note of a count that came with a reply; 0 is that nobody can tell."""
+        if not count:
+            return
         self._latest = count
         if count > self._most:
             self._most = count
@@ -86,38 +97,73 @@ class Census:
             remember(self._address, self._latest)
 
 
+class Life:
+    """One life of the thread: who it is to the others, and how it is told to end.
+
+    Each start is a life of its own, so that one told to end and slow to notice cannot take the next one's
+    orders for its own.
+    """
+
+    __slots__ = ("goodbye", "over", "thread", "wake", "worker")
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.wake = Event()
+        self.over = self.goodbye = False
+        self.thread: Thread | None = None
+
+    def end(self, *, goodbye: bool) -> None:
+        """Tell it to end, with a goodbye to the others or without, and wait until it has."""
+        self.goodbye = goodbye
+        self.over = True
+        self.wake.set()
+        if self.thread is not None:
+            self.thread.join(_GOODBYE_SECONDS)
+
+    def waited(self, moment_ns: int) -> bool:
+        """Wait until a moment; false if told to end before."""
+        while not self.over:
+            left_ns = moment_ns - MONOTONIC.now_ns()
+            if left_ns <= 0:
+                return True
+            self.wake.wait(left_ns / 1e9)
+            self.wake.clear()
+        return False
+
+
 class Keeper:
-    """The thread, and what it knows. It does not keep its store alive."""
+    """What the thread does, and what it knows. It does not keep its store alive."""
 
     def __init__(self, store: FailoverStore) -> None:
         self.census = Census(store.address)
-        self.worker: Worker | None = None
         self._store = ref(store)
-        self._followers: dict[tuple[str, str], ref[Callable[[bytes | None], None]]] = {}
+        self._followers: dict[tuple[str, str], list[Follower]] = {}
         self._lock = Lock()
-        self._wake = Event()
-        self._thread: Thread | None = None
-        self._stopping = self._resting = False
+        self._life: Life | None = None
         self._pause = PROBE_FIRST_SECONDS
         self._fell_ns = self._loud_ns = -_LOUD_EVERY_NS
         forks.register(self)
         forks.register_thread(self)
 
-    def start(self) -> None:
-        """See that the thread runs, in this process."""
-        if self._thread is not None and self._thread.is_alive():
-            return
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._stopping = False
-                self.worker = Worker.here()
-                self._run()
-                _running.add(self)
+    def start(self) -> bool:
+        """See that the thread runs, in this process; false if none can be had."""
+        life = self._life
+        if life is None or life.thread is None or not life.thread.is_alive():
+            with self._lock:
+                if self._life is life:
+                    self._begin(Worker.here())
+        return self._life is not None
 
-    def _run(self) -> None:
-        thread = Thread(target=_keep, args=(self._store, self._wake), name="comporta-keeper", daemon=True)
-        thread.start()
-        self._thread = thread
+    def _begin(self, worker: Worker) -> None:
+        life = Life(worker)
+        life.thread = Thread(target=_keep, args=(self._store, life), name="comporta-keeper", daemon=True)
+        try:
+            life.thread.start()
+        except RuntimeError:  # no more threads: the interpreter is ending, or the system has a limit
+            self._life = None
+            return
+        self._life = life
+        _running.add(self)
 
     def wake(self) -> None:
         """Have it look at once: something happened."""
@@ -125,78 +171,79 @@ class Keeper:
         calm = now_ns - self._fell_ns > _CALM_NS  # a server that comes and goes is asked less and less often
         self._pause = PROBE_FIRST_SECONDS if calm else min(PROBE_LONGEST_SECONDS, 2 * self._pause)
         self._fell_ns = now_ns
-        self._wake.set()
+        life = self._life
+        if life is not None:
+            life.wake.set()
 
     def stop(self) -> None:
         """Say goodbye and end; it can be started again."""
         with self._lock:
-            thread, self._thread = self._thread, None
-            self._stopping = True
-        if thread is not None:
-            self._wake.set()
-            thread.join(_GOODBYE_SECONDS)
-            _running.discard(self)
+            life, self._life = self._life, None
+        _running.discard(self)
+        if life is not None:
+            life.end(goodbye=True)
 
-    def follow(self, space: str, key: str, revise: ref[Callable[[bytes | None], None]]) -> None:
+    def follow(self, space: str, key: str, revise: Follower) -> None:
         """Tell ``revise`` what is recorded at a key, once a second, as long as it lives."""
-        self._followers[space, key] = revise
+        self._followers.setdefault((space, key), []).append(revise)
 
     def before_fork(self) -> None:
         """Let the thread end for the moment, without a goodbye."""
-        if self._thread is not None:
-            self._resting = True
-            self._wake.set()
-            self._thread.join(_GOODBYE_SECONDS)
+        if self._life is not None:
+            self._life.end(goodbye=False)
 
     def after_fork_in_parent(self) -> None:
-        """Go on; a thread that was too busy to notice just goes on itself."""
-        self._resting = False
-        if self._thread is not None and not self._thread.is_alive():
-            self._run()
+        """Go on, as the same worker."""
+        if self._life is not None:
+            self._begin(self._life.worker)
 
     def after_fork(self) -> None:
         """Be nobody yet: the thread stayed with the parent, and so did its name."""
-        self._thread = self.worker = None
-        self._resting = False
-        self._wake = Event()
+        self._life = None
         forks.renew(self._lock)
 
-    def turn(self, store: FailoverStore) -> float | None:
+    def turn(self, store: FailoverStore, life: Life) -> float | None:
         """Do what is due; returns the seconds until the next turn, or nothing at the end."""
-        if self._resting:
+        if life.over:
+            if life.goodbye:
+                _say_goodbye(store, life.worker)
             return None
-        if self._stopping:
-            self._goodbye(store)
-            return None
-        pause = self._beat(store) if store.alone is None else self._probe(store, store.alone)
+        pause = self._beat(store, life) if store.alone is None else self._probe(store, store.alone, life)
         return pause * random.uniform(0.5, 1.5) if store.alone else pause
 
-    def _beat(self, store: FailoverStore) -> float:
+    def _beat(self, store: FailoverStore, life: Life) -> float:
         try:
-            self._sign(store.primary)
+            self._sign(store, life)
             self._read_changes(store.primary)
         except StateError as error:
             with suppress(StateError):  # one that must be loud is loud where somebody asks
-                store.fell(error)
+                store.fell(error, everywhere=True)
         else:
             self.census.turn()
         return BEAT_SECONDS
 
-    def _sign(self, primary: Store) -> None:
+    def _sign(self, store: FailoverStore, life: Life) -> None:
+        self._tried(store, Beat(life.worker), self.census.heard)
+
+    def _tried(self, store: FailoverStore, operation: Operation[int], told: Callable[[int], None]) -> None:
+        """Ask the registry; where its key is somebody else's, or has no room, the fleet does without it."""
         try:
-            self.census.heard(primary.apply(Beat(self.worker)))
-        except StateTypeError as error:  # somebody's key of that name: then nobody is counted
-            self._loudly(primary, error)
+            told(store.primary.apply(operation))
+        except (StateTypeError, StateFullError) as error:
+            self._loudly(store, error)
 
     def _read_changes(self, primary: Store) -> None:
-        for (space, key), revise in list(self._followers.items())[:_CHANGES_PER_BEAT]:
-            tell = revise()
-            del self._followers[space, key]
-            if tell is not None:
-                self._followers[space, key] = revise  # at the end: next time it is others' turn
-                tell(primary.apply(Read(space, key)))
+        for place in list(self._followers)[:_CHANGES_PER_BEAT]:
+            followers = [(revise, tell) for revise in self._followers.pop(place) if (tell := revise())]
+            if not followers:
+                continue
+            self._followers[place] = [revise for revise, _ in followers]  # last: next time it is others' turn
+            with suppress(StateTypeError):  # nothing that an operator wrote
+                change = primary.apply(Read(*place))
+                for _, tell in followers:
+                    tell(change)
 
-    def _probe(self, store: FailoverStore, alone: Alone) -> float:
+    def _probe(self, store: FailoverStore, alone: Alone, life: Life) -> float:
         """Look whether the shared state is in order again, and if so go back to it."""
         self._pause = min(PROBE_LONGEST_SECONDS, 2 * self._pause)
         try:
@@ -204,8 +251,8 @@ class Keeper:
             if hasattr(primary, "reach"):
                 primary.reach()
             for _ in range(_GOOD_SIGNS):
-                self._sign(primary)
-            if not self._gather(primary, alone):
+                self._sign(store, life)
+            if not self._gathered(store, alone, life):
                 return 0.0
         except StateDeniedError as error:
             store.denied(error)
@@ -218,25 +265,18 @@ class Keeper:
             _report(primary, alone)
         return BEAT_SECONDS
 
-    def _gather(self, primary: Store, alone: Alone) -> bool:
+    def _gathered(self, store: FailoverStore, alone: Alone, life: Life) -> bool:
         """Report what was granted, and wait until the others have, too; false if told to end meanwhile."""
-        moment_ns = MONOTONIC.now_ns() + 1000 * primary.apply(Gather())
-        if not self._waited(moment_ns - _REPORTED_AHEAD_NS):
+        left_us = [GATHER_US]
+        self._tried(store, Gather(), left_us.append)
+        moment_ns = MONOTONIC.now_ns() + 1000 * left_us[-1]
+        if not life.waited(moment_ns - _REPORTED_AHEAD_NS):
             return False
-        _report(primary, alone)
-        if not self._waited(moment_ns):
+        _report(store.primary, alone)
+        if not life.waited(moment_ns):
             return False
-        self._sign(primary)
+        self._sign(store, life)
         return True
-
-    def _waited(self, moment_ns: int) -> bool:
-        while not (self._stopping or self._resting):
-            left_ns = moment_ns - MONOTONIC.now_ns()
-            if left_ns <= 0:
-                return True
-            self._wake.wait(left_ns / 1e9)
-            self._wake.clear()
-        return False
 
     def _loudly(self, source: object, error: StateError) -> None:
         """Say what somebody has to mend, again and again but not too often."""
@@ -245,44 +285,43 @@ class Keeper:
             self._loud_ns = now_ns
             events.publish("state_denied", getattr(source, "address", "state"), str(error), "error")
 
-    def _goodbye(self, store: FailoverStore) -> None:
-        """Leave the others, even if on its own: it may be listed all the same, as one about to come back."""
-        with suppress(StateError):
-            store.primary.apply(Leave(self.worker))
+
+def _say_goodbye(store: FailoverStore, worker: Worker) -> None:
+    """Leave the others, even if on its own: it may be listed all the same, as one about to come back."""
+    with suppress(StateError):
+        store.primary.apply(Leave(worker))
 
 
 def _report(primary: Store, alone: Alone) -> None:
     """Tell the shared state what was granted without it; what may have been told is not told again."""
     alone.unsent = [*alone.unsent, *alone.owed()][-_REPORTS_MAX:]
+    at_once = _REPORTS_AT_ONCE if hasattr(primary, "apply_all") else 1
     while alone.unsent:
-        batch = alone.unsent[:_REPORTS_AT_ONCE]
-        del alone.unsent[:_REPORTS_AT_ONCE]
-        if hasattr(primary, "apply_all"):
-            primary.apply_all(batch)
+        batch = alone.unsent[:at_once]
+        del alone.unsent[:at_once]
+        if at_once > 1:
+            primary.apply_all(batch)  # type: ignore[attr-defined]  # see above
         else:
-            _one_by_one(primary, batch)
+            with suppress(*_OF_ONE_KEY):  # which is nobody else's concern
+                primary.apply(batch[0])
 
 
-def _one_by_one(primary: Store, operations: list[Operation[object]]) -> None:
-    for operation in operations:
-        with suppress(StateTypeError, StateFullError):  # a key that cannot be used concerns nobody else
-            primary.apply(operation)
-
-
-def _keep(store_ref: ref[FailoverStore], wake: Event) -> None:
+def _keep(store_ref: ref[FailoverStore], life: Life) -> None:
     """Run until the store is gone or says stop; between two turns nothing here holds the store."""
     while True:
         store = store_ref()
         try:
-            pause = None if store is None else store.keeper.turn(store)
+            pause = None if store is None else store.keeper.turn(store, life)
         except Exception as error:  # a mistake of ours: nobody else would notice that the thread is gone
+            if life.over:
+                return
             events.publish("keeper_failed", "comporta", repr(error), "error")
             pause = BEAT_SECONDS
         del store
         if pause is None:
             return
-        wake.wait(pause)
-        wake.clear()
+        life.wake.wait(pause)
+        life.wake.clear()
 
 
 _running: WeakSet[Keeper] = WeakSet()

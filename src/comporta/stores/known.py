@@ -51,9 +51,10 @@ def remember(address: str, workers: int) -> None:
         fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(fd, b"%d\n" % workers)
+            Path(made).replace(path)
         finally:
             os.close(fd)
-            Path(made).replace(path)
+            Path(made).unlink(missing_ok=True)
 
 
 def _path(address: str) -> str:

@@ -29,6 +29,7 @@ _SWEEP_EVERY_US = SECOND_US
 _SWEEP_ROUNDS = 60
 _SWEEP_MIN = 256
 _REFUSALS_MAX = 10_000
+_VISITED_AT_ONCE = 500
 
 
 class _Space:
@@ -138,16 +139,23 @@ class MemoryStore:
         return self._alone(bound)
 
     def revisit(self, visit: Callable[[str, str, Kind, State, int], State | None]) -> None:
-        """Show every state to ``visit``, and keep in its place what that returns (``None``: as it is)."""
+        """Show every state to ``visit``, and keep in its place what that returns (``None``: as it is).
+
+        Some at a time, so that nobody has to wait long; what is new or gone meanwhile may not be shown.
+        """
+        places = self._alone(lambda _: [(name, key) for name, s in self._spaces.items() for key in s.table])
 
         def visited(now_us: int) -> None:
-            for name, space in self._spaces.items():
-                for key, state in list(space.table.items()):
-                    new = visit(name, key, space.kind, state, now_us)
-                    if new is not None:
-                        space.table[key] = new
+            for name, key in places[-_VISITED_AT_ONCE:]:
+                space = self._spaces[name]
+                state = space.table.get(key)
+                new = None if state is None else visit(name, key, space.kind, state, now_us)
+                if new is not None:
+                    space.table[key] = new
 
-        self._alone(visited)
+        while places:
+            self._alone(visited)
+            del places[-_VISITED_AT_ONCE:]
 
     def close(self) -> None:
         """Forget everything: what only this process knew goes with it."""

@@ -11,6 +11,7 @@ import re
 from comporta.errors import (
     StateDeniedError,
     StateError,
+    StateForbiddenError,
     StateTimeoutError,
     StateTypeError,
     StateUnavailableError,
@@ -85,4 +86,5 @@ def spoils(error: BaseException) -> bool:
 def _unusable(what: str, error: Exception, word: str) -> StateUnavailableError:
     text = str(error) or type(error).__name__
     said = text if not word or word in text else f"{word} {text}"
-    return (StateDeniedError if word in _DENIED else StateUnavailableError)(f"{what}: {said:.300}")
+    kind = StateDeniedError if word in _DENIED else StateUnavailableError
+    return (StateForbiddenError if word == "NOPERM" else kind)(f"{what}: {said:.300}")

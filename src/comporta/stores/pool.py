@@ -27,6 +27,14 @@ CONNECTS_MAX = 4
 
 STALE_AFTER_NS = 50_000_000
 
+CONNECTING_SECONDS = 0.15
+_CALM_NS = 1_000_000_000
+
+
+def calm(answered_ns: int) -> bool:
+    """Whether a server answered lately, or was never asked (0)."""
+    return not answered_ns or MONOTONIC.now_ns() - answered_ns < _CALM_NS
+
 
 class Pool:
     """Connections that are ready, and the making of more."""
@@ -35,6 +43,7 @@ class Pool:
         self, connect: Callable[[float], Connection], address: str, timeout: float, connect_timeout: float
     ) -> None:
         self.idle: deque[tuple[Connection, int]] = deque(maxlen=IDLE_MAX)
+        self._answered_ns = 0
         self._timeout = timeout
         self._connect_timeout = connect_timeout
         self._connects = Connects(connect, self.idle, address, connect_timeout)
@@ -46,7 +55,10 @@ class Pool:
 
         ``asking``: there is a word before it, with a reply of its own.
         """
-        connection = self._ready() or self._connects.wait(began_ns, self._timeout)
+        connection = self._ready()
+        if connection is None:
+            connection = self._connects.wait(began_ns, self._patience())
+            began_ns = MONOTONIC.now_ns()
         try:
             connection.begin(began_ns, self._timeout)
             connection.send_packed_command([command], check_health=False)
@@ -66,6 +78,14 @@ class Pool:
         self._keep(connection)
         return reply
 
+    def _patience(self) -> float:
+        """Return how long to wait for a connection: longer where all is well, or was never tried.
+
+        A connection takes several round trips, and the first one a process that is just starting. That is no
+        reason to go on alone; a server that has not answered for a while is.
+        """
+        return max(self._timeout, CONNECTING_SECONDS) if calm(self._answered_ns) else self._timeout
+
     def reach(self) -> None:
         """Make sure that there is a connection, taking as long as connecting may take."""
         self._keep(self._ready() or self._connects.wait(MONOTONIC.now_ns(), self._connect_timeout))
@@ -77,7 +97,8 @@ class Pool:
             self.idle.pop()[0].disconnect()
 
     def _keep(self, connection: Connection) -> None:
-        self.idle.append((connection, MONOTONIC.now_ns()))
+        self._answered_ns = now_ns = MONOTONIC.now_ns()
+        self.idle.append((connection, now_ns))
         if self._connects.waiting:
             self._connects.tell()
 

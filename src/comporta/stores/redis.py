@@ -9,7 +9,7 @@ every call is answered, or ends in a ``StateError``, within its deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,7 @@ from comporta.stores.effects import Apply
 from comporta.stores.listing import ListRecords, Page
 from comporta.stores.naming import named
 from comporta.stores.routes import Route, Straight, Watched
-from comporta.stores.wire import WORKERS_KEY, Call, pack
+from comporta.stores.wire import WORKERS_KEY, Call, calls_for, pack
 
 if TYPE_CHECKING:
     from comporta.stores.pool import Pool
@@ -101,6 +101,11 @@ class RedisStore:
             raise reply
         result: R = reply
         return result
+
+    def apply_all(self, operations: Sequence[Operation[Any]]) -> None:
+        """Carry out some operations, many in one call; what one key does not allow is passed over."""
+        for call in calls_for(operations):
+            self._called(call, MONOTONIC.now_ns())
 
     def apply_async(self, operation: Operation[R]) -> Coroutine[Any, Any, R]:
         """Carry out an operation together with the others asked for in this tick of the loop."""

@@ -23,7 +23,7 @@ from comporta.errors import StateError, StateUnavailableError
 from comporta.stores.base import Operation
 from comporta.stores.connecting_async import Connection, closed
 from comporta.stores.naming import named, spoils, unreached
-from comporta.stores.pool import STALE_AFTER_NS
+from comporta.stores.pool import CONNECTING_SECONDS, STALE_AFTER_NS, calm
 from comporta.stores.routes import Goes
 from comporta.stores.wire import Call, calls_for
 
@@ -180,7 +180,9 @@ class _Line:
 
     async def _in_time(self, calls: list[Call], since: float) -> list[Any]:
         """Exchange within the deadline of who waits longest, or shortly where the loop itself was late."""
-        due = max(since + self._store.timeout, self.loop.time() + CHANCE_SECONDS)
+        connects = self._connection is None and calm(self._used_ns)  # see pool.py
+        bound_seconds = self._store.timeout + (CONNECTING_SECONDS if connects else 0.0)
+        due = max(since + bound_seconds, self.loop.time() + CHANCE_SECONDS)
         async with asyncio.timeout(None) as bound:
             timer = self.loop.call_at(due, _over, self.loop, due, bound)
             try:

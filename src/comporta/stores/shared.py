@@ -116,6 +116,8 @@ class SharedStore:
 
     def guards(self, locks: set[int]) -> list[tuple[int, Lock]]:
         """Return the file and the mutex of some locks, in the order in which everybody takes them."""
+        if not self._fds:
+            raise StateUnavailableError(f"the locks of {self.path} are not open: closed, or lost in a fork")
         return [(self._fds[lock], self._locks[lock]) for lock in sorted(locks)]
 
     def after_fork(self) -> None:

@@ -82,8 +82,7 @@ class SharedBound:
         self._spots: dict[Any, _Spot] = {}
         self.known = self._original = stepper
         self._seen = b""
-        self.attempt, self._use = self._hot_path()
-        store.patiently(self._follow)
+        self.attempt, self._use = self._hot_path()  # which follows changes when first used
 
     @property
     def stepper(self) -> Stepper:

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from comporta import forks
 from comporta.clock import MONOTONIC
 from comporta.errors import StateError
 from comporta.stores.failover import FailoverStore
@@ -30,6 +31,19 @@ APP_DEFAULT = "default"
 
 _lock = Lock()
 _open: dict[str, Store] = {}
+
+
+class _AfterFork:
+    """Frees the lock that another thread of the parent may have held."""
+
+    @staticmethod
+    def after_fork() -> None:
+        """Free it."""
+        forks.renew(_lock)
+
+
+_after_fork = _AfterFork()
+forks.register(_after_fork)
 
 
 def default_url(*, distributed: bool) -> str:
@@ -95,11 +109,10 @@ def _shared(url: str) -> Store:
     store = FailoverStore(opens, f"shared://{name}", MONOTONIC, local=True)
     try:
         _ = store.primary  # so that what is wrong with the URL is said here
-    except StateError as error:
+    except StateError:
         if not supported():
             raise
-        store.fell(error)
-    return store
+    return store  # what else is wrong is found, and lived with, by whoever uses it first
 
 
 def _redis(url: str) -> Store:
@@ -124,8 +137,8 @@ def _bounds(url: str) -> tuple[str, dict[str, Any]]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     found = {name: _option(options, name, float) for name in ("timeout", "connect_timeout")}
     bounds = {name: value for name, value in found.items() if value is not None}
-    rest = SplitResult(parts.scheme, parts.netloc, parts.path, urlencode(options), "")
-    return rest.geturl() if bounds else url, bounds
+    query = f"?{urlencode(options)}" if options else ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}{query}" if bounds else url, bounds
 
 
 def _option(options: dict[str, str], name: str, kind: type[int] | type[float]) -> float | None:

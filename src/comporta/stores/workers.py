@@ -27,7 +27,7 @@ RETURN = "comporta_return"
 """The key under which the moment is kept at which a fleet comes back together."""
 
 GATHER_SECONDS = 0.6
-_GATHER_US = to_us(GATHER_SECONDS)
+GATHER_US = to_us(GATHER_SECONDS)
 
 BEAT_SECONDS = 1.0
 DEAD_SECONDS = 3.0
@@ -197,15 +197,15 @@ class Gather(_RegistryOperation):
 
     def arguments(self) -> list[int | str | bytes]:
         """Verb, nobody in particular, and how far ahead to set it."""
-        return [self.verb, "", _GATHER_US]
+        return [self.verb, "", GATHER_US]
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], int]:
         """Set the moment, unless it was set by another just now."""
         if states[0] is not None:
             moment_us = int(states[0][1])
-            if abs(moment_us - now_us) <= _GATHER_US:
+            if abs(moment_us - now_us) <= GATHER_US:
                 return [None], moment_us - now_us
-        return [(now_us + 2 * _GATHER_US, b"%d" % (now_us + _GATHER_US))], _GATHER_US
+        return [(now_us + 2 * GATHER_US, b"%d" % (now_us + GATHER_US))], GATHER_US
 
     @staticmethod
     def parse(raw: Sequence[Any]) -> int:
