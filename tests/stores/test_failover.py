@@ -223,6 +223,30 @@ def test_return__on_the_threshold__waits_for_two_good_signs_and_whole_reports() 
     assert store.fallback is None
 
 
+def test_return__after_a_trouble_of_its_own__waits_for_nobody() -> None:
+    """The others use the whole limit all the time, and a share beside them is too much."""
+    store, primary = by_hand()
+    store.fell(GONE)
+    store.keeper.turn(store)
+    assert store.fallback is None
+    assert primary.apply(Read(RETURN, "")) is None
+    store.fell(GONE)  # so soon again: the state itself may be in trouble
+    store.keeper.turn(store)
+    assert store.fallback is None
+    assert primary.apply(Read(RETURN, "")) is not None
+
+
+def test_return__after_the_state_was_found_out_of_order__waits_for_the_others() -> None:
+    store, primary = by_hand()
+    primary.error = GONE
+    store.apply(Take(TEN, "k", 1))
+    store.keeper.turn(store)
+    primary.error = None
+    store.keeper.turn(store)
+    assert store.fallback is None
+    assert primary.apply(Read(RETURN, "")) is not None
+
+
 def test_return__of_a_server_that_falls_at_once_again__is_tried_less_and_less_often() -> None:
     store, _ = by_hand()
     first = store.keeper._pause
@@ -510,9 +534,10 @@ def test_keeper_thread__waiting_for_the_others__comes_back_at_the_moment_or_ends
     with memory_store() as primary:
         store = FailoverStore.of(primary, "memory://gather")
         store.apply(Take(TEN, "k", 1))
-        store.fell(GONE)
-        while fallback_of(store) is not None:
-            time.sleep(0.001)
+        for _ in range(2):  # the first time it takes for its own trouble
+            store.fell(GONE)
+            while fallback_of(store) is not None:
+                time.sleep(0.001)
         moment_us = primary.apply(Gather())
         assert -600_000 <= moment_us <= 0
         primary.apply(Delete(RETURN, ""))  # before the fall: who finds the old moment is back at once
@@ -529,6 +554,8 @@ def test_keeper__told_to_end_between_report_and_return__does_not_return(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, _ = by_hand()
+    store.fell(GONE)
+    store.keeper.turn(store)
     store.fell(GONE)
     answers = iter([True, False])
     monkeypatch.setattr(store.keeper, "_waited", lambda _: next(answers))

@@ -4,7 +4,9 @@ While all is well it gives a sign of life once a second, learns how many workers
 operators changed. While the shared state is out of reach it looks for its return, with jitter, so that a
 fleet does not knock all at once; when the state is back in order it first reports what this worker granted
 on its own, and only then lets it join the others again, all at one moment: whoever drew on a bucket that the
-others have not reported to yet would get their tokens once more.
+others have not reported to yet would get their tokens once more. If the first look finds the state in order,
+the trouble was this worker's own (a reply was lost, its machine stood still) and it goes back at once: the
+others use the whole limit meanwhile, and its share would come on top.
 
 It is a thread, not a task, so that one text serves programs with an event loop and without.
 """
@@ -99,6 +101,7 @@ class Keeper:
         self._thread: Thread | None = None
         self._stopping = self._resting = False
         self._pause = PROBE_FIRST_SECONDS
+        self._own_trouble = False  # until a look at the shared state shows that it is not
         self._fell_ns = self._loud_ns = -_LOUD_EVERY_NS
         forks.register(self)
         forks.register_thread(self)
@@ -125,6 +128,7 @@ class Keeper:
         calm = now_ns - self._fell_ns > _CALM_NS  # a server that comes and goes is asked less and less often
         self._pause = PROBE_FIRST_SECONDS if calm else min(PROBE_LONGEST_SECONDS, 2 * self._pause)
         self._fell_ns = now_ns
+        self._own_trouble = calm
         self._wake.set()
 
     def stop(self) -> None:
@@ -199,13 +203,16 @@ class Keeper:
     def _probe(self, store: FailoverStore, alone: Alone) -> float:
         """Look whether the shared state is in order again, and if so go back to it."""
         self._pause = min(PROBE_LONGEST_SECONDS, 2 * self._pause)
+        own_trouble, self._own_trouble = self._own_trouble, False
         try:
             primary = store.primary
             if hasattr(primary, "reach"):
                 primary.reach()
             for _ in range(_GOOD_SIGNS):
                 self._sign(primary)
-            if not self._gather(primary, alone):
+            if own_trouble:
+                _report(primary, alone)
+            elif not self._gather(primary, alone):
                 return 0.0
         except StateDeniedError as error:
             self._loudly(store, error)
