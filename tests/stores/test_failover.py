@@ -223,14 +223,29 @@ def test_return__on_the_threshold__waits_for_two_good_signs_and_whole_reports() 
     assert store.fallback is None
 
 
-def test_return__after_a_trouble_of_its_own__waits_for_nobody() -> None:
+def test_return__after_a_trouble_of_its_own__waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others use the whole limit all the time, and a share beside them is too much."""
+    monkeypatch.setattr("comporta.stores.keeper.MONOTONIC", ManualClock())
     store, primary = by_hand()
     store.fell(GONE)
     store.keeper.turn(store)
     assert store.fallback is None
     assert primary.apply(Read(RETURN, "")) is None
     store.fell(GONE)  # so soon again: the state itself may be in trouble
+    store.keeper.turn(store)
+    assert store.fallback is None
+    assert primary.apply(Read(RETURN, "")) is not None
+
+
+def test_return__after_a_first_look_that_took_long__waits_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that hung answers when it goes on, and others may have given up before."""
+    clock = ManualClock()
+    monkeypatch.setattr("comporta.stores.keeper.MONOTONIC", clock)
+    store, primary = by_hand()
+    store.fell(GONE)
+    clock.advance(0.05)
     store.keeper.turn(store)
     assert store.fallback is None
     assert primary.apply(Read(RETURN, "")) is not None

@@ -4,9 +4,9 @@ While all is well it gives a sign of life once a second, learns how many workers
 operators changed. While the shared state is out of reach it looks for its return, with jitter, so that a
 fleet does not knock all at once; when the state is back in order it first reports what this worker granted
 on its own, and only then lets it join the others again, all at one moment: whoever drew on a bucket that the
-others have not reported to yet would get their tokens once more. If the first look finds the state in order,
-the trouble was this worker's own (a reply was lost, its machine stood still) and it goes back at once: the
-others use the whole limit meanwhile, and its share would come on top.
+others have not reported to yet would get their tokens once more. If the first look finds the state in order
+right away, the trouble was this worker's own (a reply was lost, its machine stood still) and it goes back at
+once: the others use the whole limit meanwhile, and its share would come on top.
 
 It is a thread, not a task, so that one text serves programs with an event loop and without.
 """
@@ -38,6 +38,7 @@ _GOOD_SIGNS = 2
 """How many calls in a row have to come back in time before a server counts as being in order."""
 
 _REPORTED_AHEAD_NS = 150_000_000
+_RIGHT_AWAY_NS = 50_000_000
 _CALM_NS = 10_000_000_000
 _LOUD_EVERY_NS = 60_000_000_000
 _REPORTS_AT_ONCE = 256
@@ -210,7 +211,7 @@ class Keeper:
                 primary.reach()
             for _ in range(_GOOD_SIGNS):
                 self._sign(primary)
-            if own_trouble:
+            if own_trouble and MONOTONIC.now_ns() - self._fell_ns < _RIGHT_AWAY_NS:
                 _report(primary, alone)
             elif not self._gather(primary, alone):
                 return 0.0
@@ -233,6 +234,7 @@ class Keeper:
         if not self._waited(moment_ns):
             return False
         self._sign(primary)
+        _report(primary, alone)
         return True
 
     def _waited(self, moment_ns: int) -> bool:
