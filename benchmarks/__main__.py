@@ -29,7 +29,7 @@ def main() -> None:
     """Measure what was asked for, one section after the other."""
     asked = _arguments()
     if asked.plot:
-        print(f"drawn: {_plotted()}")
+        print(_plotted())
         return
     effort = Effort.of(quick=asked.quick)
     sections = []
@@ -47,7 +47,7 @@ def main() -> None:
 def _plotted() -> str:
     from benchmarks import outage_plot  # noqa: PLC0415 - needs the tests beside it
 
-    return str(outage_plot.write())
+    return outage_plot.write()
 
 
 def _arguments() -> argparse.Namespace:

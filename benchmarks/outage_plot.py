@@ -1,7 +1,7 @@
 """Draws what a fleet was granted through a minute of faults: ``docs/outage.svg``.
 
-The run is the one that ``tests/soak/test_outages.py`` holds to its promises. Drawn here rather than by a
-library, because it is two lines and some boxes; the greys can be read on a light page and on a dark one.
+The run is the one of ``tests/soak/test_outages.py``, and held to the same promises. Drawn here rather than by
+a library, because it is two lines and some boxes; the greys can be read on a light page and on a dark one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from tests.outages.promises import hold_to_promises
 from tests.outages.record import SECOND_NS, Phase, Record
 from tests.outages.story import ALL, play
 
@@ -38,10 +39,12 @@ class Panel:
         return self.bottom - (self.bottom - self.top) * min(amount, self.most) / self.most
 
 
-def write() -> Path:
-    """Play the story and draw it."""
-    PICTURE.write_text(drawn(play(ALL, capacity=_BURST)), "utf-8")
-    return PICTURE
+def write() -> str:
+    """Play the story and draw it, if all promises were kept; return what to say about it."""
+    record = play(ALL, capacity=_BURST)
+    figures = hold_to_promises(record)
+    PICTURE.write_text(drawn(record), "utf-8")
+    return f"{PICTURE.name}: {figures}"
 
 
 def drawn(record: Record) -> str:
