@@ -40,7 +40,7 @@ def outage_of(seconds: float, workers: int) -> str:
 
     They have used up its burst by then.
     """
-    record = play([(KILLED, seconds)], rate=50, capacity=100, workers=workers, lead=3.0, health=4.0)
+    record = play([(KILLED, seconds)], rate=50, capacity=100, workers=workers, lead=3.0, health=2.0)
     assert record.errors == []
     assert record.excess <= _TOO_MUCH_PER_WORKER * workers, described(record)
     return described(record)
