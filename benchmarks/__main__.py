@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``."""
+"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``, or ``--plot``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
 def main() -> None:
     """Measure what was asked for, one section after the other."""
     asked = _arguments()
+    if asked.plot:
+        print(_plotted())
+        return
     effort = Effort.of(quick=asked.quick)
     sections = []
     for name in asked.only or SECTIONS:
@@ -42,11 +45,18 @@ def main() -> None:
         write_page(sections, server.describe())
 
 
+def _plotted() -> str:
+    from benchmarks import outage_plot  # noqa: PLC0415 - needs the tests beside it
+
+    return outage_plot.write()
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="comporta beside its peers")
     parser.add_argument("--only", action="append", choices=SECTIONS, metavar="NAME", help=", ".join(SECTIONS))
     parser.add_argument("--quick", action="store_true", help="a first impression, in a minute")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
+    parser.add_argument("--plot", action="store_true", help="play a minute of outages, draw docs/outage.svg")
     asked = parser.parse_args()
     if asked.write and (asked.only or asked.quick):
         parser.error("--write takes the figures of a whole run: leave out --only and --quick")

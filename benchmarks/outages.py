@@ -50,9 +50,9 @@ def run(effort: Effort) -> Section:
     ]
     return Section(
         "Outages",
-        f"One process; the server is killed, stopped (SIGSTOP) or not there at all. The first decision after "
-        f"that, {repeats} times, each with a new limiter, and the {_AFTER:,} decisions that follow it. The peers "
-        f"with their defaults, blocking, once, and given up after {_PATIENCE_SECONDS} s.",
+        "One process; the server is killed, stopped (SIGSTOP) or not there at all. The first decision after "
+        f"that, {repeats} times, each with a new limiter, and the {_AFTER:,} decisions that follow it. The "
+        f"peers with their defaults, blocking, once, and given up after {_PATIENCE_SECONDS} s.",
         [Table("From the fault to the answer", _HEAD, rows)],
         [
             _goal("first decision after a fault", firsts, _FIRST_MS_MAX),

@@ -36,8 +36,11 @@ def _repeated(fault: Fault, times: int) -> str:
 
 
 def outage_of(seconds: float, workers: int) -> str:
-    """Kill the server for some seconds; hold all workers together to what one bucket would have granted."""
-    record = play([(KILLED, seconds)], rate=50, capacity=100, workers=workers, lead=1.0, health=4.0)
+    """Kill the server for some seconds; hold all workers together to what one bucket would have granted.
+
+    They have used up its burst by then.
+    """
+    record = play([(KILLED, seconds)], rate=50, capacity=100, workers=workers, lead=3.0, health=2.0)
     assert record.errors == []
     assert record.excess <= _TOO_MUCH_PER_WORKER * workers, described(record)
     return described(record)

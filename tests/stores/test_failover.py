@@ -248,6 +248,49 @@ def test_return__on_the_threshold__waits_for_two_good_signs_and_whole_reports() 
     assert store.fallback is None
 
 
+def test_return__after_a_trouble_of_its_own__waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others use the whole limit all the time, and a share beside them is too much."""
+    monkeypatch.setattr("comporta.stores.keeper.MONOTONIC", ManualClock())
+    store, primary = by_hand()
+    store.apply(Take(TEN, "k", 1))
+    store.fell(GONE)
+    moved(store)
+    assert fallback_of(store) is None
+    assert primary.apply(Read(RETURN, "")) is None
+    store.fell(GONE)  # so soon again: the state itself may be in trouble
+    moved(store)
+    assert fallback_of(store) is None
+    assert primary.apply(Read(RETURN, "")) is not None
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_return__after_a_first_look_that_took_long__waits_for_the_others_unless_it_is_new(
+    monkeypatch: pytest.MonkeyPatch, newcomer: bool
+) -> None:
+    """A server that hung answers when it goes on, and others may have given up before."""
+    clock = ManualClock()
+    monkeypatch.setattr("comporta.stores.keeper.MONOTONIC", clock)
+    store, primary = by_hand()
+    if not newcomer:
+        store.apply(Take(TEN, "k", 1))
+    store.fell(GONE)
+    clock.advance(0.05)
+    moved(store)
+    assert fallback_of(store) is None
+    assert (primary.apply(Read(RETURN, "")) is None) == newcomer
+
+
+def test_return__after_the_state_was_found_out_of_order__waits_for_the_others() -> None:
+    store, primary = by_hand()
+    primary.error = GONE
+    store.apply(Take(TEN, "k", 1))
+    moved(store)
+    primary.error = None
+    moved(store)
+    assert fallback_of(store) is None
+    assert primary.apply(Read(RETURN, "")) is not None
+
+
 def test_return__of_a_server_that_falls_at_once_again__is_tried_less_and_less_often() -> None:
     store, _ = by_hand()
     first = store.keeper._pause
@@ -531,9 +574,10 @@ def test_keeper_thread__waiting_for_the_others__comes_back_at_the_moment_or_ends
     with memory_store() as primary:
         store = FailoverStore.of(primary, "memory://gather")
         store.apply(Take(TEN, "k", 1))
-        store.fell(GONE)
-        while fallback_of(store) is not None:
-            time.sleep(0.001)
+        for _ in range(2):  # the first time it takes for its own trouble
+            store.fell(GONE)
+            while fallback_of(store) is not None:
+                time.sleep(0.001)
         moment_us = primary.apply(Gather())
         assert -600_000 <= moment_us <= 0
         primary.apply(Delete(RETURN, ""))  # before the fall: who finds the old moment is back at once
@@ -548,6 +592,8 @@ def test_keeper__told_to_end_between_report_and_return__does_not_return(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, _ = by_hand()
+    store.fell(GONE)
+    moved(store)
     store.fell(GONE)
     for answers in ([False], [True, False]):
         waits = iter(answers)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import redis
 
-from comporta import StateDeniedError, StateError, StateTimeoutError, StateTypeError, StateUnavailableError
+from comporta import (
+    StateDeniedError,
+    StateError,
+    StateForbiddenError,
+    StateTimeoutError,
+    StateTypeError,
+    StateUnavailableError,
+)
 from comporta.stores.naming import named, spoils, unreached
 
 SAID = [

@@ -127,7 +127,7 @@ class FailoverStore:
         self._beside: Alone | None = None
         self._named: set[str] = set()
         self._lock = Lock()
-        self._reached = False
+        self.reached = False
         self.keeper = Keeper(self)
         forks.register(self)
 
@@ -171,7 +171,7 @@ class FailoverStore:
             except StateError as error:
                 alone = self.fell(error)
             else:
-                self._reached = True
+                self.reached = True
                 return reply
         self._count()
         return alone.apply(operation)
@@ -187,7 +187,7 @@ class FailoverStore:
             except StateError as error:
                 alone = self.fell(error)
             else:
-                self._reached = True
+                self.reached = True
                 return reply
         self._count()
         return alone.apply(operation)
@@ -208,7 +208,7 @@ class FailoverStore:
         error.__traceback__ = None  # or whoever asked would be kept in memory as long as the outage lasts
         if isinstance(error, StateTypeError | StateFullError):
             return self._aside(error)
-        if isinstance(error, StateDeniedError) and not self._reached:
+        if isinstance(error, StateDeniedError) and not self.reached:
             raise error
         if isinstance(error, StateForbiddenError) and not everywhere:
             return self._aside(error)
@@ -240,7 +240,7 @@ class FailoverStore:
         """Note that the shared store is in order again."""
         with self._lock:
             alone, self.alone = self.alone, None
-            self._reached = self.direct = True
+            self.reached = self.direct = True
         if alone is not None:
             seconds = max(0.0, time.time() - alone.outage.since)
             self._say("state_return", f"back to the shared state after {seconds:.1f} s", "info")

@@ -4,7 +4,9 @@ While all is well it gives a sign of life once a second, learns how many workers
 operators changed. While the shared state is out of reach it looks for its return, with jitter, so that a
 fleet does not knock all at once; when the state is back in order it first reports what this worker granted
 on its own, and only then lets it join the others again, all at one moment: whoever drew on a bucket that the
-others have not reported to yet would get their tokens once more.
+others have not reported to yet would get their tokens once more. If the first look finds the state in order
+right away, the trouble was this worker's own (a reply was lost, its machine stood still) and it goes back at
+once: the others use the whole limit meanwhile, and its share would come on top.
 
 It is a thread, not a task, so that one text serves programs with an event loop and without.
 """
@@ -44,6 +46,7 @@ _GOOD_SIGNS = 2
 """How many calls in a row have to come back in time before a server counts as being in order."""
 
 _REPORTED_AHEAD_NS = 150_000_000
+_RIGHT_AWAY_NS = 50_000_000
 _CALM_NS = 10_000_000_000
 _LOUD_EVERY_NS = 60_000_000_000
 _REPORTS_AT_ONCE = 256
@@ -141,6 +144,7 @@ class Keeper:
         self._lock = Lock()
         self._life: Life | None = None
         self._pause = PROBE_FIRST_SECONDS
+        self._own_trouble = False  # until a look at the shared state shows that it is not
         self._fell_ns = self._loud_ns = -_LOUD_EVERY_NS
         forks.register(self)
         forks.register_thread(self)
@@ -171,6 +175,7 @@ class Keeper:
         calm = now_ns - self._fell_ns > _CALM_NS  # a server that comes and goes is asked less and less often
         self._pause = PROBE_FIRST_SECONDS if calm else min(PROBE_LONGEST_SECONDS, 2 * self._pause)
         self._fell_ns = now_ns
+        self._own_trouble = calm
         life = self._life
         if life is not None:
             life.wake.set()
@@ -246,13 +251,16 @@ class Keeper:
     def _probe(self, store: FailoverStore, alone: Alone, life: Life) -> float:
         """Look whether the shared state is in order again, and if so go back to it."""
         self._pause = min(PROBE_LONGEST_SECONDS, 2 * self._pause)
+        own_trouble, self._own_trouble = self._own_trouble, False
         try:
             primary = store.primary
             if hasattr(primary, "reach"):
                 primary.reach()
             for _ in range(_GOOD_SIGNS):
                 self._sign(store, life)
-            if not self._gathered(store, alone, life):
+            if own_trouble and self._right_away(store):
+                _report(primary, alone)
+            elif not self._gathered(store, alone, life):
                 return 0.0
         except StateDeniedError as error:
             store.denied(error)
@@ -276,7 +284,12 @@ class Keeper:
         if not life.waited(moment_ns):
             return False
         self._sign(store, life)
+        _report(store.primary, alone)
         return True
+
+    def _right_away(self, store: FailoverStore) -> bool:
+        """Whether nobody else can have been away: not that long ago, or this worker is only just starting."""
+        return not store.reached or MONOTONIC.now_ns() - self._fell_ns < _RIGHT_AWAY_NS
 
     def _loudly(self, source: object, error: StateError) -> None:
         """Say what somebody has to mend, again and again but not too often."""
