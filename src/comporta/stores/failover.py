@@ -70,16 +70,19 @@ class Fallback(NamedTuple):
 class Alone:
     """One outage: what is known of it, and this worker's own state meanwhile."""
 
-    __slots__ = ("cause", "local", "outage", "unsent")
+    __slots__ = ("cause", "local", "outage", "shut", "unsent")
 
     def __init__(self, outage: Outage, cause: StateError, clock: Clock) -> None:
         self.outage = outage
         self.cause = cause
         self.local = MemoryStore(clock, KEYS_ALONE_MAX)
+        self.shut = False
         self.unsent: list[Operation[object]] = []
 
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation on this worker's own state, in the form it takes there."""
+        if self.shut:
+            raise StateDeniedError(str(self.cause)) from self.cause
         own = operation.alone(self.outage)
         if own is None:
             raise StateUnavailableError(
@@ -217,9 +220,15 @@ class FailoverStore:
         return alone
 
     def denied(self, error: StateDeniedError) -> None:
-        """Note that the server shuts this worker out, where it seemed only to be away: nothing stays open."""
+        """Note that the server shuts this worker out, where it seemed only to be away: nothing stays open.
+
+        Before it ever answered, that is an error for all who ask: the first may only not have waited for it.
+        """
         alone = self.alone
-        if alone is not None and not alone.outage.denied:
+        if alone is None:
+            return
+        alone.shut = not self._reached
+        if not alone.outage.denied:
             now_us = self.clock.now_ns() // 1000  # what was open until now starts empty
             alone.cause = error
             alone.outage = alone.outage._replace(since_us=now_us, why=str(error), denied=True)
