@@ -19,7 +19,7 @@ OURS = "rate_limiter:tested"
 """In the requests of the caller that is watched, and not in what the keeper asks meanwhile."""
 
 UNREACHED = "cannot be (reached|used)"
-NO_ANSWER = "did not answer in time; it may have been carried out"
+NO_ANSWER = "did not answer in time; it may have been carried out|still connecting"
 
 LOST = 100
 
