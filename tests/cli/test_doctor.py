@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -270,6 +270,15 @@ def test_doctor__any_lock_of_a_folder_held_for_long__mends(number: int, shared_n
         found = unwell(f"shared://{shared_name}?lock_timeout=0.01")
     finally:
         os.close(lock)
+    assert "its holder is stopped" in found["latency"]
+
+
+def test_doctor__all_locks_of_a_folder_held_for_long__mends(shared_name: str) -> None:
+    SharedStore(shared_name).close()
+    with ExitStack() as held:
+        for lock in Path(path_of(shared_name)).glob("lock.*"):
+            fcntl.flock(held.enter_context(lock.open("r+b")), fcntl.LOCK_EX)
+        found = unwell(f"shared://{shared_name}?lock_timeout=0.01")
     assert "its holder is stopped" in found["latency"]
 
 

@@ -32,8 +32,8 @@ RETURN_SECONDS: Final = 10.0
 PATIENT: Final = "?timeout=5"
 """For rows in which nothing fails: a machine that stalls must not look like a server that does."""
 
-UNHURRIED: Final = "?timeout=0.2"
-"""For rows in which the server is heard to fail: a machine that stalls seldom makes another row of them."""
+UNHURRIED: Final = "?timeout=2"
+"""For rows in which the server is heard to fail, and no deadline is needed to know it."""
 
 LASTING: Final = LimitConfig(0.001, 100_000)
 """Refilled so slowly that what is left tells how often it was taken; its share starts empty and stays so."""

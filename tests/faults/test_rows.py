@@ -25,6 +25,6 @@ def test_trouble__provoked_for_real__is_as_documented(
     """The way back is the same for all; awaiting callers are spared the wait for others: there are none."""
     record_property("fault_row", row.name)
     if face == "awaiting":
-        monkeypatch.setattr(workers, "_GATHER_US", 1000)
+        monkeypatch.setattr(workers, "GATHER_US", 1000)
     with Stage(program, face) as stage:
         row.check(stage)

@@ -143,10 +143,25 @@ def test_denied__later__is_an_outage_in_which_nothing_is_simply_let_through() ->
     assert kinds_since(count) == ["state_fallback", "state_denied"]
 
 
+def test_denied__found_after_the_first_caller_gave_up__is_raised_until_the_server_lets_us_in() -> None:
+    store, primary = by_hand()
+    primary.error = StateUnavailableError("still connecting; nothing was sent")
+    assert store.apply(Take(TEN, "k", 1)) > 0
+    primary.error = StateDeniedError("wrong password")
+    for _ in range(2):
+        moved(store)
+        with pytest.raises(StateDeniedError, match="wrong password"):
+            store.apply(Take(TEN, "k", 1))
+    primary.error = None
+    moved(store)
+    assert store.apply(Take(TEN, "k", 1)) == 0
+
+
 def test_denied__found_when_looking_for_a_server_that_was_away__closes_what_was_open() -> None:
     clock = ManualClock()
     store, primary = by_hand(clock)
     open_limit = Asked(LimitConfig.parse("10/s").rule(), "open", "open")
+    assert store.apply(Take(open_limit, "k", 1)) == 0
     primary.error = GONE
     assert [store.apply(Take(open_limit, "k", 1)) for _ in range(20)] == [0] * 20
     clock.advance(60)

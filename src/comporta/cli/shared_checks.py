@@ -102,8 +102,8 @@ def use(classes: list[tuple[int, int]]) -> Finding:
 
 def locks(store: Store, deadline: float) -> Finding:
     """Time looks at limits all over the table, so that every lock has its turn."""
-    limiter = throw_away_limiter(store, LimitStrategy.TOKEN_BUCKET)
     try:
+        limiter = throw_away_limiter(store, LimitStrategy.TOKEN_BUCKET)  # takes a lock itself
         times_ms = timed(lambda: limiter.peek(uuid.uuid4().hex))
     except StateTimeoutError as error:
         return mend("latency", str(error))

@@ -71,17 +71,20 @@ class Fallback(NamedTuple):
 class Alone:
     """One outage: what is known of it, and this worker's own state meanwhile."""
 
-    __slots__ = ("cause", "full", "local", "outage", "unsent")
+    __slots__ = ("cause", "full", "local", "outage", "shut", "unsent")
 
     def __init__(self, outage: Outage, cause: StateError, clock: Clock) -> None:
         self.outage = outage
         self.full = outage._replace(full=True)
         self.cause = cause
         self.local = MemoryStore(clock, KEYS_ALONE_MAX)
+        self.shut = False
         self.unsent: list[Operation[object]] = []
 
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation on this worker's own state, in the form it takes there."""
+        if self.shut:
+            raise StateDeniedError(str(self.cause)) from self.cause
         own = operation.alone(self.outage)
         if own is None:
             raise StateUnavailableError(
@@ -227,14 +230,17 @@ class FailoverStore:
     def denied(self, error: StateDeniedError) -> None:
         """Note that the server shuts this worker out, where it seemed only to be away: nothing stays open.
 
-        What was open until now starts empty, in a state of its own.
+        What was open until now starts empty, in a state of its own. Before the server ever answered it is an
+        error for all who ask: the first may only not have waited to hear it.
         """
         with self._lock:
             alone = self.alone
             if alone is not None and not alone.outage.denied:
-                self.alone = self._begin(error)
-                self.alone.outage = self.alone.outage._replace(since=alone.outage.since)
-                self.alone.unsent = [*alone.unsent, *alone.owed()]
+                alone, before = self._begin(error), alone
+                alone.outage = alone.outage._replace(since=before.outage.since)
+                alone.unsent = [*before.unsent, *before.owed()]
+                alone.shut = not self.reached
+                self.alone = alone
 
     def returned(self) -> None:
         """Note that the shared store is in order again."""
