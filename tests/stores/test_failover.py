@@ -528,8 +528,8 @@ def test_keeper_thread__waiting_for_the_others__comes_back_at_the_moment_or_ends
             time.sleep(0.001)
         moment_us = primary.apply(Gather())
         assert -600_000 <= moment_us <= 0
-        store.fell(GONE)
         primary.apply(Delete(RETURN, ""))
+        store.fell(GONE)
         while primary.apply(Read(RETURN, "")) is None:
             time.sleep(0.001)
         store.close()  # in the middle of the wait
