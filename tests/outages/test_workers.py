@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -62,6 +63,8 @@ def test_worker__started_while_the_server_is_away__has_the_share_this_machine_la
     with Server() as server:
         address = RedisStore(server.url).address
         with started(4, "attend", url=server.url, limit=LIMIT):
+            wait_until(lambda: len(alive(server.url)) == 4, "four workers are listed", 10)
+            time.sleep(2 * BEAT_SECONDS)  # until each has heard of all: the last to write a note is believed
             wait_until(lambda: recalled(address) == 4, "four workers are noted", 10)
             server.kill()
             with Worker("come_late", number=4, url=server.url, limit=LIMIT, seconds=1.0) as late:
