@@ -20,6 +20,7 @@ from comporta.stores.connecting import Connection, Endpoint, Place, address_of
 from comporta.stores.effects import Apply, Sleep
 from comporta.stores.listing import Keys, ListKeys
 from comporta.stores.naming import named, word_of
+from comporta.stores.pool import CONNECTING_SECONDS
 from comporta.stores.records import Read
 from comporta.stores.redis import CONNECT_TIMEOUT_SECONDS, TIMEOUT_SECONDS, RedisStore
 from comporta.stores.routes import Close, Goes, Several, greeted
@@ -66,6 +67,7 @@ class ClusterStore:
         self.heard: Callable[[int], None] = _unheard
         self.slots = Slots(several.places)
         self._told_time = clock
+        self._known = False
         self._nodes: dict[Place, Node] = {}
         self._making = Lock()
         self.node(several.places[0])  # so that what is missing, or wrong with the bounds, is said now
@@ -120,18 +122,21 @@ class ClusterStore:
     def _routed(self, operation: Operation[R]) -> Flow[R]:
         """Ask the node that has the keys; where it says that another has them, ask that one."""
         slot = slot_of(operation)
-        began_ns = MONOTONIC.now_ns()
-        ends_ns = began_ns + int(self.timeout * 1e9)
+        began_ns, known = MONOTONIC.now_ns(), self._known
+        # the first call has to find out who is who, and to connect more than once: see pool.py
+        ends_ns = began_ns + int((self.timeout if known else self.timeout + CONNECTING_SECONDS) * 1e9)
         hop, hops = Hop(self.slots.place_of(slot), operation), 0
         while hops <= _HOPS_MAX and MONOTONIC.now_ns() < ends_ns:
+            since_ns = began_ns if known else MONOTONIC.now_ns()
             try:
-                reply: R = yield At(self.node(hop.place), hop.asked(), began_ns)
+                reply: R = yield At(self.node(hop.place), hop.asked(), since_ns)
             except ElsewhereError as error:
                 hop, hops = (yield from self._next(hop, error, slot)), hops + (error.place is not None)
             except (StateUnavailableError, StateTimeoutError):
                 self.slots.forget(hop.place)
                 raise
             else:
+                self._known = True
                 return reply
         raise StateUnavailableError(f"{self.address} sent a call from node to node; nothing was carried out")
 
