@@ -95,6 +95,7 @@ class Census:
             if self._before:
                 self._recalled = 1
             self._before, self._most = self._most, self._latest
+            self._noted = recalled(self._address)  # others write it down, too, and may have known less
         if self._latest and self._latest != self._noted:
             self._noted = self._latest
             remember(self._address, self._latest)

@@ -23,7 +23,6 @@ T = TypeVar("T")
 
 _CALL_SECONDS = 10.0
 _BACKLOG = 1024
-_ACCEPT_PAUSE_SECONDS = 0.01
 _GARBAGE = b"?this is no reply\r\n"
 
 
@@ -52,7 +51,6 @@ class FaultProxy:
         self._faults = Faults()
         self._links: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
 
     @classmethod
     def to(cls, server: Server) -> Self:
@@ -208,32 +206,30 @@ class FaultProxy:
         if self._listener is None:
             self._listener = socket.create_server((HOST, self.port), backlog=_BACKLOG)
             self._listener.setblocking(False)
-            self._accepting = asyncio.create_task(self._accept(self._listener))
+            self._loop.add_reader(self._listener, self._accept, self._listener)
 
     async def _deafen(self) -> None:
-        listener, accepting, self._listener = self._listener, self._accepting, None
-        if listener is not None and accepting is not None:
-            accepting.cancel()
-            await asyncio.wait([accepting])
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._loop.remove_reader(listener)
             with contextlib.suppress(OSError):  # not every system can
                 listener.shutdown(socket.SHUT_RDWR)  # a forked child may hold it open as well
             listener.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                client, _ = await loop.sock_accept(listener)
-            except OSError:  # gone before it was accepted, or too many files are open
-                await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
-                continue
-            self._faults.connections += 1
-            if self._faults.reset_on_accept:
-                reset(client)
-                continue
-            link = loop.create_task(Link(client, self.target, self._faults).run())
-            self._links.add(link)
-            link.add_done_callback(self._links.discard)
+    def _accept(self, listener: socket.socket) -> None:
+        """Take in one who knocks: in one step, so that nobody is left between the door and the house."""
+        try:
+            client, _ = listener.accept()
+        except OSError:  # gone before it was accepted, or too many files are open: it is tried again
+            return
+        client.setblocking(False)
+        self._faults.connections += 1
+        if self._faults.reset_on_accept:
+            reset(client)
+            return
+        link = self._loop.create_task(Link(client, self.target, self._faults).run())
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
 
     async def _end_links(self) -> None:
         links = list(self._links)
