@@ -13,11 +13,7 @@
 local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_WINDOW = 1, 3, 4
 local SLIDING_LIFE = 202 -- see _life_us_max in sliding_window.py
 
-local now_us = tonumber(ARGV[1])
-if now_us == 0 then
-  local time = call('TIME')
-  now_us = time[1] * 1000000 + time[2]
-end
+local now_us = moment(ARGV[1])
 local capacity, per_us = tonumber(ARGV[2]), tonumber(ARGV[3])
 local unit, window_us, life_us, debt = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), 0
 capacity, per_us, unit, window_us, debt = in_force(KEYS[1], capacity, per_us, unit, window_us)

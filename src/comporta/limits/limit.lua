@@ -16,11 +16,7 @@
 local STRATEGIES = {token_bucket, leaky_bucket, fixed_window, sliding_window}
 local reply = {}
 
-local now_us = tonumber(ARGV[1])
-if now_us == 0 then
-  local time = call('TIME')
-  now_us = time[1] * 1000000 + time[2]
-end
+local now_us = moment(ARGV[1])
 
 -- Ask limit number `n`, whose seven numbers start at ARGV[a], and write its answer at reply[r]; returns whether
 -- it grants.

@@ -6,6 +6,13 @@ local format, match, tonumber, type = string.format, string.match, tonumber, typ
 
 local SECOND_US = 1000000
 
+-- The time in µs: what we are told, or where that is 0 the server's.
+local function moment(told)
+  if told ~= '0' then return tonumber(told) end
+  local time = call('TIME')
+  return time[1] * SECOND_US + time[2]
+end
+
 -- A stored value as a number; nil for what cannot be one (nan is no number: it is not equal to itself).
 local function number(text)
   local value = text and tonumber(text)

@@ -7,11 +7,7 @@
 -- reply for each key wait_us; an error in its place when the key could not be used.
 --       It is left in `reply`: what returns it is appended (stores/wire.py).
 
-local now_us = tonumber(ARGV[1])
-if now_us == 0 then
-  local time = call('TIME')
-  now_us = time[1] * 1000000 + time[2]
-end
+local now_us = moment(ARGV[1])
 local capacity, per_us = tonumber(ARGV[2]), tonumber(ARGV[3])
 local unit, window_us, debt = tonumber(ARGV[4]), tonumber(ARGV[5]), 0
 capacity, per_us, unit, window_us, debt = in_force(KEYS[1], capacity, per_us, unit, window_us)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 from comporta.testing.certificates import Certificate
 from comporta.testing.servers import HOST, Server, wait_until
+from comporta.testing.started import Started
 
 SLOTS = 16384
 _START_SECONDS = 20.0
@@ -14,7 +14,7 @@ _MIGRATE_MS = "5000"
 _KEYS_AT_ONCE = 100
 
 
-class Cluster:
+class Cluster(Started):
     """Primaries without replicas, each with an even part of the slots.
 
     ::
@@ -101,17 +101,6 @@ class Cluster:
         """Last step: the slot is the new node's, and every node knows."""
         for node in [to, *(node for node in self.nodes if node is not to)]:
             node.command("CLUSTER", "SETSLOT", slot, "NODE", _id(to))
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _join(self) -> None:
         count = len(self.nodes)

@@ -11,13 +11,13 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from comporta.testing.faults import Direction, Faults, Kind, Planned, Way
 from comporta.testing.links import Link, reset
 from comporta.testing.programs import free_port
 from comporta.testing.servers import HOST, Server
+from comporta.testing.started import Started
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _BACKLOG = 1024
 _GARBAGE = b"?this is no reply\r\n"
 
 
-class FaultProxy:
+class FaultProxy(Started):
     """A TCP proxy with switches for faults, for connections that are open as well as for new ones.
 
     ::
@@ -188,17 +188,6 @@ class FaultProxy:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # in the thread of the proxy -----------------------------------------------------------------------
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 from comporta.testing.servers import HOST, Server, wait_until
+from comporta.testing.started import Started
 
 _START_SECONDS = 20.0
 
 
-class Sentinels:
+class Sentinels(Started):
     """Several sentinels that watch one primary and those of its replicas that are there already.
 
     ::
@@ -87,17 +87,6 @@ class Sentinels:
 
         wait_until(agreed, f"there is a primary of {self.service!r} other than port {other_than}", seconds)
         return self.primary_address()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _told(self) -> list[tuple[str, int]]:
         told = []

@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -20,6 +19,7 @@ from comporta.testing.certificates import Certificate
 from comporta.testing.folders import Folder
 from comporta.testing.programs import find_servers, free_port
 from comporta.testing.replies import Word, packed, read_reply
+from comporta.testing.started import Started
 
 HOST = "127.0.0.1"
 _START_SECONDS = 10.0
@@ -28,7 +28,7 @@ _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.005
 
 
-class Server:
+class Server(Started):
     """A Redis or Valkey server of one's own.
 
     ::
@@ -160,17 +160,6 @@ class Server:
     def promote(self) -> None:
         """Make a replica a primary, as an operator would."""
         self.command("REPLICAOF", "NO", "ONE")
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None:
