@@ -21,7 +21,7 @@ from comporta.stores.folder import path_of
 from comporta.stores.memory import MemoryStore
 from comporta.stores.shared import SharedStore
 from comporta.stores.workers import WORKERS, Beat, Worker
-from comporta.testing import FaultProxy, Server
+from comporta.testing import FaultProxy, Sentinels, Server
 
 ON_A_SERVER = [
     *("connect", "version", "role", "eviction", "memory", "clock", "restart", "replicas"),
@@ -303,3 +303,14 @@ def test_doctor__a_kind_of_state_it_does_not_know__is_tried_all_the_same() -> No
         ("decisions", "good"),
         ("workers", "good"),
     ]
+
+
+def test_doctor__behind_sentinels__examines_the_primary_and_says_when_there_is_none(server: Server) -> None:
+    with Sentinels(server, 1, 1) as sentinels:
+        findings = listed("doctor", "--json", sentinels.url)
+        assert {finding["verdict"] for finding in findings} == {"good"}
+        assert str(server.port) in findings[0]["detail"]
+        assert run("workers", sentinels.url).exit_code == 0
+    result = run("doctor", sentinels.url)
+    assert result.exit_code == 1
+    assert "no sentinel led to a primary" in result.output

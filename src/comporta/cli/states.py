@@ -119,13 +119,15 @@ def _patient(store: Store) -> Opened:
     if type(store) is not RedisStore:
         return Opened(store, getattr(store, "lock_timeout", PATIENCE_SECONDS))
     from comporta.cli.line import Line  # noqa: PLC0415 - an extra
+    from comporta.stores.routes import Watched  # noqa: PLC0415 - an extra
 
+    url = store.route.primary_url(PATIENCE_SECONDS) if isinstance(store.route, Watched) else store.url
     try:
-        Line(store.url, PATIENCE_SECONDS)
+        Line(url, PATIENCE_SECONDS)
     except TypeError as error:  # redis-py takes whatever a URL says for arguments of its own
         option = str(error).rpartition(" ")[2]
         raise ValueError(f"neither comporta nor redis-py knows the option {option} in the URL") from None
-    return Opened(RedisStore(store.url, PATIENCE_SECONDS), store.timeout)
+    return Opened(RedisStore(url, PATIENCE_SECONDS), store.timeout)
 
 
 def _bad(error: Exception) -> click.BadParameter:

@@ -70,9 +70,9 @@ class Several(NamedTuple):
         path = [part for part in parts.path.split("/") if part]
         return cls(places, base, path, dict(parse_qsl(parts.query, keep_blank_values=True)))
 
-    def one(self, database: str) -> str:
-        """Return the URL of a server, but for its place."""
-        return f"{self.url}localhost/{database}?{urlencode(self.options)}"
+    def one(self, database: str, place: str = "localhost") -> str:
+        """Return the URL of one server, at a place or but for that."""
+        return f"{self.url}{place}/{database}?{urlencode(self.options)}"
 
 
 def _place(text: str, port: int) -> Place:
@@ -98,7 +98,9 @@ class Watched:
         self._service = several.path[0]
         self._places = several.places
         login = [several.options.pop(f"sentinel_{name}", "") for name in ("username", "password")]
-        self._servers = several.one(several.path[1] if len(several.path) > 1 else "0")
+        self._several = several
+        self._database = several.path[1] if len(several.path) > 1 else "0"
+        self._servers = several.one(self._database)
         base = several.url.partition("://")[0]
         user = f"{':'.join(map(_quoted, login))}@" if any(login) else ""
         self._sentinels = several._replace(url=f"{base}://{user}").one("0")
@@ -108,6 +110,12 @@ class Watched:
         """Find the primary and connect to it."""
         connection: Connection = run(self._followed(*self._blocking, seconds))
         return connection
+
+    def primary_url(self, seconds: float) -> str:
+        """Find the primary and return its own URL, for who has to ask it what comporta never asks."""
+        connection: Any = self.connect(seconds)
+        connection.disconnect()
+        return self._several.one(self._database, f"{connection.host}:{connection.port}")
 
     def awaiting(self) -> Goes:
         """Return what finds the primary and connects to it."""
