@@ -279,3 +279,12 @@ def test_limiter__somebody_waits__others_neither_pass_them_nor_wait_past_their_t
         return passing, impatient, await first
 
     assert asyncio.run(story()) == (False, False, True)
+
+
+def test_open_store__after_a_fork__is_not_locked_by_a_thread_that_is_not_there() -> None:
+    from comporta.stores import urls  # noqa: PLC0415
+
+    urls._lock.acquire()
+    urls._after_fork.after_fork()
+    assert open_store("memory://forked") is open_store("memory://forked")
+    forget_stores()

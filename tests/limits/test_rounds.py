@@ -158,3 +158,12 @@ def test_rounds__during_a_fork__rest_and_go_on_in_the_parent(rounds: Rounds) -> 
     hand.visit_ns, hand.due_ns = 0, MONOTONIC.now_ns()
     limiter.verbs.leases._watch(hand)
     store.wait()
+
+
+def test_rounds__more_in_hand_than_can_be_given_back_in_time__leave_the_rest(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = at_work(Watched(), 10)
+    monkeypatch.setattr(leased, "_GIVING_BACK_NS_MAX", -1)
+    limiter.verbs.leases.give_back()  # type: ignore[union-attr]
+    assert limiter.sync.peek("k").remaining < 96

@@ -11,6 +11,7 @@ from tests.stores.switchable import ByHand, by_hand, moved
 from tests.support import redis_store
 
 from comporta import BaseLimiter, LimitConfig, LimitStrategy, StateTypeError, StateUnavailableError
+from comporta.limits.lease import REFUSED, LeaseOperation
 from comporta.limits.operation import SPACE, LimitOperation, Question
 from comporta.limits.rule import CHARGE
 from comporta.limits.share import RETRY_US, Always, Share, rule_alone
@@ -228,3 +229,19 @@ def test_change__written_by_hand_and_wrong__is_none(change: bytes) -> None:
         for lease in (False, True):
             rule = LimitConfig(10, 10, 1, strategy, lease=lease).rule()
             assert rule.revised(change) is rule
+
+
+def test_lease__in_an_outage__is_taken_from_the_share_one_by_one() -> None:
+    clock = ManualClock()
+    store, primary = by_hand(clock)
+    limiter = BaseLimiter(LimitConfig(10, 10, lease=True), store, "leased")
+    assert limiter.sync.acquire("k")
+    primary.error = StateUnavailableError("gone")
+    clock.advance(0.1)  # what was in hand has ended
+    assert not limiter.sync.acquire("k")
+    clock.advance(1)
+    assert sum(limiter.sync.acquire("k") for _ in range(20)) == 10
+    assert limiter.verbs.leases is not None
+    limiter.verbs.leases.give_back()
+    nothing = LeaseOperation(limiter.verbs.leases._lender, "k", 0, 0)
+    assert store.apply(nothing) == REFUSED

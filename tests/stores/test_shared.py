@@ -18,7 +18,7 @@ from tests.support import shared_store
 
 from comporta import LimitGroup, StateFullError, StateTimeoutError, StateUnavailableError, TokenBucketLimiter
 from comporta.stores import folder, shared, shared_bound
-from comporta.stores.records import Write
+from comporta.stores.records import Read, Write
 from comporta.stores.shared import SharedStore
 from comporta.stores.table import SLOTS_PER_BUCKET, Table
 from comporta.testing import ManualClock
@@ -235,3 +235,11 @@ def test_table__bucket_full_and_one_state_ended__is_not_given_to_another_key_of_
         assert one.sync.peek("x").remaining == 50
         assert other.sync.acquire("new") is True
         assert other.sync.peek("new").remaining == 8
+
+
+def test_locks__lost__are_an_error_with_a_name() -> None:
+    with shared_store() as store:
+        fds, store._fds = store._fds, []
+        with pytest.raises(StateUnavailableError, match="are not open: closed, or lost in a fork"):
+            store.apply(Read("s", "k"))
+        store._fds = fds

@@ -55,12 +55,16 @@ class Pool:
 
         ``asking``: there is a word before it, with a reply of its own.
         """
-        connection = self._ready()
+        connection, seconds = self._ready(), self._timeout
         if connection is None:
-            connection = self._connects.wait(began_ns, self._patience())
-            began_ns = MONOTONIC.now_ns()
+            patience = self._patience()
+            connection = self._connects.wait(began_ns, patience)
+            if patience > seconds:  # what connecting did not need is left for the first answer
+                seconds = patience + seconds
+            else:
+                began_ns = MONOTONIC.now_ns()
         try:
-            connection.begin(began_ns, self._timeout)
+            connection.begin(began_ns, seconds)
             connection.send_packed_command([command], check_health=False)
             if asking:
                 connection.read_response()

@@ -196,9 +196,9 @@ class RedisStore:
         try:
             try:
                 return self._pool.exchanged(packed, began_ns, read, asking=asking)
-            except self._forgotten:  # so it was not carried out
+            except self._forgotten:  # so it was not carried out, and the server is well: a new beginning
                 packed = call.packed(now_us, with_text=True)
-                return self._pool.exchanged(packed, began_ns, read, asking=asking)
+                return self._pool.exchanged(packed, MONOTONIC.now_ns(), read, asking=asking)
         except StateError:
             raise
         except Exception as error:
