@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks import ours, peers, server
-from benchmarks.measure import Contender, Effort, Timings
-from benchmarks.pair import Pair
+from benchmarks.measure import Contender, Effort
+from benchmarks.pair import compared
 from benchmarks.report import Goal, Section, Table
 
 _OURS = f"{ours.COMPORTA} redis://, leased"
@@ -30,21 +30,10 @@ def run(effort: Effort) -> Section:
     )
     with server.start() as running:
         for what, per_second in _LIMITS.items():
-            timings = _measured(effort, what, running.url, per_second)
+            arguments = (running.url, per_second)
+            timings = compared(contenders, arguments, what, effort.rounds // 2, _SLOT_SECONDS)
             section.tables.append(Table.of_speeds(f"Two processes, {what}", timings, _OURS))
             rivals = [name for name in timings.rates if not name.startswith(ours.COMPORTA)]
             promise = f"leases, two processes, {what}: the best Redis-backed peer"
             section.goals.append(Goal.at_least(30, promise, timings, _OURS, rivals))
     return section
-
-
-def _measured(effort: Effort, key: str, url: str, per_second: int) -> Timings:
-    names = [contender.name for contender in contenders(url, per_second)]
-    timings = Timings(names)
-    with Pair(contenders, url, per_second) as pair:
-        for name in names:
-            pair.run(name, key, 4 * _SLOT_SECONDS)
-        for _ in range(max(3, effort.rounds // 2)):
-            for name in names:
-                timings.rates[name].append(pair.speed(name, key, _SLOT_SECONDS))
-    return timings

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from benchmarks.measure import Contender
+from benchmarks.measure import Contender, Timings
 
 _AHEAD_SECONDS = 0.02
 _CHUNK_SECONDS = 0.001
@@ -89,6 +89,19 @@ class Pair:
     def speed(self, name: str, key: str, seconds: float) -> float:
         """Return the decisions per second of both together."""
         return sum(work.decisions / (work.last - work.first) for work in self.run(name, key, seconds))
+
+
+def compared(build: Build, arguments: tuple[Any, ...], key: str, rounds: int, slot_seconds: float) -> Timings:
+    """Time all contenders in turns, each in both processes at once."""
+    names = [contender.name for contender in build(*arguments)]
+    timings = Timings(names)
+    with Pair(build, *arguments) as pair:
+        for name in names:
+            pair.run(name, key, slot_seconds)
+        for _ in range(max(3, rounds)):
+            for name in names:
+                timings.rates[name].append(pair.speed(name, key, slot_seconds))
+    return timings
 
 
 def _serve(pipe: Connection, build: Build, arguments: tuple[Any, ...]) -> None:

@@ -10,7 +10,7 @@ from itertools import repeat
 
 from benchmarks import ours, peers, server
 from benchmarks.measure import Contender, Effort, Timings, calls, check, in_turns
-from benchmarks.pair import Pair
+from benchmarks.pair import compared
 from benchmarks.report import Goal, Section, Table
 from comporta.stores.shared import SharedStore
 
@@ -62,7 +62,8 @@ def two_processes(effort: Effort) -> Section:
     )
     with folder() as state, server.start() as running:
         for what, per_second in _LIMITS.items():
-            timings = _two(effort, what, state, running.url, per_second)
+            arguments = (state, running.url, per_second)
+            timings = compared(contenders, arguments, what, effort.rounds // 2, 2 * _SLOT_SECONDS)
             _tell(section, timings, f"two processes, {what}", 10)
     return section
 
@@ -72,18 +73,6 @@ def _one(effort: Effort, key: str, found: list[Contender]) -> Timings:
         contender.decide(key)
         check(contender, repeat(key), admits=key == "admitted")
     return in_turns({c.name: calls(c, repeat(key)) for c in found}, effort, _SLOT_SECONDS)
-
-
-def _two(effort: Effort, key: str, state: str, url: str, per_second: int) -> Timings:
-    names = [contender.name for contender in contenders(state, url, per_second)]
-    timings = Timings(names)
-    with Pair(contenders, state, url, per_second) as pair:
-        for name in names:
-            pair.run(name, key, _SLOT_SECONDS)
-        for _ in range(max(3, effort.rounds // 2)):
-            for name in names:
-                timings.rates[name].append(pair.speed(name, key, 2 * _SLOT_SECONDS))
-    return timings
 
 
 def _tell(section: Section, timings: Timings, how: str, wanted: int) -> None:
