@@ -500,3 +500,15 @@ def test_bounded_socket__used_as_redis_pys_own_parser_does__receives() -> None:
     assert bounded.fileno() == near.fileno()
     near.close()
     far.close()
+
+
+def test_bounded_socket__long_past_its_deadline__reads_nothing_more() -> None:
+    """A server that sends a byte now and then would otherwise hold a caller for as long as it likes."""
+    near, far = socket.socketpair()
+    near.settimeout(1.0)
+    bounded = BoundedSocket(near, time.monotonic_ns() - 5_000_000_000, 1.0)
+    far.sendall(b"late")
+    with pytest.raises(TimeoutError):
+        bounded.recv(1)
+    near.close()
+    far.close()

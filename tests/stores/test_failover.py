@@ -791,3 +791,17 @@ def test_owed__a_key_gone_meanwhile__is_passed_over() -> None:
         local._spaces[space].table.pop("0", None)
 
     local.revisit(visit)
+
+
+def test_keeper__two_forks_at_once__goes_on_once() -> None:
+    with memory_store() as primary:
+        store = FailoverStore.of(primary, "memory://forks")
+        store.apply(Read("s", "k"))
+        keeper = store.keeper
+        keeper.before_fork()
+        keeper.before_fork()
+        keeper.after_fork_in_parent()
+        first = life_of(store)
+        keeper.after_fork_in_parent()
+        assert life_of(store) is first
+        store.close()

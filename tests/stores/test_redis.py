@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -23,12 +25,16 @@ from comporta import (
 )
 from comporta.limits.operation import Answer, LimitOperation, Question
 from comporta.limits.remote import RemoteBound
-from comporta.limits.take import Asked
+from comporta.limits.take import Asked, Take
+from comporta.stores import redis as redis_store_module
 from comporta.stores import redis_async
 from comporta.stores.base import Busy
+from comporta.stores.cluster import _Rewritten
+from comporta.stores.connecting_async import Names
 from comporta.stores.records import Read, Write
 from comporta.stores.redis import RedisStore
-from comporta.stores.urls import forget_stores
+from comporta.stores.routes import Several
+from comporta.stores.urls import forget_stores, open_store
 from comporta.testing import Server
 
 
@@ -307,3 +313,67 @@ def test_redis__error_of_the_whole_call__reaches_all_its_callers_and_those_who_l
         command(valkey, "RPUSH", "s:k", "x")
         answers = asyncio.run(story(store))
     assert [type(answer) for answer in answers] == [asyncio.CancelledError, StateTypeError, StateTypeError]
+
+
+def test_asking__refused_by_the_server__leaves_no_reply_behind_for_the_next_caller(valkey: Server) -> None:
+    """A server that is no cluster refuses the word before the call, and answers the call all the same."""
+    asked = Asked(LimitConfig(10, 10).rule(), "asking")
+    asking: Any = _Rewritten(Take(asked, "k", 1), asking=True, stripped=False)
+
+    async def story(store: RedisStore) -> None:
+        with pytest.raises(StateUnavailableError):
+            await store.apply_async(asking)
+        assert await store.apply_async(Read("s", "nothing")) is None
+        await store.aclose()
+
+    with redis_store(valkey) as store:
+        store.apply(Take(asked, "k", 1))
+        with pytest.raises(StateUnavailableError):
+            store.apply(asking)
+        assert store.apply(Read("s", "nothing")) is None
+        command(valkey, "SET", "rate_limiter:asking:k", "no hash")
+        command(valkey, "SCRIPT", "FLUSH")
+        with pytest.raises(StateUnavailableError):  # both replies are errors
+            store.apply(asking)
+        assert store.apply(Read("s", "nothing")) is None
+        asyncio.run(story(store))
+
+
+def test_name__no_thread_to_look_it_up__is_looked_up_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story() -> None:
+        names = Names()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", none_left)
+            with pytest.raises(RuntimeError):
+                await names.addresses("localhost", 1)
+        assert await names.addresses("localhost", 1)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:123/45hunter2@h:1/0", "redis://:hunter2/x@h:1", "redis+cluster://h:hunter2/0"]
+)
+def test_url__password_cut_short__is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ValueError, match="state cannot be read") as raised:
+        open_store(url)
+    assert "hunter2" not in f"{raised.value!r} {raised.value.__cause__!r}"
+    with pytest.raises(ValueError, match="a port must be a number"):
+        Several.read("redis+cluster://h:x/0", 1)
+
+
+def test_url__options_that_are_ours__are_not_the_urls(valkey: Server) -> None:
+    with closing(RedisStore(f"{valkey.url}?decode_responses=true", timeout=5)) as store:
+        store.apply(Write("s", "k", b"x", None))
+        assert store.apply(Read("s", "k")) == b"x"
+
+
+def test_fork__of_a_store_that_no_loop_has_used__leaves_nothing_to_the_parent(valkey: Server) -> None:
+    with redis_store(valkey) as store:
+        before = len(redis_store_module._left_to_parents)
+        store.after_fork()
+        assert len(redis_store_module._left_to_parents) == before
+        assert store.apply(Read("s", "k")) is None

@@ -71,7 +71,7 @@ def test_listing__on_a_local_store__is_nothing() -> None:
 def test_slots__nothing_known__asks_those_named_in_the_beginning_by_turns() -> None:
     slots = Slots([("a", 1), ("b", 2)])
     assert slots.place_of(7) == ("a", 1)
-    slots.forget(("a", 1))
+    slots.forget(7, ("a", 1))
     assert slots.place_of(7) == ("b", 2)
     assert slots.places() == [("a", 1), ("b", 2)]
 
@@ -89,7 +89,9 @@ def test_slots__told__are_known_and_a_missing_host_is_the_tellers() -> None:
     ]
     slots.learn(0, ("c", 6))
     assert slots.place_of(0) == ("c", 6)
-    slots.forget(("b", 2))
+    slots.learn(0, ("c", 6))  # the next caller of the same tick
+    slots.forget(1, ("b", 2))
+    slots.forget(1, ("b", 2))
     assert slots.place_of(1) in slots.known()
     assert ("b", 2) not in slots.known()
 

@@ -175,7 +175,7 @@ def test_sentinel__tls__is_spoken_to_all(tls_program: str) -> None:
         ("redis+sentinel://h:1", "must end in /service"),
         ("redis+sentinel://h:1/a/0/b", "must end in /service"),
         ("redis+sentinel:///main", "at least one host"),
-        ("redis+sentinel://h:x/main", "a port must be a number"),
+        ("redis+sentinel://h:x/main", "the port must be a number"),
     ],
 )
 def test_sentinel__url_that_makes_no_sense__is_refused(url: str, said: str) -> None:

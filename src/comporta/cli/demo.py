@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
@@ -25,6 +25,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from comporta.errors import StateError
 from comporta.limits.config import LimitConfig
 from comporta.limits.limiter import TokenBucketLimiter
 from comporta.stores.base import Store
@@ -66,7 +67,8 @@ def demo(workers: int, limit: str, seconds: float, state: str | None) -> None:
     except KeyboardInterrupt:
         click.echo("Stopped.")
     finally:
-        limiter.sync.change(None)
+        with suppress(StateError):  # a server that died meanwhile has nothing to be put back
+            limiter.sync.change(None)
         forget_stores()
         if state is None:
             shutil.rmtree(path_of(own))
@@ -152,6 +154,8 @@ class _Show:
     def _goes_on(self) -> bool:
         now = time.monotonic()
         if not self._store.entries(REPORTS):
+            if not any(process.is_alive() for process in self._processes):
+                raise click.ClickException("no worker could report: may this user write keys demo_report:*?")
             self._start = now  # the workers are still starting
         while self._incidents and now - self._start >= self._incidents[0][0]:
             self._incidents.pop(0)[1]()

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import click
@@ -23,7 +23,7 @@ from comporta.stores.folder import path_of
 from comporta.stores.redis import RedisStore
 from comporta.stores.shared import check_name
 from comporta.stores.table import KEYS_DEFAULT, geometry
-from comporta.stores.urls import APP_DEFAULT, default_url, forget_stores, open_store
+from comporta.stores.urls import APP_DEFAULT, check_url, default_url, forget_stores, open_store
 
 PATIENCE_SECONDS = 2.0
 """How long a command waits for a server: a decision must be quick, a diagnosis need not be."""
@@ -57,16 +57,9 @@ def state_url(typed: str | None) -> str:
     """Return the URL that is meant; one that cannot be read is a usage error."""
     url = typed or default_url(distributed=True)
     try:
-        parts = urlsplit(url)
-        for host in parts.netloc.rpartition("@")[2].split(","):
-            _ = urlsplit(f"//{host}").port
-    except ValueError:
-        _unreadable()
-    rest = url.partition("://")[2].removeprefix(parts.netloc)
-    if (
-        "@" in rest and parts.scheme != "unix"
-    ):  # a password cut short, the rest of it taken for something else
-        _unreadable()
+        check_url(url)
+    except ValueError as error:
+        raise _bad(error) from None
     return url
 
 
@@ -132,11 +125,3 @@ def _patient(store: Store) -> Opened:
 
 def _bad(error: Exception) -> click.BadParameter:
     return click.BadParameter(str(error), param_hint="STATE")
-
-
-def _unreadable() -> NoReturn:
-    raise click.BadParameter(
-        "cannot be read: the port must be a number, and in a user or password / is written %2F, "
-        "? %3F, # %23, @ %40",
-        param_hint="STATE",
-    ) from None

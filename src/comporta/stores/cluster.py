@@ -133,7 +133,7 @@ class ClusterStore:
             except ElsewhereError as error:
                 hop, hops = (yield from self._next(hop, error, slot)), hops + (error.place is not None)
             except (StateUnavailableError, StateTimeoutError):
-                self.slots.forget(hop.place)
+                self.slots.forget(slot, hop.place)
                 raise
             else:
                 self._known = True

@@ -14,6 +14,7 @@ from comporta.clock import MONOTONIC
 
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 _PROMPT_NS = 1_000_000
+_CHANCE_SECONDS = 0.01
 _now_ns = MONOTONIC.now_ns
 
 Place = tuple[str, int]
@@ -79,7 +80,10 @@ class BoundedSocket:
 
     def _allow_the_rest(self) -> None:
         if self._told:  # 0 is for a look that does not wait
-            self.settimeout(max(0.001, self._seconds - (_now_ns() - self._began_ns) / 1e9))
+            left = self._seconds - (_now_ns() - self._began_ns) / 1e9
+            if left < -_CHANCE_SECONDS:  # until then, one who was late itself may read what lies there
+                raise TimeoutError("timed out")
+            self.settimeout(max(0.001, left))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -109,7 +113,7 @@ class Endpoint:
         self.url = normal(url)
         read = ConnectionPool.from_url(self.url, retry=Retry(NoBackoff(), 0), **OPTIONS)
         self._kind = bounded(read.connection_class)
-        self._arguments = read.connection_kwargs
+        self._arguments = {**read.connection_kwargs, **OPTIONS}  # among a pool's options a URL's own win
 
     def connect(self, seconds: float, place: Place | None = None) -> Connection:
         """Connect, greet and authenticate, in so many seconds; at another place than the URL's if told."""

@@ -48,7 +48,7 @@ class AsyncEndpoint:
         unbound = {"socket_timeout": None, "socket_connect_timeout": None}
         read = ConnectionPool.from_url(normal(url), retry=Retry(NoBackoff(), 0), **unbound, **OPTIONS)
         self._kind = _placed(read.connection_class)
-        self._arguments = read.connection_kwargs
+        self._arguments = {**read.connection_kwargs, **OPTIONS}  # among a pool's options a URL's own win
         self._names = Names()
 
     async def connect(self, seconds: float, place: Place | None = None) -> Connection:
@@ -117,7 +117,11 @@ class Names:
             if found is None:
                 found = self._under_way[host, port] = Future()
                 found.set_running_or_notify_cancel()  # nobody who stops waiting takes it from the others
-                Thread(target=self._look_up, args=(host, port, found), daemon=True).start()
+                try:
+                    Thread(target=self._look_up, args=(host, port, found), daemon=True).start()
+                except RuntimeError:  # no thread can be had now; the next may get one
+                    del self._under_way[host, port]
+                    raise
         return await asyncio.wrap_future(found)
 
     def _look_up(self, host: str, port: int, found: Future[list[str]]) -> None:

@@ -191,7 +191,8 @@ class Keeper:
 
     def follow(self, space: str, key: str, revise: Follower) -> None:
         """Tell ``revise`` what is recorded at a key, once a second, as long as it lives."""
-        self._followers.setdefault((space, key), []).append(revise)
+        with self._lock:
+            self._followers.setdefault((space, key), []).append(revise)
 
     def before_fork(self) -> None:
         """Let the thread end for the moment, without a goodbye."""
@@ -199,9 +200,10 @@ class Keeper:
             self._life.end(goodbye=False)
 
     def after_fork_in_parent(self) -> None:
-        """Go on, as the same worker."""
-        if self._life is not None:
-            self._begin(self._life.worker)
+        """Go on, as the same worker, unless another fork or a caller was first."""
+        with self._lock:
+            if self._life is not None and self._life.over:
+                self._begin(self._life.worker)
 
     def after_fork(self) -> None:
         """Be nobody yet: the thread stayed with the parent, and so did its name."""
@@ -240,10 +242,11 @@ class Keeper:
 
     def _read_changes(self, primary: Store) -> None:
         for place in list(self._followers)[:_CHANGES_PER_BEAT]:
-            followers = [(revise, tell) for revise in self._followers.pop(place) if (tell := revise())]
-            if not followers:
-                continue
-            self._followers[place] = [revise for revise, _ in followers]  # last: next time it is others' turn
+            with self._lock:
+                followers = [(revise, tell) for revise in self._followers.pop(place) if (tell := revise())]
+                if not followers:
+                    continue
+                self._followers[place] = [revise for revise, _ in followers]  # last: others' turn comes first
             with suppress(StateTypeError):  # nothing that an operator wrote
                 change = primary.apply(Read(*place))
                 for _, tell in followers:

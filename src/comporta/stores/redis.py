@@ -42,6 +42,11 @@ return 1
 """
 
 
+_left_to_parents: list[Lines] = []
+"""Lines of a parent's event loops. Let go of in a child, they would be taken out of the parent's loop, too:
+the two share what it waits on."""
+
+
 class RedisStore:
     """A store for a fleet.
 
@@ -169,6 +174,8 @@ class RedisStore:
     def after_fork(self) -> None:
         """Leave the parent's connections to the parent."""
         self._pool = self._new_pool()
+        if self._lines is not None:
+            _left_to_parents.append(self._lines)
         self._lines = None
         forks.renew(self._making)
 

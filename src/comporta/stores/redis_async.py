@@ -292,9 +292,14 @@ async def _spoiled(connection: Connection) -> bool:
 
 
 async def _read(connection: Connection, call: Call) -> Any:
+    """Read the reply to a call; both, where a word stands before it, or the next call would get the other."""
+    refused = await _reply(connection) if call.script.asking else None
+    reply = await _reply(connection)
+    return refused if isinstance(refused, ResponseError) else reply
+
+
+async def _reply(connection: Connection) -> Any:
     try:
-        if call.script.asking:
-            await connection.read_response()
         return await connection.read_response()
     except ResponseError as error:
         return error

@@ -80,7 +80,7 @@ def _place(text: str, port: int) -> Place:
     if not colon or "]" in given:
         return text.strip("[]"), port
     if not given.isdecimal():
-        raise ValueError(f"a port must be a number, got {given!r:.50}")
+        raise ValueError("a port must be a number")  # it may be a part of a password
     return host.strip("[]"), int(given)
 
 
@@ -138,7 +138,7 @@ class Watched:
             except Exception as error:
                 said.append(unreached(error, "{}:{}".format(*place)))
             else:
-                self._places.sort(key=lambda other: other != place)
+                self._places = [place, *(other for other in self._places if other != place)]
                 return connection
         reasons = "; ".join(map(str, said))
         raise type(said[-1])(f"no sentinel led to a primary of {self._service!r}: {reasons}")

@@ -82,8 +82,8 @@ class Slots:
         return list(dict.fromkeys([*self._seeds, *self._owners.values()]))
 
     def learn(self, slot: int, place: Place) -> None:
-        """Note who has a slot, as another node said."""
-        if len(set(self._owners.values())) < NODES_MAX:
+        """Note who has a slot, as another node said; all callers of a tick are told the same."""
+        if self._owners.get(slot) != place and len(set(self._owners.values())) < NODES_MAX:
             self._owners = {**self._owners, slot: place}
 
     def load(self, ranges: Iterable[Any], teller: Place) -> None:
@@ -95,9 +95,11 @@ class Slots:
             owners.update(dict.fromkeys(range(int(first), int(last) + 1), place))
         self._owners = owners
 
-    def forget(self, place: Place) -> None:
-        """A node cannot be used: ask others who has its slots by now."""
+    def forget(self, slot: int, place: Place) -> None:
+        """A node cannot be used for a slot: ask others who has its slots by now."""
         self._turn += 1
+        if self._owners.get(slot) != place:
+            return  # another caller of the same tick was first
         self._owners = {slot: owner for slot, owner in self._owners.items() if owner != place}
 
     def _anybody(self) -> Place:

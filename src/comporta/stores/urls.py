@@ -62,6 +62,7 @@ def open_store(url: str) -> Store:
         raise TypeError(f"state must be a URL or a store, got {url!r:.100}")
     if url == "memory://":
         return MemoryStore()
+    check_url(url)
     opener = _OPENERS.get(url.partition("://")[0]) if "://" in url else None
     if opener is None:
         allowed = ", ".join(f"{scheme}://" for scheme in _OPENERS)
@@ -71,6 +72,24 @@ def open_store(url: str) -> Store:
         if store is None:
             store = _open[url] = opener(url)
         return store
+
+
+def check_url(url: str) -> None:
+    """Refuse a URL whose password is cut short by a sign that means something: parts of it would be shown."""
+    readable = True
+    try:
+        parts = urlsplit(url)
+        for host in parts.netloc.rpartition("@")[2].split(","):
+            _ = urlsplit(f"//{host}").port
+    except ValueError:
+        readable = False
+    else:
+        readable = parts.scheme == "unix" or "@" not in url.partition("://")[2].removeprefix(parts.netloc)
+    if not readable:
+        raise ValueError(
+            "state cannot be read: the port must be a number, and in a user or password / is written %2F, "
+            "? %3F, # %23, @ %40"
+        )
 
 
 def forget_stores() -> None:
