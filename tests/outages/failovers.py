@@ -26,14 +26,8 @@ def fail_over(times: int) -> str:
     failover may cost what was not yet replicated, a burst at the most (docs/failover.md).
     """
     with Server() as one, one.replica() as other, Sentinels(one) as sentinels:
-        servers = [one, other]
-
-        def kill() -> Phase:
-            phase = _killed(sentinels, *servers)
-            servers.reverse()
-            return phase
-
-        record = _under_load(sentinels.url, times, _CYCLE_SECONDS, kill)
+        servers = {server.port: server for server in (one, other)}
+        record = _under_load(sentinels.url, times, _CYCLE_SECONDS, lambda: _killed(sentinels, servers))
     return _held(record, 2 * CAPACITY)
 
 
@@ -84,15 +78,23 @@ def _held(record: Record, burst: int) -> str:
     return figures
 
 
-def _killed(sentinels: Sentinels, primary: Server, replica: Server) -> Phase:
-    """Kill the primary, wait until its successor is named, and bring it back as the successor's replica."""
+def _killed(sentinels: Sentinels, servers: dict[int, Server]) -> Phase:
+    """Kill the primary, wait until its successor is named, and bring it back as a replica."""
+    primary = servers[sentinels.primary_address()[1]]
     began_ns = time.monotonic_ns()
     primary.kill()
     sentinels.wait_for_primary(other_than=primary.port)
-    wait_until(lambda: replica.info("replication")["role"] == "master", "the successor takes over", 10)
     ended_ns = time.monotonic_ns()
     primary.start()
-    primary.command("REPLICAOF", "127.0.0.1", replica.port)
-    linked = "master_link_status"
-    wait_until(lambda: primary.info("replication").get(linked) == "up", "the old primary follows", 10)
+    wait_until(lambda: _linked(sentinels, servers), "the other server follows the primary", 30)
     return Phase("primary killed", began_ns, ended_ns, alone=True)
+
+
+def _linked(sentinels: Sentinels, servers: dict[int, Server]) -> bool:
+    """Whether the server that is not the primary follows it; it is told to, until the sentinels have."""
+    port = sentinels.primary_address()[1]
+    [replica] = [server for server in servers.values() if server.port != port]
+    found = replica.info("replication")
+    if found.get("master_port") != str(port):
+        replica.command("REPLICAOF", "127.0.0.1", port)
+    return found.get("master_port") == str(port) and found.get("master_link_status") == "up"
