@@ -104,7 +104,7 @@ def test_stopped_holder__event_loop__goes_on_while_callers_wait(name: str) -> No
 
     async def main() -> list[float]:
         beats: list[float] = []
-        with stopped_holder(name), opened_by_name(name, lock_timeout=0.4) as store:
+        with stopped_holder(name), opened_by_name(name, lock_timeout=1) as store:
             limiter = limiter_of(store, TEN_PER_HOUR)
             heart = asyncio.create_task(beat(beats))
             asked = [limiter.acquire("k"), limiter.acquire("k", cost=2), limiter.acquire("k", timeout=3)]
@@ -117,7 +117,7 @@ def test_stopped_holder__event_loop__goes_on_while_callers_wait(name: str) -> No
     beats = asyncio.run(main())
     longest = max(after - before for before, after in pairwise(beats))
     assert len(beats) >= 10
-    assert longest < 0.2, "the loop was held up"
+    assert longest < 0.6, "the loop was held up"
 
 
 @pytest.mark.parametrize("verb", ["acquire", "decide", "peek", "stats", "release", "reset"])
@@ -135,7 +135,7 @@ def test_stopped_holder__of_the_lock_of_the_changes__does_not_hold_up_the_loop(n
             asked.result()
         return longest
 
-    with opened_by_name(name, lock_timeout=0.4) as store, opened_by_name(name) as other:
+    with opened_by_name(name, lock_timeout=1) as store, opened_by_name(name) as other:
         config = LimitConfig(1, 10)
         limiter, operator = BaseLimiter(config, store, "tested"), BaseLimiter(config, other, "tested")
         limiter.sync.acquire("k")
@@ -143,7 +143,7 @@ def test_stopped_holder__of_the_lock_of_the_changes__does_not_hold_up_the_loop(n
         everything = set(range(store.table.locks))
         limits_lock = store.table.place("rate_limiter:tested", "k", config.rule().codec).lock
         with held_by_another(name, everything - {limits_lock}):
-            assert asyncio.run(longest_pause(limiter)) < 0.2
+            assert asyncio.run(longest_pause(limiter)) < 0.6
         assert limiter.sync.peek("k").limit == 20
 
 
