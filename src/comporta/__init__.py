@@ -6,7 +6,10 @@ users call; ``stores/`` the engines that keep state: one process, one machine, a
 """
 
 from comporta.errors import (
+    CircuitOpenError,
     ComportaError,
+    LimitReachedError,
+    RefusedError,
     StateDeniedError,
     StateError,
     StateForbiddenError,
@@ -32,6 +35,7 @@ from comporta.limits.monitor import RateLimitMonitor
 
 __all__ = [
     "BaseLimiter",
+    "CircuitOpenError",
     "ComportaError",
     "Decision",
     "FixedWindowLimiter",
@@ -39,10 +43,12 @@ __all__ = [
     "LimitConfig",
     "LimitGroup",
     "LimitKey",
+    "LimitReachedError",
     "LimitStrategy",
     "RateLimitManager",
     "RateLimitMonitor",
     "RedisLimiter",
+    "RefusedError",
     "SlidingWindowLimiter",
     "StateDeniedError",
     "StateError",

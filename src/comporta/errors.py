@@ -5,6 +5,9 @@
     Exception
     ├── ValueError, TypeError           bad input: names the field, the allowed range and the value
     └── ComportaError
+        ├── RefusedError                not now: carries ``retry_after``
+        │   ├── CircuitOpenError        the upstream is failing, and nobody calls it
+        │   └── LimitReachedError       no room within the time one was ready to wait
         └── StateError                  the state engine could not do what was asked
             ├── StateUnavailableError   unreachable, refused, or of the wrong kind
             │   └── StateDeniedError    the server knows us and says no: a password
@@ -13,7 +16,8 @@
             ├── StateFullError          no room for a new key; live keys are never evicted
             └── StateTypeError          something else lives at the key (names it; left untouched)
 
-A refusal by a limit is not an error: ``acquire`` answers ``False``, ``decide`` a ``Decision``.
+A limiter's refusal is not an error: ``acquire`` answers ``False``, ``decide`` a ``Decision``. It becomes one
+where there is nobody to answer to: in front of a call that somebody else makes.
 """
 
 from __future__ import annotations
@@ -21,6 +25,39 @@ from __future__ import annotations
 
 class ComportaError(Exception):
     """Root of everything comporta raises that is not plain bad input."""
+
+
+class RefusedError(ComportaError):
+    """It was not tried. ``name`` is what refused; after ``retry_after`` seconds it may be otherwise."""
+
+    def __init__(self, text: str, name: str, retry_after: float) -> None:
+        super().__init__(text, name, retry_after)
+        self.name = name
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class CircuitOpenError(RefusedError):
+    """A breaker is open, or half-open with all its probes given out.
+
+    ``why`` is what failed last, ``since`` when it opened (Unix seconds; ``None`` where nobody knows).
+    """
+
+    def __init__(self, name: str, why: str, since: float | None, retry_after: float) -> None:
+        super().__init__(why, name, retry_after)
+        self.args = (name, why, since, retry_after)
+        self.why = why
+        self.since = since
+
+    def __str__(self) -> str:
+        text = f"{self.name}: the circuit is open, try again in {self.retry_after:.1f} s"
+        return f"{text} ({self.why})" if self.why else text
+
+
+class LimitReachedError(RefusedError):
+    """A limit, a pause or the number of calls in flight left no room in time."""
 
 
 class StateError(ComportaError):

@@ -1,12 +1,13 @@
 """Keeps a worker in touch with the others: one quiet thread for each shared state that is in use.
 
-While all is well it gives a sign of life once a second, learns how many workers there are, and reads what
-operators changed. While the shared state is out of reach it looks for its return, with jitter, so that a
-fleet does not knock all at once; when the state is back in order it first reports what this worker granted
-on its own, and only then lets it join the others again, all at one moment: whoever drew on a bucket that the
-others have not reported to yet would get their tokens once more. If the first look finds the state in order
-right away, the trouble was this worker's own (a reply was lost, its machine stood still) and it goes back at
-once: the others use the whole limit meanwhile, and its share would come on top.
+While all is well it gives a sign of life once a second, learns how many workers there are, reads what
+operators changed, and between two signs asks what has to be known sooner (:class:`Watcher`). While the shared
+state is out of reach it looks for its return, with jitter, so that a fleet does not knock all at once; when
+the state is back in order it first reports what this worker granted on its own, and only then lets it join
+the others again, all at one moment: whoever drew on a bucket that the others have not reported to yet would
+get their tokens once more. If the first look finds the state in order right away, the trouble was this
+worker's own (a reply was lost, its machine stood still) and it goes back at once: the others use the whole
+limit meanwhile, and its share would come on top.
 
 It is a thread, not a task, so that one text serves programs with an event loop and without.
 """
@@ -18,7 +19,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, ref
 
 from comporta import events, forks
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 Follower = ref["Callable[[bytes | None], None]"]
 
+WATCH_SECONDS = 0.2
+"""How often watchers are asked what they want to know."""
+
 PROBE_FIRST_SECONDS = 0.05
 PROBE_LONGEST_SECONDS = 0.3
 _GOOD_SIGNS = 2
@@ -52,8 +56,19 @@ _LOUD_EVERY_NS = 60_000_000_000
 _REPORTS_AT_ONCE = 256
 _REPORTS_MAX = 100_000
 _CHANGES_PER_BEAT = 100
+_WATCHED_AT_ONCE = 256
 _GOODBYE_SECONDS = 1.0
 _OF_ONE_KEY = (StateForbiddenError, StateFullError, StateTypeError)
+
+
+class Watcher(Protocol):
+    """Something that has to be known, or told, sooner than the next sign of life; a view of a breaker."""
+
+    def due(self) -> Operation[Any] | None:
+        """Return what to ask now; nothing if nobody needs to know."""
+
+    def told(self, reply: Any) -> None:
+        """Take the answer, on the keeper's thread; it must not raise."""
 
 
 class Census:
@@ -142,6 +157,8 @@ class Keeper:
         self.census = Census(store.address)
         self._store = ref(store)
         self._followers: dict[tuple[str, str], list[Follower]] = {}
+        self._watchers: WeakSet[Watcher] = WeakSet()
+        self._beat_ns = -_LOUD_EVERY_NS
         self._lock = Lock()
         self._life: Life | None = None
         self._pause = PROBE_FIRST_SECONDS
@@ -194,6 +211,17 @@ class Keeper:
         with self._lock:
             self._followers.setdefault((space, key), []).append(revise)
 
+    def watch(self, watcher: Watcher) -> None:
+        """Ask this one every ``WATCH_SECONDS``, as long as it lives and the shared state can be reached."""
+        with self._lock:
+            self._watchers.add(watcher)
+
+    def stir(self) -> None:
+        """Have watchers asked now: one has something to ask that had not."""
+        life = self._life
+        if life is not None:
+            life.wake.set()
+
     def before_fork(self) -> None:
         """Let the thread end for the moment, without a goodbye."""
         if self._life is not None:
@@ -216,19 +244,40 @@ class Keeper:
             if life.goodbye:
                 _say_goodbye(store, life.worker)
             return None
-        pause = self._beat(store, life) if store.alone is None else self._probe(store, store.alone, life)
+        pause = self._well(store, life) if store.alone is None else self._probe(store, store.alone, life)
         return pause * random.uniform(0.5, 1.5) if store.alone else pause
 
-    def _beat(self, store: FailoverStore, life: Life) -> float:
+    def _well(self, store: FailoverStore, life: Life) -> float:
         try:
-            self._sign(store, life)
-            self._read_changes(store.primary)
+            since_ns = MONOTONIC.now_ns() - self._beat_ns
+            if since_ns >= BEAT_SECONDS * 1e9:
+                self._beat_ns, since_ns = MONOTONIC.now_ns(), 0
+                self._beat(store, life)
+            watched = self._watch(store.primary)
         except StateError as error:
             with suppress(StateError):  # one that must be loud is loud where somebody asks
                 store.fell(error, everywhere=True)
-        else:
-            self.census.turn()
-        return BEAT_SECONDS
+            return BEAT_SECONDS
+        left = BEAT_SECONDS - since_ns / 1e9
+        return min(left, WATCH_SECONDS) if watched else left
+
+    def _beat(self, store: FailoverStore, life: Life) -> None:
+        self._sign(store, life)
+        self._read_changes(store.primary)
+        self.census.turn()
+
+    def _watch(self, primary: Store) -> bool:
+        """Ask what watchers want to know; returns whether there was anything."""
+        with self._lock:
+            watchers = list(self._watchers)
+        wanted = [(watcher, operation) for watcher in watchers if (operation := watcher.due())]
+        for start in range(0, len(wanted), _WATCHED_AT_ONCE):
+            some = wanted[start : start + _WATCHED_AT_ONCE]
+            replies = _asked(primary, [operation for _, operation in some])
+            for (watcher, _), reply in zip(some, replies, strict=True):
+                if not isinstance(reply, StateError):  # of one key: whoever uses it is told
+                    watcher.told(reply)
+        return bool(wanted)
 
     def _sign(self, store: FailoverStore, life: Life) -> None:
         self._tried(store, Beat(life.worker), self.census.heard)
@@ -316,11 +365,21 @@ def _report(primary: Store, alone: Alone) -> None:
     while alone.unsent:
         batch = alone.unsent[:at_once]
         del alone.unsent[:at_once]
-        if at_once > 1:
-            primary.apply_all(batch)  # type: ignore[attr-defined]  # see above
-        else:
-            with suppress(*_OF_ONE_KEY):  # which is nobody else's concern
-                primary.apply(batch[0])
+        _asked(primary, batch)  # what one key does not allow is nobody else's concern
+
+
+def _asked(primary: Store, operations: list[Operation[Any]]) -> list[Any]:
+    """Carry out some operations, in one call where that can be; returns the replies, or errors of one key."""
+    if hasattr(primary, "apply_all"):
+        replies: list[Any] = primary.apply_all(operations)
+        return replies
+    found: list[Any] = []
+    for operation in operations:
+        try:
+            found.append(primary.apply(operation))
+        except _OF_ONE_KEY as error:
+            found.append(error)
+    return found
 
 
 def _keep(store_ref: ref[FailoverStore], life: Life) -> None:

@@ -107,10 +107,12 @@ class RedisStore:
         result: R = reply
         return result
 
-    def apply_all(self, operations: Sequence[Operation[Any]]) -> None:
-        """Carry out some operations, many in one call; what one key does not allow is passed over."""
+    def apply_all(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Carry out some operations, many in one call; returns for each its reply, or its key's error."""
+        replies: list[Any] = []
         for call in calls_for(operations):
-            self._called(call, MONOTONIC.now_ns())
+            replies += self._called(call, MONOTONIC.now_ns())
+        return replies
 
     def apply_async(self, operation: Operation[R]) -> Coroutine[Any, Any, R]:
         """Carry out an operation together with the others asked for in this tick of the loop."""
