@@ -2,7 +2,7 @@
 
 ``ManualClock`` moves time by hand; ``StoreConformance`` is what every store must pass; ``Server``,
 ``Sentinels`` and ``Cluster`` start real Valkeys or Redises on free ports, and ``FaultProxy`` stands between
-them and whoever asks.
+them and whoever asks; ``SimulatedUpstream`` is what a program depends on, with a limit of its own.
 """
 
 from comporta.testing.certificates import Certificate
@@ -13,6 +13,7 @@ from comporta.testing.programs import find_servers
 from comporta.testing.proxy import FaultProxy
 from comporta.testing.sentinels import Sentinels
 from comporta.testing.servers import Server
+from comporta.testing.upstreams import SimulatedUpstream
 
 __all__ = [
     "Certificate",
@@ -21,6 +22,7 @@ __all__ = [
     "ManualClock",
     "Sentinels",
     "Server",
+    "SimulatedUpstream",
     "StoreConformance",
     "find_servers",
 ]
