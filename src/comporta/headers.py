@@ -191,5 +191,5 @@ def _moment(text: str, now: float) -> float | None:
 
 def _century(year: int, this_year: int) -> int:
     """Return a year of two digits in full: one that seems more than 50 years ahead has passed."""
-    full = this_year - this_year % 100 + year
-    return full - 100 if full > this_year + 50 else full
+    ahead = (year - this_year) % 100
+    return this_year + (ahead if ahead <= 50 else ahead - 100)

@@ -12,6 +12,7 @@ from inspect import isawaitable
 from typing import Any, Final, NamedTuple
 
 from comporta import events
+from comporta.clock import SECOND_US, to_seconds
 from comporta.errors import RefusedError, StateError
 from comporta.flow import Flow, run_async
 from comporta.headers import Policy, Standing, ratelimit, ratelimit_policy, whole_seconds
@@ -128,7 +129,7 @@ class Inbound:
         binding, policy = max(
             zip(answers, policies, strict=True), key=lambda pair: (pair[0].wait_us, -pair[0].remaining)
         )
-        standing = Standing(policy.name, binding.remaining, binding.reset_us / 1e6)
+        standing = Standing(policy.name, binding.remaining, to_seconds(binding.reset_us))
         headers = [("ratelimit-policy", ratelimit_policy(policies)), ("ratelimit", ratelimit([standing]))]
         return Verdict(headers, _used_up(policy, binding) if binding.wait_us else None)
 
@@ -141,10 +142,11 @@ class Inbound:
         heard = limiter.verbs.known().numbers
         numbers = question.rule.numbers if heard == self._configured[index] else heard
         if not numbers.window_us:
-            return Policy(name, answer.capacity, answer.capacity * numbers.unit / numbers.per_us / 1e6)
+            filled_us = answer.capacity * numbers.unit / numbers.per_us
+            return Policy(name, answer.capacity, round(filled_us / SECOND_US, 3))  # no second for a rounding
         sliding = limiter.strategy is LimitStrategy.SLIDING_WINDOW
         lent_us = limiter.config.lease_us if sliding else 0  # by so much it counts longer than it promises
-        return Policy(name, answer.capacity, (numbers.window_us - lent_us) / 1e6)
+        return Policy(name, answer.capacity, to_seconds(numbers.window_us - lent_us))
 
     def _undecided(self, error: StateError) -> Verdict:
         now_ns, name = self._limiters[0].store.clock.now_ns(), ", ".join(self._names)
@@ -205,7 +207,7 @@ def _checked_cost(cost: int, limiters: Sequence[BaseLimiter]) -> int:
 
 
 def _used_up(policy: Policy, answer: Answer) -> Problem:
-    wait = max(1, whole_seconds(answer.retry_us / 1e6))
+    wait = max(1, whole_seconds(to_seconds(answer.retry_us)))
     return Problem(
         429, "Too Many Requests", f"The limit {policy.name!r} is used up, try again in {wait} s.", wait
     )
