@@ -143,6 +143,7 @@ def process(state: str, limit: str) -> Iterator[str]:
         try:
             assert started.stdout is not None
             port = started.stdout.readline().strip()
+            patience.cancel()
             assert port, f"the server ended with status {started.wait()}"
             yield f"http://127.0.0.1:{port}"
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from fastapi import Depends, FastAPI, Request
 from tests.integrations.serving import served
 
 from comporta import CircuitOpenError, FixedWindowLimiter, TokenBucketLimiter
-from comporta.integrations.asgi import RefusalMiddleware
+from comporta.integrations import fastapi as integration
+from comporta.integrations.asgi import RateLimitMiddleware, RefusalMiddleware
 from comporta.integrations.fastapi import RateLimited, refusals_as_problems
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
@@ -126,6 +128,16 @@ def test_refusal_middleware__added_to_an_application__answers_the_same() -> None
         refused(httpx2.get(f"{url}/upstream", trust_env=False, timeout=60))
 
 
+def test_rate_limit_middleware__added_to_an_application__limits_all_of_it() -> None:
+    app = application()
+    app.add_middleware(RateLimitMiddleware, limiter=FixedWindowLimiter("2/hour", name="all"))
+    with served(app) as url, httpx2.Client(base_url=url, trust_env=False, timeout=60) as client:
+        found = [client.get(path) for path in ("/search", "/nowhere", "/search")]
+    assert [response.status_code for response in found] == [200, 404, 429]
+    assert found[0].headers["RateLimit"] == '"search";r=1;t=30, "all";r=1;t=3600'
+    assert found[1].headers["RateLimit"] == '"all";r=0;t=3600'
+
+
 def refused(response: httpx2.Response) -> None:
     assert (response.status_code, response.headers["Retry-After"]) == (503, "13")
     assert response.headers["Content-Type"] == "application/problem+json"
@@ -133,12 +145,10 @@ def refused(response: httpx2.Response) -> None:
     assert "secret" not in response.text
 
 
-def test_import__library_missing__says_what_to_install() -> None:
-    code = "import sys; sys.modules['fastapi'] = None\nimport comporta.integrations.fastapi"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.returncode == 1
-    assert "ImportError: comporta.integrations.fastapi needs the package fastapi" in ran.stderr
-    assert "pip install 'comporta[fastapi]'" in ran.stderr
+def test_import__library_missing__says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(ImportError, match=r"needs the package fastapi: pip install 'comporta\[fastapi\]'"):
+        runpy.run_path(integration.__file__)
 
 
 def test_import__asgi_middleware__needs_no_framework() -> None:
