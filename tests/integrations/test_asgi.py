@@ -285,7 +285,7 @@ class TestStateThatCannotBeUsed:
             assert len(heard) == expected
             clock.advance(60)
         assert (heard[0].kind, heard[0].source) == ("inbound_undecided", "api")
-        assert "requests pass without a limit, its state cannot be used" in heard[0].text
+        assert "requests that cannot be counted pass without a limit: " in heard[0].text
 
     def test_on_error__closed__answers_503_with_a_problem(
         self, full: TokenBucketLimiter, heard: list[Event]
@@ -295,7 +295,14 @@ class TestStateThatCannotBeUsed:
         assert reply.problem["title"] == "Service Unavailable"
         assert reply.problem["retry_after"] == 5
         assert "api" not in reply.problem["detail"]
-        assert "requests are all refused" in heard[0].text
+        assert "requests that cannot be counted are refused" in heard[0].text
+
+    def test_on_error__closed__client_that_is_known__goes_on_being_counted(
+        self, full: TokenBucketLimiter
+    ) -> None:
+        app = RateLimitMiddleware(hello, full, key=lambda scope: scope["path"][1:], on_error="closed")
+        assert [reply.status for reply in replies(app, 5, path="/somebody")] == [200] * 4 + [429]
+        assert [reply.status for reply in replies(app, 1, path="/stranger")] == [503]
 
 
 def test_on_error__password_refused_at_the_start__passes_and_keeps_the_password_to_itself(

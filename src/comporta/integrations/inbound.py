@@ -152,8 +152,8 @@ class Inbound:
         now_ns, name = self._limiters[0].store.clock.now_ns(), ", ".join(self._names)
         if self._told_ns is None or now_ns - self._told_ns >= EVENT_EVERY_NS:
             self._told_ns = now_ns
-            what = "pass without a limit" if self._open else "are all refused"
-            events.publish("inbound_undecided", name, f"requests {what}, its state cannot be used: {error}")
+            what = "pass without a limit" if self._open else "are refused"
+            events.publish("inbound_undecided", name, f"requests that cannot be counted {what}: {error}")
         if self._open:
             return Verdict([])
         detail = f"Requests cannot be counted at the moment, try again in {CLOSED_RETRY_SECONDS} s."
