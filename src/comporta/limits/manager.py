@@ -62,7 +62,7 @@ class RateLimitManager:
             try:
                 limiter = BaseLimiter(_config(limit), store, name)
             except ValueError as error:
-                raise ValueError(f"{limit.source}: {error}") from error
+                raise limit.blamed(error) from error
             manager.register_limiter(name, limiter)
         for namespace, name in settings.namespaces.items():
             manager.set_policy(namespace, name)
