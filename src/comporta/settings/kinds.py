@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _LARGEST = sys.float_info.max
-_USER = re.compile(r"://.*@", re.DOTALL)
+_USER = re.compile(r"://(?:.*@|:(?!\d+(?:[/?]|$))[^/?]*)", re.DOTALL)  # what follows :// and : is no port
 _PASSWORD = re.compile(r"(?<=[?&])(\w*pass\w*)=[^&]*")
 
 
