@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from comporta.settings.kinds import listed, shown
-from comporta.settings.lines import Path, line_at, lines_of, table_shown
+from comporta.settings.lines import DEPTH_MAX, Path, line_at, lines_of, table_shown
 from comporta.settings.values import Source
 
 _POSITION = re.compile(r"(?P<what>.*) \(at line (?P<line>\d+), column (?P<column>\d+)\)", re.DOTALL)
+_TOO_DEEP = f"{{}}: tables and arrays must be nested at most {DEPTH_MAX} times"
 
 
 class Document:
@@ -99,8 +100,24 @@ def read(name: str) -> Document:
     except ValueError as error:
         raise ValueError(_misread(name, text, str(error))) from None
     except RecursionError:
-        raise ValueError(f"{name}: tables and arrays must not be nested so deeply") from None
+        raise ValueError(_TOO_DEEP.format(name)) from None
+    if _depth(values) > DEPTH_MAX:
+        raise ValueError(_TOO_DEEP.format(name))
     return Document(name, values, lines_of(text))
+
+
+def _depth(values: dict[str, Any]) -> int:
+    """Return how deep tables and arrays are nested, one more than allowed at the most.
+
+    Python fails where it compares or shows what is nested a thousand times.
+    """
+    level: list[Any] = [values]
+    for depth in range(DEPTH_MAX + 1):
+        inside = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for some in inside for one in some if isinstance(one, dict | list)]
+        if not level:
+            return depth
+    return DEPTH_MAX + 1
 
 
 def _misread(name: str, text: str, error: str) -> str:
