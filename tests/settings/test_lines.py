@@ -82,6 +82,10 @@ def test_table__shown__is_quoted_where_it_must_be() -> None:
     assert table_shown(()) == ""
 
 
+def test_lines__key_that_cannot_be_read__is_taken_as_it_stands() -> None:
+    assert lines_of('\n"\\q" = 1') == {('"\\q"',): 2}
+
+
 def test_lines__key_of_many_parts__are_bounded() -> None:
     assert len(lines_of("a" + ".a" * 100_000 + " = 1")) == 8
 
