@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from comporta.clock import MONOTONIC, Clock
 from comporta.limits.config import CAPACITY_MAX, WINDOW_MAX, LimitConfig, LimitStrategy
@@ -16,8 +16,10 @@ from comporta.limits.limiter import BaseLimiter
 from comporta.limits.monitor import DEFAULT, RateLimitMonitor, namespace_of
 from comporta.limits.verbs import Key
 from comporta.metrics import Metrics
-from comporta.settings import LimitSettings, Settings, load_settings
 from comporta.stores.urls import default_url, open_store
+
+if TYPE_CHECKING:
+    from comporta.settings import LimitSettings, Settings
 
 NAME_CHARS_MAX = 100
 
@@ -62,7 +64,7 @@ class RateLimitManager:
             try:
                 limiter = BaseLimiter(_config(limit), store, name)
             except ValueError as error:
-                raise ValueError(f"{limit.source}: {error}") from error
+                raise limit.blamed(error) from error
             manager.register_limiter(name, limiter)
         for namespace, name in settings.namespaces.items():
             manager.set_policy(namespace, name)
@@ -71,12 +73,12 @@ class RateLimitManager:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], metrics: Metrics | None = None) -> RateLimitManager:
         """Make a manager from a TOML file; environment variables override it."""
-        return cls.from_settings(load_settings(path), metrics)
+        return cls.from_settings(_load(path), metrics)
 
     @classmethod
     def from_env(cls, metrics: Metrics | None = None) -> RateLimitManager:
         """Make a manager from the environment, and the file that ``COMPORTA_CONFIG`` names, if it does."""
-        return cls.from_settings(load_settings(), metrics)
+        return cls.from_settings(_load(), metrics)
 
     @property
     def limiters(self) -> Mapping[str, Limiter]:
@@ -161,6 +163,12 @@ class RateLimitManager:
             known = ", ".join(map(repr, sorted(self._limiters))) or "none"
             raise ValueError(f"No rate limiter registered for: {name!r:.120} (registered: {known})")
         return limiter
+
+
+def _load(path: str | os.PathLike[str] | None = None) -> Settings:
+    from comporta.settings import load_settings  # noqa: PLC0415 - costs a fifth of the import of all else
+
+    return load_settings(path)
 
 
 def _config(limit: LimitSettings) -> LimitConfig:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from comporta import LimitStrategy, settings
+from comporta import LimitStrategy, RateLimitManager, settings
 from comporta.limits import config
-from comporta.settings import STRATEGIES, LimitSettings, Settings, limit_variable, load_settings
+from comporta.settings import (
+    SCHEMES,
+    STRATEGIES,
+    BreakerSettings,
+    DegradationSettings,
+    LimitSettings,
+    RetrySettings,
+    Settings,
+    UpstreamSettings,
+    limit_variable,
+    load_settings,
+)
+from comporta.stores import urls
 
 FILE = """
 state = "redis://localhost/0"
@@ -44,6 +55,10 @@ def written(folder: Path, text: str | bytes) -> Path:
 def test_strategies__here_and_in_limits__are_the_same() -> None:
     assert list(STRATEGIES) == [strategy.value for strategy in LimitStrategy]
     assert settings.FALLBACKS == config.FALLBACKS
+
+
+def test_schemes__here_and_in_stores__are_the_same() -> None:
+    assert list(SCHEMES) == list(urls._OPENERS)
 
 
 def test_load__nothing_anywhere__is_empty() -> None:
@@ -130,7 +145,7 @@ def test_limit_variable__name__is_in_capitals() -> None:
             "redis://file",
             {"COMPORTA_STATE": "", "REDIS_URL": "redis://theirs"},
             "file",
-            "comporta.toml: state",
+            "comporta.toml:1",
         ),
         (None, {"REDIS_URL": "redis://theirs"}, "theirs", "REDIS_URL"),
     ],
@@ -146,71 +161,6 @@ def test_state__several_say_it__follows_the_order(
 
 def test_settings__shown__keep_the_password_to_themselves() -> None:
     assert "secret" not in repr(Settings("redis://:secret@host"))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("limits = [", r"Invalid value \(at end of document\)"),
-        ("a = 1\n= 2\n", r"Invalid .* \(at line 2, column 1\)"),
-        (b"state = '\xff'", "'utf-8' codec can't decode byte 0xff"),
-        ("stat = 1", "fields must be among 'state', 'limits', 'namespaces', got 'stat'"),
-        ("state = 1", "state must be a URL such as 'redis://localhost', got 1"),
-        ("state = ''", "state must be a URL such as 'redis://localhost', got ''"),
-        ("limits = 1", "limits must be a table, got 1"),
-        ("namespaces = 1", "namespaces must be a table, got 1"),
-        ("limits.a = '1/s'", r"\[limits.a\] must be a table, got '1/s'"),
-        (
-            "[limits.a]\nsource = 'x'",
-            r"\[limits.a\]: fields must be among 'limit', 'rate', .*, 'lease', got 'source'",
-        ),
-        ("[limits.a]\nlimit = 1", r"\[limits.a\]: limit must be text such as '10/s', got 1"),
-        ("[limits.a]\nrate = '1'", r"\[limits.a\]: rate must be a number per second, got '1'"),
-        ("[limits.a]\ncapacity = 1.5", r"\[limits.a\]: capacity must be a whole number, got 1.5"),
-        ("[limits.a]\ncapacity = true", r"\[limits.a\]: capacity must be a whole number, got True"),
-        (
-            "[limits.a]\nwindow = 1979-05-27",
-            r"\[limits.a\]: window must be a number of seconds, got datetime",
-        ),
-        (
-            "[limits.a]\nstrategy = 'tokens'",
-            r"\[limits.a\]: strategy must be one of 'token_bucket', .*, got 'tokens'",
-        ),
-        ("[limits.a]\nlease = [1]", r"\[limits.a\]: lease must be true, false, text such as .*, got \[1\]"),
-        ("[limits.a]\nstrategy = ['fixed_window']", r"\[limits.a\]: strategy must be one of .*, got \["),
-        (
-            "[limits.a]\nlimit = '1/s'\nrate = 1\nwindow = 2",
-            r"\[limits.a\]: limit says it all: leave out 'rate', 'window'",
-        ),
-        (
-            "[limits.a]\nrate = 1",
-            r"\[limits.a\]: limit, or for token_bucket 'capacity', 'rate' must be given, got 'rate'",
-        ),
-        (
-            "[limits.a]\nstrategy = 'fixed_window'",
-            r"\[limits.a\]: limit, or for fixed_window 'capacity', 'window' must be given, got none",
-        ),
-        (
-            "[limits.'a b']\nlimit = '1/s'",
-            r"\[limits.a b\]: the name of a limit must be 1 to 100 of A-Z a-z 0-9 _ . -, got 'a b'",
-        ),
-        (
-            "[limits.a]\nlimit = '1/s'\n[namespaces]\nx = 'b'",
-            r"\[namespaces\]: 'x' must be one of the limits, 'a', got 'b'",
-        ),
-        ("[namespaces]\nx = ['b']", r"\[namespaces\]: 'x' must be one of the limits, none, got \['b'\]"),
-        (
-            "[limits.a]\nlimit = '1/s'\n[namespaces]\n'' = 'a'",
-            r"\[namespaces\]: a namespace must not be empty, got ''",
-        ),
-    ],
-)
-def test_load__mistake_in_the_file__names_file_place_and_value(
-    text: str | bytes, message: str, tmp_path: Path
-) -> None:
-    path = written(tmp_path, text)
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: {message}"):
-        load_settings(path, {})
 
 
 def test_load__file_missing__is_an_os_error_that_names_it(tmp_path: Path) -> None:
@@ -234,3 +184,123 @@ def test_fallback__in_a_table__is_checked_and_stays_when_the_environment_overrid
     loaded = load_settings(path, {"COMPORTA_LIMIT_SEARCH": "5/s"})
     assert loaded.limits["search"].fallback == "closed"
     assert loaded.limits["search"].limit == "5/s"
+
+
+# breakers and upstreams -----------------------------------------------------------------------------------
+
+UPSTREAMS = """
+[breakers.pcp]
+threshold = 30
+cooldown_seconds = 120
+
+[upstreams.pncp]
+limit = "10/s"
+fallback = "closed"
+lease = "20ms"
+max_wait = 5
+max_concurrent = 10
+hold_seconds = 60
+timeout = 30
+pause_max = 300
+count = "series"
+[upstreams.pncp.breaker]
+threshold = false
+failure_ratio = 0.5
+[upstreams.pncp.retry]
+retries = 3
+jitter = [0, 0.5]
+deadline = false
+[upstreams.pncp.degradation]
+drop = 0.1
+rule = "accepted"
+
+[upstreams.pcp]
+limit = {capacity = 5, window = 900, strategy = "fixed_window"}
+timeout = false
+retry = false
+degradation = true
+
+[upstreams.third]
+breaker = "pcp"
+
+[upstreams.none]
+breaker = false
+"""
+
+
+def test_load__upstreams__are_read_whole(tmp_path: Path) -> None:
+    loaded = load_settings(written(tmp_path, UPSTREAMS), {})
+    assert dict(loaded.breakers) == {
+        "pcp": BreakerSettings(30, 120),
+        "pncp": BreakerSettings(False, failure_ratio=0.5),
+    }
+    assert dict(loaded.upstreams) == {
+        "pncp": UpstreamSettings(
+            LimitSettings("10/s", fallback="closed", lease="20ms"),
+            max_wait=5,
+            max_concurrent=10,
+            hold_seconds=60,
+            timeout=30,
+            pause_max=300,
+            count="series",
+            breaker="pncp",
+            retry=RetrySettings(3, jitter=(0, 0.5), deadline=False),
+            degradation=DegradationSettings(0.1, rule="accepted"),
+        ),
+        "pcp": UpstreamSettings(
+            LimitSettings(capacity=5, window=900, strategy="fixed_window"),
+            timeout=False,
+            retry=False,
+            degradation=True,
+        ),
+        "third": UpstreamSettings(breaker="pcp"),
+        "none": UpstreamSettings(breaker=False),
+    }
+
+
+def test_breaker_of__upstream__is_its_own_unless_another_is_named(tmp_path: Path) -> None:
+    loaded = load_settings(written(tmp_path, UPSTREAMS), {})
+    assert loaded.breaker_of("pncp") == ("pncp", loaded.breakers["pncp"])
+    assert loaded.breaker_of("pcp") == ("pcp", loaded.breakers["pcp"])
+    assert loaded.breaker_of("third") == ("pcp", loaded.breakers["pcp"])
+    assert loaded.breaker_of("none") is None
+    assert Settings(upstreams={"a": UpstreamSettings()}).breaker_of("a") == ("a", BreakerSettings())
+
+
+def test_breaker__in_its_upstream_and_among_the_breakers__is_one(tmp_path: Path) -> None:
+    text = "[breakers.a]\nthreshold = 5\nquorum = 2\n[upstreams.a.breaker]\nthreshold = 5\nprobes = 3\n"
+    loaded = load_settings(written(tmp_path, text), {})
+    assert loaded.breaker_of("a") == ("a", BreakerSettings(5, quorum=2, probes=3))
+
+
+def test_given__what_was_written__is_ready_for_whoever_builds(tmp_path: Path) -> None:
+    loaded = load_settings(written(tmp_path, UPSTREAMS), {})
+    assert loaded.breakers["pncp"].given() == {"threshold": None, "failure_ratio": 0.5}
+    assert loaded.upstreams["pcp"].given()["timeout"] is None
+    assert loaded.upstreams["pcp"].given()["retry"] is False
+    retry = loaded.upstreams["pncp"].retry
+    assert isinstance(retry, RetrySettings)
+    assert retry.given() == {"retries": 3, "jitter": (0, 0.5), "deadline": None}
+
+
+def test_blamed__error_of_a_builder__gets_the_line_of_the_field_it_is_about(tmp_path: Path) -> None:
+    path = written(tmp_path, UPSTREAMS)
+    breaker = load_settings(path, {}).breakers["pcp"]
+    table = f"{path}:2: [breakers.pcp]"
+    for error, where in [
+        ("cooldown_seconds must be at most 60, got 120", f"{path}:4: [breakers.pcp]"),
+        ("a rule is missing", table),
+        ("", table),
+    ]:
+        assert str(breaker.blamed(ValueError(error))) == f"{where}: {error}"
+
+
+def test_manager__limit_that_cannot_be__is_named_with_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "[limits.a]\nstrategy = 'leaky_bucket'\nlimit = 'lots'\n")
+    with pytest.raises(ValueError, match=r"comporta\.toml:3: \[limits\.a\]: limit must look like '10/s'"):
+        RateLimitManager.from_file(path)
+
+
+def test_load__line_breaks_of_windows__count_once(tmp_path: Path) -> None:
+    path = written(tmp_path, b"[limits.a]\r\n\r\nlimit = '1/s'\r\n")
+    assert load_settings(path, {}).limits["a"].at("limit") == f"{path}:3: [limits.a]"

@@ -1,0 +1,162 @@
+"""What a field may hold: how a value is judged, and how the text of a variable becomes one.
+
+A kind knows nothing of who uses the field. It says what is allowed in the words of an error message; what
+else may be wrong with a value is found by whoever builds something from it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_LARGEST = sys.float_info.max
+_USER = re.compile(r"://(?:.*@|:(?!\d+(?:[/?]|$))[^/?]*)", re.DOTALL)  # what follows :// and : is no port
+_PASSWORD = re.compile(r"(?<=[?&])(\w*pass\w*)=[^&]*")
+
+
+class Kind(Protocol):
+    """Judges the values of a field."""
+
+    def wrong(self, value: Any) -> str | None:
+        """Return what is allowed if the value is not, as it follows "must be"."""
+
+    def read(self, text: str) -> Any:
+        """Return the value that a variable means; what cannot be read comes back as it is, to be judged."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that somebody else can read."""
+
+    what: str
+
+    def wrong(self, value: Any) -> str | None:
+        """Judge only that it is text."""
+        return None if isinstance(value, str) else self.what
+
+    def read(self, text: str) -> str:
+        """Return the text: ``5`` may be a name."""
+        return text
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number, with ``allowed`` as the words for its range; without them any will do.
+
+    ``off``: ``false`` stands for none at all, since TOML has no word for that.
+    """
+
+    what: str
+    allowed: str = ""
+    least: float = -_LARGEST
+    above: float = -math.inf
+    most: float = _LARGEST
+    whole: bool = False
+    off: bool = False
+
+    def wrong(self, value: Any) -> str | None:
+        """Judge first what it is, then its range."""
+        if self.off and value is False:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return f"{self.what} or false" if self.off else self.what
+        if not self.allowed:
+            return None
+        if not -_LARGEST <= value <= _LARGEST:  # true for nan, too
+            return "finite"
+        fits = value > self.above and self.least <= value <= self.most
+        return None if fits else self.allowed
+
+    def read(self, text: str) -> Any:
+        """Return a number or a truth."""
+        return scalar(text)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few words."""
+
+    names: tuple[str, ...]
+
+    def wrong(self, value: Any) -> str | None:
+        """Judge that it is one of them."""
+        return None if value in self.names else f"one of {listed(self.names)}"
+
+    def read(self, text: str) -> str:
+        """Return the text."""
+        return text
+
+
+@dataclass(frozen=True)
+class Either:
+    """Something of one of several types."""
+
+    what: str
+    types: tuple[type, ...]
+
+    def wrong(self, value: Any) -> str | None:
+        """Judge its type."""
+        return None if isinstance(value, self.types) else self.what
+
+    def read(self, text: str) -> Any:
+        """Return a truth, a number where one may be, else the text."""
+        value = scalar(text)
+        return value if isinstance(value, bool) or float in self.types else text
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How waits are spread: by the name of a way, or from so many to so many seconds."""
+
+    names: tuple[str, ...]
+
+    def wrong(self, value: Any) -> str | None:
+        """Judge names and pairs."""
+        if isinstance(value, str):
+            fits = value in self.names
+        else:
+            fits = isinstance(value, list | tuple) and len(value) == 2 and _rising(*value)
+        return None if fits else f"one of {listed(self.names)}, or two numbers of seconds such as [0, 0.5]"
+
+    def read(self, text: str) -> Any:
+        """Return the pair of ``0, 0.5`` or ``[0, 0.5]``."""
+        parts = text.strip(" []").split(",")
+        return [scalar(part) for part in parts] if len(parts) == 2 else text
+
+
+def _rising(least: Any, most: Any) -> bool:
+    number = Number("a number", "at least 0", least=0)
+    return number.wrong(least) is None and number.wrong(most) is None and least <= most
+
+
+def scalar(text: str) -> Any:
+    """Return a text as the number or truth it shows, else as it is."""
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.strip().lower(), text)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message."""
+    return ", ".join(map(repr, names)) or "none"
+
+
+def shown(value: Any, chars_max: int = 100) -> str:
+    """Return a value for a message: of bounded length, and nothing in it that could be a password."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; tables in tables in tables
+        text = f"an oversized {type(value).__name__}"
+    return hidden(text)[:chars_max]
+
+
+def hidden(text: str) -> str:
+    """Return a text without the user and password of a URL."""
+    return _PASSWORD.sub(r"\1=***", _USER.sub("://***@", text))

@@ -1,0 +1,224 @@
+"""Variables: whom they are about, what they override, and which of them cannot be obeyed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from comporta.settings import (
+    BreakerSettings,
+    DegradationSettings,
+    LimitSettings,
+    RetrySettings,
+    Settings,
+    UpstreamSettings,
+    breaker_variable,
+    load_settings,
+    upstream_variable,
+)
+
+FILE = """
+[limits.search]
+rate = 2.5
+capacity = 5
+[breakers.pncp]
+threshold = 50
+cooldown_seconds = 120
+[upstreams.pncp]
+limit = {rate = 5, capacity = 5, strategy = "leaky_bucket"}
+timeout = 30
+[upstreams.pncp.retry]
+retries = 3
+base = 1
+[upstreams.my-api]
+limit = "10/s"
+retry = false
+breaker = false
+"""
+
+
+def loaded(folder: Path, environ: dict[str, str], text: str = FILE) -> Settings:
+    path = folder / "f.toml"
+    path.write_text(text)
+    return load_settings(path, environ)
+
+
+def test_upstream__variables__override_the_file(tmp_path: Path) -> None:
+    settings = loaded(
+        tmp_path,
+        {
+            "COMPORTA_UPSTREAM_PNCP_LIMIT": "20/s",
+            "COMPORTA_UPSTREAM_PNCP_FALLBACK": "open",
+            "COMPORTA_UPSTREAM_PNCP_LEASE": "0.02",
+            "COMPORTA_UPSTREAM_PNCP_MAX_WAIT": "2.5",
+            "COMPORTA_UPSTREAM_PNCP_MAX_CONCURRENT": "7",
+            "COMPORTA_UPSTREAM_PNCP_TIMEOUT": "false",
+            "COMPORTA_UPSTREAM_PNCP_COUNT": "series",
+            "COMPORTA_UPSTREAM_PNCP_RETRY": "true",
+            "COMPORTA_UPSTREAM_PNCP_RETRY_RETRIES": "5",
+            "COMPORTA_UPSTREAM_PNCP_RETRY_JITTER": "0, 0.1",
+            "COMPORTA_UPSTREAM_PNCP_DEGRADATION": "false",
+            "COMPORTA_UPSTREAM_PNCP_PAUSE_MAX": "",
+        },
+    )
+    assert settings.upstreams["pncp"] == UpstreamSettings(
+        LimitSettings("20/s", strategy="leaky_bucket", fallback="open", lease=0.02),
+        max_wait=2.5,
+        max_concurrent=7,
+        timeout=False,
+        count="series",
+        retry=RetrySettings(5, 1, jitter=(0, 0.1)),
+        degradation=False,
+    )
+    assert settings.upstreams["pncp"].at("timeout") == "COMPORTA_UPSTREAM_PNCP_TIMEOUT"
+
+
+def test_upstream__switched_off_in_the_file__is_switched_on_by_a_variable_for_it(tmp_path: Path) -> None:
+    environ = {
+        "COMPORTA_UPSTREAM_MY_API_RETRY_BASE": "1",
+        "COMPORTA_UPSTREAM_MY_API_DEGRADATION_RULE": "steps",
+        "COMPORTA_UPSTREAM_MY_API_BREAKER": "pncp",
+        "COMPORTA_UPSTREAM_MY_API_LEASE": "true",
+    }
+    settings = loaded(tmp_path, environ)
+    assert settings.upstreams["my-api"] == UpstreamSettings(
+        LimitSettings("10/s", lease=True),
+        breaker="pncp",
+        retry=RetrySettings(base=1),
+        degradation=DegradationSettings(rule="steps"),
+    )
+
+
+def test_upstream__only_in_variables__is_made_if_it_has_a_limit() -> None:
+    environ = {"COMPORTA_UPSTREAM_NEW_ONE_LIMIT": "5/s", "COMPORTA_UPSTREAM_NEW_ONE_RETRY_JITTER": "full"}
+    settings = load_settings(environ=environ)
+    assert dict(settings.upstreams) == {
+        "new_one": UpstreamSettings(LimitSettings("5/s"), retry=RetrySettings(jitter="full"))
+    }
+    assert settings.upstreams["new_one"].source == "COMPORTA_UPSTREAM_NEW_ONE_LIMIT"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"COMPORTA_BREAKER_PNCP_THRESHOLD": "20", "COMPORTA_BREAKER_PNCP_COOLDOWN_SECONDS": "60.5"},
+        {"PNCP_CIRCUIT_BREAKER_THRESHOLD": "20", "PNCP_CIRCUIT_BREAKER_COOLDOWN": "60.5"},
+        {
+            "PNCP_CIRCUIT_BREAKER_THRESHOLD": "20",
+            "COMPORTA_BREAKER_PNCP_THRESHOLD": "20",
+            "COMPORTA_BREAKER_PNCP_COOLDOWN_SECONDS": "60.5",
+        },
+    ],
+)
+def test_breaker__variables__override_the_file(environ: dict[str, str], tmp_path: Path) -> None:
+    assert loaded(tmp_path, environ).breakers["pncp"] == BreakerSettings(20, 60.5)
+
+
+def test_breaker__of_an_upstream__is_found_by_the_name_of_the_upstream(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, {"MY_API_CIRCUIT_BREAKER_COOLDOWN": "5"}, "[upstreams.my-api]\n")
+    assert settings.breaker_of("my-api") == ("my-api", BreakerSettings(cooldown_seconds=5))
+
+
+def test_breaker__of_any_name__is_made_by_a_variable() -> None:
+    environ = {"ANY_CIRCUIT_BREAKER_THRESHOLD": "3", "COMPORTA_BREAKER_OTHER_QUORUM": "2"}
+    settings = load_settings(environ=environ)
+    assert dict(settings.breakers) == {"any": BreakerSettings(3), "other": BreakerSettings(quorum=2)}
+    assert settings.breakers["any"].source == "ANY_CIRCUIT_BREAKER_THRESHOLD"
+
+
+def test_variable__of_a_field__is_in_capitals() -> None:
+    assert upstream_variable("my-api", "retry.base") == "COMPORTA_UPSTREAM_MY_API_RETRY_BASE"
+    assert breaker_variable("a.b", "cooldown_seconds") == "COMPORTA_BREAKER_A_B_COOLDOWN_SECONDS"
+
+
+ONE_OF_THEM = "about one of the upstreams, 'pncp', 'my-api', or COMPORTA_UPSTREAM_PNPC_LIMIT be set too"
+OF_BREAKER = (
+    "COMPORTA_BREAKER_<NAME>_<FIELD> with one of the fields THRESHOLD, COOLDOWN_SECONDS, FAILURE_RATIO, "
+    "SLOW_SECONDS, SLOW_RATIO, WINDOW_SECONDS, MINIMUM_CALLS, QUORUM, PROBES, PROBE_SECONDS, RAMP_STEPS, "
+    "RAMP_SECONDS, STALENESS"
+)
+FIELDS = (
+    "COMPORTA_UPSTREAM_<NAME>_<FIELD> with one of the fields LIMIT, "
+    "MAX_WAIT, MAX_CONCURRENT, HOLD_SECONDS, TIMEOUT, PAUSE_MAX, COUNT, BREAKER, RETRY, DEGRADATION, "
+    "RETRY_RETRIES, RETRY_BASE, RETRY_FACTOR, RETRY_JITTER, RETRY_MAX_DELAY, RETRY_DEADLINE, "
+    "RETRY_BUDGET_RATIO, RETRY_BUDGET_LEAST, DEGRADATION_DROP, DEGRADATION_FLOOR, DEGRADATION_CLIMB, "
+    "DEGRADATION_EVERY, DEGRADATION_RULE, DEGRADATION_ROUND_TRIP, FALLBACK, LEASE"
+)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            {"COMPORTA_UPSTREAM_PNCP_TIMEOUT": "soon"},
+            "COMPORTA_UPSTREAM_PNCP_TIMEOUT: timeout must be a number of seconds or false, got 'soon'",
+        ),
+        (
+            {"COMPORTA_UPSTREAM_PNCP_MAX_CONCURRENT": "0"},
+            "COMPORTA_UPSTREAM_PNCP_MAX_CONCURRENT: max_concurrent must be at least 1, got 0",
+        ),
+        (
+            {"COMPORTA_UPSTREAM_PNCP_RETRY_RETRIES": "-1"},
+            "COMPORTA_UPSTREAM_PNCP_RETRY_RETRIES: retries must be at least 0, got -1",
+        ),
+        (
+            {"COMPORTA_UPSTREAM_PNCP_RETRY": "5"},
+            "COMPORTA_UPSTREAM_PNCP_RETRY: retry must be a table, true or false, got '5'",
+        ),
+        (
+            {"COMPORTA_UPSTREAM_PNCP_BREAKER": "nope"},
+            "COMPORTA_UPSTREAM_PNCP_BREAKER: breaker must be one of the breakers, 'pncp', got 'nope'",
+        ),
+        (
+            {"COMPORTA_UPSTREAM_PNCP_FALLBACK": "shut"},
+            "COMPORTA_UPSTREAM_PNCP_FALLBACK: fallback must be one of 'share', 'open', 'closed', got 'shut'",
+        ),
+        (
+            {"COMPORTA_UPSTREAM_PNCP_LIMT": "5/s"},
+            f"COMPORTA_UPSTREAM_PNCP_LIMT must be {FIELDS}, got 'PNCP_LIMT'",
+        ),
+        (
+            {"COMPORTA_UPSTREAM_PNPC_TIMEOUT": "5"},
+            f"COMPORTA_UPSTREAM_PNPC_TIMEOUT must be {ONE_OF_THEM}, got 'pnpc'",
+        ),
+        (
+            {"COMPORTA_UPSTREAM__LIMIT": "5/s"},
+            "COMPORTA_UPSTREAM__LIMIT: the name of an upstream must be 1 to 100 of A-Z a-z 0-9 _ . -, got ''",
+        ),
+        (
+            {"COMPORTA_UPSTREAM_X_RETRY": "false", "COMPORTA_UPSTREAM_X_RETRY_BASE": "2"},
+            "COMPORTA_UPSTREAM_X_RETRY_BASE must not be set beside COMPORTA_UPSTREAM_X_RETRY=false, got 2",
+        ),
+        (
+            {"COMPORTA_BREAKER_THRESHOLD": "5"},
+            f"COMPORTA_BREAKER_THRESHOLD must be {OF_BREAKER}, got 'THRESHOLD'",
+        ),
+        (
+            {"COMPORTA_BREAKER_PNCP_THRESHOLD": "0"},
+            "COMPORTA_BREAKER_PNCP_THRESHOLD: threshold must be at least 1, got 0",
+        ),
+        (
+            {"PNCP_CIRCUIT_BREAKER_COOLDOWN": "-5"},
+            "PNCP_CIRCUIT_BREAKER_COOLDOWN: cooldown_seconds must be positive, got -5",
+        ),
+        (
+            {"PNCP_CIRCUIT_BREAKER_THRESHOLD": "5", "COMPORTA_BREAKER_PNCP_THRESHOLD": "6"},
+            "PNCP_CIRCUIT_BREAKER_THRESHOLD must say the same as COMPORTA_BREAKER_PNCP_THRESHOLD, 6, got 5",
+        ),
+    ],
+)
+def test_variable__that_cannot_be_obeyed__is_refused_by_name(
+    environ: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        loaded(tmp_path, environ)
+    assert str(error.value) == message
+
+
+def test_variable__that_fits_two_upstreams__is_refused(tmp_path: Path) -> None:
+    text = "[upstreams.a-b]\n[upstreams.'a.b']\n"
+    with pytest.raises(
+        ValueError, match=r"^COMPORTA_UPSTREAM_A_B_TIMEOUT must mean one upstream, got 'a-b', 'a\.b'$"
+    ):
+        loaded(tmp_path, {"COMPORTA_UPSTREAM_A_B_TIMEOUT": "1"}, text)
