@@ -280,6 +280,20 @@ def test_timeouts__loops_that_were_closed__are_forgotten() -> None:
     assert len(timeouts._lines) == 1
 
 
+def test_timeouts__two_loops_by_turns__keep_a_line_each() -> None:
+    timeouts = Timeouts(LONG)
+
+    async def main() -> None:
+        with timeouts.limit():
+            await asyncio.sleep(0)
+
+    with asyncio.Runner() as one, asyncio.Runner() as other:
+        for _ in range(2):
+            one.run(main())
+            other.run(main())
+        assert len(timeouts._lines) == 2
+
+
 def test_timeouts__two_threads_with_a_loop_each__do_not_meet() -> None:
     timeouts = Timeouts(0.02)
     found: list[bool] = []
