@@ -150,7 +150,7 @@ class PermitOperation(ABC):
         """Return the permits that are out afterwards, and the reply."""
 
     def _held(self, out: tuple[Held, ...], now_us: int) -> tuple[tuple[Held, ...], Taken]:
-        return (*out, (now_us + self._room.hold_us, str(self._permit))), Taken(True)
+        return (*self._others(out), (now_us + self._room.hold_us, str(self._permit))), Taken(True)
 
     def _others(self, out: tuple[Held, ...]) -> tuple[Held, ...]:
         return tuple(held for held in out if held[1] != str(self._permit))
@@ -218,8 +218,9 @@ class RenewPermit(PermitOperation):
     verb = "renew"
 
     def _done(self, out: tuple[Held, ...], now_us: int) -> tuple[tuple[Held, ...], Taken]:
-        others = self._others(out)
-        return (out, Taken(False)) if len(others) == len(out) else self._held(others, now_us)
+        if self._others(out) == out:
+            return out, Taken(False)
+        return self._held(out, now_us)
 
 
 class Holders:

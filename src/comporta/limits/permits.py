@@ -87,7 +87,7 @@ class ConcurrencyLimit:
         return fallback_of(self.store)
 
     async def acquire(self, timeout: float | None = 0) -> Permit | None:
-        """Take a permit, waiting up to ``timeout`` seconds (``None``: without bound); nothing if none is free.
+        """Take a permit, waiting up to ``timeout`` seconds (``None``: for ever); nothing if none is free.
 
         Whoever gets one gives it back; ``slot`` does so by itself.
         """
