@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from math import isfinite
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import CircuitOpenError, RefusedError
@@ -32,10 +32,25 @@ ALONE = "alone"
 """The name of a budget that nobody else uses."""
 
 
-class Failed(NamedTuple):
-    """A try that ended in an error; a value, because a generator cannot raise every exception there is."""
+class Failed:
+    """A try that ended in an error; an answer, because a generator cannot raise every exception there is."""
 
-    error: Exception
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def raise_it(self) -> NoReturn:
+        """Raise the error, once, and hold it no longer.
+
+        By its traceback it holds the frames that hold this, and would stay until somebody collects garbage.
+        """
+        error = self.error
+        del self.error
+        try:
+            raise error
+        finally:
+            del error
 
 
 class Attempt:
@@ -197,12 +212,9 @@ def retry_after_of(error: BaseException) -> float:
 
 
 def _ended(outcome: Any) -> Any:
-    if type(outcome) is not Failed:
-        return outcome
-    try:
-        raise outcome.error
-    finally:
-        del outcome  # or the error would hold, by its traceback, this frame, and that the error
+    if type(outcome) is Failed:
+        outcome.raise_it()
+    return outcome
 
 
 def _predicate(on: Any) -> Callable[[Exception], bool]:
