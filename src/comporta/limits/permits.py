@@ -12,6 +12,7 @@ import random
 import re
 from contextlib import suppress
 from types import TracebackType
+from typing import cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from comporta.clock import to_us
@@ -235,9 +236,8 @@ class Slot:
         return permit
 
     def _giving(self) -> Flow[None]:
-        permit, self._permit = self._permit, None
-        if permit is not None:
-            yield from self._limit.giving(permit)
+        permit, self._permit = cast(Permit, self._permit), None
+        yield from self._limit.giving(permit)
 
 
 def _pause_us(taken: Taken, left_us: int) -> int:
