@@ -14,7 +14,7 @@ import pytest
 from tests.limits import permit_worker
 from tests.processes import fleet
 from tests.processes.fleet import Worker, flushed, new_name, remove, shared_url, started, together
-from tests.stores.switchable import by_hand
+from tests.stores.switchable import by_hand, moved
 from tests.support import command, memory_store, redis_store, shared_store
 
 from comporta import ConcurrencyLimit, LimitReachedError, Permit
@@ -401,6 +401,24 @@ def test_state_out_of_reach__goes_by_its_part_of_the_permits() -> None:
     assert limit.sync.in_use() == 2
     limit.sync.release(got(permits[0]))
     assert limit.sync.acquire()
+    store.close()
+
+
+def test_state_is_back__calls_that_ended_without_it__have_given_their_permits_back() -> None:
+    store, primary = by_hand()
+    limit = ConcurrencyLimit("pncp", 2, state=store)
+    permits = [got(limit.sync.acquire()) for _ in range(2)]
+    primary.error = StateUnavailableError("gone")
+    for permit in [*permits, Permit.new()]:  # no more are remembered than there can be
+        limit.sync.release(permit)
+    assert moved(store) is not None  # still gone
+    primary.error = None
+    while limit.fallback is not None:
+        moved(store)
+    assert limit.sync.in_use() == 2
+    moved(store)
+    assert limit.sync.in_use() == 0
+    assert limit.due() is None
     store.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -244,6 +245,20 @@ def test_redis__something_else_at_the_key__goes_by_the_share(server: Server) -> 
         command(server, "SET", "retry_budget:pncp", "x")
         store = FailoverStore.of(primary, primary.address)
         assert granted(RetryBudget("pncp", store), tries=12) == 10
+        store.close()
+
+
+def test_keeper__all_calls_succeed__the_others_hear_of_them_all_the_same(valkey: Server) -> None:
+    command(valkey, "FLUSHALL")
+    with redis_store(valkey) as primary:
+        store = FailoverStore.of(primary, primary.address)
+        budget = RetryBudget("pncp", store)
+        called(budget, 100)
+        elsewhere = RetryBudget("pncp", primary)
+        until = time.monotonic() + 30
+        while run(elsewhere.spending()).calls < 100:
+            assert time.monotonic() < until
+            time.sleep(0.05)
         store.close()
 
 

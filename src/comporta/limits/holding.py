@@ -118,18 +118,19 @@ class Room(NamedTuple):
 
 
 class PermitOperation(ABC):
-    """What taking, giving back and renewing have in common."""
+    """What taking, giving back and renewing have in common: a permit, or several to give back."""
 
-    __slots__ = ("_permit", "_room")
+    __slots__ = ("_permits", "_room", "_texts")
 
     script = Script("permits", partial(lua, "permits"), joins=True)
     followed = False
     fields = 2
     verb = ""
 
-    def __init__(self, room: Room, permit: Permit) -> None:
+    def __init__(self, room: Room, *permits: Permit) -> None:
         self._room = room
-        self._permit = permit
+        self._permits = permits
+        self._texts = [str(permit) for permit in permits]
 
     @property
     def parts(self) -> list[Part]:
@@ -150,18 +151,18 @@ class PermitOperation(ABC):
         """Return the permits that are out afterwards, and the reply."""
 
     def _held(self, out: tuple[Held, ...], now_us: int) -> tuple[tuple[Held, ...], Taken]:
-        return (*self._others(out), (now_us + self._room.hold_us, str(self._permit))), Taken(True)
+        return (*self._others(out), (now_us + self._room.hold_us, self._texts[0])), Taken(True)
 
     def _others(self, out: tuple[Held, ...]) -> tuple[Held, ...]:
-        return tuple(held for held in out if held[1] != str(self._permit))
+        return tuple(held for held in out if held[1] not in self._texts)
 
     def key_names(self) -> tuple[str]:
         """The permits of the limit."""
         return (key_text(SPACE, self._room.name),)
 
     def arguments(self) -> list[int | str | bytes]:
-        """Verb, permit, and the numbers of the limit."""
-        return [self.verb, str(self._permit), self._room.most, self._room.hold_us]
+        """Verb, permits, and the numbers of the limit."""
+        return [self.verb, "\n".join(self._texts), self._room.most, self._room.hold_us]
 
     def undo(self, reply: Taken) -> PermitOperation | None:
         """Nothing was granted."""
@@ -170,7 +171,7 @@ class PermitOperation(ABC):
     def alone(self, outage: Outage) -> PermitOperation:
         """Go by this worker's part of the permits, one at the least; where it has no room, by none."""
         most = 0 if outage.full else max(1, self._room.most // outage.workers)
-        return type(self)(self._room._replace(most=most), self._permit)
+        return type(self)(self._room._replace(most=most), *self._permits)
 
     def parse(self, raw: Sequence[Any]) -> Taken:
         """Read two numbers; an error in place of the first names the key it came from."""
@@ -195,11 +196,11 @@ class TakePermit(PermitOperation):
 
     def undo(self, reply: Taken) -> GivePermit | None:
         """Give it back for a caller that is gone."""
-        return GivePermit(self._room, self._permit) if reply.done else None
+        return GivePermit(self._room, *self._permits) if reply.done else None
 
 
 class GivePermit(PermitOperation):
-    """Give a permit back; one that has ended already is somebody else's by now."""
+    """Give permits back; one that has ended already is somebody else's by now."""
 
     __slots__ = ()
 

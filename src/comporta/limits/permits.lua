@@ -2,7 +2,8 @@
 --
 -- KEYS  for each operation: a sorted set of permits (`id owner`) by their deadline in µs
 -- ARGV  1: now in µs, or 0 for the server's clock;
---       then for each operation: take, give or renew; the permit; how many there are; how long one holds in µs
+--       then for each operation: take, give or renew; the permit (to give: one or more, a line each); how many there
+--       are; how long one holds in µs
 -- reply for each operation: 1 if it was done or 0; for a take that was refused the µs until the first deadline,
 --       else 0. An error in place of the first when the key could not be used
 
@@ -32,7 +33,11 @@ end
 local function done(key, verb, permit, most, hold_us)
   local trouble = swept(key, hold_us)
   if trouble then return trouble, 0 end
-  if verb == 'give' then return redis.call('ZREM', key, permit), 0 end
+  if verb == 'give' then
+    local given = 0
+    for one in string.gmatch(permit, '[^\n]+') do given = given + redis.call('ZREM', key, one) end
+    return math.min(1, given), 0
+  end
   if verb == 'renew' then
     if redis.call('ZREM', key, permit) == 0 then return 0, 0 end
     return held(key, permit, hold_us)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import re
-from contextlib import suppress
+from collections import deque
+from itertools import islice
 from types import TracebackType
 from typing import cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -48,6 +49,7 @@ _ASK_AGAIN_US = (50_000, 100_000)
 _LAST_LOOK_US = 1000
 """So long before its timeout somebody who waits asks for the last time."""
 
+_GIVEN_AT_ONCE = 256
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _in_use: WeakKeyDictionary[Store, WeakValueDictionary[str, ConcurrencyLimit]] = WeakKeyDictionary()
 
@@ -79,7 +81,11 @@ class ConcurrencyLimit:
         self.hold_seconds = float(hold_seconds)
         self._room = Room(name, max_concurrent, to_us(hold_seconds))
         self._lines = Lines()
+        self._owed: deque[Permit] = deque()
+        self._told = 0
         _claim(self)
+        if isinstance(self.store, FailoverStore):
+            self.store.keeper.watch(self)
         self.sync = SyncConcurrencyLimit(self)
 
     @property
@@ -137,13 +143,27 @@ class ConcurrencyLimit:
         """Give a permit back and call the first in line.
 
         Where that cannot be said the permit is lost until its deadline: no reason to spoil a call that is
-        over.
+        over. Without the shared state it may be one of those: then it is given back there later.
         """
         try:
-            with suppress(StateError):
-                yield Apply(self.store, GivePermit(self._room, permit))
+            yield Apply(self.store, GivePermit(self._room, permit))
+        except StateError:
+            pass
         finally:
+            if fallback_of(self.store) is not None and len(self._owed) < self.max_concurrent:
+                self._owed.append(permit)
             self._lines.call_first(_LINE)
+
+    def due(self) -> GivePermit | None:
+        """Return what gives back, to the shared state, permits whose calls ended without it."""
+        owed = tuple(islice(self._owed, _GIVEN_AT_ONCE))
+        self._told = len(owed)
+        return GivePermit(self._room, *owed) if owed else None
+
+    def told(self, reply: object) -> None:
+        """Forget the permits that were given back just now; only the keeper takes any out."""
+        for _ in range(self._told):
+            self._owed.popleft()
 
     def renewing(self, permit: Permit) -> Flow[bool]:
         """Hold a permit for longer."""

@@ -238,8 +238,8 @@ class RetryBudget:
         """Nothing needs to be known of it until a retry is wanted."""
 
     def after_fork(self) -> None:
-        """Leave what the parent counted to the parent."""
-        self._calls = 0
+        """Leave what the parent counted to the parent, and have a keeper of its own."""
+        self._calls = self._stale_ns = 0
 
     def _counted(self) -> int:
         """Return what was called and not told, unless that was a window ago, and count anew."""
@@ -251,7 +251,9 @@ class RetryBudget:
     def _roll(self) -> None:
         """Begin the next stretch of counting; where it costs nothing to tell what was before, it is told."""
         calls, self._calls = self._calls, 0
-        if calls and isinstance(self.store, MemoryStore):
+        if isinstance(self.store, FailoverStore):
+            self.store.keeper.start()  # a worker whose calls all succeed asks nothing that would start it
+        elif calls and isinstance(self.store, MemoryStore):
             self.store.apply(Spend(self.name, self.budget, calls, retry=False))
         self._stale_ns = self._now_ns() + self._slice_ns
 
