@@ -21,6 +21,7 @@ from comporta.errors import (
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
 from comporta.limits.group import LimitGroup
+from comporta.limits.holding import Permit
 from comporta.limits.key import LimitKey
 from comporta.limits.limiter import (
     BaseLimiter,
@@ -32,11 +33,16 @@ from comporta.limits.limiter import (
 )
 from comporta.limits.manager import RateLimitManager
 from comporta.limits.monitor import RateLimitMonitor
+from comporta.limits.permits import ConcurrencyLimit
+from comporta.retry.budget import Budget, RetryBudget
+from comporta.retry.retry import Retry
 
 __all__ = [
     "BaseLimiter",
+    "Budget",
     "CircuitOpenError",
     "ComportaError",
+    "ConcurrencyLimit",
     "Decision",
     "FixedWindowLimiter",
     "LeakyBucketLimiter",
@@ -45,10 +51,13 @@ __all__ = [
     "LimitKey",
     "LimitReachedError",
     "LimitStrategy",
+    "Permit",
     "RateLimitManager",
     "RateLimitMonitor",
     "RedisLimiter",
     "RefusedError",
+    "Retry",
+    "RetryBudget",
     "SlidingWindowLimiter",
     "StateDeniedError",
     "StateError",

@@ -1,0 +1,64 @@
+"""What worker processes do with permits: the program of ``tests/processes/fleet.py`` for these tests."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import sys
+import time
+from struct import Struct
+from typing import Any
+
+from tests.processes.jobs import ready, say
+
+from comporta import ConcurrencyLimit
+
+COUNT = Struct("<ii")
+"""What the counter holds: how many are in flight, and the most there ever were."""
+
+
+def calls(number: int, url: str, most: int, calls: int, counter: str) -> None:
+    """Make calls, some of them at once, and count those in flight among all processes."""
+    limit = ConcurrencyLimit("tested", most, state=url)
+
+    def counted(change: int) -> None:
+        with open(counter, "r+b", buffering=0) as file:  # noqa: PTH123 - a lock needs a descriptor
+            fcntl.flock(file, fcntl.LOCK_EX)
+            inside, most_ever = COUNT.unpack(file.read())
+            file.seek(0)
+            file.write(COUNT.pack(inside + change, max(most_ever, inside + change)))
+
+    async def call() -> int:
+        async with limit.slot(timeout=60):
+            counted(1)
+            await asyncio.sleep(0.001)
+            counted(-1)
+        return 1
+
+    async def main() -> int:
+        done = 0
+        for _ in range(calls // 8):
+            done += sum(await asyncio.gather(*(call() for _ in range(8))))
+        if hasattr(limit.store, "aclose"):
+            await limit.store.aclose()
+        return done
+
+    ready()
+    say(asyncio.run(main()))
+
+
+def holds(url: str, hold_seconds: float) -> None:
+    """Take a permit, say whose it is, and keep it."""
+    limit = ConcurrencyLimit("killed", 1, hold_seconds=hold_seconds, state=url)
+    ready()
+    permit = limit.sync.acquire()
+    assert permit is not None
+    say(permit.owner)
+    time.sleep(600)
+
+
+JOBS: dict[str, Any] = {"calls": calls, "holds": holds}
+
+if __name__ == "__main__":
+    JOBS[sys.argv[1]](**json.loads(sys.argv[2]))
