@@ -1,10 +1,14 @@
-"""Fleet-wide resilience for Python: one limit, obeyed by every worker.
+"""Fleet-wide resilience for Python: one limit and one circuit, obeyed by every worker.
 
 General layout: ``limits/`` holds the strategies (pure Python beside their Lua twins) and the limiters
-users call; ``stores/`` the engines that keep state: one process, one machine, a fleet; ``clock``,
-``errors``, ``flow`` and ``metrics`` depend on nothing. See ARCHITECTURE.md.
+users call, ``breaker/`` the circuit breakers, built the same way; ``stores/`` the engines that keep state: one
+process, one machine, a fleet; ``clock``, ``errors``, ``flow`` and ``metrics`` depend on nothing. See
+ARCHITECTURE.md.
 """
 
+from comporta.breaker.breaker import CircuitBreaker
+from comporta.breaker.config import BreakerConfig
+from comporta.breaker.registry import get_circuit_breaker
 from comporta.errors import (
     CircuitOpenError,
     ComportaError,
@@ -35,6 +39,8 @@ from comporta.limits.monitor import RateLimitMonitor
 
 __all__ = [
     "BaseLimiter",
+    "BreakerConfig",
+    "CircuitBreaker",
     "CircuitOpenError",
     "ComportaError",
     "Decision",
@@ -59,6 +65,7 @@ __all__ = [
     "StateUnavailableError",
     "Stats",
     "TokenBucketLimiter",
+    "get_circuit_breaker",
 ]
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
--- The steps of circuit breakers, each on its own. Twin of state.py.
+-- The steps of circuit breakers, each on its own. Twin of machine.py.
 --
 -- KEYS  for each breaker five: the count of failures (a string), until when it is open (a string, Unix seconds),
 --       what is remembered of one that has tripped (a hash), what was counted (a hash), and what an operator said

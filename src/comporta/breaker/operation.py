@@ -10,23 +10,20 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from comporta.breaker.codec import CIRCUIT
+from comporta.breaker.machine import anchored, step
 from comporta.breaker.state import (
-    ADMIT,
     EMPTY,
     GIVE_BACK,
-    LOOK,
     OPEN_UP,
     Asked,
     Circuit,
     Forced,
     Reply,
     Rules,
-    anchored,
     forced_by,
-    step,
 )
 from comporta.errors import StateTypeError
-from comporta.stores.base import GONE, Codec, Kind, Outage, Part, Script, State, key_text
+from comporta.stores.base import GONE, Codec, Outage, Part, Script, State, key_text
 from comporta.stores.naming import named
 from comporta.stores.records import RECORD
 
@@ -84,8 +81,9 @@ class Step:
         """Do it; a state that says nothing is not kept."""
         own, change = states
         forced = forced_by(None if change is None else change[1])
-        new, reply = _stepped(own, EMPTY, self._in_force(), self._asked, now_us, forced)
-        return [new, None], reply
+        old = EMPTY if own is None else Circuit._make(own)
+        new, reply = step(old, self._in_force(), self._asked, now_us, forced)
+        return [_kept(own, new, now_us), None], reply
 
     def key_names(self) -> list[str]:
         """Four keys that operators can read, and their own."""
@@ -113,8 +111,10 @@ class Step:
         if isinstance(moment_us, bytes):
             raise _unusable(self._name, moment_us)
         *before, why, probe, change, probes = raw
-        numbers = [_number(value) for value in (*before, probe, change)]
-        return Reply(*numbers[:8], _text(why), *numbers[8:], _probes(_text(probes)))
+        for number in (*before, probe, change):
+            if not isinstance(number, int):
+                raise TypeError("no number")
+        return Reply(*before, _text(why), probe, change, _probes(_text(probes)))
 
     def _in_force(self) -> Rules:
         rules = self._rules
@@ -145,9 +145,10 @@ class StepAlone:
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], Reply]:
         """Do it."""
-        begun = self._kind.begun
-        new, reply = _stepped(states[0], begun, self._rules, self._asked, now_us, self._forced)
-        return [new], reply._replace(alone=True)
+        [own] = states
+        old = self._kind.begun if own is None else Circuit._make(own)
+        new, reply = step(old, self._rules, self._asked, now_us, self._forced)
+        return [_kept(own, new, now_us)], reply._replace(alone=True)
 
     def alone(self, outage: Outage) -> StepAlone:
         """It is that already."""
@@ -201,14 +202,11 @@ class CircuitAlone:
         return Step(self._name, self._rules, asked, lambda: Known(circuit, Forced())), None
 
 
-def _stepped(
-    state: State | None, begun: Circuit, rules: Rules, asked: Asked, now_us: int, forced: Forced
-) -> tuple[State | None, Reply]:
-    old = begun if state is None else Circuit._make(state)
-    new, reply = step(old, rules, asked, now_us, forced)
+def _kept(old: State | None, new: Circuit, now_us: int) -> State | None:
+    """Return what a store shall do about a circuit: keep the new one, none, or let it be."""
     if new.ends_us <= now_us:
-        return (None if state is None else GONE), reply
-    return (None if state is not None and new == old else new), reply
+        return None if old is None else GONE
+    return None if new == old else new
 
 
 def _unusable(name: str, error: bytes) -> Exception:
@@ -218,12 +216,6 @@ def _unusable(name: str, error: bytes) -> Exception:
     return StateTypeError(
         f"one of the keys {key!r}:* does not hold the state of a breaker, left as it is: {text}"
     )
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, int):
-        raise TypeError("no number")
-    return value
 
 
 def _text(value: Any) -> str:
