@@ -1,8 +1,8 @@
 """Fleet-wide resilience for Python: one limit and one circuit, obeyed by every worker.
 
 General layout: ``limits/`` holds the strategies (pure Python beside their Lua twins) and the limiters
-users call, ``breaker/`` the circuit breakers, built the same way; ``stores/`` the engines that keep state: one
-process, one machine, a fleet; ``clock``, ``errors``, ``flow`` and ``metrics`` depend on nothing. See
+users call, ``breaker/`` the circuit breakers, built the same way; ``stores/`` the engines that keep state:
+one process, one machine, a fleet; ``clock``, ``errors``, ``flow`` and ``metrics`` depend on nothing. See
 ARCHITECTURE.md.
 """
 

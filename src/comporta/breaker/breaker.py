@@ -1,7 +1,7 @@
 """The faces of a breaker: ``async with breaker``, ``@breaker``, ``breaker.sync``, and the verbs one by one.
 
-They decide nothing: what a worker knows is in ``view.py``, what it asks is a flow in ``verbs.py``, and the way
-of a decorated function through a closed circuit is in ``guard.py``.
+They decide nothing: what a worker knows is in ``view.py``, what it asks is a flow in ``verbs.py``, and the
+way of a decorated function through a closed circuit is in ``guard.py``.
 """
 
 from __future__ import annotations

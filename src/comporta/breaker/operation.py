@@ -114,7 +114,9 @@ class Step:
         for number in (*before, probe, change):
             if not isinstance(number, int):
                 raise TypeError("no number")
-        return Reply(*before, _text(why), probe, change, _probes(_text(probes)))
+        if len(raw) != _FIELDS:
+            raise ValueError("wrong length")
+        return Reply._make([*before, _text(why), probe, change, _probes(_text(probes)), False])
 
     def _in_force(self) -> Rules:
         rules = self._rules
