@@ -283,7 +283,7 @@ class View:
         behind_us = self._moment_us - reply.moment_us
         if not reply.alone and 0 < behind_us < SECOND_US:
             return []
-        before, self.reply = self.reply, reply
+        before, self.reply = self.reply, reply._replace(probe=0)  # that one is the asker's alone
         now_ns = self.now_ns()
         self._moment_us = 0 if reply.alone else reply.moment_us
         self._until_ns = now_ns + reply.left_us * 1000
