@@ -23,6 +23,10 @@ class Face:
         runner = self.runner
         return lambda *args, **kwargs: runner.run(getattr(self.breaker, verb)(*args, **kwargs))
 
+    def degraded(self) -> bool:
+        """Return what the property says, whatever it said before."""
+        return self.breaker.is_degraded
+
     def guarded(self, function: Callable[[], Any]) -> Any:
         """Call a function through the breaker, as a decorated one."""
         if self.runner is None:

@@ -1,4 +1,7 @@
-"""What worker processes do in the tests of breakers. The backend is a file: each call that reaches it adds a byte."""
+"""What worker processes do in the tests of breakers.
+
+The backend is a file: each call that reaches it adds a byte.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ def crowd(number: int, url: str, backend: str, config: dict[str, Any], callers: 
 
         ready()
         tasks = [asyncio.create_task(call()) for _ in range(callers)]
-        while len(answers) < callers:
+        while len(answers) < callers:  # noqa: ASYNC110 - everybody has answered, or is inside
             await asyncio.sleep(_PAUSE_SECONDS)
         say(sum(answers))
         sys.stdin.readline()
@@ -138,7 +141,7 @@ def call_until_well(number: int, url: str, backend: str, config: dict[str, Any])
 
 
 def call_steadily(
-    number: int, url: str, backend: str, config: dict[str, Any], seconds: float, awaiting: bool
+    number: int, url: str, backend: str, config: dict[str, Any], *, seconds: float, awaiting: bool
 ) -> None:
     """Learn that the circuit is open; then call steadily and tell how long the slowest call took."""
     breaker, upstream = breaker_of(url, config), Backend(backend)

@@ -24,7 +24,7 @@ def test_breaker__new__is_closed_and_lets_calls_through(make: MakeFace) -> None:
     assert face.refused() is None
     assert face.allow().allowed
     assert face.breaker.phase == "closed"
-    assert face.breaker.is_degraded is False
+    assert not face.degraded()
     assert face.breaker.degraded_until is None
     assert face.breaker.fallback is None
 
@@ -32,10 +32,10 @@ def test_breaker__new__is_closed_and_lets_calls_through(make: MakeFace) -> None:
 def test_breaker__as_many_failures_in_a_row_as_the_threshold__opens(make: MakeFace) -> None:
     face = make(threshold=3, cooldown_seconds=30)
     face.fails(2)
-    assert face.breaker.is_degraded is False
+    assert not face.degraded()
     assert face.breaker.consecutive_failures == 2
     face.fails()
-    assert face.breaker.is_degraded is True
+    assert face.degraded()
     assert face.breaker.phase == "open"
 
 
@@ -78,10 +78,10 @@ def test_seed__failures_recorded_bare__open_it_and_a_success_closes_it(make: Mak
     face = make(threshold=50, cooldown_seconds=120)
     for _ in range(50):
         face.record_failure()
-    assert face.breaker.is_degraded is True
+    assert face.degraded()
     assert face.try_recover() is False
     face.record_success()
-    assert face.breaker.is_degraded is False
+    assert not face.degraded()
     assert face.breaker.consecutive_failures == 0
     assert face.breaker.phase == "closed"
 
@@ -92,9 +92,9 @@ def test_seed__cooldown_over__is_not_degraded_though_nobody_called_try_recover(
     face = make(threshold=1, cooldown_seconds=2)
     face.record_failure("down")
     clock.advance(1.999)
-    assert face.breaker.is_degraded is True
+    assert face.degraded()
     clock.advance(0.001)
-    assert face.breaker.is_degraded is False
+    assert not face.degraded()
     assert face.breaker.phase == "half_open"
     assert face.try_recover() is True
     assert face.breaker.phase == "half_open"
@@ -134,7 +134,7 @@ def test_half_open__probe_fails__is_open_for_a_whole_cooldown(make: MakeFace, cl
     face.fails(2)
     clock.advance(10)
     face.fails()
-    assert face.breaker.is_degraded is True
+    assert face.degraded()
     error = face.refused()
     assert error is not None
     assert error.retry_after == pytest.approx(10)
@@ -270,7 +270,7 @@ def test_force__open__refuses_until_revoked(make: MakeFace, clock: ManualClock) 
     error = face.refused()
     assert error is not None
     assert error.why == "maintenance  until noon"
-    assert face.breaker.is_degraded is True
+    assert face.degraded()
     state = face.get_state()
     assert (state.forced, state.degraded_until) == ("open", None)
     assert face.breaker.degraded_until is None

@@ -1,4 +1,4 @@
-"""Real processes and a real server: tripping together, probing once, and what becomes of both when things die."""
+"""Real processes and a real server: tripping together, probing once, and what dying does to both."""
 
 from __future__ import annotations
 
@@ -77,9 +77,10 @@ def test_fleet__prober_is_killed_under_steady_traffic__recovers_at_its_deadline(
     config = {"threshold": 1, "cooldown_seconds": 0.2, "probe_seconds": 2.0}
     breaker = tripped(url, **config)
     told = {"url": url, "backend": backend, "config": config}
-    with started(2, "call_until_well", **told) as callers, Worker(
-        "hang_in_probe", number=9, url=url, config=config
-    ) as prober:
+    with (
+        started(2, "call_until_well", **told) as callers,
+        Worker("hang_in_probe", number=9, url=url, config=config) as prober,
+    ):
         prober.ready()
         granted_ns = prober.answer()
         prober.kill()
@@ -96,7 +97,7 @@ def test_fleet__server_dies_while_open__nobody_reaches_the_backend_and_no_call_t
     backend: str, how: str, awaiting: bool
 ) -> None:
     """The time is held to three times: a machine that stalls is not late each time."""
-    slowest = []
+    slowest: list[float] = []
     while not slowest or (min(slowest) > 0.25 and len(slowest) < 3):
         slowest.append(_cut_off_while_open(backend, how, awaiting=awaiting))
     assert min(slowest) <= 0.25
@@ -114,7 +115,7 @@ def _cut_off_while_open(backend: str, how: str, *, awaiting: bool) -> float:
         if how == "freeze":
             server.thaw()
     assert all(answer["alone"] and answer["refused"] for answer in answers)
-    return max(answer["slowest"] for answer in answers)
+    return max(float(answer["slowest"]) for answer in answers)
 
 
 def test_fleet__forked_child_opens_the_circuit__the_parent_learns_of_it(url: str) -> None:

@@ -61,8 +61,10 @@ class CircuitBreaker:
             raise ValueError(f"name must be 1 to 100 of A-Z a-z 0-9 _ . -, got {name!r:.120}")
         if config is None:
             config = BreakerConfig(threshold, cooldown_seconds, **others)
-        elif others:
-            raise TypeError(f"config says it all: leave out {', '.join(sorted(others))}")
+        elif others or (threshold, cooldown_seconds) != (5, 30.0):
+            raise TypeError(
+                f"config says it all: leave out {', '.join(others) or 'threshold and cooldown_seconds'}"
+            )
         if state is None:
             state = default_url(distributed=True)
         self.name = name
@@ -158,6 +160,11 @@ class CircuitBreaker:
     async def get_state(self) -> BreakerState:
         """Ask the state how the circuit stands, for a health page."""
         return await run_async(self.verbs.telling())
+
+    async def aclose(self) -> None:
+        """Close the store's connections, those of this event loop included; they open again when needed."""
+        if hasattr(self.store, "aclose"):
+            await self.store.aclose()
 
     def __call__(self, function: F) -> F:
         """Guard a function, blocking or async as it is."""

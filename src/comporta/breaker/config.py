@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from math import isfinite
 
 from comporta.breaker.state import Rules
@@ -28,6 +28,7 @@ class BreakerConfig:
 
     threshold: int | None = 5
     cooldown_seconds: float = 30.0
+    _: KW_ONLY
     failure_ratio: float | None = None
     slow_seconds: float | None = None
     slow_ratio: float | None = None

@@ -123,20 +123,14 @@ class Step:
         return rules if rules.quorum <= self._live else rules._replace(quorum=max(1, self._live))
 
 
-class StepAlone:
+class StepAlone(Step):
     """The same step on this worker's own circuit, which begins as the shared one was when last seen."""
 
-    __slots__ = ("_asked", "_forced", "_kind", "_name", "_rules")
-
-    followed = False
-    fields = _FIELDS
-    script = SCRIPT
+    __slots__ = ("_forced", "_kind")
 
     def __init__(self, name: str, rules: Rules, asked: Asked, known: Known, workers: int) -> None:
         own = rules._replace(threshold=-(-rules.threshold // workers), quorum=1, probes=1)
-        self._name = name
-        self._rules = own
-        self._asked = asked
+        super().__init__(name, own, asked, lambda: known, 1)
         self._forced = known.forced
         self._kind = CircuitAlone(name, rules, known.circuit)
 
@@ -151,28 +145,6 @@ class StepAlone:
         old = self._kind.begun if own is None else Circuit._make(own)
         new, reply = step(old, self._rules, self._asked, now_us, self._forced)
         return [_kept(own, new, now_us)], reply._replace(alone=True)
-
-    def alone(self, outage: Outage) -> StepAlone:
-        """It is that already."""
-        return self
-
-    @staticmethod
-    def undo(reply: object) -> None:
-        """Nobody waits in between."""
-
-    @staticmethod
-    def key_names() -> list[str]:
-        """There is no server."""
-        return []
-
-    @staticmethod
-    def arguments() -> list[int | str | bytes]:
-        """There is no server."""
-        return []
-
-    def parse(self, raw: Sequence[Any]) -> Reply:
-        """There is no server."""
-        raise NotImplementedError
 
 
 class CircuitAlone:

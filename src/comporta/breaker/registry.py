@@ -46,17 +46,14 @@ forks.register(_after_fork)
 
 def get_circuit_breaker(source: str = "pncp") -> CircuitBreaker:
     """Return the breaker of a source; the same one to all who ask in this process."""
-    breaker = _breakers.get(source)
-    if breaker is None:
-        with _lock:
-            breaker = _breakers.get(source)
-            if breaker is None:
-                if len(_breakers) >= NAMES_MAX:
-                    raise ValueError(
-                        f"breakers by name must be at most {NAMES_MAX}, got one more: {source!r:.100}"
-                    )
-                breaker = _breakers[source] = _made(source, os.environ)
-    return breaker
+    with _lock:
+        if source not in _breakers:
+            if len(_breakers) >= NAMES_MAX:
+                raise ValueError(
+                    f"breakers by name must be at most {NAMES_MAX}, got one more: {source!r:.100}"
+                )
+            _breakers[source] = _made(source, os.environ)
+        return _breakers[source]
 
 
 def forget_circuit_breakers() -> None:

@@ -128,6 +128,7 @@ class View:
     def succeed_now(self, admission: Admission) -> bool:
         """Note a success; false if the state has to be told."""
         if not self.exact:
+            self.used = True
             self.succeeded_ns = self.now_ns()
         if admission.probe:
             return False
