@@ -11,6 +11,7 @@ from tests.breaker.jobs import NAME, hits
 from tests.processes.fleet import Worker, new_name, remove, shared_url, started, together
 
 from comporta import CircuitBreaker
+from comporta.stores.urls import forget_stores
 from comporta.testing import Server
 from comporta.testing.servers import wait_until
 
@@ -24,9 +25,11 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "server":
         with Server() as server:
             yield f"{server.url}?timeout=5"
+            forget_stores()
     else:
         name = new_name()
         yield shared_url(name)
+        forget_stores()
         remove(name)
 
 
@@ -68,7 +71,6 @@ def test_fleet__half_open_with_a_hundred_callers_in_each_of_four__lets_exactly_t
             worker.go()
         assert {worker.answer() for worker in workers} <= {"closed", "half_open"}
     assert breaker.sync.get_state().phase == "closed"
-    breaker.store.close()
 
 
 def test_fleet__prober_is_killed_under_steady_traffic__recovers_at_its_deadline(
@@ -88,7 +90,6 @@ def test_fleet__prober_is_killed_under_steady_traffic__recovers_at_its_deadline(
             caller.go()
         well = min((caller.answer() - granted_ns) / 1e9 for caller in callers)
     assert 2.0 <= well <= 2.0 + 1.0 + MARGIN_SECONDS
-    breaker.store.close()
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
@@ -108,7 +109,8 @@ def _cut_off_while_open(backend: str, how: str, *, awaiting: bool) -> float:
     config = {"threshold": 1, "cooldown_seconds": 600}
     told = {"backend": backend, "config": config, "seconds": 1.0, "awaiting": awaiting}
     with Server() as server:
-        tripped(f"{server.url}?timeout=5", **config).store.close()
+        tripped(f"{server.url}?timeout=5", **config)
+        forget_stores()
         with started(3, "call_steadily", url=server.url, **told) as workers:
             getattr(server, how)()
             answers = together(workers)

@@ -21,6 +21,7 @@ from comporta.breaker.verbs import Verbs
 from comporta.breaker.view import count, view_of
 from comporta.errors import StateError
 from comporta.flow import run, run_async
+from comporta.metrics import current_metrics
 from comporta.stores.base import Store
 from comporta.stores.failover import Fallback, fallback_of
 from comporta.stores.urls import default_url, open_store
@@ -184,7 +185,7 @@ class CircuitBreaker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         admission = _left(self)
-        if admission is not None:
+        if admission is not None and not (error is None and self.well(admission)):
             await self.ended_async(admission, error)
 
     def standing_now(self) -> Admission | None:
@@ -197,6 +198,10 @@ class CircuitBreaker:
             return None
         view.used = True
         return standing
+
+    def well(self, admission: Admission) -> bool:
+        """Note a success on the shortest way; false if there is more to be done about it."""
+        return admission is self.view.standing and current_metrics() is None and self.succeed_now(admission)
 
     def ended(self, admission: Admission, error: BaseException | None) -> None:
         """Tell how an admitted call ended, blocking; the call's own error goes before one of the state."""
@@ -293,7 +298,7 @@ class SyncBreaker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         admission = _left(self._breaker)
-        if admission is not None:
+        if admission is not None and not (error is None and self._breaker.well(admission)):
             self._breaker.ended(admission, error)
 
 
@@ -311,6 +316,10 @@ def _left(breaker: CircuitBreaker) -> Admission | None:
     Nothing if it was begun in another task: then it has no result, and a probe is lost until its deadline.
     """
     entry = _entered.get()
+    if entry is not None and entry[0] is breaker.view:
+        _entered.set(entry[2])
+        latest: Admission = entry[1]
+        return latest
     skipped: list[tuple[Any, Admission]] = []
     while entry is not None:
         view, admission, before = entry

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def guarded(breaker: CircuitBreaker, function: Callable[..., Any]) -> Callable[..., Any]:
     """Guard a plain function."""
     view, judged = breaker.view, breaker.counts_result
-    plain, now_ns = view.plain and judged is None, view.now_ns
-    remote = not view.exact
+    plain, remote = view.plain, not view.exact
+    now_ns, succeed_now = view.now_ns, view.succeed_now
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -35,7 +35,8 @@ def guarded(breaker: CircuitBreaker, function: Callable[..., Any]) -> Callable[.
         except BaseException as error:
             breaker.ended(admission, error)
             raise
-        if plain and admission is view.standing and current_metrics() is None:
+        well = judged is None and admission is view.standing and current_metrics() is None
+        if well and (plain or succeed_now(admission)):
             return result
         breaker.ended(admission, _verdict(judged, result))
         return result
@@ -48,8 +49,8 @@ def guarded_async(
 ) -> Callable[..., Awaitable[Any]]:
     """Guard a coroutine function."""
     view, judged = breaker.view, breaker.counts_result
-    plain, now_ns = view.plain and judged is None, view.now_ns
-    remote = not view.exact
+    plain, remote = view.plain, not view.exact
+    now_ns, succeed_now = view.now_ns, view.succeed_now
 
     @wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +62,8 @@ def guarded_async(
         except BaseException as error:
             await breaker.ended_async(admission, error)
             raise
-        if plain and admission is view.standing and current_metrics() is None:
+        well = judged is None and admission is view.standing and current_metrics() is None
+        if well and (plain or succeed_now(admission)):
             return result
         await breaker.ended_async(admission, _verdict(judged, result))
         return result

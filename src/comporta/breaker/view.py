@@ -130,6 +130,9 @@ class View:
         if not self.exact:
             self.used = True
             self.succeeded_ns = self.now_ns()
+        if admission is self.standing:
+            self.calls += 1
+            return True
         if admission.probe:
             return False
         if self.outdated(admission):
