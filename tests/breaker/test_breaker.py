@@ -489,7 +489,12 @@ def test_events__each_transition__is_said_once_by_each_who_learns_it(
     metrics = InMemoryMetrics()
     before = use_metrics(metrics)
     said: list[tuple[str, str]] = []
-    stop = events.listen(lambda event: said.append((event.kind, event.text)))
+
+    def hear(event: events.Event) -> None:
+        if event.source == "pncp":
+            said.append((event.kind, event.text))
+
+    stop = events.listen(hear)
     try:
         face.fails()
         assert face.refused()

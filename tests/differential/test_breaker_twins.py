@@ -76,7 +76,7 @@ def _known() -> Known:
     return Known(EMPTY, Forced())
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs, script=st.lists(st.tuples(steps, words), min_size=1, max_size=40))
 def test_lua__any_rules_any_steps_any_time__answers_as_python_does(
     server: Server, config: BreakerConfig, script: list[tuple[tuple[object, ...], bytes | None]]
