@@ -1,7 +1,7 @@
 """The program of a worker process: ``python -m tests.processes.worker JOB ARGUMENTS``.
 
 It lies about the wall clock if it is told to, before anything of comporta is imported, so that nothing can
-have kept the true one. Then it does its job (``jobs.py``, and that of the tests about outages).
+have kept the true one. Then it does its job (``jobs.py``, and those of the tests about outages and breakers).
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def main() -> None:
     if wall is not None:
         lie_about_the_time(wall.get("ahead", 0.0), wall.get("back_after"))
 
+    from tests.breaker.jobs import JOBS as BREAKER_JOBS  # noqa: PLC0415 - see above
     from tests.outages.jobs import JOBS as OUTAGE_JOBS  # noqa: PLC0415 - see above
     from tests.processes.jobs import JOBS  # noqa: PLC0415 - see above
 
-    (JOBS | OUTAGE_JOBS)[job](**told)
+    (JOBS | OUTAGE_JOBS | BREAKER_JOBS)[job](**told)
 
 
 if __name__ == "__main__":

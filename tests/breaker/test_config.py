@@ -1,0 +1,190 @@
+"""What is written down about breakers: configurations, the environment, older names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.breaker.faces import Face
+from tests.processes.fleet import new_name, remove
+
+from comporta import BreakerConfig, CircuitBreaker, get_circuit_breaker
+from comporta.adapters import PNCPCircuitBreaker, RedisCircuitBreaker
+from comporta.breaker import registry
+from comporta.breaker.admission import why_of
+from comporta.breaker.registry import forget_circuit_breakers
+from comporta.steps import climbed
+from comporta.stores.failover import FailoverStore
+from comporta.stores.memory import MemoryStore
+from comporta.stores.urls import forget_stores
+from comporta.testing import Server
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"threshold": 0}, "threshold must be at least 1, got 0"),
+    ({"threshold": -3}, "threshold must be at least 1, got -3"),
+    ({"threshold": 10**7}, "threshold must be at most 1000000, got 10000000"),
+    ({"threshold": None}, "threshold must be at least 1 where no ratio is given, got None"),
+    ({"cooldown_seconds": -1}, "cooldown_seconds must be 0.001 to 86400, got -1"),
+    ({"cooldown_seconds": 0}, "cooldown_seconds must be 0.001 to 86400, got 0"),
+    ({"cooldown_seconds": float("nan")}, "cooldown_seconds must be 0.001 to 86400, got nan"),
+    ({"cooldown_seconds": 90_000}, "cooldown_seconds must be 0.001 to 86400, got 90000"),
+    ({"failure_ratio": 0}, "failure_ratio must be 1e-06 to 1, got 0"),
+    ({"failure_ratio": 1.1}, "failure_ratio must be 1e-06 to 1, got 1.1"),
+    ({"slow_ratio": 0.5}, "slow_seconds and slow_ratio must be given together, got None and 0.5"),
+    ({"slow_seconds": -1, "slow_ratio": 1}, "slow_seconds must be 1e-06 to 86400, got -1"),
+    ({"minimum_calls": 0}, "minimum_calls must be at least 1, got 0"),
+    ({"quorum": 17}, "quorum must be at most 16, got 17"),
+    ({"probes": 0}, "probes must be at least 1, got 0"),
+    ({"probe_seconds": 0}, "probe_seconds must be 0.001 to 86400, got 0"),
+    ({"ramp_steps": -1}, "ramp_steps must be at least 0, got -1"),
+    ({"staleness": 0}, "staleness must be 0.001 to 60, got 0"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD, ids=lambda value: str(value)[:40])
+def test_config__out_of_range__is_refused_naming_field_range_and_value(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        BreakerConfig(**given)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        CircuitBreaker("n", state="memory://", **given)
+
+
+@pytest.mark.parametrize("given", [{"threshold": True}, {"threshold": 1.5}, {"cooldown_seconds": "30"}])
+def test_config__of_the_wrong_type__is_refused_naming_it(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(given))} must be a"):
+        BreakerConfig(**given)
+
+
+def test_config__given_whole__is_used_and_nothing_beside_it() -> None:
+    config = BreakerConfig(7, 8.0, probes=2)
+    breaker = CircuitBreaker("n", config=config, state="memory://")
+    assert (breaker.threshold, breaker.cooldown_seconds) == (7, 8.0)
+    assert str(config) == "threshold=7, cooldown_seconds=8.0, probes=2"
+    with pytest.raises(TypeError, match="config says it all: leave out probes"):
+        CircuitBreaker("n", config=config, state="memory://", probes=2)
+    with pytest.raises(TypeError, match="config says it all: leave out threshold and cooldown_seconds"):
+        CircuitBreaker("n", 9, config=config, state="memory://")
+
+
+def test_state__unknown_scheme__is_refused() -> None:
+    with pytest.raises(ValueError, match="ftp"):
+        CircuitBreaker("n", state="ftp://x")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    for variable in ("COMPORTA_STATE", "REDIS_URL", "USE_REDIS_CIRCUIT_BREAKER"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("COMPORTA_STATE", "memory://by-name")
+    forget_circuit_breakers()
+    yield monkeypatch
+    forget_circuit_breakers()
+    forget_stores()
+
+
+def test_by_name__seed__has_the_seeds_defaults(environment: pytest.MonkeyPatch) -> None:
+    pncp, pcp, other = get_circuit_breaker(), get_circuit_breaker("pcp"), get_circuit_breaker("x.y")
+    assert (pncp.name, pncp.threshold, pncp.cooldown_seconds) == ("pncp", 50, 120)
+    assert (pcp.threshold, pcp.cooldown_seconds) == (30, 120)
+    assert (other.threshold, other.cooldown_seconds) == (50, 120)
+    assert get_circuit_breaker("pncp") is pncp
+
+
+def test_by_name__environment__says_otherwise(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("X_Y_Z_CIRCUIT_BREAKER_THRESHOLD", "3")
+    environment.setenv("X_Y_Z_CIRCUIT_BREAKER_COOLDOWN", "1.5")
+    breaker = get_circuit_breaker("x-y.z")
+    assert (breaker.threshold, breaker.cooldown_seconds) == (3, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("THRESHOLD", "0", "PNCP_CIRCUIT_BREAKER_THRESHOLD must be at least 1, got 0"),
+        ("THRESHOLD", "many", "PNCP_CIRCUIT_BREAKER_THRESHOLD must be a whole number, got 'many'"),
+        ("COOLDOWN", "-1", "PNCP_CIRCUIT_BREAKER_COOLDOWN must be 0.001 to 86400, got -1.0"),
+        ("COOLDOWN", "soon", "PNCP_CIRCUIT_BREAKER_COOLDOWN must be a number of seconds, got 'soon'"),
+    ],
+)
+def test_by_name__bad_value__names_the_variable(
+    environment: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    environment.setenv(f"PNCP_CIRCUIT_BREAKER_{variable}", value)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        get_circuit_breaker()
+
+
+@pytest.mark.parametrize("said", ["false", "0", "No", "OFF"])
+def test_by_name__sharing_turned_off__is_this_process_alone(
+    environment: pytest.MonkeyPatch, said: str
+) -> None:
+    environment.setenv("USE_REDIS_CIRCUIT_BREAKER", said)
+    environment.setenv("COMPORTA_STATE", "redis://nowhere.invalid")
+    breaker = get_circuit_breaker()
+    assert isinstance(breaker.store, MemoryStore)
+    Face(breaker, None).fails(50)
+    assert breaker.is_degraded is True
+
+
+def test_by_name__sharing_neither_on_nor_off__is_refused(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("USE_REDIS_CIRCUIT_BREAKER", "maybe")
+    with pytest.raises(ValueError, match=r"USE_REDIS_CIRCUIT_BREAKER must be one of true, .*'maybe'"):
+        get_circuit_breaker()
+
+
+def test_by_name__redis_url__is_shared_through_it(environment: pytest.MonkeyPatch, valkey: Server) -> None:
+    environment.delenv("COMPORTA_STATE")
+    environment.setenv("REDIS_URL", f"{valkey.url}?timeout=5")
+    environment.setenv("USE_REDIS_CIRCUIT_BREAKER", "true")
+    breaker = get_circuit_breaker("shared-one")
+    assert isinstance(breaker.store, FailoverStore)
+    for _ in range(50):
+        breaker.sync.record_failure()
+    other = RedisCircuitBreaker("shared-one", 50, 120, f"{valkey.url}?timeout=5.0")
+    assert other.is_degraded is True
+
+
+def test_by_name__nothing_said__is_this_machine(environment: pytest.MonkeyPatch) -> None:
+    environment.delenv("COMPORTA_STATE")
+    name = new_name()
+    environment.setenv("COMPORTA_APP", name)
+    try:
+        breaker = get_circuit_breaker("of-this-machine")
+        assert isinstance(breaker.store, FailoverStore)
+        assert breaker.store.address == f"shared://{name}"
+        assert breaker.store.local
+    finally:
+        forget_stores()
+        remove(name)
+
+
+def test_by_name__too_many__is_refused(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(registry, "NAMES_MAX", 1)
+    get_circuit_breaker("one")
+    with pytest.raises(ValueError, match="at most 1, got one more: 'two'"):
+        get_circuit_breaker("two")
+
+
+def test_adapters__older_names__are_the_real_thing() -> None:
+    local = PNCPCircuitBreaker()
+    assert isinstance(local.store, MemoryStore)
+    assert (local.name, local.threshold, local.cooldown_seconds) == ("pncp", 50, 120)
+    Face(local, None).fails(50)
+    assert local.is_degraded is True
+
+
+def test_why__long_and_with_control_characters__is_cut_and_cleaned() -> None:
+    assert why_of(None) == ""
+    assert why_of("a\x1b[31m\nb") == "a [31m b"
+    assert len(why_of(ValueError("ç" * 500)).encode()) <= 200
+    assert why_of(ValueError()) == "ValueError"
+
+
+def test_steps__climb__in_even_parts_never_nothing_and_never_more_than_all() -> None:
+    assert [climbed(3, 10, at) for at in (-5, 0, 9, 10, 20, 29, 30, 10**9)] == [
+        *(250, 250, 250, 500, 750, 750, 1000, 1000)
+    ]
+    assert climbed(5000, 10, 0) == 1
