@@ -20,6 +20,7 @@ from comporta.errors import (
 )
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
+from comporta.limits.degradation import Degradation
 from comporta.limits.group import LimitGroup
 from comporta.limits.key import LimitKey
 from comporta.limits.limiter import (
@@ -38,6 +39,7 @@ __all__ = [
     "CircuitOpenError",
     "ComportaError",
     "Decision",
+    "Degradation",
     "FixedWindowLimiter",
     "LeakyBucketLimiter",
     "LimitConfig",

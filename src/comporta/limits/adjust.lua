@@ -30,8 +30,8 @@ local function read(text)
   if not said then said, after = '', rest end
   local s, bc, bp, bu, bw, e, d, l = match(said,
     'degraded to (%d+) of ([1-9]%d*) (%d+) (%d+) (%d+) ends (%d+) dropped (%d+) climbed (%d+)')
-  if bc and not sensible(bc, bp, bu, bw) then return end
   if s and s + 0 >= WHOLE then s = nil end
+  if s and not sensible(bc, bp, bu, bw) then return end
   if s then c, p, u, w = bc, bp, bu, bw end
   by_hand = not string.find(said, 'not set by hand', 1, true)
   if by_hand or s then base = {tonumber(c), tonumber(p), tonumber(u), tonumber(w)} end

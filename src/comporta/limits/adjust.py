@@ -1,8 +1,8 @@
 """Changing what is in force of a limit, in one step for all who share it.
 
-Errors lower the limit and successes raise it again (degradation), an upstream that asks for it is left alone for
-a while (pause), an operator sets other numbers or takes them back. All of that is one record (``in_force.py``),
-read by every decision, so nobody can see the new rate with the old burst.
+Errors lower the limit and successes raise it again (degradation), an upstream that asks for it is left alone
+for a while (pause), an operator sets other numbers or takes them back. All of that is one record
+(``in_force.py``), read by every decision, so nobody can see the new rate with the old burst.
 
 Twin: ``adjust.lua``.
 """
@@ -150,12 +150,10 @@ class DropTo(_Adjust):
             return None
         capacity, per_us, unit, window_us = found.base
         # as floats, because that is what the twin has
-        target = (
-            float(passes) * unit / (per_us * 1000)
-            if per_us
-            else float(passes) * window_us / (capacity * 1000)
-        )
-        share = lowered_to(found.share, int(min(target, WHOLE)), floor)
+        over, by = (unit, per_us) if per_us else (window_us, capacity)
+        part = float(passes) * over / (by * 1000)
+        target = int(min(part, WHOLE))
+        share = lowered_to(found.share, target, floor)
         return replace(found, share=share, dropped_us=now_us, ends_us=now_us + DEGRADED_US)
 
 
@@ -218,8 +216,8 @@ class SetByHand(_Adjust):
         return self._words
 
     def _changed(self, found: Record, now_us: int) -> Record:
-        pause = {"until_us": found.until_us, "length_us": found.length_us}
-        return Record(self.numbers, by_hand=True, words=self._words, **pause)
+        paused = Record(self.numbers, until_us=found.until_us, length_us=found.length_us)
+        return replace(paused, by_hand=True, words=self._words)
 
 
 class Revoke(_Adjust):

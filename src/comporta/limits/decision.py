@@ -14,8 +14,8 @@ class Decision:
     """Whether it may pass, and how the key stands now. Times are float seconds.
 
     ``retry_after`` is 0 when allowed; otherwise the same request is refused before and granted then, if
-    nobody else comes in between. ``reset_after`` is when the key will be as if never used. ``paused`` is for how
-    long nothing will be granted, whatever is left.
+    nobody else comes in between. ``reset_after`` is when the key will be as if never used. ``paused`` is for
+    how long nothing will be granted, whatever is left.
     """
 
     allowed: bool

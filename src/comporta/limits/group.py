@@ -59,7 +59,9 @@ class LimitGroup:
         if timeout == 0:
             return (yield from ask()) == 0
         line = "\0".join(texts)
-        return (yield from in_line(self._lines, ask, self._store.clock, line, timeout, self._spread_us))
+        return (
+            yield from in_line(self._lines, ask, self._store.clock, line, timeout, spread=self._spread_us)
+        )
 
     def deciding(self, keys: Sequence[Key], cost: int) -> Flow[Decision]:
         """The flow of ``decide``."""

@@ -1,15 +1,15 @@
 """What is in force of a limit: the one record that operators, degradation and pauses write and all obey.
 
-The record is text for people and programs, under ``rate_limiter_change:<name>``. It begins with the four numbers
-in force; what else is to be known stands in brackets, and words for people follow::
+The record is text for people and programs, under ``rate_limiter_change:<name>``. It begins with the four
+numbers in force; what else is to be known stands in brackets, and words for people follow::
 
     50 1 20000 0 50/s burst 50 (token_bucket)
-    40 800000 20000000000 0 [degraded to 800000 of 50 1 20000 0 ends 1700 dropped 1400 climbed 0] 50/s burst 50
-    10 1 100000 0 [paused until 1460 for 60; not set by hand]
+    40 800000 20000000000 0 [degraded to 800000 of 50 1 20000 0 ends 17 dropped 14 climbed 0] 50/s
+    10 1 100000 0 [paused until 15 for 6; not set by hand]
 
 Moments are microseconds by the clock of the state. What was not set by hand ends by itself: a degradation some
-time after its last step, a pause when it is over. So that nobody has to rewrite the record for that, rules made
-from it (:class:`Timed`) know both moments.
+time after its last step, a pause when it is over. So that nobody has to rewrite the record for that, rules
+made from it (:class:`Timed`) know both moments.
 
 Twins: ``in_force`` in ``support.lua`` reads it, ``adjust.lua`` writes it.
 """
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from comporta.limits.rule import Numbers, Rule, View, ceil_div
 from comporta.steps import WHOLE
 from comporta.stores.base import Codec, State
+from comporta.stores.records import VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
     from comporta.limits.rule import Ended, Lending, Lent
@@ -52,8 +53,8 @@ class Record:
     """What is in force, as it was written. ``base`` is what degradation starts from and returns to.
 
     ``by_hand``: the base is an operator's, and holds whatever else comes and goes. Otherwise the base is what
-    the writer was configured with, and only a degradation makes it hold for others. ``head`` are the numbers as
-    they were read.
+    the writer was configured with, and only a degradation makes it hold for others. ``head`` are the numbers
+    as they were read.
     """
 
     base: Numbers
@@ -70,7 +71,7 @@ class Record:
     @classmethod
     def read(cls, text: bytes | None) -> Record | None:
         """Read a record; nothing for what makes no sense: somebody may have written it by hand."""
-        found = _TEXT.match(text or b"")
+        found = _TEXT.match((text or b"")[:VALUE_BYTES_MAX])
         if found is None:
             return None
         numbers, said, words = Numbers(*map(int, found.group(1, 2, 3, 4))), found[5] or b"", found[6]
@@ -80,12 +81,22 @@ class Record:
         base = Numbers(*map(int, degraded.group(2, 3, 4, 5))) if degraded else numbers
         if not (numbers.sensible and base.sensible):
             return None
-        share, *moments = map(int, degraded.group(1, 6, 7, 8)) if degraded else (WHOLE, 0, 0, 0)
+        share, ends_us, dropped_us, climbed_us = (
+            map(int, degraded.group(1, 6, 7, 8)) if degraded else (WHOLE, 0, 0, 0)
+        )
         until_us, length_us = map(int, paused.groups()) if paused else (0, 0)
-        length_us = min(length_us, PAUSE_US_MAX)
-        by_hand = _NOT_SET not in said
-        said_last = words.removeprefix(b" ")
-        return cls(base, by_hand, share, *moments, until_us, length_us, said_last, numbers)
+        return cls(
+            base,
+            _NOT_SET not in said,
+            share,
+            ends_us,
+            dropped_us,
+            climbed_us,
+            until_us,
+            min(length_us, PAUSE_US_MAX),
+            words.removeprefix(b" "),
+            numbers,
+        )
 
     @property
     def numbers(self) -> Numbers:
@@ -180,16 +191,16 @@ def untimed(rule: Rule) -> Rule:
 class Timed:
     """A rule under a record that ends: degraded until a moment, paused until another."""
 
-    __slots__ = ("_base", "code", "codec", "lowered", "numbers", "record")
+    __slots__ = ("base", "code", "codec", "lowered", "numbers", "record")
 
     lasting = False
     """A refusal may end sooner than it says, when the degradation does."""
 
     def __init__(self, rule: Any, record: Record) -> None:
         self.record = record
-        self._base: Rule = rule.changed(record.base) if record.by_hand else rule
+        self.base: Rule = rule.changed(record.base) if record.by_hand else rule
         self.lowered: Rule = (
-            rule.changed(record.head or record.numbers) if record.share < WHOLE else self._base
+            rule.changed(record.head or record.numbers) if record.share < WHOLE else self.base
         )
         self.code: int = rule.code
         self.codec: Codec = rule.codec
@@ -197,21 +208,25 @@ class Timed:
 
     def changed(self, numbers: Numbers) -> Rule:
         """Return the rule with other numbers, which do not end."""
-        return self._base.changed(numbers)
+        return self.base.changed(numbers)
 
     def at(self, now_us: int) -> tuple[Rule, int, int]:
         """Return the rule at a moment, for how long it is paused then, and its capacity if not degraded."""
         if now_us < self.record.ends_us:
             return self.lowered, self.record.paused_us(now_us), self.record.base.capacity
-        return self._base, self.record.paused_us(now_us), self._base.numbers.capacity
+        return self.base, self.record.paused_us(now_us), self.base.numbers.capacity
+
+    def numbers_at(self, now_us: int | None) -> Numbers:
+        """Return the numbers in force at a moment; ``None`` is as long as the degradation lasts."""
+        return self.numbers if now_us is None else self.at(now_us)[0].numbers
 
     def expires_us(self, state: State) -> int:
         """A state is kept as long as either rule has a use for it."""
-        return max(self._base.expires_us(state), self.lowered.expires_us(state))
+        return max(self.base.expires_us(state), self.lowered.expires_us(state))
 
     def revised(self, change: bytes | None) -> Any:
         """Return what the rule without this record would be."""
-        return self._base.revised(change)
+        return self.base.revised(change)
 
     def step(
         self, state: State | None, now_us: int, cost: int, patience_us: int = 0

@@ -111,8 +111,8 @@ class BaseLimiter:
     async def pause(self, seconds: float) -> None:
         """Let nothing pass for so many seconds, a day at the most, for all who share the limit.
 
-        A pause that ends later stays as it is; 0 ends it. Afterwards the limit goes on with what it holds, and
-        those who waited come back a little apart from each other.
+        A pause that ends later stays as it is; 0 ends it. Afterwards the limit goes on with what it holds,
+        and those who waited come back a little apart from each other.
         """
         await run_async(self.verbs.pause(seconds))
 

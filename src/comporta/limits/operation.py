@@ -24,8 +24,8 @@ class Answer(NamedTuple):
     """What one limit says.
 
     ``wait_us`` within the patience asked for means granted; ``recent``, what was granted in the last
-    minute, is counted only for a look. ``paused_us`` is how long nothing will be granted, and ``original`` the
-    capacity that a degraded limit returns to.
+    minute, is counted only for a look. ``paused_us`` is how long nothing will be granted, and ``original``
+    the capacity that a degraded limit returns to.
     """
 
     wait_us: int

@@ -27,7 +27,7 @@ from comporta.limits.telling import tell
 from comporta.limits.waiting import ASK_AGAIN_US, SPREAD_US_MAX, Lines, in_line
 from comporta.stores.base import Bound, Operation, Stepper, Store
 from comporta.stores.effects import Apply, Sleep
-from comporta.stores.failover import fallback_of
+from comporta.stores.failover import FailoverStore, fallback_of
 from comporta.stores.records import NEVER_US, Delete
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Verbs:
         if self.config.strategy is LimitStrategy.LEAKY_BUCKET:
             return (yield from self._turn(text, cost, timeout))
         ask = partial(self._take, key, cost)
-        return (yield from in_line(self.lines, ask, self.store.clock, text, timeout, self.spread_us))
+        return (yield from in_line(self.lines, ask, self.store.clock, text, timeout, spread=self.spread_us))
 
     def decide(self, key: Key, cost: int) -> Flow[Decision]:
         """Take ``cost`` if it is there, and tell how the key stands then."""
@@ -156,6 +156,16 @@ class Verbs:
         else:
             yield InForce(self.bound)
         return adjusted
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the state goes by another clock than this process."""
+        return self._remote is not None
+
+    @property
+    def blind(self) -> bool:
+        """Whether what others change in the record is not heard of here without asking."""
+        return self._remote is not None and not isinstance(self.store, FailoverStore)
 
     def paused_us(self) -> int:
         """Return how long the limit is paused, as far as this process knows without asking."""

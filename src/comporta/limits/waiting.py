@@ -150,7 +150,8 @@ def in_line(
     clock: Clock,
     key: str,
     timeout: float | None,
-    spread: Callable[[], int] = lambda: 0,
+    *,
+    spread: Callable[[], int],
 ) -> Flow[bool]:
     """Wait in line, then for the limit; true if it was granted within the timeout.
 
