@@ -138,7 +138,7 @@ class Drop(_Adjust):
 
 
 class DropTo(_Adjust):
-    """Lower the limit to what passes, in requests per 1000 s, above a floor; once within ``round_trip_us``."""
+    """Lower the limit to what passes, in requests per 1000 s, above a floor; once in ``round_trip_us``."""
 
     __slots__ = ()
 

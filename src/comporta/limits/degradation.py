@@ -104,33 +104,31 @@ class Degradation:
     def get_state(self) -> dict[str, Any]:
         """Return the figures for a health page, as far as this worker knows."""
         current, original = self.current, self.original
-        return {"limiter": self.limiter.name, "current": current, "original": original, "rule": self.rule,
-                "degraded": current < original}  # fmt: skip
+        return {
+            "limiter": self.limiter.name,
+            "current": current,
+            "original": original,
+            "degraded": current < original,
+            "rule": self.rule,
+        }
 
     def _numbers(self) -> tuple[Numbers, Numbers]:
         """Return the numbers in force, and those without degradation."""
         rule = self.limiter.verbs.known()
         if not isinstance(rule, Timed):
             return rule.numbers, rule.numbers
-        return rule.numbers_at(self.verbs.now_us()), rule.base.numbers
+        return rule.numbers_at(self.verbs.now_us())
 
 
 class DegradationVerbs:
     """What one can tell a degradation, each verb once, as a flow."""
 
-    def __init__(
-        self,
-        degradation: Degradation,
-        drop: float,
-        floor: float,
-        climb: float,
-        every: float,
-        round_trip: float,
-    ) -> None:
+    def __init__(self, degradation: Degradation) -> None:
         self._owner = degradation
         self._limit = degradation.limiter.verbs
-        self._drop, self._floor, self._climb = map(millionths, (drop, floor, climb))
-        self._every_us, self._round_trip_us = to_us(every), to_us(round_trip)
+        shares = (degradation.drop, degradation.floor, degradation.climb)
+        self._drop, self._floor, self._climb = map(millionths, shares)
+        self._every_us, self._round_trip_us = to_us(degradation.every), to_us(degradation.round_trip)
         self._tried_us: int | None = None
 
     def dropping(self, accepted_rate: float | None = None) -> Flow[bool]:

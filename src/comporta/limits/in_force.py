@@ -7,9 +7,9 @@ numbers in force; what else is to be known stands in brackets, and words for peo
     40 800000 20000000000 0 [degraded to 800000 of 50 1 20000 0 ends 17 dropped 14 climbed 0] 50/s
     10 1 100000 0 [paused until 15 for 6; not set by hand]
 
-Moments are microseconds by the clock of the state. What was not set by hand ends by itself: a degradation some
-time after its last step, a pause when it is over. So that nobody has to rewrite the record for that, rules
-made from it (:class:`Timed`) know both moments.
+Moments are microseconds by the clock of the state. What was not set by hand ends by itself: a degradation
+some time after its last step, a pause when it is over. So that nobody has to rewrite the record for that,
+rules made from it (:class:`Timed`) know both moments.
 
 Twins: ``in_force`` in ``support.lua`` reads it, ``adjust.lua`` writes it.
 """
@@ -216,9 +216,14 @@ class Timed:
             return self.lowered, self.record.paused_us(now_us), self.record.base.capacity
         return self.base, self.record.paused_us(now_us), self.base.numbers.capacity
 
-    def numbers_at(self, now_us: int | None) -> Numbers:
-        """Return the numbers in force at a moment; ``None`` is as long as the degradation lasts."""
-        return self.numbers if now_us is None else self.at(now_us)[0].numbers
+    def numbers_at(self, now_us: int | None) -> tuple[Numbers, Numbers]:
+        """Return the numbers in force at a moment, and those without degradation.
+
+        ``None`` is any moment before the degradation ends.
+        """
+        if self.record.share < WHOLE and (now_us is None or now_us < self.record.ends_us):
+            return self.numbers, self.record.base
+        return self.base.numbers, self.base.numbers
 
     def expires_us(self, state: State) -> int:
         """A state is kept as long as either rule has a use for it."""
