@@ -52,9 +52,9 @@ local function scaled()
   if share >= WHOLE then return capacity, per_us, unit, window_us end
   local lowered = max(1, floor(capacity * share / WHOLE))
   if per_us == 0 then return lowered, per_us, unit, window_us end
-  local finer = min(WHOLE, floor(1e14 / (capacity * unit)))
-  if finer < 1000 then finer = min(1000, floor(2^52 / (capacity * unit))) end
-  finer = max(1, min(finer, floor(2^52 / per_us)))
+  local full, finer = capacity * unit, WHOLE
+  while finer > 1 and (full * finer > 2^52 or per_us * finer > 2^52) do finer = finer / 10 end
+  while finer > 1000 and full * finer > 1e14 do finer = finer / 10 end
   local fine = per_us * finer
   -- in two parts, each of them exact
   local slower = floor(fine / WHOLE) * share + floor(fine % WHOLE * share / WHOLE)

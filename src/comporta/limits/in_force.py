@@ -37,8 +37,8 @@ PAUSE_SLACK_US = 60_000_000
 
 WORDS_MAX = 200
 
-_SCALE_EXACT = 10**14
-_SCALE_MAX = 2**52
+_SCALE_EXACT = 10**14  # up to here a level is the same again after it was written in tokens
+_SCALE_MAX = 2**52  # up to here sums are exact in Lua
 
 _TEXT = re.compile(rb"([1-9]\d*) (\d+) (\d+) (\d+)(?: \[(.*?)\])?(.*)", re.DOTALL)
 _DEGRADED = re.compile(
@@ -143,20 +143,20 @@ class Record:
 def scaled(base: Numbers, share: int) -> Numbers:
     """Return the numbers of a limit lowered to a share: burst and rate, or what fits a window.
 
-    The rate is rounded down, by less than one part in ``per_us`` of the result. Fractions of a token are made
-    smaller for that, as far as a full bucket can still be counted: steps of 10 % are exact for a bucket that
-    fills within a day, and otherwise at most 1/1000 too low, or as close as 2**52 fractions allow.
+    Fractions of a token are made smaller, by a power of ten, as far as a full bucket can still be counted. So
+    steps of 10 % are exact, except where a full bucket has more than 2**52 / 10 fractions already. There, and
+    for other shares, the rate is rounded down by less than a fraction per microsecond, but never to nothing.
     """
     if share >= WHOLE:
         return base
     capacity = max(1, base.capacity * share // WHOLE)
     if not base.per_us:
         return base._replace(capacity=capacity)
-    full = base.capacity * base.unit
-    finer = min(WHOLE, _SCALE_EXACT // full)
-    if finer < 1000:
-        finer = min(1000, _SCALE_MAX // full)
-    finer = max(1, min(finer, _SCALE_MAX // base.per_us))
+    full, finer = base.capacity * base.unit, WHOLE
+    while finer > 1 and (full * finer > _SCALE_MAX or base.per_us * finer > _SCALE_MAX):
+        finer //= 10
+    while finer > 1000 and full * finer > _SCALE_EXACT:
+        finer //= 10
     per_us = max(1, base.per_us * finer * share // WHOLE)
     return Numbers(capacity, per_us, base.unit * finer, base.window_us)
 
