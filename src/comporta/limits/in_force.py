@@ -240,7 +240,8 @@ class Timed:
         rule, paused_us, _ = self.at(now_us)
         new, wait_us = rule.step(state, now_us, cost, patience_us)
         if paused_us and patience_us >= 0:
-            return None, max(wait_us, paused_us, patience_us + 1)
+            anchored = new if wait_us > patience_us else None  # all that a refusal changes
+            return anchored, max(wait_us, paused_us, patience_us + 1)
         return new, wait_us
 
     def give(self, state: State, now_us: int, cost: int) -> State:

@@ -97,8 +97,9 @@ class LeaseOperation:
         if not self.need:
             return [taken_back], REFUSED
         if paused_us:
-            wait_us = rule.step(state, now_us, self.need)[1]
-            return [taken_back], REFUSED._replace(wait_us=max(wait_us, paused_us))
+            new, wait_us = rule.step(state, now_us, self.need)
+            anchored = new if wait_us else None  # all that a refusal changes
+            return [anchored or taken_back], REFUSED._replace(wait_us=max(wait_us, paused_us))
         amount = max(self.need, min(self.want, rule.view(state, now_us).remaining))
         new, wait_us = rule.step(state, now_us, amount)
         if new is None or wait_us:
