@@ -99,10 +99,10 @@ def simulated(rule: str, report: Reports | None) -> Run:
             last_second.append(heard.count(True))
             run.accepted[-1] += heard.count(True)
             run.refused[-1] += heard.count(False)
-            for passed in heard if report is not None else ():
+            for passed in heard:
                 if passed:
                     degradation.sync.record_success()
-                else:
+                elif report is not None:
                     report(degradation, sum(last_second))
             clock.advance(TICK_US / 1e6)
         run.limit.append(degradation.current)

@@ -135,15 +135,14 @@ class DegradationVerbs:
         """Lower the limit; true if it was lowered."""
         if accepted_rate is not None:
             _check("accepted_rate", accepted_rate, "0 to 1e9 requests per second", -1e-9, 1e9)
-        adjusted = yield from self._adjusting(self._lowering(accepted_rate))
-        if adjusted is None:
-            return False
         self._tried_us = self._limit.store.clock.now_ns() // 1000
-        if adjusted.changed:
-            if self._limit.leases is not None:
-                yield from self._limit.leases.recalling()
-            self._tell("degraded", "lowered", adjusted, "warning")
-        return adjusted.changed
+        adjusted = yield from self._adjusting(self._lowering(accepted_rate))
+        if adjusted is None or not adjusted.changed:
+            return False
+        if self._limit.leases is not None:
+            yield from self._limit.leases.recalling()
+        self._tell("degraded", "lowered", adjusted, "warning")
+        return True
 
     def climbing(self) -> Flow[bool]:
         """Raise the limit by a step; true if it was raised."""
