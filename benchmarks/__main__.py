@@ -6,7 +6,19 @@ import argparse
 import time
 from collections.abc import Callable
 
-from benchmarks import accuracy, footprint, latency, lease, memory, outages, redis, server, shared, startup
+from benchmarks import (
+    accuracy,
+    degradation,
+    footprint,
+    latency,
+    lease,
+    memory,
+    outages,
+    redis,
+    server,
+    shared,
+    startup,
+)
 from benchmarks.measure import Effort
 from benchmarks.report import Section, as_text, summary, write_page
 
@@ -23,6 +35,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "accuracy": accuracy.run,
     "latency": latency.run,
     "outages": outages.run,
+    "degradation": degradation.run,
 }
 
 
@@ -30,7 +43,7 @@ def main() -> None:
     """Measure what was asked for, one section after the other."""
     asked = _arguments()
     if asked.plot:
-        print(_plotted())
+        print("\n".join(_plotted(asked.only or ["outages", "degradation"])))
         return
     effort = Effort.of(quick=asked.quick)
     sections = []
@@ -45,10 +58,11 @@ def main() -> None:
         write_page(sections, server.describe())
 
 
-def _plotted() -> str:
-    from benchmarks import outage_plot  # noqa: PLC0415 - needs the tests beside it
+def _plotted(names: list[str]) -> list[str]:
+    from benchmarks import degradation_plot, outage_plot  # noqa: PLC0415 - needs the tests beside it
 
-    return outage_plot.write()
+    pictures = {"outages": outage_plot.write, "degradation": degradation_plot.write}
+    return [write() for name, write in pictures.items() if name in names]
 
 
 def _arguments() -> argparse.Namespace:
@@ -56,7 +70,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=SECTIONS, metavar="NAME", help=", ".join(SECTIONS))
     parser.add_argument("--quick", action="store_true", help="a first impression, in a minute")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
-    parser.add_argument("--plot", action="store_true", help="play a minute of outages, draw docs/outage.svg")
+    parser.add_argument(
+        "--plot", action="store_true", help="draw docs/outage.svg (a minute) and docs/degradation.svg"
+    )
     asked = parser.parse_args()
     if asked.write and (asked.only or asked.quick):
         parser.error("--write takes the figures of a whole run: leave out --only and --quick")

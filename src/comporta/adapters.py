@@ -6,6 +6,9 @@ Each is the real thing with the arguments its callers know; there is no logic he
 from __future__ import annotations
 
 from comporta.breaker.breaker import CircuitBreaker
+from comporta.limits.config import LimitConfig
+from comporta.limits.limiter import TokenBucketLimiter
+from comporta.stores.urls import default_url
 
 
 class RedisCircuitBreaker(CircuitBreaker):
@@ -26,3 +29,23 @@ class PNCPCircuitBreaker(CircuitBreaker):
 
     def __init__(self, name: str = "pncp", threshold: int = 50, cooldown_seconds: float = 120.0) -> None:
         super().__init__(name, threshold, cooldown_seconds, state="memory://")
+
+
+class RedisRateLimiter:
+    """One token bucket for all workers: ``max_tokens`` at once, refilled at ``refill_rate`` per second.
+
+    ``redis_url`` may be any state URL; left out it is what the environment says, else this machine. The state
+    is the key ``rate_limiter:<name>``. ``limiter`` is the limiter underneath, for call sites that have moved.
+    """
+
+    def __init__(self, name: str, max_tokens: int, refill_rate: float, redis_url: str | None = None) -> None:
+        state = default_url(distributed=True) if redis_url is None else redis_url
+        self.limiter = TokenBucketLimiter(LimitConfig(refill_rate, max_tokens), state, name)
+
+    async def acquire(self) -> bool:
+        """Take a token; false if there is none."""
+        return await self.limiter.acquire()
+
+    async def aclose(self) -> None:
+        """Close the connections to the server, if there are any; they open again when needed."""
+        await self.limiter.aclose()

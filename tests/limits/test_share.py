@@ -97,6 +97,7 @@ def test_share__given_back__is_no_more_than_it_granted() -> None:
     assert share.give(state, START_US + 500_000, 99)[0] == 0
     assert share.view(share.give(state, START_US + 500_000, 99), START_US + 500_000).remaining == 5
     assert share.revised(b"1 1 1 1 x") is share
+    assert share.changed(share.numbers) is share
 
 
 def test_share__reports__what_would_not_be_back_by_now() -> None:
@@ -131,6 +132,8 @@ def test_policy__open_closed_and_share__decide_what_to_do_alone() -> None:
     assert refuses.give((1,), START_US, 5) == (1,)
     assert refuses.expires_us(()) == 0
     assert refuses.revised(None) is refuses
+    assert refuses.changed(refuses.numbers) is refuses
+    assert refuses.at(START_US) == (refuses, 0, 10)
     assert isinstance(rule_alone(rule, "n", "share", alone), Share)
     assert isinstance(rule_alone(rule, "n", "open", outage(2, denied=True)), Share)
     full = rule_alone(rule, "n", "open", outage(2, full=True))

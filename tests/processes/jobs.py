@@ -24,7 +24,7 @@ from typing import Any
 from tests.processes.books import Book, sealed
 from tests.processes.mortal import play
 
-from comporta import BaseLimiter, LimitConfig, LimitStrategy, StateUnavailableError
+from comporta import BaseLimiter, Degradation, LimitConfig, LimitStrategy, StateUnavailableError
 from comporta.limits.token_bucket import TokenBucket
 from comporta.stores import shared as shared_module
 from comporta.stores.base import Store
@@ -425,6 +425,24 @@ def mortal(number: int, url: str, act: str, *, opcodes: bool) -> None:
     say(play(url.removeprefix("shared://").partition("?")[0], act, opcodes=opcodes))
 
 
+def report_errors(number: int, url: str, limit: dict[str, Any], errors: int) -> None:
+    """Tell of some errors of the upstream."""
+    degradation = Degradation(limiter_of(url, limit))
+    ready()
+    for _ in range(errors):
+        degradation.sync.record_error()
+    say({"done": True})
+
+
+def ask_when_told(number: int, url: str, limit: dict[str, Any]) -> None:
+    """Ask once for each word, and tell the limit in force."""
+    limiter = limiter_of(url, limit)
+    ready()
+    while True:
+        say({"allowed": limiter.sync.acquire(), "limit": limiter.sync.stats().limit})
+        sys.stdin.readline()
+
+
 JOBS: dict[str, Callable[..., None]] = {
     job.__name__: job
     for job in (
@@ -445,5 +463,7 @@ JOBS: dict[str, Callable[..., None]] = {
         tiny_disk,
         hold,
         mortal,
+        report_errors,
+        ask_when_told,
     )
 }

@@ -8,8 +8,9 @@ Lua.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Self
+from typing import Any, Self
 
+from comporta.limits.in_force import revised
 from comporta.limits.rule import KEPT_AT_LEAST_US, Numbers, ceil_div
 from comporta.stores.base import State
 
@@ -37,12 +38,17 @@ class Bucket:
         """The level from which it takes longest to be as if never used."""
         return self.full
 
-    def revised(self, change: bytes | None) -> Self:
-        """Return the rule under a change; states carry the unit they are counted in."""
-        numbers = Numbers.read(change)
-        if numbers is None:
-            return self
+    def changed(self, numbers: Numbers) -> Self:
+        """Return the rule with other numbers; states carry the unit they are counted in."""
         return type(self)(numbers.capacity, numbers.per_us, numbers.unit)
+
+    def revised(self, change: bytes | None) -> Any:
+        """Return the rule under what is recorded."""
+        return revised(self, change)
+
+    def at(self, now_us: int) -> tuple[Self, int, int]:
+        """It is the same at all times."""
+        return self, 0, self.capacity
 
     def expires_us(self, state: State) -> int:
         """Once settled, a bucket is like one never used."""

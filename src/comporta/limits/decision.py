@@ -14,7 +14,8 @@ class Decision:
     """Whether it may pass, and how the key stands now. Times are float seconds.
 
     ``retry_after`` is 0 when allowed; otherwise the same request is refused before and granted then, if
-    nobody else comes in between. ``reset_after`` is when the key will be as if never used.
+    nobody else comes in between. ``reset_after`` is when the key will be as if never used. ``paused`` is for
+    how long nothing will be granted, whatever is left.
     """
 
     allowed: bool
@@ -22,6 +23,7 @@ class Decision:
     remaining: int
     retry_after: float
     reset_after: float
+    paused: float = 0.0
 
     def __bool__(self) -> bool:
         """So that ``if await limiter.decide(key):`` reads well."""
@@ -36,6 +38,7 @@ class Decision:
             answer.remaining,
             to_seconds(answer.retry_us),
             to_seconds(answer.reset_us),
+            to_seconds(answer.paused_us),
         )
 
 
@@ -44,9 +47,13 @@ class Stats:
     """How a key stands, for health pages (A10).
 
     ``fallback`` says since when and why this worker is on its own; then the figures are those of its share.
+    ``limit`` is the capacity in force and ``original`` what it is if not degraded; ``paused`` the seconds for
+    which nothing will be granted.
     """
 
     tokens_available: int
     requests_last_minute: int
     limit: int
     fallback: Fallback | None = None
+    paused: float = 0.0
+    original: int = 0

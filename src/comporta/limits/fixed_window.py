@@ -9,7 +9,9 @@ Twin: ``fixed_window.lua``.
 from __future__ import annotations
 
 from struct import Struct
+from typing import Any
 
+from comporta.limits.in_force import revised
 from comporta.limits.rule import KEPT_AT_LEAST_US, Ended, Lent, Numbers, View
 from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
 from comporta.stores.base import State
@@ -33,12 +35,17 @@ class FixedWindow:
         self.ttl_us = max(KEPT_AT_LEAST_US, window_us)
         self.numbers = Numbers(capacity, 0, 0, window_us)
 
-    def revised(self, change: bytes | None) -> FixedWindow:
-        """Return the rule under a change; the window that runs is measured by the new length."""
-        numbers = Numbers.read(change)
-        if numbers is None:
-            return self
+    def changed(self, numbers: Numbers) -> FixedWindow:
+        """Return the rule with other numbers; the window that runs is measured by the new length."""
         return FixedWindow(numbers.capacity, numbers.window_us)
+
+    def revised(self, change: bytes | None) -> Any:
+        """Return the rule under what is recorded."""
+        return revised(self, change)
+
+    def at(self, now_us: int) -> tuple[FixedWindow, int, int]:
+        """It is the same at all times."""
+        return self, 0, self.capacity
 
     def step(
         self, state: State | None, now_us: int, cost: int, patience_us: int = 0

@@ -59,7 +59,9 @@ class LimitGroup:
         if timeout == 0:
             return (yield from ask()) == 0
         line = "\0".join(texts)
-        return (yield from in_line(self._lines, ask, self._store.clock, line, timeout))
+        return (
+            yield from in_line(self._lines, ask, self._store.clock, line, timeout, spread=self._spread_us)
+        )
 
     def deciding(self, keys: Sequence[Key], cost: int) -> Flow[Decision]:
         """The flow of ``decide``."""
@@ -81,6 +83,9 @@ class LimitGroup:
         operation = yield from self.operation(texts, cost)
         answers: list[Answer] = yield Apply(self._store, operation)
         return max(answer.wait_us for answer in answers)
+
+    def _spread_us(self) -> int:
+        return max(limiter.verbs.spread_us() for limiter in self._limiters)
 
     def operation(self, texts: Sequence[str], amount: int) -> Flow[LimitOperation]:
         """Return one operation that asks all limits."""

@@ -2,7 +2,7 @@
 -- The text of the strategy stands above it, and a line that names its function `strategy` and its number
 -- `code` (lease.py). What the strategies do here is what `lend` and `take_back` do in their Python twins.
 --
--- KEYS  1: the change that an operator made to the limit; then the state of each key
+-- KEYS  1: the record of what is in force of the limit; then the state of each key
 -- ARGV  1: now in µs, or 0 for the server's clock; 2-5: capacity, per_us, unit, window_us; 6: life_us;
 --       then for each key: the amount needed at once (0: only end a lease), the amount wanted in all,
 --       and of the lease that ends: its name, how much was lent, how much of that is not used
@@ -15,8 +15,8 @@ local SLIDING_LIFE = 202 -- see _life_us_max in sliding_window.py
 
 local now_us = moment(ARGV[1])
 local capacity, per_us = tonumber(ARGV[2]), tonumber(ARGV[3])
-local unit, window_us, life_us, debt = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), 0
-capacity, per_us, unit, window_us, debt = in_force(KEYS[1], capacity, per_us, unit, window_us)
+local unit, window_us, life_us, debt, pause_us = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), 0, 0
+capacity, per_us, unit, window_us, debt, pause_us = in_force(KEYS[1], now_us, capacity, per_us, unit, window_us)
 if code == SLIDING_WINDOW then life_us = min(life_us, floor(window_us / SLIDING_LIFE)) end
 
 -- Take, look or give back; returns the wait and what is left.
@@ -95,7 +95,9 @@ while ARGV[a] do
     take_back(key, tonumber(ARGV[a + 2]), lent, unused)
     wait_us, left = asked(key, 0, false)
   end
-  if need > 0 then
+  if need > 0 and pause_us > 0 then
+    reply[r + 2] = max(pause_us, (asked(key, need, false)))
+  elseif need > 0 then
     local amount = max(need, min(want, left))
     wait_us = asked(key, amount, true)
     if wait_us == 0 then

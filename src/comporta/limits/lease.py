@@ -88,7 +88,7 @@ class LeaseOperation:
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], Lease]:
         """Take back, then take and lend."""
-        rule, life_us = self._lender.rule, self._lender.life_us
+        (rule, paused_us), life_us = self._rule(now_us), self._lender.life_us
         [state] = states
         taken_back = None
         if state is not None and (self.ended.lent or self.ended.unused):
@@ -96,6 +96,10 @@ class LeaseOperation:
             state = taken_back or state
         if not self.need:
             return [taken_back], REFUSED
+        if paused_us:
+            new, wait_us = rule.step(state, now_us, self.need)
+            anchored = new if wait_us else None  # all that a refusal changes
+            return [anchored or taken_back], REFUSED._replace(wait_us=max(wait_us, paused_us))
         amount = max(self.need, min(self.want, rule.view(state, now_us).remaining))
         new, wait_us = rule.step(state, now_us, amount)
         if new is None or wait_us:
@@ -103,6 +107,10 @@ class LeaseOperation:
         kept, life_us, name = rule.lend(new, now_us, amount - self.need, life_us)
         wait_us = rule.step(kept, now_us, 1)[1] if amount < self.want else 0
         return [kept], Lease(amount, life_us, wait_us, name)
+
+    def _rule(self, now_us: int) -> tuple[Lending, int]:
+        rule, paused_us, _ = self._lender.rule.at(now_us)
+        return cast(Lending, rule), paused_us
 
     def key_names(self) -> tuple[str]:
         """The state of the key."""

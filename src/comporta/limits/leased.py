@@ -78,6 +78,11 @@ class LeasedBound:
         forks.register(self)
 
     @property
+    def inner(self) -> Bound:
+        """Where it is decided what nothing is in hand for."""
+        return self._inner
+
+    @property
     def stepper(self) -> Stepper:
         """The rule in force."""
         return self._inner.stepper
@@ -116,6 +121,11 @@ class LeasedBound:
         hand = self._hands.get(key)
         if hand is not None:
             hand.refused_ns = 0
+
+    def recalling(self) -> Flow[None]:
+        """Let go of all that is in hand: the limit was lowered or paused here, and leases are of before."""
+        yield from self.giving_back()
+        self.ask_all_again()
 
     def ask_all_again(self) -> None:
         """Forget all refusals: the limit was changed here."""

@@ -50,11 +50,8 @@ class LeasedTokenBucket(TokenBucket):
         self.slice_us = slice_us
         self.numbers = Numbers(capacity, per_us, unit, slice_us)
 
-    def revised(self, change: bytes | None) -> LeasedTokenBucket:
-        """Return the rule under a change; who does not lease says nothing of slices in one."""
-        numbers = Numbers.read(change)
-        if numbers is None:
-            return self
+    def changed(self, numbers: Numbers) -> LeasedTokenBucket:
+        """Return the rule with other numbers; who does not lease says nothing of slices in them."""
         capacity, per_us, unit, slice_us = numbers
         return LeasedTokenBucket(capacity, per_us, unit, slice_us or self.slice_us)
 

@@ -7,6 +7,7 @@ store. A single decision takes a direct path; everything else is a flow (``verbs
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import ClassVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -15,6 +16,7 @@ from comporta.limits.config import WINDOWS, LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
 from comporta.limits.leased import LeasedBound
 from comporta.limits.remote import GuardedBound, RemoteBound, bind
+from comporta.limits.rule import Rule
 from comporta.limits.take import Asked
 from comporta.limits.verbs import Key, Verbs
 from comporta.stores.base import Bound, Busy, LocalStore, Store
@@ -106,6 +108,18 @@ class BaseLimiter:
         """
         await run_async(self.verbs.change(limit))
 
+    async def pause(self, seconds: float) -> None:
+        """Let nothing pass for so many seconds, a day at the most, for all who share the limit.
+
+        A pause that ends later stays as it is; 0 ends it. Afterwards the limit goes on with what it holds,
+        and those who waited come back a little apart from each other.
+        """
+        await run_async(self.verbs.pause(seconds))
+
+    async def resume(self) -> None:
+        """End a pause."""
+        await run_async(self.verbs.resume())
+
     async def aclose(self) -> None:
         """Give back what is on lease, and close the store's connections; they open again when needed."""
         if self.verbs.leases is not None:
@@ -158,6 +172,14 @@ class SyncLimiter:
         """Change the limit for all who share it; ``None`` revokes the change."""
         run(self._verbs.change(limit))
 
+    def pause(self, seconds: float) -> None:
+        """Let nothing pass for so many seconds, for all who share the limit."""
+        run(self._verbs.pause(seconds))
+
+    def resume(self) -> None:
+        """End a pause."""
+        run(self._verbs.resume())
+
 
 class TokenBucketLimiter(BaseLimiter):
     """A rate, and a burst saved up while nothing was asked for."""
@@ -195,11 +217,17 @@ def _bound(config: LimitConfig, store: Store, asked: Asked) -> Bound:
     bound: Bound
     if hasattr(store, "bind"):
         bound = bind(cast(LocalStore, store), asked)
+        asked.known = partial(_rule_of, bound)
     elif isinstance(store, FailoverStore) and store.local:
         bound = GuardedBound(store, asked)
     else:
         bound = RemoteBound(store, asked)
     return bound if config.lease is False else LeasedBound(bound, store, asked, config)
+
+
+def _rule_of(bound: Bound) -> Rule:
+    """Return the rule in force, as this process last saw it, without waiting for anybody."""
+    return cast(Rule, getattr(bound, "known", None) or bound.stepper)
 
 
 def _made_name(config: LimitConfig) -> str:

@@ -24,7 +24,8 @@ class Answer(NamedTuple):
     """What one limit says.
 
     ``wait_us`` within the patience asked for means granted; ``recent``, what was granted in the last
-    minute, is counted only for a look.
+    minute, is counted only for a look. ``paused_us`` is how long nothing will be granted, and ``original``
+    the capacity that a degraded limit returns to.
     """
 
     wait_us: int
@@ -33,6 +34,8 @@ class Answer(NamedTuple):
     retry_us: int
     reset_us: int
     recent: int
+    paused_us: int = 0
+    original: int = 0
 
 
 class Question(NamedTuple):
@@ -113,13 +116,15 @@ class LimitOperation:
         kept: list[State | None] = []
         answers = []
         for question, state, (new, wait_us) in zip(self.questions, states, steps, strict=True):
+            rule, paused_us, original = question.rule.at(now_us)
             mine = charge or wait_us <= self.patience_us
             keep = new if granted or not mine else None  # a refusal's new state only anchors the clock
-            remaining, reset_us, recent = question.rule.view(keep or state, now_us)
+            remaining, reset_us, recent = rule.view(keep or state, now_us)
             kept.append(keep)
-            capacity, retry_us = question.rule.numbers.capacity, 0 if mine else wait_us
+            capacity, retry_us = rule.numbers.capacity, 0 if mine else wait_us
             minute = 0 if question.amount else recent
-            answers.append(Answer(wait_us, capacity, remaining, retry_us, reset_us, minute))
+            stands = (capacity, remaining, retry_us, reset_us, minute, paused_us, original)
+            answers.append(Answer(wait_us, *stands))
         return kept, answers
 
     def _one(self, question: Question, state: State | None, now_us: int) -> tuple[State | None, int]:
@@ -128,10 +133,10 @@ class LimitOperation:
             return rule.step(state, now_us, amount, self.patience_us)
         if amount < 0 and state is not None:
             return rule.give(state, now_us, -amount), 0
-        return None, 0
+        return None, 0 if amount else rule.at(now_us)[1]
 
     def key_names(self) -> list[str]:
-        """Two for each limit: its state, and the change an operator may have made."""
+        """Two for each limit: its state, and the record of what is in force."""
         found = []
         for _, name, key, *_ in self.questions:
             found.append(f"{SPACE}:{name}:{key}" if key else f"{SPACE}:{name}")
@@ -165,7 +170,7 @@ class LimitOperation:
 
     @property
     def fields(self) -> int:
-        """Six for each limit."""
+        """Eight for each limit."""
         return _FIELDS * len(self.questions)
 
     def parse(self, raw: Sequence[Any]) -> list[Answer]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
 
 from comporta.errors import StateError
+from comporta.limits.in_force import Timed
 from comporta.limits.key import state_key
 from comporta.limits.operation import CHANGES
 from comporta.limits.rule import Rule
@@ -30,20 +31,22 @@ def bind(store: LocalStore, asked: Asked) -> Bound:
 
 
 class RemoteBound:
-    """A rule on a store that another machine keeps; a change is read by the script.
+    """A rule on a store that another machine keeps; what is in force is read by the script.
 
-    What an operator changed is followed all the same: in an outage it is the changed limit that is shared.
+    It is followed here all the same: in an outage it is the changed or degraded limit that is shared. A pause
+    is not: it ends by the server's time. How long it still lasts is only estimated, for those who wait.
     """
 
-    __slots__ = ("__weakref__", "_asked", "_in_force", "_store")
+    __slots__ = ("__weakref__", "_asked", "_in_force", "_pause", "_store")
 
     def __init__(self, store: Store, asked: Asked) -> None:
         self._store = store
         self._asked = asked
         self._in_force = asked.rule
+        self._pause = (0, 0)
         asked.known = lambda: self._in_force
         if isinstance(store, FailoverStore):
-            store.keeper.follow(CHANGES, asked.name, WeakMethod(self._revise))
+            store.keeper.follow(CHANGES, asked.name, WeakMethod(self.revise))
 
     @property
     def stepper(self) -> Rule:
@@ -67,8 +70,18 @@ class RemoteBound:
         """Ask, together with the others of this tick."""
         return self._store.apply_async(Take(self._asked, state_key(key), cost))
 
-    def _revise(self, change: bytes | None) -> None:
-        self._in_force = self._asked.rule.revised(change)
+    def revise(self, change: bytes | None) -> None:
+        """Note what is in force."""
+        self._in_force = rule = self._asked.rule.revised(change)
+        until_us, length_us = (
+            (rule.record.until_us, rule.record.length_us) if isinstance(rule, Timed) else (0, 0)
+        )
+        if until_us != self._pause[0]:
+            self._pause = (until_us, self._store.clock.now_ns() // 1000 + length_us if until_us else 0)
+
+    def paused_us(self, now_us: int) -> int:
+        """Return how long the pause may still last, at the most, by the clock of this process."""
+        return max(0, self._pause[1] - now_us)
 
 
 class GuardedBound:

@@ -49,20 +49,13 @@ class Numbers(NamedTuple):
     unit: int
     window_us: int
 
-    @classmethod
-    def read(cls, change: bytes | None) -> Numbers | None:
-        """Read the numbers from a recorded change: four of them, then words for people.
-
-        Nothing for what makes no sense: somebody may have written it by hand.
-        """
-        words = (change or b"").split(b" ", 4)[:4]
-        if len(words) < 4 or not all(word.isdigit() for word in words):
-            return None
-        found = cls(*map(int, words))
-        return found if found.capacity and ((found.per_us and found.unit) or found.window_us) else None
+    @property
+    def sensible(self) -> bool:
+        """Whether they can be those of a limit: somebody may have written them by hand."""
+        return bool(self.capacity and ((self.per_us and self.unit) or self.window_us))
 
     def written(self, words: str) -> bytes:
-        """Return the numbers as a change is recorded."""
+        """Return the numbers as an operator's change is recorded."""
         return " ".join([*map(str, self), words]).encode()
 
 
@@ -84,8 +77,14 @@ class Rule(Protocol):
     def expires_us(self, state: State) -> int:
         """Tell from when on this state means no more than having none."""
 
+    def changed(self, numbers: Numbers) -> Rule:
+        """Return the rule that reads this one's states and has other numbers."""
+
     def revised(self, change: bytes | None) -> Rule:
-        """Return the rule that reads this one's states and obeys a recorded change."""
+        """Return the rule that reads this one's states and obeys what is recorded (``in_force.py``)."""
+
+    def at(self, now_us: int) -> tuple[Rule, int, int]:
+        """Return the rule at a moment, for how long it is paused then, and its capacity if not degraded."""
 
     def step(
         self, state: State | None, now_us: int, cost: int, patience_us: int = 0

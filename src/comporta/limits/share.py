@@ -15,6 +15,7 @@ used up evenly, so it opens bit by bit.
 
 from __future__ import annotations
 
+from comporta.limits.in_force import untimed
 from comporta.limits.leaky_bucket import LeakyBucket
 from comporta.limits.operation import LimitOperation, Question
 from comporta.limits.rule import CHARGE, Numbers, Rule, View, ceil_div
@@ -43,6 +44,14 @@ class Share:
     def expires_us(self, state: State) -> int:
         """What has not been reported is kept, as long as the share's own state would be."""
         return self._own.expires_us(state[1])
+
+    def changed(self, numbers: Numbers) -> Share:
+        """Not by what is recorded elsewhere."""
+        return self
+
+    def at(self, now_us: int) -> tuple[Share, int, int]:
+        """It is the same at all times."""
+        return self, 0, self.numbers.capacity
 
     def revised(self, change: bytes | None) -> Share:
         """Changes of limits are not heard of during an outage."""
@@ -96,6 +105,14 @@ class Always:
         """There is no state."""
         return 0
 
+    def changed(self, numbers: Numbers) -> Always:
+        """Not by what is recorded elsewhere."""
+        return self
+
+    def at(self, now_us: int) -> tuple[Always, int, int]:
+        """It is the same at all times."""
+        return self, 0, self.numbers.capacity
+
     def revised(self, change: bytes | None) -> Always:
         """Nothing to revise."""
         return self
@@ -119,8 +136,11 @@ class Always:
 def rule_alone(rule: Rule, name: str, fallback: str, outage: Outage) -> Rule:
     """Return the rule by which a worker on its own decides.
 
-    ``"open"`` holds only for accidents: a server that does not let us in opens nothing.
+    ``"open"`` holds only for accidents: a server that does not let us in opens nothing. A degraded limit is
+    shared as it is lowered; a pause is not known here, since it ends by the time of the shared state: whoever
+    heard of it first hand remembers it (``Upstream`` does).
     """
+    rule = untimed(rule)
     if outage.full or fallback == "closed":
         return Always(rule, RETRY_US)
     if fallback == "open" and not outage.denied:

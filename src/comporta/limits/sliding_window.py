@@ -13,6 +13,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Any
 
+from comporta.limits.in_force import revised
 from comporta.limits.rule import KEPT_AT_LEAST_US, Ended, Lent, Numbers, View, ceil_div
 from comporta.limits.traffic import NO_PAST, SLICE_BITS, recent, returned, shifted
 from comporta.stores.base import State
@@ -71,12 +72,17 @@ class SlidingWindow:
         self.ttl_us = max(KEPT_AT_LEAST_US, window_us)
         self.numbers = Numbers(capacity, 0, self.grain_us, window_us)
 
-    def revised(self, change: bytes | None) -> SlidingWindow:
-        """Return the rule under a change; its log keeps the size it has room for."""
-        numbers = Numbers.read(change)
-        if numbers is None:
-            return self
+    def changed(self, numbers: Numbers) -> SlidingWindow:
+        """Return the rule with other numbers; its log keeps the size it has room for."""
         return SlidingWindow(numbers.capacity, numbers.window_us, self.entries)
+
+    def revised(self, change: bytes | None) -> Any:
+        """Return the rule under what is recorded."""
+        return revised(self, change)
+
+    def at(self, now_us: int) -> tuple[SlidingWindow, int, int]:
+        """It is the same at all times."""
+        return self, 0, self.capacity
 
     def step(
         self, state: State | None, now_us: int, cost: int, patience_us: int = 0

@@ -30,18 +30,40 @@ local function seconds_text(us)
   return format('%.6f', us / 1000000)
 end
 
--- The numbers of a limit as an operator may have changed it (see rule.py), and how far below its capacity as it
--- was configured that is; what makes no sense is no change. A fourth number of 0 leaves that one as it is.
-local function in_force(key, capacity, per_us, unit, window_us)
+-- The numbers of a limit that are in force by the record of it (see in_force.py), how far below its capacity as it
+-- was configured that is, for how long it is paused, and its capacity if it were not degraded; what makes no sense
+-- is no change. A fourth number of 0 leaves that one as it is.
+local function in_force(key, now_us, capacity, per_us, unit, window_us)
   local change = pcall('GET', key)
-  if type(change) == 'string' then
-    local c, p, u, w = match(change, '^([1-9]%d*) (%d+) (%d+) (%d+)')
-    if c and (p ~= '0' and u ~= '0' or w ~= '0') then
-      if w ~= '0' then window_us = tonumber(w) end
-      return tonumber(c), tonumber(p), tonumber(u), window_us, max(0, capacity - c)
+  if type(change) ~= 'string' then return capacity, per_us, unit, window_us, 0, 0, capacity end
+  local c, p, u, w, rest = match(change, '^([1-9]%d*) (%d+) (%d+) (%d+)(.*)$')
+  if not c or (p + 0 == 0 or u + 0 == 0) and w + 0 == 0 then
+    return capacity, per_us, unit, window_us, 0, 0, capacity
+  end
+  local said, pause_us, original = match(rest, '^ %[(.-)%]'), 0, c
+  if said then
+    local share, bc, bp, bu, bw, ends = match(said,
+      'degraded to (%d+) of ([1-9]%d*) (%d+) (%d+) (%d+) ends (%d+) dropped %d+ climbed %d+')
+    if share and share + 0 >= 1000000 then share, bc = nil, nil end
+    local until_us, length_us = match(said, 'paused until (%d+) for (%d+)')
+    if bc and (bp + 0 == 0 or bu + 0 == 0) and bw + 0 == 0 then
+      return capacity, per_us, unit, window_us, 0, 0, capacity
+    end
+    if until_us then
+      length_us = min(tonumber(length_us), 86400000000)
+      pause_us = until_us - now_us
+      pause_us = pause_us <= length_us + 60000000 and max(0, min(pause_us, length_us)) or 0
+    end
+    if share and now_us < ends + 0 then
+      original = bc
+    elseif string.find(said, 'not set by hand', 1, true) then
+      return capacity, per_us, unit, window_us, 0, pause_us, capacity
+    elseif bc then
+      c, p, u, w, original = bc, bp, bu, bw, bc
     end
   end
-  return capacity, per_us, unit, window_us, 0
+  if w + 0 ~= 0 then window_us = tonumber(w) end
+  return tonumber(c), tonumber(p), tonumber(u), window_us, max(0, capacity - c), pause_us, tonumber(original)
 end
 
 -- Let a state live as long as it means something, and a minute at least, since it counts the last minute.

@@ -18,8 +18,11 @@ from comporta.stores.records import NEVER_US
 WAITERS_MAX = 100_000
 """How many may stand in one line; the next one is refused at once."""
 
-_ASK_AGAIN_US = 1_000_000
-"""Ask at least this often: a limit may be raised, or reset, by somebody on another machine."""
+ASK_AGAIN_US = 1_000_000
+"""Ask at least this often: a limit may be raised, reset or resumed by somebody on another machine."""
+
+SPREAD_US_MAX = 250_000
+"""Over how much time those who wait for the end of a pause come back, at the most."""
 
 _LONGEST_REST_US = 3_600_000_000
 
@@ -95,6 +98,11 @@ class Lines:
                 del self.by_key[key]
         self.call_first(key)
 
+    def call_all_first(self) -> None:
+        """Let the first of every line ask at once."""
+        for key in list(self.by_key):
+            self.call_first(key)
+
     def call_first(self, key: str) -> None:
         """Let the first of a line ask at once: there may be room now."""
         with self._lock:
@@ -142,8 +150,13 @@ def in_line(
     clock: Clock,
     key: str,
     timeout: float | None,
+    *,
+    spread: Callable[[], int],
 ) -> Flow[bool]:
-    """Wait in line, then for the limit; true if it was granted within the timeout."""
+    """Wait in line, then for the limit; true if it was granted within the timeout.
+
+    ``spread`` tells how many microseconds to come later than one could: after a pause all would come at once.
+    """
     deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
     ticket = lines.join(key)
     if ticket is None:
@@ -158,8 +171,13 @@ def in_line(
             wait_us = yield from ask()
             if wait_us == 0:
                 return True
-            if wait_us > deadline_us - clock.now_ns() // 1000:
+            left_us = deadline_us - clock.now_ns() // 1000
+            if wait_us > left_us:
                 return False
-            yield Rest(clock, ticket, to_seconds(min(wait_us, _ASK_AGAIN_US)))
+            if wait_us <= ASK_AGAIN_US:
+                wait_us += min(spread(), left_us - wait_us)
+            else:
+                wait_us = ASK_AGAIN_US
+            yield Rest(clock, ticket, to_seconds(wait_us))
     finally:
         lines.leave(key, ticket)

@@ -249,7 +249,8 @@ class MemoryBound:
     happens under the store's lock, which also closes this way while it is held.
 
     A refusal is remembered with the state it was made on: as long as that very state is there, the answer
-    is the same until the moment it promised.
+    is the same until the moment it promised. Not so under a stepper that is in force only for a time
+    (``lasting`` is false): what is in force after it may grant sooner.
     """
 
     __slots__ = ("__weakref__", "_original", "_space", "_use", "attempt", "stepper", "take")
@@ -265,6 +266,7 @@ class MemoryBound:
         table, step, now_ns = space.table, stepper.step, store.clock.now_ns
         get = table.get
         refusals: dict[Any, tuple[State, int, int]] = {}
+        lasting = True
 
         def take(key: Any, cost: int) -> int:
             state = get(key)
@@ -276,7 +278,7 @@ class MemoryBound:
                         return refused[2] - now_us
                 new, wait_us = step(state, now_us, cost)
                 if new is None:
-                    if cost == 1:
+                    if cost == 1 and lasting:
                         remember(key, state, now_us, wait_us)
                     return wait_us
                 try:
@@ -294,8 +296,8 @@ class MemoryBound:
             refusals[key] = (state, now_us, now_us + wait_us)
 
         def use(other: Stepper) -> None:
-            nonlocal step
-            step = other.step
+            nonlocal step, lasting
+            step, lasting = other.step, getattr(other, "lasting", True)
             refusals.clear()
 
         self.take = self.attempt = take

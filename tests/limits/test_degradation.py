@@ -1,0 +1,472 @@
+"""Errors lower a limit for all who share it, successes raise it again (E3, E4)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+from tests.limits.faces import BEGIN, Bench
+from tests.stores.switchable import by_hand, moved
+from tests.support import command, memory_store, redis_store, shared_store
+
+from comporta import BaseLimiter, Degradation, LimitConfig, LimitStrategy, StateUnavailableError
+from comporta.events import latest_events
+from comporta.limits.in_force import Record, Timed, scaled
+from comporta.limits.rule import Ended
+from comporta.metrics import InMemoryMetrics, use_metrics
+from comporta.stores.records import Write
+from comporta.stores.redis import RedisStore
+from comporta.testing import ManualClock, Server
+
+RECORD_KEY = "rate_limiter_change:pncp"
+WINDOWED = [LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW]
+
+
+def limit_of(strategy: LimitStrategy, rate: float = 1000, capacity: int = 1000) -> LimitConfig:
+    return LimitConfig(rate, capacity, 1.0, strategy)
+
+
+# E3, E4 -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_errors__one_after_the_other__lower_by_a_tenth_of_the_original_to_the_floor(
+    bench: Bench, strategy: LimitStrategy
+) -> None:
+    limiter = bench.limiter(limit_of(strategy))
+    degradation = bench.degradation(limiter)
+    seen = []
+    for _ in range(11):
+        degradation.record_error()
+        seen.append((degradation.target.current, limiter.stats().limit))
+    assert seen == [(n, n) for n in (900, 800, 700, 600, 500, 400, 300, 200, 100, 100, 100)]
+    assert degradation.target.original == 1000
+    assert limiter.stats().original == 1000
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_successes__after_errors__climb_once_in_five_seconds_up_to_the_original(
+    bench: Bench, strategy: LimitStrategy
+) -> None:
+    limiter = bench.limiter(limit_of(strategy))
+    degradation = bench.degradation(limiter)
+    for _ in range(3):
+        degradation.record_error()
+    seen = []
+    for _ in range(12):
+        degradation.record_success()
+        seen.append(limiter.stats().limit)
+        bench.clock.advance(2.5)
+    assert seen == [700, 700, 800, 800, 900, 900, 1000, 1000, 1000, 1000, 1000, 1000]
+    assert degradation.target.current == degradation.target.original == 1000
+
+
+def test_burst__of_a_throttle__is_a_tenth_of_the_current_limit_and_one_at_the_least(bench: Bench) -> None:
+    limiter = bench.limiter(LimitConfig(25, 2))
+    degradation = bench.degradation(limiter)
+    seen = []
+    for _ in range(4):
+        degradation.record_error()
+        seen.append(limiter.stats().limit)
+    assert seen == [1, 1, 1, 1]
+    throttle = bench.limiter(LimitConfig(1000, 100), "throttle")
+    lowering = bench.degradation(throttle)
+    for limit in (900, 800, 700):
+        lowering.record_error()
+        assert throttle.stats().limit == limit // 10
+        assert lowering.target.current == limit
+
+
+def test_burst__saved_up_before_an_error__is_gone_with_it(bench: Bench) -> None:
+    limiter = bench.limiter("10/s")
+    bench.degradation(limiter, drop=0.5).record_error()
+    assert [limiter.acquire() for _ in range(7)] == [True] * 5 + [False] * 2
+    assert limiter.decide().retry_after == pytest.approx(0.2)
+
+
+def test_limit__of_one__is_never_nothing_and_climbs_by_one(bench: Bench) -> None:
+    limiter = bench.limiter(LimitConfig(1, 1))
+    degradation = bench.degradation(limiter)
+    for _ in range(20):
+        degradation.record_error()
+    assert degradation.target.current == pytest.approx(0.1)
+    assert limiter.acquire()
+    assert limiter.decide().retry_after == pytest.approx(10)
+    bench.clock.advance(5)
+    degradation.record_success()
+    assert degradation.target.current == 1
+
+
+def test_floor__of_another_worker_above__lifts_nobody(bench: Bench) -> None:
+    limiter = bench.limiter("100/s")
+    bench.degradation(limiter, drop=0.9).record_error()
+    bench.degradation(limiter, floor=0.5).record_error()
+    assert limiter.stats().limit == 10
+
+
+def test_climb__from_a_clock_set_back__waits_no_longer_than_ever(bench: Bench) -> None:
+    limiter = bench.limiter("100/s")
+    degradation = bench.degradation(limiter)
+    degradation.record_error()
+    bench.clock.advance(-3600)
+    degradation.record_success()
+    assert limiter.stats().limit == 100
+
+
+# the accepted rule ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_accepted__refused__falls_below_what_passed_once_in_a_round_trip(
+    bench: Bench, strategy: LimitStrategy
+) -> None:
+    limiter = bench.limiter(limit_of(strategy, 100, 100))
+    degradation = bench.degradation(limiter, rule="accepted")
+    degradation.record_error(40)
+    assert degradation.target.current == 34
+    bench.clock.advance(0.9)
+    degradation.record_error(20)
+    assert degradation.target.current == 34
+    bench.clock.advance(0.1)
+    degradation.record_error(20)
+    assert degradation.target.current == 17
+    bench.clock.advance(1)
+    degradation.record_error(90)
+    assert degradation.target.current == 17
+    bench.clock.advance(1)
+    degradation.record_error(0)
+    assert degradation.target.current == 10
+
+
+def test_accepted__rate_not_known__is_taken_for_the_limit(bench: Bench) -> None:
+    limiter = bench.limiter("100/s")
+    degradation = bench.degradation(limiter, rule="accepted")
+    degradation.record_error()
+    assert degradation.target.current == 85
+
+
+# together ---------------------------------------------------------------------------------------------
+
+
+def test_errors__ten_at_once__are_ten_drops(valkey: Server) -> None:
+    for made in (memory_store(), shared_store(), redis_store(valkey)):
+        with made as store:
+            limiter = BaseLimiter("1000/s", store, "pncp")
+            degradation = Degradation(limiter, drop=0.05)
+            threads = [threading.Thread(target=degradation.sync.record_error) for _ in range(10)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert limiter.sync.stats().limit == 500
+
+
+async def _ten_at_once(url: str) -> int:
+    limiter = BaseLimiter("1000/s", f"{url}?timeout=5", "pncp")
+    degradation = Degradation(limiter, drop=0.05)
+    await asyncio.gather(*(degradation.record_error() for _ in range(10)))
+    limit = (await limiter.stats()).limit
+    await limiter.aclose()
+    return limit
+
+
+def test_errors__ten_coroutines__are_ten_drops(valkey: Server) -> None:
+    command(valkey, "FLUSHALL")
+    assert asyncio.run(_ten_at_once(valkey.url)) == 500
+
+
+def test_another_worker__after_a_drop__obeys_at_its_next_decision(bench: Bench) -> None:
+    """Two limiters on one store stand for two workers; processes are tried elsewhere."""
+    limiter = bench.limiter("10/s")
+    other = bench.limiter("10/s")
+    assert other.acquire()
+    bench.degradation(limiter, drop=0.5).record_error()
+    assert [other.acquire() for _ in range(6)] == [True] * 5 + [False]
+
+
+# operators --------------------------------------------------------------------------------------------
+
+
+def test_operator__changes_a_degraded_limit__begins_anew_from_those_numbers(bench: Bench) -> None:
+    limiter = bench.limiter("1000/s")
+    degradation = bench.degradation(limiter)
+    degradation.record_error()
+    limiter.change("500/s")
+    assert limiter.stats().limit == 500
+    degradation.record_error()
+    assert degradation.target.current == 450
+    assert degradation.target.original == 500
+    bench.clock.advance(5)
+    degradation.record_success()
+    assert limiter.stats().limit == limiter.stats().original == 500
+    limiter.change(None)
+    assert limiter.stats().limit == 1000
+
+
+def test_operator__whose_limit_nobody_touches_for_five_minutes__has_it_back_whole(bench: Bench) -> None:
+    limiter = bench.limiter("1000/s")
+    limiter.change("500/s")
+    bench.degradation(limiter).record_error()
+    assert limiter.stats().limit == 450
+    bench.clock.advance(300)
+    assert limiter.stats().limit == 500
+    assert [limiter.acquire() for _ in range(501)].count(True) == 500
+
+
+def test_degradation__nobody_touches_for_five_minutes__is_over(bench: Bench) -> None:
+    limiter = bench.limiter(LimitConfig(1, 100, 3600, LimitStrategy.FIXED_WINDOW))
+    degradation = bench.degradation(limiter, drop=0.9)
+    degradation.record_error()
+    assert [limiter.acquire() for _ in range(11)].count(True) == 10
+    bench.clock.advance(299.9)
+    assert not limiter.acquire()
+    bench.clock.advance(0.1)
+    assert limiter.acquire()
+    if bench.store.__class__ is not RedisStore:  # there the server's own time tells, and the keeper
+        assert degradation.target.current == degradation.target.original
+    degradation.record_success()
+    assert not degradation.target.get_state()["degraded"]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    ["nonsense", "0 1 1 0 x", "5 0 0 0 x", "5 1 0 0", "-5 1 1 0", "5.5 1 1 0", "[degraded to 1]", " 5 1 1 0"],
+)
+def test_record__that_makes_no_sense__is_no_change_and_is_replaced(bench: Bench, garbage: str) -> None:
+    limiter = bench.limiter("10/s")
+    bench.store.apply(Write("rate_limiter_change", "pncp", garbage.encode(), None, followed=True))
+    assert limiter.stats().limit == 10
+    bench.degradation(limiter, drop=0.5).record_error()
+    assert limiter.stats().limit == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "limit", "original"),
+    [
+        ("degraded to 500000 of 0 0 0 0 ends 9 dropped 1 climbed 1", 10, 10),
+        ("degraded to 500000 of 8 0 0 0 ends 9 dropped 1 climbed 1", 10, 10),
+        ("degraded to 500000 of 8 1 100000 0 ends 9 dropped 1 climbed 1", 8, 8),
+        ("degraded to 500000 of 8 1 100000 0 ends 9000000000000000 dropped 1 climbed 1", 5, 8),
+        ("degraded to 1000000 of 8 1 100000 0 ends 9000000000000000 dropped 1 climbed 1", 5, 5),
+        ("degraded to a lot", 5, 5),
+        ("", 5, 5),
+        ("paused until 99999999999999999999 for 99999999999999999999", 5, 5),
+    ],
+)
+def test_record__sections_written_by_hand__are_obeyed_if_they_can_be(
+    bench: Bench, said: str, limit: int, original: int
+) -> None:
+    limiter = bench.limiter("10/s")
+    text = f"5 1 100000 0 [{said}] by hand"
+    bench.store.apply(Write("rate_limiter_change", "pncp", text.encode(), None, followed=True))
+    if "of 0" in said:
+        limit = original = 5  # the pattern does not match, so the four numbers hold
+    stats = limiter.stats()
+    assert (stats.limit, stats.original, stats.paused) == (limit, original, 0)
+
+
+# what an operator sees --------------------------------------------------------------------------------
+
+
+def test_record__on_a_server__can_be_read_and_ends_by_itself(server: Server) -> None:
+    with redis_store(server) as store:
+        limiter = BaseLimiter("10/s", store, "pncp")
+        degradation = Degradation(limiter)
+        degradation.sync.record_error()
+        text = command(server, "GET", RECORD_KEY)
+        assert text.split(b"\r\n")[1].startswith(
+            b"9 900000 100000000000 0 [degraded to 900000 of 10 1 100000 0"
+        )
+        assert 290_000 < int(command(server, "PTTL", RECORD_KEY)[1:]) <= 300_000
+        limiter.sync.pause(1000)
+        assert 1_050_000 < int(command(server, "PTTL", RECORD_KEY)[1:]) <= 1_060_000
+        limiter.sync.change("20/s")
+        assert command(server, "PTTL", RECORD_KEY) == b":-1\r\n"
+        degradation.sync.record_error()
+        assert command(server, "PTTL", RECORD_KEY) == b":-1\r\n"
+        limiter.sync.change(None)
+        assert 900_000 < int(command(server, "PTTL", RECORD_KEY)[1:]) <= 1_060_000
+        limiter.sync.resume()
+        assert command(server, "EXISTS", RECORD_KEY) == b":0\r\n"
+
+
+def test_record__key_of_another_kind__is_left_and_the_caller_hears_nothing(server: Server) -> None:
+    with redis_store(server) as store:
+        command(server, "LPUSH", RECORD_KEY, "x")
+        limiter = BaseLimiter("10/s", store, "pncp")
+        Degradation(limiter).sync.record_error()
+        assert command(server, "TYPE", RECORD_KEY) == b"+list\r\n"
+        assert limiter.sync.stats().limit == 10
+        limiter.sync.change("5/s")
+        assert limiter.sync.stats().limit == 5
+
+
+def test_events_and_figures__of_each_change__are_told_once_by_who_caused_it(bench: Bench) -> None:
+    metrics = InMemoryMetrics()
+    before = use_metrics(metrics)
+    try:
+        limiter = bench.limiter("10/s")
+        degradation = bench.degradation(limiter, drop=0.9)
+        degradation.record_error()
+        degradation.record_error()
+        bench.clock.advance(5)
+        degradation.record_success()
+        limiter.pause(5)
+        limiter.pause(1)
+        limiter.resume()
+        limiter.resume()
+    finally:
+        use_metrics(before)
+    told = [event for event in latest_events() if event.source == "pncp"][-4:]
+    kinds = ["limit_degraded", "limit_recovered", "limit_paused", "limit_resumed"]
+    assert [event.kind for event in told] == kinds
+    assert told[0].text == "lowered from 10 to 1 requests per second, of 10"
+    assert told[1].text == "raised from 1 to 2 requests per second, of 10"
+    for kind in kinds:
+        assert metrics.value("limit_changes", limiter="pncp", what=kind.removeprefix("limit_")) == 1
+
+
+# what it costs ----------------------------------------------------------------------------------------
+
+
+def test_success__limit_not_lowered__asks_nobody() -> None:
+    store, primary = by_hand(ManualClock(BEGIN))
+    degradation = Degradation(BaseLimiter("10/s", store, "pncp"))
+    calls = primary.calls
+    for _ in range(100):
+        degradation.sync.record_success()
+    assert primary.calls == calls
+    degradation.sync.record_error()
+    assert degradation.current == 9
+    for _ in range(100):
+        degradation.sync.record_success()
+    assert primary.calls == calls + 1
+
+
+def test_success__lowered_by_another_worker__is_known_by_what_the_keeper_follows() -> None:
+    clock = ManualClock(BEGIN)
+    store, primary = by_hand(clock)
+    mine = Degradation(BaseLimiter("10/s", store, "pncp"))
+    Degradation(BaseLimiter("10/s", primary, "pncp")).sync.record_error()
+    assert mine.current == 10
+    moved(store)
+    assert mine.current == 9
+    clock.advance(5)
+    mine.sync.record_success()
+    assert mine.current == mine.original == 10
+
+
+def test_success__on_a_bare_server__looks_once_in_a_while(valkey: Server) -> None:
+    clock = ManualClock(BEGIN)
+    with redis_store(valkey, clock) as store:
+        Degradation(BaseLimiter("10/s", store, "pncp")).sync.record_error()
+        clock.advance(5)
+        fresh = Degradation(BaseLimiter("10/s", store, "pncp"))
+        fresh.sync.record_success()
+        assert fresh.current == 10
+
+
+# without the shared state -----------------------------------------------------------------------------
+
+
+def test_outage__of_a_degraded_limit__shares_what_was_in_force_and_hears_no_errors() -> None:
+    clock = ManualClock(BEGIN)
+    store, primary = by_hand(clock)
+    limiter = BaseLimiter("10/s", store, "pncp")
+    degradation = Degradation(limiter, drop=0.5)
+    degradation.sync.record_error()
+    limiter.sync.pause(60)
+    moved(store)
+    primary.error = StateUnavailableError("gone")
+    degradation.sync.record_error()
+    clock.advance(5)
+    degradation.sync.record_success()
+    assert degradation.current == 5
+    assert limiter.sync.stats().limit == 5
+    clock.advance(10)
+    assert [limiter.sync.acquire() for _ in range(6)] == [True] * 5 + [False]
+    with pytest.raises(StateUnavailableError):
+        limiter.sync.pause(1)
+
+
+# leases -----------------------------------------------------------------------------------------------
+
+
+def test_lease__in_the_hand_of_who_causes_a_drop__is_given_back_at_once(bench: Bench) -> None:
+    limiter = bench.limiter(LimitConfig(100, 100, lease=10))
+    for _ in range(20):
+        limiter.acquire()
+        bench.clock.advance(0.01)
+    degradation = bench.degradation(limiter, drop=0.9)
+    degradation.record_error()
+    assert [limiter.acquire() for _ in range(12)].count(True) <= 11
+    bench.clock.advance(5)
+    degradation.record_success()
+    assert limiter.stats().limit == 20
+
+
+# bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"drop": 0}, "drop must be above 0 and at most 1, got 0"),
+        ({"floor": 1.5}, "floor must be above 0 and at most 1, got 1.5"),
+        ({"climb": float("nan")}, "climb must be above 0 and at most 1, got nan"),
+        ({"every": 301}, "every must be above 0 and at most 300 seconds, got 301"),
+        ({"round_trip": -1}, "round_trip must be above 0 and at most 300 seconds, got -1"),
+        ({"rule": "guess"}, "rule must be one of steps, accepted, got 'guess'"),
+    ],
+)
+def test_bad_input__says_what_is_allowed(told: dict[str, Any], message: str) -> None:
+    with memory_store() as store, pytest.raises(ValueError, match="must be") as raised:
+        Degradation(BaseLimiter("10/s", store), **told)
+    assert str(raised.value) == message
+
+
+def test_bad_input__of_another_type__is_named() -> None:
+    with memory_store() as store:
+        limiter = BaseLimiter("10/s", store)
+        with pytest.raises(TypeError, match="drop must be a number, got True"):
+            Degradation(limiter, drop=True)
+        with pytest.raises(ValueError, match="accepted_rate must be 0 to 1e9 requests per second, got -1"):
+            Degradation(limiter).sync.record_error(-1)
+
+
+# the numbers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "capacity", "error"),
+    [
+        *((10, 10, 0), (1e6, 1000, 0), (100 / 60, 100, 0), (1 / 3600, 1, 0), (1 / 86400, 1, 0), (3.7, 5, 0)),
+        *((1 / 86400, 1000, 0), (1e9, 10**9, 0), (999_999_999.123, 1, 1e-9), (0.123456789123, 10**6, 0.04)),
+    ],
+)
+def test_scaled__steps_of_a_tenth__are_as_exact_as_promised(rate: float, capacity: int, error: float) -> None:
+    base = LimitConfig(rate, capacity).rule().numbers
+    for tenths in range(1, 10):
+        numbers = scaled(base, tenths * 100_000)
+        assert numbers.capacity * numbers.unit < 2**53
+        exact = base.per_us * numbers.unit * tenths / (base.unit * 10)
+        assert exact * (1 - error - 1e-12) <= numbers.per_us <= exact * (1 + 1e-12)
+
+
+def test_timed_rule__to_its_users__is_a_rule_like_any_other() -> None:
+    rule = cast(Any, LimitConfig(10, 10, lease=1.0).rule())
+    record = Record(rule.numbers, share=500_000, ends_us=100, until_us=50, length_us=50)
+    timed = rule.revised(record.written())
+    assert isinstance(timed, Timed)
+    state, _ = rule.step(None, 0, 5)
+    assert state is not None
+    assert timed.view(state, 60).remaining == rule.changed(timed.numbers).view(state, 60).remaining
+    given = timed.give(state, 60, 1)
+    assert given == rule.changed(timed.numbers).give(state, 60, 1)
+    lent = timed.lend(state, 60, 1, 1000)
+    assert timed.take_back(lent.state, 60, Ended(lent.name, 1, 1), 1000) is not None
+    assert timed.expires_us(state) >= rule.expires_us(state)
+    assert timed.revised(None) is rule
+    assert timed.changed(rule.numbers).numbers == rule.numbers
