@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.breaker.faces import Face
 
 from comporta import CircuitBreaker, CircuitOpenError, events
+from comporta.errors import LimitReachedError
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.stores.base import Store
 from comporta.stores.memory import MemoryStore
@@ -177,6 +180,20 @@ def test_half_open__prober_never_comes_back__its_place_is_free_at_its_deadline_h
     assert face.breaker.phase == "closed"
 
 
+def test_half_open__probe_out_for_longer_than_others_are_remembered__nobody_else_is_let_through(
+    make: MakeFace, clock: ManualClock
+) -> None:
+    face = make(threshold=1, cooldown_seconds=10, probe_seconds=600)
+    face.fails()
+    clock.advance(10)
+    probe = face.allow()
+    clock.advance(599)
+    assert face.get_state().phase == "half_open"
+    assert not face.allow()
+    face.record_success(probe)
+    assert face.get_state().phase == "closed"
+
+
 def test_half_open__probe_given_back__is_there_for_the_next(make: MakeFace, clock: ManualClock) -> None:
     face = make(threshold=1, cooldown_seconds=10)
     face.fails()
@@ -251,6 +268,20 @@ def test_failures__nobody_fails_for_five_minutes__are_forgotten(clock: ManualClo
     assert face.breaker.phase == "closed"
 
 
+def test_properties__after_time_alone_changed_the_circuit__say_so(make: MakeFace, clock: ManualClock) -> None:
+    face = make(threshold=3, cooldown_seconds=10)
+    face.fails(2)
+    assert face.breaker.consecutive_failures == 2
+    clock.advance(301)
+    assert face.breaker.consecutive_failures == face.get_state().failures
+    face.reset()
+    face.fails(3)
+    clock.advance(10)
+    assert face.breaker.phase == "half_open"
+    clock.advance(301)
+    assert face.breaker.phase == face.get_state().phase
+
+
 def test_recovered__idle_for_longer_than_it_is_remembered__still_counts_failures(
     make: MakeFace, clock: ManualClock
 ) -> None:
@@ -316,6 +347,45 @@ def test_ratio__failures_left_the_window__stays_closed(make: MakeFace, clock: Ma
     assert face.refused() is None
     face.fails()
     assert face.breaker.phase == "closed"
+
+
+def test_ratio__long_well_and_then_failing__goes_by_the_window_alone(
+    make: MakeFace, clock: ManualClock
+) -> None:
+    face = make(threshold=None, failure_ratio=0.5, minimum_calls=10, window_seconds=60)
+    for _ in range(100):
+        assert face.refused() is None
+        clock.advance(10)
+    with pytest.raises(CircuitOpenError):
+        face.fails(10)
+
+
+def test_ratio__idle_for_longer_than_the_window__earlier_successes_count_no_more(
+    make: MakeFace, clock: ManualClock
+) -> None:
+    face = make(threshold=None, failure_ratio=0.5, minimum_calls=10, window_seconds=60)
+    for _ in range(100):
+        assert face.refused() is None
+    clock.advance(61)
+    face.fails(10)
+    assert face.breaker.phase == "open"
+
+
+def test_ratio__successes_recorded_bare__count(make: MakeFace) -> None:
+    face = make(threshold=None, failure_ratio=0.5, minimum_calls=4)
+    for _ in range(3):
+        face.record_success()
+    face.fails(2)
+    assert face.get_state().phase == "closed"
+    face.fails()
+    assert face.get_state().phase == "open"
+
+
+def test_with_block__well_in_a_closed_circuit__changes_nothing(make: MakeFace) -> None:
+    face = make(threshold=1)
+    for _ in range(3):
+        assert face.within(lambda: "well") == "well"
+    assert face.get_state().failures == 0
 
 
 def test_slow__too_many_slow_calls__opens_though_all_succeed(make: MakeFace, clock: ManualClock) -> None:
@@ -420,6 +490,75 @@ def test_cancelled__any_way__is_neither_and_gives_the_probe_back(
         assert face.allow().probe
 
 
+class _HttpError(Exception):
+    def __init__(self, status_code: int) -> None:
+        super().__init__(status_code)
+        self.response = SimpleNamespace(status_code=status_code)
+
+
+class _StrangeError(Exception):
+    @property
+    def response(self) -> object:
+        raise RuntimeError("not yet")
+
+
+@pytest.mark.parametrize(
+    ("error", "phase"),
+    [
+        (_HttpError(429), "half_open"),
+        (LimitReachedError("no room", "inner", 1.0), "half_open"),
+        (CircuitOpenError("inner", "", None, 1.0), "half_open"),
+        (_HttpError(503), "open"),
+        (_StrangeError(), "open"),
+    ],
+)
+def test_refused__on_its_way_or_with_429__is_no_failure_and_gives_the_probe_back(
+    make: MakeFace, clock: ManualClock, error: Exception, phase: str
+) -> None:
+    face = make(threshold=1, cooldown_seconds=10)
+    face.fails()
+    clock.advance(10)
+    for way in (face.guarded, face.within):
+        with pytest.raises((type(error), CircuitOpenError)):
+            way(_raiser(error))
+    assert face.get_state().phase == phase
+    assert face.get_state().probes == ()
+
+
+def _raiser(error: Exception) -> Callable[[], None]:
+    def call() -> None:
+        raise error
+
+    return call
+
+
+def test_predicate__raises__is_heard_and_the_probe_is_given_back(make: MakeFace, clock: ManualClock) -> None:
+    def broken(thing: Any) -> bool:
+        return bool(thing.status > 499)
+
+    face = make(threshold=1, cooldown_seconds=10, counts_error=broken, counts_result=broken)
+    face.record_failure()
+    clock.advance(10)
+    with pytest.raises(AttributeError, match="status"):
+        face.guarded(lambda: 1)
+    with pytest.raises(AttributeError, match="status"):
+        face.guarded(lambda: 1 / 0)
+    assert face.get_state().probes == ()
+    assert face.within(lambda: 1) == 1  # what a block computes is nobody's to judge
+    assert face.get_state().phase == "closed"
+
+
+class _Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("never shown")
+
+
+def test_counts_result__result_that_cannot_be_shown__is_counted_and_returned(make: MakeFace) -> None:
+    face = make(threshold=1, counts_result=lambda _: True)
+    assert isinstance(face.guarded(_Unshowable), _Unshowable)
+    assert face.get_state().phase == "open"
+
+
 def test_cancelled__a_task_that_probes__gives_the_probe_back(store: Store, clock: ManualClock) -> None:
     breaker = CircuitBreaker("n", 1, 10, state=store)
 
@@ -455,13 +594,31 @@ def test_with_blocks__nested_and_across_tasks__keep_their_own_admissions() -> No
     assert entered.allowed
     assert inner.phase == "closed"
     assert outer.phase == "open"
-    outer.sync.__exit__(None, None, None)  # one that was never entered says nothing
+    outer.sync.__exit__(None, None, None)  # one that was never entered proves nothing
 
     async def never_entered() -> None:
         await outer.__aexit__(None, None, None)
 
     asyncio.run(never_entered())
     assert outer.phase == "open"
+
+
+def test_with_block__left_in_another_context_than_entered__counts_and_is_no_probe(
+    store: Store, clock: ManualClock
+) -> None:
+    breaker = CircuitBreaker("contexts", 2, 10, state=store)
+
+    def call(error: Exception | None) -> None:
+        copy_context().run(breaker.sync.__enter__)
+        copy_context().run(breaker.sync.__exit__, None if error is None else type(error), error, None)
+
+    for _ in range(2):
+        call(OSError("down"))
+    assert breaker.sync.get_state().phase == "open"
+    clock.advance(10)
+    call(None)
+    assert breaker.sync.get_state().phase == "half_open"
+    assert len(breaker.sync.get_state().probes) == 1
 
 
 def test_decorator__function__keeps_name_and_nature() -> None:
@@ -480,6 +637,32 @@ def test_decorator__function__keeps_name_and_nature() -> None:
     assert (plain.__name__, plain.__doc__) == ("plain", "Add.")
     assert asyncio.iscoroutinefunction(awaited)
     assert not asyncio.iscoroutinefunction(plain)
+
+
+class _Later:
+    async def __call__(self) -> None:
+        raise OSError("down")
+
+
+def test_decorator__object_whose_call_is_async__is_guarded_to_its_end() -> None:
+    breaker = CircuitBreaker("later", 1, state="memory://")
+    with pytest.raises(OSError, match="down"):
+        asyncio.run(breaker(_Later())())
+    assert breaker.is_degraded is True
+
+
+async def _yields_later() -> AsyncIterator[int]:
+    yield 1
+
+
+def _yields() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [_yields, _yields_later])
+def test_decorator__what_yields__is_refused_naming_it(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=f"what yields cannot be decorated.*{function.__name__}"):
+        CircuitBreaker("yields", state="memory://")(function)
 
 
 def test_events__each_transition__is_said_once_by_each_who_learns_it(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,10 @@ from comporta.adapters import PNCPCircuitBreaker, RedisCircuitBreaker
 from comporta.breaker import registry
 from comporta.breaker.admission import why_of
 from comporta.breaker.registry import forget_circuit_breakers
-from comporta.steps import climbed
+from comporta.steps import WHOLE, climbed
 from comporta.stores.failover import FailoverStore
 from comporta.stores.memory import MemoryStore
-from comporta.stores.urls import forget_stores
+from comporta.stores.urls import forget_stores, open_store
 from comporta.testing import Server
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -69,6 +71,16 @@ def test_config__given_whole__is_used_and_nothing_beside_it() -> None:
         CircuitBreaker("n", 9, config=config, state="memory://")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("name", None), ("state", 3), ("config", {}), ("counts_error", OSError("no")), ("counts_result", 500)],
+)
+def test_breaker__argument_of_the_wrong_type__is_refused_naming_it(field: str, value: Any) -> None:
+    given: dict[str, Any] = {"name": "n", "state": "memory://wrong-types", field: value}
+    with pytest.raises(TypeError, match=f"^{field} must be .*, got {re.escape(repr(value))}"):
+        CircuitBreaker(**given)
+
+
 def test_state__unknown_scheme__is_refused() -> None:
     with pytest.raises(ValueError, match="ftp"):
         CircuitBreaker("n", state="ftp://x")
@@ -89,7 +101,7 @@ def test_by_name__seed__has_the_seeds_defaults(environment: pytest.MonkeyPatch) 
     pncp, pcp, other = get_circuit_breaker(), get_circuit_breaker("pcp"), get_circuit_breaker("x.y")
     assert (pncp.name, pncp.threshold, pncp.cooldown_seconds) == ("pncp", 50, 120)
     assert (pcp.threshold, pcp.cooldown_seconds) == (30, 120)
-    assert (other.threshold, other.cooldown_seconds) == (50, 120)
+    assert (other.threshold, other.cooldown_seconds) == (5, 30)
     assert get_circuit_breaker("pncp") is pncp
 
 
@@ -100,20 +112,33 @@ def test_by_name__environment__says_otherwise(environment: pytest.MonkeyPatch) -
     assert (breaker.threshold, breaker.cooldown_seconds) == (3, 1.5)
 
 
+def test_by_name__file__says_how_it_behaves_and_where_it_lives(
+    environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "f.toml").write_text('state = "memory://in-file"\n[breakers.pcp]\nthreshold = 7\n')
+    environment.setenv("COMPORTA_CONFIG", str(tmp_path / "f.toml"))
+    environment.delenv("COMPORTA_STATE")
+    environment.setenv("REDIS_URL", "redis://localhost:1")
+    breaker = get_circuit_breaker("pcp")
+    assert breaker.threshold == 7
+    assert breaker.store is open_store("memory://in-file")
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("THRESHOLD", "0", "PNCP_CIRCUIT_BREAKER_THRESHOLD must be at least 1, got 0"),
-        ("THRESHOLD", "many", "PNCP_CIRCUIT_BREAKER_THRESHOLD must be a whole number, got 'many'"),
-        ("COOLDOWN", "-1", "PNCP_CIRCUIT_BREAKER_COOLDOWN must be 0.001 to 86400, got -1.0"),
-        ("COOLDOWN", "soon", "PNCP_CIRCUIT_BREAKER_COOLDOWN must be a number of seconds, got 'soon'"),
+        ("THRESHOLD", "0", "THRESHOLD: threshold must be at least 1, got 0"),
+        ("THRESHOLD", "many", "THRESHOLD: threshold must be a whole number or false, got 'many'"),
+        ("COOLDOWN", "-1", "COOLDOWN: cooldown_seconds must be positive, got -1"),
+        ("COOLDOWN", "soon", "COOLDOWN: cooldown_seconds must be a number of seconds, got 'soon'"),
+        ("COOLDOWN", "100000", "COOLDOWN: cooldown_seconds must be 0.001 to 86400, got 100000"),
     ],
 )
 def test_by_name__bad_value__names_the_variable(
     environment: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
     environment.setenv(f"PNCP_CIRCUIT_BREAKER_{variable}", value)
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match=f"^PNCP_CIRCUIT_BREAKER_{message}$"):
         get_circuit_breaker()
 
 
@@ -185,6 +210,6 @@ def test_why__long_and_with_control_characters__is_cut_and_cleaned() -> None:
 
 def test_steps__climb__in_even_parts_never_nothing_and_never_more_than_all() -> None:
     assert [climbed(3, 10, at) for at in (-5, 0, 9, 10, 20, 29, 30, 10**9)] == [
-        *(250, 250, 250, 500, 750, 750, 1000, 1000)
+        *(250_000, 250_000, 250_000, 500_000, 750_000, 750_000, WHOLE, WHOLE)
     ]
-    assert climbed(5000, 10, 0) == 1
+    assert climbed(5_000_000, 10, 0) == 1

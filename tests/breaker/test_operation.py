@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support import memory_store, shared_store
 
-from comporta import CircuitBreaker, StateError, StateForbiddenError, StateTypeError
+from comporta import CircuitBreaker, StateError, StateForbiddenError, StateTypeError, forks
 from comporta.breaker import registry, view
 from comporta.breaker.codec import CIRCUIT
 from comporta.breaker.config import BreakerConfig
@@ -107,8 +107,7 @@ def test_fork__while_others_held_the_locks__leaves_them_free_in_the_child() -> N
     for lock in locks:
         lock.acquire()
     breaker.view.after_fork()
-    view._after_fork.after_fork()
-    registry._after_fork.after_fork()
+    forks._tell_all()
     assert not any(lock.locked() for lock in locks)
 
 

@@ -73,6 +73,11 @@ def test_keys__long_cooldown__are_remembered_until_it_is_over(store: RedisStore,
     assert 3_600_000 < client.pttl(HALF_OPEN) <= 3_660_000
 
 
+def test_keys__long_probe__are_remembered_until_it_is_over(store: RedisStore, client: redis.Redis) -> None:
+    Face(CircuitBreaker("pncp", 1, 1, state=store, probe_seconds=3600), None).fails()
+    assert 3_600_000 < client.pttl(HALF_OPEN) <= 3_660_000
+
+
 def test_keys__half_open__are_renewed_by_grants_and_not_by_refusals(
     face: Face, client: redis.Redis, clock: ManualClock
 ) -> None:

@@ -9,7 +9,11 @@ from tests.breaker.faces import Face
 from tests.stores.switchable import Switchable, by_hand, moved
 
 from comporta import CircuitBreaker, StateError, StateUnavailableError, events
+from comporta.breaker.config import BreakerConfig
+from comporta.breaker.operation import Known, Step
+from comporta.breaker.state import CLOSED, EMPTY, OPEN, OPEN_UP, Asked, Forced
 from comporta.stores.failover import FailoverStore
+from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
 
 Pair = Callable[..., tuple[Face, Face]]
@@ -147,6 +151,23 @@ def test_alone__forced_when_last_seen__stays_forced(
         face.force(None)
 
 
+def test_alone__force_was_revoked_while_nobody_called__is_not_forced(
+    cut: tuple[FailoverStore, Switchable], clock: ManualClock
+) -> None:
+    store, primary = cut
+    operator = CircuitBreaker("pncp", state=primary)
+    operator.sync.force("open", "moving")
+    face = _face(store)
+    assert face.refused() is not None
+    moved(store)
+    clock.advance(60)
+    operator.sync.force(None)
+    moved(store)
+    primary.error = GONE
+    clock.advance(60)
+    assert face.refused() is None
+
+
 def test_alone__ramp_when_last_seen__begins_its_ramp_again(
     cut: tuple[FailoverStore, Switchable], clock: ManualClock
 ) -> None:
@@ -185,6 +206,65 @@ def test_alone__opened_meanwhile__is_told_to_the_others_on_return(
     assert face.refused() is None
 
 
+def test_alone__opened_before_others_closed_it__does_not_open_it_again(
+    cut: tuple[FailoverStore, Switchable], clock: ManualClock
+) -> None:
+    store, primary = cut
+    others = CircuitBreaker("pncp", 1, 60, state=primary)
+    face = _face(store, threshold=1, cooldown_seconds=60)
+    assert face.refused() is None
+    primary.error = GONE
+    face.fails()
+    primary.error = None
+    clock.advance(1)
+    others.sync.record_failure("here, too")
+    clock.advance(1)
+    others.sync.record_success()
+    moved(store)
+    assert store.alone is None
+    assert others.phase == "closed"
+    assert face.refused() is None
+
+
+@pytest.mark.parametrize(("workers", "phase"), [(1, "open"), (2, "closed")])
+def test_alone__opened_meanwhile__opens_the_fleet_only_if_enough_agree(
+    cut: tuple[FailoverStore, Switchable], clock: ManualClock, workers: int, phase: str
+) -> None:
+    store, primary = cut
+    store.keeper.census.heard(workers)
+    face = _face(store, threshold=1, cooldown_seconds=60, quorum=2)
+    assert face.refused() is None
+    primary.error = GONE
+    face.fails()
+    primary.error = None
+    clock.advance(1)
+    moved(store)
+    assert face.get_state().phase == phase
+
+
+def test_alone__two_opened_meanwhile__agree_on_return(clock: ManualClock) -> None:
+    rules = BreakerConfig(1, 60, quorum=2).rules
+    store = MemoryStore(clock)
+    for owner, phase in (("a:1", CLOSED), ("a:1", CLOSED), ("b:2", OPEN)):
+        clock.advance(1)
+        asked = Asked(OPEN_UP, left_us=50_000_000, age_us=10_000_000, owner=owner, why="down")
+        assert store.apply(Step("n", rules, asked, lambda: Known(EMPTY, Forced()))).phase == phase
+
+
+def test_alone__few_of_many_calls_fail__successes_count_in_the_ratio(
+    cut: tuple[FailoverStore, Switchable], clock: ManualClock
+) -> None:
+    store, primary = cut
+    face = _face(store, threshold=None, failure_ratio=0.5, minimum_calls=5)
+    primary.error = GONE
+    for _ in range(10):
+        clock.advance(0.1)
+        face.fails()
+        for _ in range(9):
+            assert face.refused() is None
+    assert face.breaker.phase == "closed"
+
+
 def test_alone__closed_by_others_meanwhile__is_closed_on_return(
     cut: tuple[FailoverStore, Switchable], clock: ManualClock
 ) -> None:
@@ -214,6 +294,20 @@ def test_watched__in_use__is_refreshed_by_the_keeper_without_asking(
     assert error is not None
     assert error.why == "elsewhere"
     assert primary.calls == calls
+
+
+def test_watched__only_looked_at__is_refreshed_all_the_same(
+    cut: tuple[FailoverStore, Switchable], clock: ManualClock
+) -> None:
+    store, primary = cut
+    breaker = _face(store).breaker
+    assert breaker.is_degraded is False
+    for _ in range(100):
+        clock.advance(0.2)
+        moved(store)
+        calls = primary.calls
+        assert breaker.is_degraded is False
+        assert primary.calls == calls
 
 
 def test_watched__not_used_for_long__is_left_alone(
@@ -251,6 +345,31 @@ def test_watched__calls_were_counted__are_reported_though_nobody_asks(
     clock.advance(11)
     assert face.breaker.view.due() is not None
     assert face.breaker.view.calls == 0
+
+
+def test_counted__by_the_parent__is_not_told_again_by_a_forked_child(
+    cut: tuple[FailoverStore, Switchable],
+) -> None:
+    view = _face(cut[0], threshold=None, failure_ratio=0.5).breaker.view
+    view.count_success()
+    view.after_fork()
+    assert view.calls == 0
+
+
+def test_stale_success__of_an_earlier_generation__starts_no_count_again(
+    pair: Pair, clock: ManualClock
+) -> None:
+    one, two = pair(threshold=3, cooldown_seconds=10)
+    old = two.allow()
+    one.fails(3)
+    clock.advance(10)
+    assert two.refused() is None
+    two.fails(2)
+    clock.advance(1)
+    two.record_success(old)
+    clock.advance(1)
+    two.fails()
+    assert one.get_state().phase == "open"
 
 
 def test_reply__overtaken_by_a_later_one__is_not_taken_note_of(

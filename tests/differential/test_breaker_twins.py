@@ -33,7 +33,7 @@ configs = st.builds(
     minimum_calls=st.integers(1, 6),
     quorum=st.integers(1, 3),
     probes=st.integers(1, 3),
-    probe_seconds=st.sampled_from([0.5, 30.0]),
+    probe_seconds=st.sampled_from([0.5, 30.0, 700.0]),
     ramp_steps=st.integers(0, 3),
     ramp_seconds=st.sampled_from([0.3, 5.0]),
 )

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from comporta.breaker.codec import OWNER_BYTES_MAX
 from comporta.breaker.state import FORCED_CLOSED, FORCED_OPEN, WHY_BYTES_MAX
-from comporta.errors import CircuitOpenError
+from comporta.errors import CircuitOpenError, RefusedError
 from comporta.stores.failover import Fallback
 
 PHASES = ("closed", "open", "half_open", "ramp")
 """The names of the phases, by their numbers in ``state.py``."""
 
+SUCCESS, FAILURE, REFUSED, CANCELLED = "success", "failure", "refused", "cancelled"
+"""What became of a call; the last two say nothing of the upstream."""
+
+NOTHING: Final = object()
+"""In place of a result: there is none to be judged."""
+
 FORCES = {FORCED_OPEN: "open", FORCED_CLOSED: "closed"}
 
 _HOST_CHARS_MAX = 32
+_TOO_MANY_REQUESTS = 429
 
 
 class Admission:
@@ -64,6 +72,9 @@ class Admission:
 class BadResultError(Exception):
     """Stands for a result that counts as a failure; it is told to the breaker, and never raised."""
 
+    def __str__(self) -> str:
+        return f"{self.args[0]!r:.100}"
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
@@ -99,6 +110,15 @@ class BreakerState:
         plain["probes"] = [asdict(probe) for probe in self.probes]
         plain["fallback"] = None if self.fallback is None else self.fallback._asdict()
         return plain
+
+
+def was_refused(error: Exception) -> bool:
+    """Whether nobody tried, or the upstream only wants fewer calls: an HTTP client's error with a 429."""
+    if isinstance(error, RefusedError):
+        return True
+    with suppress(Exception):  # somebody else's property
+        return bool(getattr(getattr(error, "response", None), "status_code", None) == _TOO_MANY_REQUESTS)
+    return False
 
 
 def why_of(error: object) -> str:

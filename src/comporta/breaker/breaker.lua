@@ -6,7 +6,7 @@
 --       succeed, give_back, reset, open); the eleven numbers of its rules; generation, probe, age_us, calls, slow,
 --       left_us, owner, why
 -- reply for each breaker twelve: the moment in µs, phase (0 closed, 1 open, 2 half-open, 3 ramp), generation, µs
---       left, failures, forced (0, 1 open, 2 closed), share in thousandths, µs since it opened or -1, why, the
+--       left, failures, forced (0, 1 open, 2 closed), share in millionths, µs since it opened or -1, why, the
 --       probe granted or 0, what changed (0, 1 opened, 2 closed, 3 ramp begun, 4 reset), and the probes that are
 --       out ("left owner,..."); an error in place of the first when a key could not be used
 
@@ -324,10 +324,16 @@ function acts.reset()
   return RESET, 0
 end
 
+-- Not if it has changed since that time began; and where several have to agree, who reports is one of them.
 function acts.open()
-  if c.open_until > 0 or c.forced > 0 then return UNCHANGED, 0 end
+  local left_us = min(max(1, asked.left_us), rules.cooldown_us)
+  local began_us = now_us - (rules.cooldown_us - left_us)
+  if c.open_until > 0 or c.forced > 0 or c.generation > began_us then return UNCHANGED, 0 end
+  trouble()
+  c.calls_renewed = true
+  if agreed(began_us) < rules.quorum then return UNCHANGED, 0 end
   trip()
-  c.open_until = now_us + min(max(1, asked.left_us), rules.cooldown_us)
+  c.open_until = now_us + left_us
   c.opened = now_us - max(0, asked.age_us)
   return OPENED, 0
 end
@@ -351,9 +357,9 @@ local function left(phase)
 end
 
 local function share(phase)
-  if phase == CLOSED then return 1000 end
+  if phase == CLOSED then return 1000000 end
   if phase ~= RAMP then return 0 end
-  return max(1, floor((floor((now_us - c.ramp) / rules.ramp_us) + 1) * 1000 / (rules.ramp_steps + 1)))
+  return max(1, floor((floor((now_us - c.ramp) / rules.ramp_us) + 1) * 1000000 / (rules.ramp_steps + 1)))
 end
 
 local NUMBERS = {'threshold', 'cooldown_us', 'failure_ppm', 'slow_ppm', 'window_us', 'minimum_calls', 'quorum',
@@ -368,7 +374,7 @@ for turn = 0, #KEYS / 5 - 1 do
   for i, name in ipairs(TOLD) do asked[name] = tonumber(ARGV[a + 11 + i]) end
   asked.owner, asked.why = ARGV[a + 18], ARGV[a + 19]
   rules.slice_us = max(1, floor(rules.window_us / SLICES))
-  rules.memory_us = max(300 * SECOND_US, rules.cooldown_us + 60 * SECOND_US, rules.window_us,
+  rules.memory_us = max(300 * SECOND_US, max(rules.cooldown_us, rules.probe_us) + 60 * SECOND_US, rules.window_us,
     rules.ramp_steps * rules.ramp_us)
   local err = load()
   if err then

@@ -6,29 +6,40 @@ way of a decorated function through a closed circuit is in ``guard.py``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar
 
-from comporta.breaker.admission import PHASES, Admission, BadResultError, BreakerState
+from comporta.breaker.admission import (
+    CANCELLED,
+    FAILURE,
+    NOTHING,
+    PHASES,
+    REFUSED,
+    SUCCESS,
+    Admission,
+    BadResultError,
+    BreakerState,
+    was_refused,
+)
 from comporta.breaker.config import BreakerConfig
 from comporta.breaker.guard import guarded, guarded_async
 from comporta.breaker.state import OPEN, Reply
 from comporta.breaker.verbs import Verbs
 from comporta.breaker.view import count, view_of
+from comporta.callables import is_awaited
 from comporta.errors import StateError
-from comporta.flow import run, run_async
+from comporta.flow import Flow, run, run_async
 from comporta.metrics import current_metrics
+from comporta.names import checked_name
 from comporta.stores.base import Store
 from comporta.stores.failover import Fallback, fallback_of
 from comporta.stores.urls import default_url, open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _entered: ContextVar[tuple[Any, ...] | None] = ContextVar("comporta_breakers_entered", default=None)
 """The calls under way in this task or thread: (breaker's verbs, admission, the one before)."""
 
@@ -41,7 +52,8 @@ class CircuitBreaker:
 
     ``counts_error`` says of an exception whether it is a failure of the upstream (default: every
     ``Exception``); one that is not shows that it answered, and counts as a success. ``counts_result`` says so
-    of what a decorated function returns. A cancelled call is neither.
+    of what a decorated function returns. A cancelled call is neither; nor is one that was refused: by another
+    breaker or a limit on its way (:class:`comporta.RefusedError`), or by the upstream with status 429.
 
     A refused call raises :class:`comporta.CircuitOpenError`.
     """
@@ -58,16 +70,24 @@ class CircuitBreaker:
         counts_result: Callable[[Any], bool] | None = None,
         **others: Any,
     ) -> None:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"name must be 1 to 100 of A-Z a-z 0-9 _ . -, got {name!r:.120}")
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {name!r:.50}")
+        checked_name(name)
         if config is None:
             config = BreakerConfig(threshold, cooldown_seconds, **others)
+        elif not isinstance(config, BreakerConfig):
+            raise TypeError(f"config must be a BreakerConfig, got {config!r:.50}")
         elif others or (threshold, cooldown_seconds) != (5, 30.0):
             raise TypeError(
                 f"config says it all: leave out {', '.join(others) or 'threshold and cooldown_seconds'}"
             )
+        for field, predicate in (("counts_error", counts_error), ("counts_result", counts_result)):
+            if predicate is not None and not callable(predicate):
+                raise TypeError(f"{field} must be a function, got {predicate!r:.50}")
         if state is None:
             state = default_url(distributed=True)
+        if not isinstance(state, str) and not hasattr(state, "apply"):
+            raise TypeError(f"state must be a URL or a store, got {state!r:.50}")
         self.name = name
         self.config = config
         self.store: Store = open_store(state) if isinstance(state, str) else state
@@ -122,9 +142,10 @@ class CircuitBreaker:
         return PHASES[self._seen().phase]
 
     def _seen(self) -> Reply:
-        """Return what is known; on the state of this machine a look costs microseconds."""
-        reply = self.view.good() if self.view.exact or not self.view.instant else None
-        return reply or run(self.verbs.looking())
+        """Return what is known, unless time alone may have changed it; on this machine a look is cheap."""
+        view = self.view
+        known = view.standing is not None if view.exact else not view.instant
+        return (view.good() if known else None) or run(self.verbs.looking())
 
     async def is_degraded_async(self) -> bool:
         """Ask the state whether the circuit is open."""
@@ -168,10 +189,8 @@ class CircuitBreaker:
             await self.store.aclose()
 
     def __call__(self, function: F) -> F:
-        """Guard a function, blocking or async as it is."""
-        import inspect  # noqa: PLC0415 - costs 10 ms, and only decorating needs it
-
-        made = guarded_async if inspect.iscoroutinefunction(function) else guarded
+        """Guard a function or whatever can be called, blocking or async as it is."""
+        made = guarded_async if is_awaited(function) else guarded
         return made(self, function)  # type: ignore[return-value]
 
     async def __aenter__(self) -> Admission:
@@ -185,7 +204,7 @@ class CircuitBreaker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         admission = _left(self)
-        if admission is not None and not (error is None and self.well(admission)):
+        if error is not None or not self.well(admission):
             await self.ended_async(admission, error)
 
     def standing_now(self) -> Admission | None:
@@ -201,45 +220,51 @@ class CircuitBreaker:
 
     def well(self, admission: Admission) -> bool:
         """Note a success on the shortest way; false if there is more to be done about it."""
-        return admission is self.view.standing and current_metrics() is None and self.succeed_now(admission)
+        view = self.view
+        if not view.plain or admission is not view.standing or current_metrics() is not None:
+            return False
+        if not view.exact:
+            view.succeeded_ns = view.now_ns()
+        return True
 
-    def ended(self, admission: Admission, error: BaseException | None) -> None:
+    def ended(self, admission: Admission, error: BaseException | None, result: object = NOTHING) -> None:
         """Tell how an admitted call ended, blocking; the call's own error goes before one of the state."""
-        outcome = self._outcome(error)
-        count("breaker_calls", self.name, outcome=outcome)
-        with suppress(StateError):
-            if outcome == "success":
-                if not self.succeed_now(admission):
-                    run(self.verbs.succeeding_slowly(admission))
-            elif outcome == "failure":
-                run(self.verbs.failing(admission, error))
-            else:
-                run(self.verbs.giving_back(admission))
+        run(self._ending(admission, error, result))
 
-    async def ended_async(self, admission: Admission, error: BaseException | None) -> None:
+    async def ended_async(
+        self, admission: Admission, error: BaseException | None, result: object = NOTHING
+    ) -> None:
         """Tell how an admitted call ended, awaiting."""
-        outcome = self._outcome(error)
-        if outcome == "cancelled" and isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
+        if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
             self.ended(admission, error)  # whoever ends so can no longer wait
-            return
-        count("breaker_calls", self.name, outcome=outcome)
-        with suppress(StateError):
-            if outcome == "success":
-                if not self.succeed_now(admission):
-                    await run_async(self.verbs.succeeding_slowly(admission))
-            elif outcome == "failure":
-                await run_async(self.verbs.failing(admission, error))
-            else:
-                await run_async(self.verbs.giving_back(admission))
+        else:
+            await run_async(self._ending(admission, error, result))
 
-    def _outcome(self, error: BaseException | None) -> str:
+    def _ending(self, admission: Admission, error: BaseException | None, result: object) -> Flow[None]:
+        outcome = CANCELLED
+        try:
+            outcome, error = self._judged(error, result)
+        finally:
+            count("breaker_calls", self.name, outcome=outcome)
+            with suppress(StateError):
+                if outcome != SUCCESS or not self.succeed_now(admission):
+                    yield from self.verbs.ending(admission, outcome, error)
+
+    def _judged(self, error: BaseException | None, result: object) -> tuple[str, BaseException | None]:
+        """Return what a call was to the upstream, and why.
+
+        A predicate may raise: then nobody knows what the call was, and its error is for all to see.
+        """
         if error is None:
-            return "success"
+            if self.counts_result is None or result is NOTHING or not self.counts_result(result):
+                return SUCCESS, None
+            return FAILURE, BadResultError(result)
         if not isinstance(error, Exception):
-            return "cancelled"
-        if self.counts_error is None or isinstance(error, BadResultError) or self.counts_error(error):
-            return "failure"
-        return "success"
+            return CANCELLED, error
+        if was_refused(error):
+            return REFUSED, error
+        counts = self.counts_error is None or self.counts_error(error)
+        return (FAILURE if counts else SUCCESS), error
 
 
 class SyncBreaker:
@@ -298,22 +323,24 @@ class SyncBreaker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         admission = _left(self._breaker)
-        if admission is not None and not (error is None and self._breaker.well(admission)):
+        if error is not None or not self._breaker.well(admission):
             self._breaker.ended(admission, error)
 
 
 def _enter(breaker: CircuitBreaker, admission: Admission) -> None:
     """Note that a call of this task or thread is under way, or refuse it."""
     if not admission:
-        count("breaker_calls", breaker.name, outcome="refused")
+        count("breaker_calls", breaker.name, outcome=REFUSED)
         raise admission.refusal(breaker.name)
     _entered.set((breaker.view, admission, _entered.get()))
 
 
-def _left(breaker: CircuitBreaker) -> Admission | None:
+def _left(breaker: CircuitBreaker) -> Admission:
     """Return the admission of the latest call of this breaker that was under way here.
 
-    Nothing if it was begun in another task: then it has no result, and a probe is lost until its deadline.
+    One that was begun in another context (a framework may enter a block in one thread and leave it in
+    another) is not known here: its result is of the circuit as it is now, and a probe is lost until its
+    deadline.
     """
     entry = _entered.get()
     if entry is not None and entry[0] is breaker.view:
@@ -331,4 +358,4 @@ def _left(breaker: CircuitBreaker) -> Admission | None:
             return found
         skipped.append((view, admission))
         entry = before
-    return None
+    return breaker.view.unknown()

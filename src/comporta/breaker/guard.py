@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from comporta.breaker.admission import Admission, BadResultError
+from comporta.breaker.admission import REFUSED, Admission
 from comporta.breaker.view import count
 from comporta.flow import run, run_async
 from comporta.metrics import current_metrics
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 def guarded(breaker: CircuitBreaker, function: Callable[..., Any]) -> Callable[..., Any]:
     """Guard a plain function."""
-    view, judged = breaker.view, breaker.counts_result
-    plain, remote = view.plain, not view.exact
-    now_ns, succeed_now = view.now_ns, view.succeed_now
+    view = breaker.view
+    plain, remote = view.plain and breaker.counts_result is None, not view.exact
+    now_ns = view.now_ns
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         admission = view.standing
+        if remote:
+            view.used = True
         if admission is None or (remote and now_ns() >= view.good_until_ns):
             admission = _admitted(breaker, run(breaker.verbs.admitting()))
         try:
@@ -35,10 +37,11 @@ def guarded(breaker: CircuitBreaker, function: Callable[..., Any]) -> Callable[.
         except BaseException as error:
             breaker.ended(admission, error)
             raise
-        well = judged is None and admission is view.standing and current_metrics() is None
-        if well and (plain or succeed_now(admission)):
+        if plain and admission is view.standing and current_metrics() is None:
+            if remote:
+                view.succeeded_ns = now_ns()
             return result
-        breaker.ended(admission, _verdict(judged, result))
+        breaker.ended(admission, None, result)
         return result
 
     return call
@@ -48,13 +51,15 @@ def guarded_async(
     breaker: CircuitBreaker, function: Callable[..., Awaitable[Any]]
 ) -> Callable[..., Awaitable[Any]]:
     """Guard a coroutine function."""
-    view, judged = breaker.view, breaker.counts_result
-    plain, remote = view.plain, not view.exact
-    now_ns, succeed_now = view.now_ns, view.succeed_now
+    view = breaker.view
+    plain, remote = view.plain and breaker.counts_result is None, not view.exact
+    now_ns = view.now_ns
 
     @wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
         admission = view.standing
+        if remote:
+            view.used = True
         if admission is None or (remote and now_ns() >= view.good_until_ns):
             admission = _admitted(breaker, await run_async(breaker.verbs.admitting()))
         try:
@@ -62,10 +67,11 @@ def guarded_async(
         except BaseException as error:
             await breaker.ended_async(admission, error)
             raise
-        well = judged is None and admission is view.standing and current_metrics() is None
-        if well and (plain or succeed_now(admission)):
+        if plain and admission is view.standing and current_metrics() is None:
+            if remote:
+                view.succeeded_ns = now_ns()
             return result
-        await breaker.ended_async(admission, _verdict(judged, result))
+        await breaker.ended_async(admission, None, result)
         return result
 
     return call
@@ -73,10 +79,6 @@ def guarded_async(
 
 def _admitted(breaker: CircuitBreaker, admission: Admission) -> Admission:
     if not admission:
-        count("breaker_calls", breaker.name, outcome="refused")
+        count("breaker_calls", breaker.name, outcome=REFUSED)
         raise admission.refusal(breaker.name)
     return admission
-
-
-def _verdict(judged: Callable[[Any], bool] | None, result: Any) -> BadResultError | None:
-    return BadResultError(f"{result!r:.100}") if judged is not None and judged(result) else None

@@ -177,11 +177,20 @@ def _forget(circuit: Circuit, rules: Rules, asked: Asked, now_us: int, forced: i
 
 
 def _open_up(circuit: Circuit, rules: Rules, asked: Asked, now_us: int, forced: int) -> _Acted:
-    """Open it for the rest of a time that began while the shared state was out of reach."""
-    if circuit.open_until_us or forced:
+    """Open it for the rest of a time that began while the shared state was out of reach.
+
+    Not if it has changed since: then those who did that knew more. Where several have to agree, whoever
+    reports is one of them.
+    """
+    left_us = min(max(1, asked.left_us), rules.cooldown_us)
+    began_us = now_us - (rules.cooldown_us - left_us)
+    if circuit.open_until_us or forced or circuit.generation > began_us:
+        return circuit, UNCHANGED, 0
+    failing = _with_trouble(circuit, asked.owner, now_us)
+    circuit = circuit._replace(failing=failing, calls_ends_us=now_us + rules.memory_us)
+    if _agreed(circuit, began_us) < rules.quorum:
         return circuit, UNCHANGED, 0
     circuit = _tripped(circuit, rules, asked.why, now_us)
-    left_us = min(max(1, asked.left_us), rules.cooldown_us)
     opened_us = now_us - max(0, asked.age_us)
     return circuit._replace(open_until_us=now_us + left_us, opened_us=opened_us), OPENED, 0
 
@@ -308,8 +317,12 @@ def _with_trouble(circuit: Circuit, owner: str, now_us: int) -> tuple[Failing, .
 def _in_a_row(circuit: Circuit, rules: Rules, now_us: int) -> bool:
     if circuit.ramp_us:
         return circuit.failures >= min(rules.threshold or rules.probes, rules.probes)
-    agreed = sum(failing.last_us >= circuit.run_us for failing in circuit.failing)
-    return 0 < rules.threshold <= circuit.failures and agreed >= rules.quorum
+    return 0 < rules.threshold <= circuit.failures and _agreed(circuit, circuit.run_us) >= rules.quorum
+
+
+def _agreed(circuit: Circuit, since_us: int) -> int:
+    """Return how many workers had trouble at that moment or later."""
+    return sum(failing.last_us >= since_us for failing in circuit.failing)
 
 
 def _too_many(circuit: Circuit, rules: Rules, now_us: int) -> bool:
@@ -319,8 +332,7 @@ def _too_many(circuit: Circuit, rules: Rules, now_us: int) -> bool:
         return False
     failures = sum(part.failures for part in circuit.slices)
     slow = sum(part.slow for part in circuit.slices)
-    agreed = sum(failing.last_us > now_us - rules.window_us for failing in circuit.failing)
-    return agreed >= rules.quorum and (
+    return _agreed(circuit, now_us - rules.window_us + 1) >= rules.quorum and (
         (rules.failure_ppm > 0 and failures * 1_000_000 >= rules.failure_ppm * calls)
         or (rules.slow_ppm > 0 and slow * 1_000_000 >= rules.slow_ppm * calls)
     )

@@ -132,7 +132,7 @@ class StepAlone(Step):
         own = rules._replace(threshold=-(-rules.threshold // workers), quorum=1, probes=1)
         super().__init__(name, own, asked, lambda: known, 1)
         self._forced = known.forced
-        self._kind = CircuitAlone(name, rules, known.circuit)
+        self._kind = CircuitAlone(name, rules, known.circuit, asked.owner, workers)
 
     @property
     def parts(self) -> list[Part]:
@@ -150,13 +150,15 @@ class StepAlone(Step):
 class CircuitAlone:
     """The kind of a worker's own circuit: one that opened while alone is told to the others on return."""
 
-    __slots__ = ("_name", "_rules", "_told", "begun")
+    __slots__ = ("_name", "_owner", "_rules", "_told", "_workers", "begun")
 
     codec: Codec = CIRCUIT.codec
 
-    def __init__(self, name: str, rules: Rules, begun: Circuit) -> None:
+    def __init__(self, name: str, rules: Rules, begun: Circuit, owner: str, workers: int) -> None:
         self._name = name
         self._rules = rules
+        self._owner = owner
+        self._workers = workers
         self._told = begun.generation
         self.begun = begun
 
@@ -172,8 +174,8 @@ class CircuitAlone:
             return None, None
         self._told = circuit.generation
         left_us, age_us = circuit.open_until_us - now_us, now_us - circuit.opened_us
-        asked = Asked(OPEN_UP, left_us=left_us, age_us=age_us, why=circuit.why)
-        return Step(self._name, self._rules, asked, lambda: Known(circuit, Forced())), None
+        asked = Asked(OPEN_UP, left_us=left_us, age_us=age_us, owner=self._owner, why=circuit.why)
+        return Step(self._name, self._rules, asked, lambda: Known(circuit, Forced()), self._workers), None
 
 
 def _kept(old: State | None, new: Circuit, now_us: int) -> State | None:

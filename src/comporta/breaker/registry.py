@@ -1,25 +1,35 @@
-"""``get_circuit_breaker("pncp")``: the one breaker of a name in this process, as the environment says.
+"""``get_circuit_breaker("pncp")``: the one breaker of a name in this process, as file and environment say.
 
 ``<NAME>_CIRCUIT_BREAKER_THRESHOLD`` and ``<NAME>_CIRCUIT_BREAKER_COOLDOWN`` (seconds) are for any name, with
-``-`` and ``.`` written ``_``. ``USE_REDIS_CIRCUIT_BREAKER=false`` keeps every breaker in its own process;
-otherwise it is shared through ``COMPORTA_STATE``, else ``REDIS_URL``, else this machine.
+``-`` and ``.`` written ``_``; the rest of them, and the file, are in :mod:`comporta.settings`.
+``USE_REDIS_CIRCUIT_BREAKER=false`` keeps every breaker in its own process; otherwise it is shared through
+``COMPORTA_STATE``, else what the file says, else ``REDIS_URL``, else this machine.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from threading import Lock
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from comporta import forks
 from comporta.breaker.breaker import CircuitBreaker
 from comporta.breaker.config import BreakerConfig
 from comporta.stores.urls import default_url
 
-THRESHOLDS = {"pncp": 50, "pcp": 30}
-THRESHOLD_DEFAULT = 50
-COOLDOWN_SECONDS = 120.0
+if TYPE_CHECKING:
+    from comporta.settings import BreakerSettings, Settings
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "pncp": {"threshold": 50, "cooldown_seconds": 120.0},
+        "pcp": {"threshold": 30, "cooldown_seconds": 120.0},
+    }
+)
+"""What is different for these names where nobody says otherwise."""
+
 NAMES_MAX = 1000
 """How many breakers a process has by name; names are written in programs, not sent by strangers."""
 
@@ -30,18 +40,7 @@ _NO = ("false", "0", "no", "off")
 _breakers: dict[str, CircuitBreaker] = {}
 _lock = Lock()
 
-
-class _AfterFork:
-    """Frees the lock that another thread of the parent may have held."""
-
-    @staticmethod
-    def after_fork() -> None:
-        """Free it."""
-        forks.renew(_lock)
-
-
-_after_fork = _AfterFork()
-forks.register(_after_fork)
+forks.renew_after_fork(_lock)
 
 
 def get_circuit_breaker(source: str = "pncp") -> CircuitBreaker:
@@ -62,35 +61,38 @@ def forget_circuit_breakers() -> None:
         _breakers.clear()
 
 
+def config_for(name: str) -> BreakerConfig:
+    """Return how the breaker of a name is to behave: as file and environment say, or as is usual for it."""
+    return _config(name, _settings())
+
+
+def _settings() -> Settings:
+    from comporta.settings import load_settings  # noqa: PLC0415 - a fifth of all that importing comporta costs
+
+    return load_settings()
+
+
+def _config(name: str, settings: Settings) -> BreakerConfig:
+    from comporta.settings.environment import capitals  # noqa: PLC0415 - see above
+
+    own = [written for other, written in settings.breakers.items() if capitals(other) == capitals(name)]
+    return configured(name, own[0]) if own else BreakerConfig(**DEFAULTS.get(name, {}))
+
+
+def configured(name: str, written: BreakerSettings) -> BreakerConfig:
+    """Return what the settings of a breaker say; what they leave open is as is usual for its name."""
+    try:
+        return BreakerConfig(**{**DEFAULTS.get(name, {}), **written.given()})
+    except (TypeError, ValueError) as error:
+        raise written.blamed(error) from error
+
+
 def _made(source: str, environ: Mapping[str, str]) -> CircuitBreaker:
-    prefix = re.sub("[-.]", "_", source).upper() + "_CIRCUIT_BREAKER_"
-    threshold = _read(environ, f"{prefix}THRESHOLD", int, THRESHOLDS.get(source, THRESHOLD_DEFAULT))
-    cooldown = _read(environ, f"{prefix}COOLDOWN", float, COOLDOWN_SECONDS)
-    state = default_url(distributed=True) if _shared(environ) else "memory://"
-    config = _checked(f"{prefix}THRESHOLD", "threshold", lambda: BreakerConfig(int(threshold)))
-    config = _checked(
-        f"{prefix}COOLDOWN", "cooldown_seconds", lambda: BreakerConfig(config.threshold, float(cooldown))
+    settings = _settings()
+    state = settings.state or default_url(distributed=True)
+    return CircuitBreaker(
+        source, state=state if _shared(environ) else "memory://", config=_config(source, settings)
     )
-    return CircuitBreaker(source, state=state, config=config)
-
-
-def _checked(variable: str, field: str, make: Callable[[], BreakerConfig]) -> BreakerConfig:
-    """Say of a bad value which variable it came from."""
-    try:
-        return make()
-    except ValueError as error:
-        raise ValueError(str(error).replace(field, variable, 1)) from None
-
-
-def _read(environ: Mapping[str, str], variable: str, kind: type[int] | type[float], default: float) -> float:
-    text = environ.get(variable)
-    if not text:
-        return default
-    try:
-        return kind(text)
-    except ValueError:
-        wanted = "a whole number" if kind is int else "a number of seconds"
-        raise ValueError(f"{variable} must be {wanted}, got {text!r:.50}") from None
 
 
 def _shared(environ: Mapping[str, str]) -> bool:

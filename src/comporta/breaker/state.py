@@ -42,9 +42,9 @@ class Rules(NamedTuple):
 
     @property
     def memory_us(self) -> int:
-        """How long a circuit is remembered that nobody uses."""
-        needed = (self.cooldown_us + 60 * SECOND_US, self.window_us, self.ramp_steps * self.ramp_us)
-        return max(300 * SECOND_US, *needed)
+        """How long a circuit is remembered that nobody uses; longer than it is open, or a probe is out."""
+        needed = max(self.cooldown_us, self.probe_us) + 60 * SECOND_US
+        return max(300 * SECOND_US, needed, self.window_us, self.ramp_steps * self.ramp_us)
 
     @property
     def slice_us(self) -> int:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import os
 
-from comporta.breaker.admission import FORCES, PHASES, Admission, BreakerState, ProbeState, why_of
+from comporta.breaker.admission import (
+    FAILURE,
+    FORCES,
+    PHASES,
+    SUCCESS,
+    Admission,
+    BreakerState,
+    ProbeState,
+    why_of,
+)
 from comporta.breaker.operation import CHANGES, Step
 from comporta.breaker.state import (
     ADMIT,
@@ -19,6 +28,7 @@ from comporta.breaker.state import (
 )
 from comporta.breaker.view import View
 from comporta.flow import Flow
+from comporta.steps import WHOLE
 from comporta.stores.effects import Apply
 from comporta.stores.failover import fallback_of
 from comporta.stores.records import Delete, Write
@@ -62,7 +72,8 @@ class Verbs:
     def succeeding(self, admission: Admission | None = None) -> Flow[None]:
         """Tell that a call succeeded; without an admission, that the upstream is well."""
         if admission is None:
-            self.view.calls += 1
+            if not self.view.plain:
+                self.view.count_success()
         elif self.view.succeed_now(admission):
             return
         yield from self.succeeding_slowly(admission)
@@ -83,6 +94,15 @@ class Verbs:
         """Tell that a call had no result; a probe may be had by another."""
         if admission.probe:
             yield Ask(self.view, self.view.step(GIVE_BACK, admission))
+
+    def ending(self, admission: Admission, outcome: str, error: object) -> Flow[None]:
+        """Tell how an admitted call ended, where that could not be settled at once."""
+        if outcome == SUCCESS:
+            yield from self.succeeding_slowly(admission)
+        elif outcome == FAILURE:
+            yield from self.failing(admission, error)
+        else:
+            yield from self.giving_back(admission)
 
     def looking(self) -> Flow[Reply]:
         """Ask how the circuit stands."""
@@ -116,6 +136,6 @@ class Verbs:
             since=self.view.since(),
             probes=tuple(ProbeState(owner, left_us / 1e6) for left_us, owner in reply.probes),
             forced=FORCES.get(reply.forced),
-            share=reply.share / 1000,
+            share=reply.share / WHOLE,
             fallback=fallback_of(self.view.store),
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from random import random
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -22,6 +21,7 @@ from comporta.breaker.operation import Known, Step
 from comporta.breaker.state import (
     CLOSED,
     EMPTY,
+    FAIL,
     FAILURES_US,
     HALF_OPEN,
     LOOK,
@@ -31,14 +31,17 @@ from comporta.breaker.state import (
     RAMPED,
     RESET,
     SHUT,
+    SUCCEED,
     UNCHANGED,
     Asked,
     Circuit,
     Forced,
     Reply,
 )
+from comporta.chance import fraction
 from comporta.clock import SECOND_US
 from comporta.metrics import current_metrics
+from comporta.steps import WHOLE
 from comporta.stores.base import Store
 from comporta.stores.failover import FailoverStore
 from comporta.stores.memory import MemoryStore
@@ -49,6 +52,9 @@ IN_USE_NS = 10_000_000_000
 
 ON_THE_WAY_US = 50_000
 """How long a result may be under way to a server: a success is taken to be that much older than it seems."""
+
+_TELLING = (LOOK, FAIL, SUCCEED)
+"""The verbs that take what was counted along; the others would drop it."""
 
 _NEVER_NS = 2**62
 _ENOUGH_NS = int(1.3 * BEAT_SECONDS * 1e9)
@@ -67,8 +73,8 @@ class View:
     """What this process knows of one circuit on one store.
 
     For the hot path: ``standing`` is the admission for everybody as long as the circuit is closed and nothing
-    has failed; where it is not ``exact``, only until ``good_until_ns``. ``plain``: a success then needs no
-    more than that.
+    has failed; where it is not ``exact``, only until ``good_until_ns``. ``plain``: of a success then no more
+    is kept than ``succeeded_ns``, and where the view is exact not even that.
     """
 
     def __init__(self, store: Store, name: str, config: BreakerConfig) -> None:
@@ -79,7 +85,7 @@ class View:
         self.exact = isinstance(store, MemoryStore)
         self.instant = self.exact or (isinstance(store, FailoverStore) and store.local)
         self.timed = config.slow_seconds is not None
-        self.plain = self.exact and not self.rules.windowed
+        self.plain = not self.rules.windowed
         self.now_ns = store.clock.now_ns
         self.standing: Admission | None = None
         self.good_until_ns = 0
@@ -95,6 +101,9 @@ class View:
         self._due_ns = 0
         self._staleness_ns = round(config.staleness * 1e9)
         self._slow_ns = round((config.slow_seconds or 0) * 1e9)
+        self._counted_ns = 0
+        self._window_ns = self.rules.window_us * 1000
+        self._telling_ns = max(self.rules.slice_us * 1000, 0 if self.instant else _ENOUGH_NS)
         self._lock = Lock()
         forks.register(self)
         if isinstance(store, FailoverStore):
@@ -114,7 +123,7 @@ class View:
         """Return what a reply means for a call that would be made now."""
         if reply.probe:
             return Admission(PHASES[HALF_OPEN], reply.generation, reply.probe, now_ns)
-        if reply.phase == CLOSED or (reply.phase == RAMP and random() * 1000 < reply.share):
+        if reply.phase == CLOSED or (reply.phase == RAMP and fraction() * WHOLE < reply.share):
             return Admission(PHASES[reply.phase], reply.generation, 0, now_ns)
         return Admission(
             PHASES[reply.phase],
@@ -125,23 +134,39 @@ class View:
             since=self.since(),
         )
 
+    def unknown(self) -> Admission:
+        """Return an admission for a call of which nothing is known but that it ended now."""
+        reply = self.reply
+        return Admission(PHASES[CLOSED], 0 if reply is None else reply.generation, 0, self.now_ns())
+
     def succeed_now(self, admission: Admission) -> bool:
         """Note a success; false if the state has to be told."""
+        if admission is not self.standing:
+            if admission.probe:
+                return False
+            if self.outdated(admission):
+                return True
+            self.note_slow(admission)
         if not self.exact:
             self.used = True
             self.succeeded_ns = self.now_ns()
+        recent = self.plain or self.count_success()
         if admission is self.standing:
-            self.calls += 1
-            return True
-        if admission.probe:
-            return False
-        if self.outdated(admission):
-            return True
-        self.note_slow(admission)
-        self.calls += 1
+            return recent
         reply = self.reply
         failed = reply is not None and reply.failures and reply.phase in (CLOSED, RAMP)
-        return not self.slow and not failed
+        return recent and not self.slow and not failed
+
+    def count_success(self) -> bool:
+        """Count a success for the window; false if those before it should be told before they are too old.
+
+        Where a keeper looks after the view it tells them in time; nobody else does.
+        """
+        now_ns = self.now_ns()
+        if not self.calls or now_ns - self._counted_ns >= self._window_ns:
+            self.calls, self._counted_ns = 0, now_ns
+        self.calls += 1
+        return now_ns - self._counted_ns < self._telling_ns
 
     def outdated(self, admission: Admission) -> bool:
         """Whether results of this admission change nothing any more, as far as is known."""
@@ -154,11 +179,8 @@ class View:
             self.slow += 1
 
     def step(self, verb: str, admission: Admission | None = None, *, probe: int = 0, why: str = "") -> Step:
-        """Return a step of the circuit, with what was counted since the last one."""
-        calls, self.calls = self.calls, 0
-        slow, self.slow = self.slow, 0
-        if not self.rules.windowed:
-            calls = slow = 0
+        """Return a step of the circuit, with what was counted since the last one that told it."""
+        calls, slow = self._untold() if verb in _TELLING else (0, 0)
         if admission is not None:
             generation, probe = admission.generation, admission.probe
         else:
@@ -168,6 +190,13 @@ class View:
         age_us = -1 if probe else self._success_age_us()
         asked = Asked(verb, generation, probe, age_us, calls, slow, 0, owner(), why)
         return self.asking(asked)
+
+    def _untold(self) -> tuple[int, int]:
+        """Return the successes and slow calls to tell now; those that have left the window are forgotten."""
+        calls, self.calls = self.calls, 0
+        slow, self.slow = self.slow, 0
+        lately = self.now_ns() - self._counted_ns < self._window_ns
+        return (calls if lately else 0), slow
 
     def asking(self, asked: Asked) -> Step:
         """Return the operation for a question."""
@@ -200,13 +229,17 @@ class View:
         return reply
 
     def due(self) -> Step | None:
-        """Return a look for the keeper to take, if somebody used the breaker lately."""
+        """Return a look for the keeper to take, if somebody used the breaker lately.
+
+        Or if it is forced: what an operator said ends with a word, not with time, and not in an outage.
+        """
         now_ns = self.now_ns()
         used, self.used = self.used, False
         if used:
             self._used_ns = now_ns
-        counted = self.rules.windowed and self.calls
-        if now_ns - self._used_ns > IN_USE_NS and not counted:
+        counted, reply = self.calls, self.reply
+        forced = reply is not None and reply.forced
+        if now_ns - self._used_ns > IN_USE_NS and not counted and not forced:
             return None
         if self.good_until_ns - now_ns > _ENOUGH_NS and not counted:
             return None
@@ -244,6 +277,7 @@ class View:
 
     def good(self) -> Reply | None:
         """Return what is known, if it is good enough to decide by."""
+        self.used = True
         reply = self.reply
         return reply if reply is not None and self.now_ns() < self.good_until_ns else None
 
@@ -262,8 +296,9 @@ class View:
         return time.time() + left_ns / 1e9
 
     def after_fork(self) -> None:
-        """Free the lock that another thread of the parent may have held."""
+        """Free the lock that another thread of the parent may have held; the parent tells what it counted."""
         forks.renew(self._lock)
+        self.calls = self.slow = 0
 
     def _success_age_us(self) -> int:
         """How long ago this worker last succeeded; where the view is exact, successes are written."""
@@ -329,7 +364,7 @@ def _news(before: Reply | None, reply: Reply) -> list[News]:
         return [News("breaker_opened", text.rstrip(": "), "warning")]
     if reply.phase == HALF_OPEN:
         return [News("breaker_half_open", f"half-open, to be tried again: {reply.why}".rstrip(": "), "info")]
-    text = "closed" if reply.phase == CLOSED else f"closing, {reply.share / 10:.0f} % let through"
+    text = "closed" if reply.phase == CLOSED else f"closing, {100 * reply.share / WHOLE:.0f} % let through"
     return [News("breaker_closed", text, "info")]
 
 
@@ -344,18 +379,7 @@ def count(figure: str, name: str, **labels: str) -> None:
 _views: WeakKeyDictionary[Store, WeakValueDictionary[str, View]] = WeakKeyDictionary()
 _views_lock = Lock()
 
-
-class _AfterFork:
-    """Frees the lock that another thread of the parent may have held."""
-
-    @staticmethod
-    def after_fork() -> None:
-        """Free it."""
-        forks.renew(_views_lock)
-
-
-_after_fork = _AfterFork()
-forks.register(_after_fork)
+forks.renew_after_fork(_views_lock)
 
 
 def view_of(store: Store, name: str, config: BreakerConfig) -> View:
