@@ -13,6 +13,7 @@ from tests.support import command, memory_store, redis_store, shared_store
 
 from comporta import BaseLimiter, Degradation, LimitConfig, LimitStrategy, StateUnavailableError
 from comporta.events import latest_events
+from comporta.limits.adjust import Drop, SetByHand
 from comporta.limits.in_force import Record, Timed, scaled
 from comporta.limits.rule import Ended
 from comporta.metrics import InMemoryMetrics, use_metrics
@@ -20,6 +21,7 @@ from comporta.stores.records import Write
 from comporta.stores.redis import RedisStore
 from comporta.testing import ManualClock, Server
 
+HUGE = "9" * 40
 RECORD_KEY = "rate_limiter_change:pncp"
 WINDOWED = [LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW]
 
@@ -232,7 +234,26 @@ def test_degradation__nobody_touches_for_five_minutes__is_over(bench: Bench) -> 
 
 @pytest.mark.parametrize(
     "garbage",
-    ["nonsense", "0 1 1 0 x", "5 0 0 0 x", "5 1 0 0", "-5 1 1 0", "5.5 1 1 0", "[degraded to 1]", " 5 1 1 0"],
+    [
+        *(
+            "nonsense",
+            "0 1 1 0 x",
+            "5 0 0 0 x",
+            "5 1 0 0",
+            "-5 1 1 0",
+            "5.5 1 1 0",
+            "[degraded to 1]",
+            " 5 1 1 0",
+        ),
+        *(
+            f"{HUGE} 1 100000 0",
+            f"5 {HUGE} 1 0",
+            f"5 1 {HUGE} 0",
+            f"5 1 1 {HUGE}",
+            "99999999999 1 99999999 0",
+        ),
+        f"5 1 100000 0 [degraded to 5 of {HUGE} 1 1 0 ends 9000000000000000 dropped 1 climbed 1]",
+    ],
 )
 def test_record__that_makes_no_sense__is_no_change_and_is_replaced(bench: Bench, garbage: str) -> None:
     limiter = bench.limiter("10/s")
@@ -250,6 +271,7 @@ def test_record__that_makes_no_sense__is_no_change_and_is_replaced(bench: Bench,
         ("degraded to 500000 of 8 1 100000 0 ends 9 dropped 1 climbed 1", 8, 8),
         ("degraded to 500000 of 8 1 100000 0 ends 9000000000000000 dropped 1 climbed 1", 5, 8),
         ("degraded to 1000000 of 8 1 100000 0 ends 9000000000000000 dropped 1 climbed 1", 5, 5),
+        (f"degraded to 500000 of 8 1 100000 0 ends {HUGE} dropped {HUGE} climbed {HUGE}", 5, 8),
         ("degraded to a lot", 5, 5),
         ("", 5, 5),
         ("paused until 99999999999999999999 for 99999999999999999999", 5, 5),
@@ -265,6 +287,37 @@ def test_record__sections_written_by_hand__are_obeyed_if_they_can_be(
         limit = original = 5  # the pattern does not match, so the four numbers hold
     stats = limiter.stats()
     assert (stats.limit, stats.original, stats.paused) == (limit, original, 0)
+    limiter.pause(5)  # and it can be written again
+    assert limiter.stats().paused == 5
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+@pytest.mark.parametrize("theirs", LimitStrategy)
+@pytest.mark.parametrize("ours", LimitStrategy)
+def test_record__of_a_limit_that_counts_otherwise__says_nothing_but_its_pause(
+    bench: Bench, ours: LimitStrategy, theirs: LimitStrategy, lowered: bool
+) -> None:
+    """As a rolling deploy has it that changes the strategy of a limit which somebody changed by hand."""
+    set_by_hand = LimitConfig(rate=0.5, capacity=4, window=60, strategy=theirs)
+    operations: list[Any] = [SetByHand("pncp", set_by_hand.rule().numbers, "by hand")]
+    if lowered:
+        operations.append(Drop("pncp", set_by_hand.rule().numbers, 500_000, 100_000))
+    for operation in operations:
+        bench.store.apply(operation)
+    limiter = bench.limiter(LimitConfig(rate=10, capacity=10, window=1, strategy=ours))
+    limit = limiter.stats().limit
+    buckets = {LimitStrategy.TOKEN_BUCKET, LimitStrategy.LEAKY_BUCKET}
+    if ours is theirs or {ours, theirs} == buckets:
+        assert limit == (2 if lowered else 4)
+    elif (ours in buckets) != (theirs in buckets):
+        assert limit == 10
+    assert limiter.acquire()
+    decision = limiter.peek()
+    assert 0 <= decision.remaining < limit
+    assert 0 <= decision.reset_after <= 60
+    limiter.pause(5)
+    assert not limiter.acquire()
+    assert limiter.stats().paused == 5
 
 
 # what an operator sees --------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_redis_limiter__any_strategy__is_kept_under_readable_keys(valkey: Server
     command(valkey, "FLUSHALL")
     for strategy in LimitStrategy:
         limiter = RedisLimiter(
-            LimitConfig(10, 10, 60, strategy, distributed=True), valkey.url, strategy.value
+            LimitConfig(10, 10, 60, strategy, distributed=True), valkey.url + "?timeout=5", strategy.value
         )
         assert limiter.sync.acquire() is True
         assert limiter.sync.acquire("a:b") is True
@@ -219,7 +219,7 @@ def test_group__bad_input__is_refused() -> None:
 
 def test_limiter__closed__works_again(valkey: Server) -> None:
     async def story() -> None:
-        limiter = RedisLimiter("10/hour", valkey.url, f"n{uuid.uuid4().hex}")
+        limiter = RedisLimiter("10/hour", valkey.url + "?timeout=5", f"n{uuid.uuid4().hex}")
         assert await limiter.acquire() is True
         await limiter.aclose()
         assert await limiter.acquire() is True
@@ -282,9 +282,10 @@ def test_limiter__somebody_waits__others_neither_pass_them_nor_wait_past_their_t
 
 
 def test_open_store__after_a_fork__is_not_locked_by_a_thread_that_is_not_there() -> None:
+    from comporta import forks  # noqa: PLC0415
     from comporta.stores import urls  # noqa: PLC0415
 
     urls._lock.acquire()
-    urls._after_fork.after_fork()
+    forks._tell_all()
     assert open_store("memory://forked") is open_store("memory://forked")
     forget_stores()

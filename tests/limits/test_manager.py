@@ -322,7 +322,7 @@ def test_error__cancelled_while_waiting__is_none(caplog: pytest.LogCaptureFixtur
 def test_aclose__some_have_connections__closes_those(valkey: Server) -> None:
     async def use() -> bool:
         manager = RateLimitManager()
-        manager.register_limiter("redis", BaseLimiter("1/s", valkey.url, "manager-aclose"))
+        manager.register_limiter("redis", BaseLimiter("1/s", valkey.url + "?timeout=5", "manager-aclose"))
         manager.register_limiter("own", OnlyKey())
         allowed = await manager.acquire("a", "redis")
         await manager.aclose()
@@ -411,7 +411,8 @@ def test_from_settings__state_that_cannot_be__names_its_source_and_no_password()
 
 def test_from_file__on_a_real_server__limits_all_its_workers(tmp_path: Path, valkey: Server) -> None:
     path = tmp_path / "comporta.toml"
-    path.write_text(f'state = "{valkey.url}"\n[limits.default]\nlimit = "2/hour"\n', encoding="utf-8")
+    text = f'state = "{valkey.url}?timeout=5"\n[limits.default]\nlimit = "2/hour"\n'
+    path.write_text(text, encoding="utf-8")
 
     async def use() -> list[bool]:
         workers = [RateLimitManager.from_file(path) for _ in range(2)]

@@ -206,6 +206,17 @@ def test_turn__given_out_before_a_pause__waits_for_its_end_and_is_taken_anew() -
         assert not limiter.sync.acquire()  # the turn after the pause was just taken
 
 
+def test_turn__after_a_pause_that_ends_just_before_the_timeout__is_taken_within_it() -> None:
+    clock = ManualClock(BEGIN)
+    with memory_store(clock) as store:
+        limiter = BaseLimiter(limit_of(LimitStrategy.LEAKY_BUCKET), store, "pncp")
+        for _ in range(10):  # by how much they come apart is luck
+            limiter.sync.pause(9.999)
+            began_ns = clock.now_ns()
+            assert limiter.sync.acquire(timeout=10)
+            assert clock.now_ns() <= began_ns + 10 * 10**9
+
+
 def test_turn__given_out_before_a_pause_longer_than_the_timeout__is_refused() -> None:
     clock = ManualClock(BEGIN)
     with memory_store(clock) as store:

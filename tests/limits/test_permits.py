@@ -8,26 +8,33 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from tests.limits import permit_worker
 from tests.processes import fleet
 from tests.processes.fleet import Worker, flushed, new_name, remove, shared_url, started, together
-from tests.stores.switchable import by_hand, moved
+from tests.stores.switchable import ByHand, Switchable, by_hand, moved
 from tests.support import command, memory_store, redis_store, shared_store
 
 from comporta import ConcurrencyLimit, LimitReachedError, Permit
-from comporta.errors import StateDeniedError, StateError, StateTypeError, StateUnavailableError
+from comporta.errors import (
+    StateDeniedError,
+    StateError,
+    StateTimeoutError,
+    StateTypeError,
+    StateUnavailableError,
+)
 from comporta.flow import Flow, run, run_async
 from comporta.limits.holding import GivePermit, Holder, Holders, Room, Taken, TakePermit
-from comporta.stores.base import Outage, Store
+from comporta.stores.base import Operation, Outage, Store
 from comporta.stores.failover import FailoverStore
 from comporta.stores.memory import MemoryStore
 from comporta.stores.redis import RedisStore
 from comporta.stores.urls import forget_stores
 from comporta.testing import ManualClock, Server
 
+R = TypeVar("R")
 Runs = Callable[[Flow[Any]], Any]
 
 
@@ -422,6 +429,73 @@ def test_state_is_back__calls_that_ended_without_it__have_given_their_permits_ba
     store.close()
 
 
+class Losing(Switchable):
+    """A store that does as it is told, but whose answers to coroutines do not come: an error, or nothing."""
+
+    silent = False
+
+    async def apply_async(self, operation: Operation[R]) -> R:
+        if not self.silent:
+            self.apply(operation)
+        await asyncio.sleep(3600 if self.silent else 0)
+        raise StateTimeoutError("no answer in time")
+
+
+def losing() -> tuple[FailoverStore, Losing]:
+    primary = Losing(ManualClock())
+    store = FailoverStore(lambda: primary, f"test://{id(primary)}", primary.clock)
+    store.keeper = ByHand(store)
+    return store, primary
+
+
+def test_answers__lost_and_refused_here__are_given_back_when_the_state_is_back() -> None:
+    store, _ = losing()
+    store.keeper.census.heard(5)
+    limit = ConcurrencyLimit("pncp", 10, state=store)
+
+    async def ten() -> list[Permit | None]:
+        return await asyncio.gather(*(limit.acquire() for _ in range(10)))
+
+    permits = [permit for permit in asyncio.run(ten()) if permit]
+    assert len(permits) == 2  # its share: the shared state granted all of them
+    while limit.fallback is not None:
+        moved(store)
+    assert limit.sync.in_use() == 10
+    moved(store)
+    assert limit.sync.in_use() == 2  # those whose calls are under way
+    for permit in permits:
+        limit.sync.release(permit)
+    assert limit.sync.in_use() == 0
+    store.close()
+
+
+def test_release__cancelled_before_it_was_said__is_said_by_the_keeper() -> None:
+    store, primary = losing()
+    limit = ConcurrencyLimit("pncp", 1, state=store)
+    permit = got(limit.sync.acquire())
+    primary.silent = True
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(limit.release(permit))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(cancelled())
+    assert limit.sync.in_use() == 1
+    moved(store)
+    assert limit.sync.in_use() == 0
+    store.close()
+
+
+def test_take__again_after_a_lost_answer__is_not_in_its_own_way(store: Store) -> None:
+    room, permit = Room("pncp", 1, 1_000_000), Permit.new()
+    assert store.apply(TakePermit(room, permit)).done
+    assert store.apply(TakePermit(room, permit)).done
+    assert not store.apply(TakePermit(room, Permit.new())).done
+    assert len(store.apply(Holders(room))) == 1
+
+
 def test_state_out_of_reach__more_workers_than_permits__leaves_one_each() -> None:
     store, primary = by_hand()
     store.keeper.census.heard(40)
@@ -599,6 +673,37 @@ def test_slot__in_use__cannot_be_entered_again() -> None:
         slot.__enter__()
     with slot:
         pass
+
+
+def test_slot__entered_by_another_while_it_waits__is_refused_and_no_permit_is_lost(valkey: Server) -> None:
+    async def main(limit: ConcurrencyLimit, store: RedisStore) -> tuple[list[Any], int]:
+        slot = limit.slot()
+
+        async def call() -> None:
+            async with slot:
+                await asyncio.sleep(0)
+
+        ended = await asyncio.gather(call(), call(), return_exceptions=True)
+        left = await limit.in_use()
+        async with slot:  # and it can be used again
+            pass
+        await store.aclose()
+        return list(ended), left
+
+    with redis_store(valkey) as store:
+        ended, left = asyncio.run(main(ConcurrencyLimit("pncp", 5, state=store), store))
+    assert ended[0] is None
+    assert isinstance(ended[1], RuntimeError)
+    assert left == 0
+
+
+def test_slot__nothing_free__can_be_entered_later() -> None:
+    limit = ConcurrencyLimit("pncp", 1, state=MemoryStore())
+    slot = limit.sync.slot()
+    with limit.sync.slot(), pytest.raises(LimitReachedError):
+        slot.__enter__()
+    with slot:
+        assert limit.sync.in_use() == 1
 
 
 def test_flows__for_whoever_composes__run_in_both_worlds() -> None:

@@ -89,12 +89,12 @@ def test_seed_program__on_a_real_server__runs_as_written(server: Server) -> None
     command(server, "FLUSHALL")
     assert PROGRAM.count(SERVER) == 1
     names: dict[str, Any] = {name: getattr(comporta, name) for name in comporta.__all__}
-    exec(PROGRAM.replace(SERVER, repr(server.url)), names)  # noqa: S102 - the text above
+    exec(PROGRAM.replace(SERVER, repr(server.url + "?timeout=5")), names)  # noqa: S102 - the text above
 
     async def validate() -> None:
         try:
             await names["test_rate_limit_system"]()
         finally:
-            await open_store(server.url).aclose()  # type: ignore[attr-defined]  # a RedisStore
+            await open_store(server.url + "?timeout=5").aclose()  # type: ignore[attr-defined]  # a RedisStore
 
     asyncio.run(validate())

@@ -55,6 +55,19 @@ def test_longest_delay__reached__holds_with_its_jitter() -> None:
     assert waits(Backoff(retries=5, max_delay=7).delays(most)) == [2.5, 4.5, 7.0, 7.0, 7.0]
 
 
+def test_longest_delay__reached__keeps_callers_apart() -> None:
+    assert waits(Backoff(retries=5, max_delay=7).delays(least)) == [2.0, 4.0, 6.5, 6.5, 6.5]
+    assert waits(Backoff(retries=2, max_delay=0.25).delays(least)) == [0.0, 0.0]
+    assert waits(Backoff(retries=2, max_delay=0.25).delays(most)) == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(("jitter", "apart"), [((0.0, 0.5), 0.5), ("full", 2.0), ("decorrelated", 2.0)])
+def test_told_to_wait__together__come_back_apart(jitter: Any, apart: float) -> None:
+    assert Backoff(jitter=jitter).delays(least).next_delay(retry_after=30.0) == 30.0
+    assert Backoff(jitter=jitter).delays(most).next_delay(retry_after=30.0) == 30.0 + apart
+    assert Backoff(jitter=jitter).delays(most).next_delay(retry_after=60.0) == 60.0 + apart
+
+
 def test_growth__a_hundred_times_a_thousandfold__stays_a_number() -> None:
     delays = waits(Backoff(retries=100, base=1, factor=1000, jitter=(0, 0), max_delay=60).delays())
     assert delays == [1.0] + [60] * 99

@@ -8,7 +8,8 @@ import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import pytest
 from tests.stores.switchable import by_hand
@@ -252,6 +253,16 @@ def test_name__given__shares_what_the_environment_says(monkeypatch: pytest.Monke
         forget_stores()
 
 
+def test_name__none__is_a_budget_of_its_own_on_any_state(clock: ManualClock) -> None:
+    state = MemoryStore(clock)
+    one, other = (Retry(state=state, budget=Budget(ratio=0, least=1), draw=least) for _ in range(2))
+    assert one.clock is clock
+    for retry in (one, other):
+        assert blocking(retry, Flaky(clock, Down())) == "answer"
+    with pytest.raises(Down):
+        blocking(one, Flaky(clock, Down()))
+
+
 def test_retry__without_budget_and_state__goes_by_the_machines_clock() -> None:
     assert Retry(budget=None).clock is MONOTONIC
     assert Retry(budget=None, base=0, jitter=(0, 0)).sync.call(Flaky(ManualClock(), Down())) == "answer"
@@ -345,6 +356,51 @@ def test_decorator__any_function__keeps_its_nature_and_name(clock: ManualClock) 
     asyncio.run(slow())
 
 
+class Later:
+    """An object that is called and awaited, as a client library may have it."""
+
+    def __init__(self, upstream: Flaky) -> None:
+        self.upstream = upstream
+
+    async def __call__(self, answer: str) -> str:
+        return await self.upstream.awaited(answer)
+
+    async def method(self, answer: str) -> str:
+        return await self.upstream.awaited(answer)
+
+    @staticmethod
+    async def static(upstream: Flaky, answer: str) -> str:
+        return await upstream.awaited(answer)
+
+
+@pytest.mark.parametrize(
+    "made_of",
+    [
+        Later,
+        lambda upstream: partial(Later(upstream)),
+        lambda upstream: Later(upstream).method,
+        lambda upstream: partial(Later.static, upstream),
+        lambda upstream: partial(partial(Later(upstream).method)),
+    ],
+)
+def test_decorator__whatever_is_awaited__is_tried_again(
+    clock: ManualClock, made_of: Callable[[Flaky], Callable[[str], Awaitable[str]]]
+) -> None:
+    upstream = Flaky(clock, Down(), Down())
+    assert asyncio.run(_ran(made(clock)(made_of(upstream)), "yes")) == "yes"
+    assert len(upstream.at) == 3
+
+
+def test_decorator__a_class__makes_its_objects(clock: ManualClock) -> None:
+    upstream = Flaky(clock)
+    assert made(clock)(Later)(upstream).upstream is upstream
+
+
+def test_decorator__what_cannot_be_called__is_refused(clock: ManualClock) -> None:
+    with pytest.raises(TypeError, match="only what can be called can be decorated, got <classmethod"):
+        made(clock)(cast(Any, classmethod(cast(Any, Later))))
+
+
 def test_decorator__what_yields__is_refused(clock: ManualClock) -> None:
     def yields() -> Iterator[int]:
         yield 1
@@ -353,7 +409,7 @@ def test_decorator__what_yields__is_refused(clock: ManualClock) -> None:
         yield 1
 
     for fn in (yields, yields_later):
-        with pytest.raises(TypeError, match="what yields cannot be tried again"):
+        with pytest.raises(TypeError, match="what yields cannot be decorated"):
             made(clock)(fn)
     assert list(yields()) == [1]
     assert asyncio.run(yields_later().__anext__()) == 1

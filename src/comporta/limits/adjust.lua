@@ -19,10 +19,6 @@ local first, second, third = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV
 local by_hand, words = false, ''
 local share, ends_us, dropped_us, climbed_us, until_us, length_us = WHOLE, 0, 0, 0, 0, 0
 
-local function sensible(c, p, u, w)
-  return c + 0 > 0 and (p + 0 > 0 and u + 0 > 0 or w + 0 > 0)
-end
-
 local function read(text)
   local c, p, u, w, rest = match(text, '^([1-9]%d*) (%d+) (%d+) (%d+)(.*)$')
   if not c or not sensible(c, p, u, w) then return end
@@ -36,7 +32,9 @@ local function read(text)
   by_hand = not string.find(said, 'not set by hand', 1, true)
   if by_hand or s then base = {tonumber(c), tonumber(p), tonumber(u), tonumber(w)} end
   if by_hand then words = string.sub(match(after, '^ ?(.*)$'), 1, 200) end
-  if s then share, ends_us, dropped_us, climbed_us = tonumber(s), tonumber(e), tonumber(d), tonumber(l) end
+  if s then
+    share, ends_us, dropped_us, climbed_us = tonumber(s), min(e + 0, 2^53), min(d + 0, 2^53), min(l + 0, 2^53)
+  end
   local paused, length = match(said, 'paused until (%d+) for (%d+)')
   if paused then until_us, length_us = tonumber(paused), min(tonumber(length), PAUSE_US_MAX) end
 end

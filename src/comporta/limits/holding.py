@@ -190,9 +190,10 @@ class TakePermit(PermitOperation):
     verb = "take"
 
     def _done(self, out: tuple[Held, ...], now_us: int) -> tuple[tuple[Held, ...], Taken]:
-        if len(out) < self._room.most:
-            return self._held(out, now_us)
-        return out, Taken(False, min(out)[0] - now_us if out else self._room.hold_us)
+        others = self._others(out)  # who asks again may have been granted it, and not have heard
+        if len(others) < self._room.most:
+            return self._held(others, now_us)
+        return others, Taken(False, min(others)[0] - now_us if others else self._room.hold_us)
 
     def undo(self, reply: Taken) -> GivePermit | None:
         """Give it back for a caller that is gone."""

@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from comporta.limits.rule import Numbers, Rule, View, ceil_div
+from comporta.limits.rule import NUMBER_MAX, Numbers, Rule, View, ceil_div
 from comporta.steps import WHOLE
 from comporta.stores.base import Codec, State
 from comporta.stores.records import VALUE_BYTES_MAX
@@ -82,7 +82,7 @@ class Record:
         if not (numbers.sensible and base.sensible):
             return None
         share, ends_us, dropped_us, climbed_us = (
-            map(int, degraded.group(1, 6, 7, 8)) if degraded else (WHOLE, 0, 0, 0)
+            (min(int(n), NUMBER_MAX) for n in degraded.group(1, 6, 7, 8)) if degraded else (WHOLE, 0, 0, 0)
         )
         until_us, length_us = map(int, paused.groups()) if paused else (0, 0)
         return cls(
@@ -174,10 +174,16 @@ def per_second(numbers: Numbers) -> float:
 
 
 def revised(rule: Any, change: bytes | None) -> Any:
-    """Return the rule that reads this one's states and obeys the record."""
+    """Return the rule that reads this one's states and obeys the record.
+
+    Numbers of another kind of limit, as an older version of a program may have set them, say nothing here; a
+    pause does.
+    """
     record = Record.read(change)
     if record is None:
         return rule
+    if not (record.base.suits(rule.numbers) and (record.head or record.base).suits(rule.numbers)):
+        record = replace(record, by_hand=False, share=WHOLE, ends_us=0)
     if record.share >= WHOLE and not record.until_us:
         return rule.changed(record.base) if record.by_hand else rule
     return Timed(rule, record)

@@ -6,7 +6,6 @@ store. A single decision takes a direct path; everything else is a flow (``verbs
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import ClassVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -19,11 +18,11 @@ from comporta.limits.remote import GuardedBound, RemoteBound, bind
 from comporta.limits.rule import Rule
 from comporta.limits.take import Asked
 from comporta.limits.verbs import Key, Verbs
+from comporta.names import checked_name
 from comporta.stores.base import Bound, Busy, LocalStore, Store
 from comporta.stores.failover import FailoverStore, Fallback, fallback_of
 from comporta.stores.urls import default_url, open_store
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _in_use: WeakKeyDictionary[Store, WeakValueDictionary[str, BaseLimiter]] = WeakKeyDictionary()
 
 
@@ -42,7 +41,7 @@ class BaseLimiter:
         self, config: LimitConfig | str, state: str | Store | None = None, name: str | None = None
     ) -> None:
         self.config = LimitConfig.of(config, self.fixed_strategy)
-        self.name = _made_name(self.config) if name is None else _checked_name(name)
+        self.name = _made_name(self.config) if name is None else checked_name(name)
         if state is None:
             state = default_url(distributed=self.config.distributed)
         self.store: Store = open_store(state) if isinstance(state, str) else state
@@ -235,12 +234,6 @@ def _made_name(config: LimitConfig) -> str:
     pace = config.window or 0 if config.strategy in WINDOWS else config.rate
     kind, number = config.strategy.value.partition("_")[0], repr(float(pace)).removesuffix(".0")
     return f"{kind}-{number}-{config.capacity}".replace("+", "")
-
-
-def _checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"name must be 1 to 100 of A-Z a-z 0-9 _ . -, got {name!r:.120}")
-    return name
 
 
 def _claim(limiter: BaseLimiter) -> None:

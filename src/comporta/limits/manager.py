@@ -62,7 +62,7 @@ class RateLimitManager:
             raise ValueError(f"{settings.state_source}: {error}") from error
         for name, limit in settings.limits.items():
             try:
-                limiter = BaseLimiter(_config(limit), store, name)
+                limiter = BaseLimiter(config_of(limit), store, name)
             except ValueError as error:
                 raise limit.blamed(error) from error
             manager.register_limiter(name, limiter)
@@ -171,7 +171,7 @@ def _load(path: str | os.PathLike[str] | None = None) -> Settings:
     return load_settings(path)
 
 
-def _config(limit: LimitSettings) -> LimitConfig:
+def config_of(limit: LimitSettings) -> LimitConfig:
     """Return what a limit says as it was written; the rate of a window follows from its other numbers."""
     strategy = LimitStrategy(limit.strategy)
     if limit.limit is not None:

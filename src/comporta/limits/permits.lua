@@ -42,6 +42,7 @@ local function done(key, verb, permit, most, hold_us)
     if redis.call('ZREM', key, permit) == 0 then return 0, 0 end
     return held(key, permit, hold_us)
   end
+  redis.call('ZREM', key, permit) -- who asks again may have been granted it, and not have heard
   if redis.call('ZCARD', key) < most then return held(key, permit, hold_us) end
   local first = redis.call('ZRANGEBYSCORE', key, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   return 0, math.floor(first[2]) - now_us

@@ -8,14 +8,13 @@ given back elsewhere is noticed within a tenth of a second.
 
 from __future__ import annotations
 
-import random
-import re
 from collections import deque
 from itertools import islice
 from types import TracebackType
 from typing import cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from comporta.chance import uniform
 from comporta.clock import to_us
 from comporta.errors import LimitReachedError, StateError
 from comporta.flow import Flow, run, run_async
@@ -32,6 +31,7 @@ from comporta.limits.holding import (
 )
 from comporta.limits.verbs import check_timeout
 from comporta.limits.waiting import Lines, in_line
+from comporta.names import checked_name
 from comporta.stores.base import Store
 from comporta.stores.effects import Apply
 from comporta.stores.failover import FailoverStore, Fallback, fallback_of
@@ -50,7 +50,6 @@ _LAST_LOOK_US = 1000
 """So long before its timeout somebody who waits asks for the last time."""
 
 _GIVEN_AT_ONCE = 256
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _in_use: WeakKeyDictionary[Store, WeakValueDictionary[str, ConcurrencyLimit]] = WeakKeyDictionary()
 
 
@@ -70,13 +69,11 @@ class ConcurrencyLimit:
         hold_seconds: float = 60.0,
         state: str | Store | None = None,
     ) -> None:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"name must be 1 to 100 of A-Z a-z 0-9 _ . -, got {name!r:.120}")
         _check_numbers(max_concurrent, hold_seconds)
         state = default_url(distributed=True) if state is None else state
         self.store: Store = open_store(state) if isinstance(state, str) else state
         _check_room(self.store, max_concurrent)
-        self.name = name
+        self.name = checked_name(name)
         self.max_concurrent = max_concurrent
         self.hold_seconds = float(hold_seconds)
         self._room = Room(name, max_concurrent, to_us(hold_seconds))
@@ -123,36 +120,53 @@ class ConcurrencyLimit:
     def taking(self, timeout: float | None) -> Flow[Permit | None]:
         """Take a permit, in line with the others of this process."""
         check_timeout(timeout)
-        permit = Permit.new()
+        if timeout == 0 and not self._lines.is_empty(_LINE):
+            return None  # those who wait were here before
+        permit, clock, doubtful = Permit.new(), self.store.clock, False
+
+        def asked() -> Flow[Taken]:
+            nonlocal doubtful
+            alone = fallback_of(self.store) is not None
+            taken: Taken = yield Apply(self.store, TakePermit(self._room, permit))
+            doubtful = doubtful if alone else fallback_of(self.store) is not None
+            return taken
+
         if timeout == 0:
-            if self._lines.by_key:
-                return None  # those who wait were here before
-            taken: Taken = yield Apply(self.store, TakePermit(self._room, permit))
-            return permit if taken.done else None
-        clock = self.store.clock
-        deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
+            granted = (yield from asked()).done
+        else:
+            deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
 
-        def ask() -> Flow[int]:
-            taken: Taken = yield Apply(self.store, TakePermit(self._room, permit))
-            return 0 if taken.done else _pause_us(taken, deadline_us - clock.now_ns() // 1000)
+            def ask() -> Flow[int]:
+                taken = yield from asked()
+                return 0 if taken.done else _pause_us(taken, deadline_us - clock.now_ns() // 1000)
 
-        granted = yield from in_line(self._lines, ask, clock, _LINE, timeout)
+            granted = yield from in_line(self._lines, ask, clock, _LINE, timeout, spread=lambda: 0)
+        if doubtful and not granted:
+            self._owe(permit)  # the shared state may have granted it: only the answer did not come
         return permit if granted else None
 
     def giving(self, permit: Permit) -> Flow[None]:
         """Give a permit back and call the first in line.
 
         Where that cannot be said the permit is lost until its deadline: no reason to spoil a call that is
-        over. Without the shared state it may be one of those: then it is given back there later.
+        over. Without the shared state it may be one of those: then it is given back there later. So it is
+        when whoever gives it back is cancelled: it may not have been said yet.
         """
+        given = False
         try:
             yield Apply(self.store, GivePermit(self._room, permit))
+            given = fallback_of(self.store) is None
         except StateError:
             pass
         finally:
-            if fallback_of(self.store) is not None and len(self._owed) < self.max_concurrent:
-                self._owed.append(permit)
+            if not given:
+                self._owe(permit)
             self._lines.call_first(_LINE)
+
+    def _owe(self, permit: Permit) -> None:
+        """Have a permit given back by the keeper; no more are remembered than there can be."""
+        if len(self._owed) < self.max_concurrent:
+            self._owed.append(permit)
 
     def due(self) -> GivePermit | None:
         """Return what gives back, to the shared state, permits whose calls ended without it."""
@@ -217,12 +231,13 @@ class SyncConcurrencyLimit:
 class Slot:
     """Holds a permit for a body, in ``with`` or ``async with``; one body at a time."""
 
-    __slots__ = ("_limit", "_permit", "_timeout")
+    __slots__ = ("_limit", "_permit", "_timeout", "_used")
 
     def __init__(self, limit: ConcurrencyLimit, timeout: float | None) -> None:
         self._limit = limit
         self._timeout = timeout
         self._permit: Permit | None = None
+        self._used = False
 
     def __enter__(self) -> Permit:
         return run(self._taking())
@@ -247,16 +262,19 @@ class Slot:
         await run_async(self._giving())
 
     def _taking(self) -> Flow[Permit]:
-        if self._permit is not None:
+        if self._used:
             raise RuntimeError("this slot is in use: ask for another")
-        permit = yield from self._limit.taking(self._timeout)
-        if permit is None:
+        self._used = True  # before the wait: another may come meanwhile, and the permit of one would be lost
+        try:
+            self._permit = yield from self._limit.taking(self._timeout)
+        finally:
+            self._used = self._permit is not None
+        if self._permit is None:
             raise self._limit.refusal()
-        self._permit = permit
-        return permit
+        return self._permit
 
     def _giving(self) -> Flow[None]:
-        permit, self._permit = cast(Permit, self._permit), None
+        permit, self._permit, self._used = cast(Permit, self._permit), None, False
         yield from self._limit.giving(permit)
 
 
@@ -264,7 +282,7 @@ def _pause_us(taken: Taken, left_us: int) -> int:
     """Return how long to wait before asking again; longer than there is time for means: give up."""
     if left_us <= 2 * _LAST_LOOK_US:
         return left_us + 1
-    return min(max(1, taken.wait_us), random.randint(*_ASK_AGAIN_US), left_us - _LAST_LOOK_US)
+    return min(max(1, taken.wait_us), round(uniform(*_ASK_AGAIN_US)), left_us - _LAST_LOOK_US)
 
 
 def _check_numbers(max_concurrent: int, hold_seconds: float) -> None:

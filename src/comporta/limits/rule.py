@@ -17,6 +17,12 @@ KEPT_AT_LEAST_US = 60_000_000
 """A state is kept for a minute after its last change, because it also counts the last minute."""
 
 
+NUMBER_MAX = 2**53
+"""Up to here numbers, and the level of a full bucket, are exact in Lua; what can be configured is below."""
+
+WINDOW_US_MAX = 10**14
+
+
 class View(NamedTuple):
     """How a key stands at one moment."""
 
@@ -52,7 +58,17 @@ class Numbers(NamedTuple):
     @property
     def sensible(self) -> bool:
         """Whether they can be those of a limit: somebody may have written them by hand."""
-        return bool(self.capacity and ((self.per_us and self.unit) or self.window_us))
+        if max(self) > NUMBER_MAX or self.window_us > WINDOW_US_MAX:
+            return False
+        if self.per_us and self.unit:
+            return 0 < self.capacity * self.unit <= NUMBER_MAX
+        return bool(self.capacity and self.window_us)
+
+    def suits(self, other: Numbers) -> bool:
+        """Whether these can be in force where others are configured: another program may count otherwise."""
+        if other.per_us:
+            return bool(self.per_us and self.unit)
+        return not self.per_us and bool(self.window_us) and (bool(self.unit) or not other.unit)
 
     def written(self, words: str) -> bytes:
         """Return the numbers as an operator's change is recorded."""

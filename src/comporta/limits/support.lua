@@ -30,6 +30,21 @@ local function seconds_text(us)
   return format('%.6f', us / 1000000)
 end
 
+-- Whether numbers can be those of a limit (see rule.py).
+local function sensible(c, p, u, w)
+  c, p, u, w = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
+  if max(c, p, u, w) > 2^53 or w > 1e14 then return false end
+  if p > 0 and u > 0 then return c > 0 and c * u <= 2^53 end
+  return c > 0 and w > 0
+end
+
+-- Whether numbers can be in force where others are configured (see suits in rule.py).
+local function suits(p, u, w, per_us, unit)
+  p, u, w = tonumber(p), tonumber(u), tonumber(w)
+  if per_us > 0 then return p > 0 and u > 0 end
+  return p == 0 and w > 0 and (u > 0 or unit == 0)
+end
+
 -- The numbers of a limit that are in force by the record of it (see in_force.py), how far below its capacity as it
 -- was configured that is, for how long it is paused, and its capacity if it were not degraded; what makes no sense
 -- is no change. A fourth number of 0 leaves that one as it is.
@@ -37,16 +52,16 @@ local function in_force(key, now_us, capacity, per_us, unit, window_us)
   local change = pcall('GET', key)
   if type(change) ~= 'string' then return capacity, per_us, unit, window_us, 0, 0, capacity end
   local c, p, u, w, rest = match(change, '^([1-9]%d*) (%d+) (%d+) (%d+)(.*)$')
-  if not c or (p + 0 == 0 or u + 0 == 0) and w + 0 == 0 then
+  if not c or not sensible(c, p, u, w) then
     return capacity, per_us, unit, window_us, 0, 0, capacity
   end
-  local said, pause_us, original = match(rest, '^ %[(.-)%]'), 0, c
+  local said, pause_us, original, suited = match(rest, '^ %[(.-)%]'), 0, c, suits(p, u, w, per_us, unit)
   if said then
     local share, bc, bp, bu, bw, ends = match(said,
       'degraded to (%d+) of ([1-9]%d*) (%d+) (%d+) (%d+) ends (%d+) dropped %d+ climbed %d+')
     if share and share + 0 >= 1000000 then share, bc = nil, nil end
     local until_us, length_us = match(said, 'paused until (%d+) for (%d+)')
-    if bc and (bp + 0 == 0 or bu + 0 == 0) and bw + 0 == 0 then
+    if bc and not sensible(bc, bp, bu, bw) then
       return capacity, per_us, unit, window_us, 0, 0, capacity
     end
     if until_us then
@@ -54,6 +69,7 @@ local function in_force(key, now_us, capacity, per_us, unit, window_us)
       pause_us = until_us - now_us
       pause_us = pause_us <= length_us + 60000000 and max(0, min(pause_us, length_us)) or 0
     end
+    if bc then suited = suited and suits(bp, bu, bw, per_us, unit) end
     if share and now_us < ends + 0 then
       original = bc
     elseif string.find(said, 'not set by hand', 1, true) then
@@ -62,6 +78,7 @@ local function in_force(key, now_us, capacity, per_us, unit, window_us)
       c, p, u, w, original = bc, bp, bu, bw, bc
     end
   end
+  if not suited then return capacity, per_us, unit, window_us, 0, pause_us, capacity end
   if w + 0 ~= 0 then window_us = tonumber(w) end
   return tonumber(c), tonumber(p), tonumber(u), window_us, max(0, capacity - c), pause_us, tonumber(original)
 end

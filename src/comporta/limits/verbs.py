@@ -6,13 +6,13 @@ direct path of a single decision.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from comporta.chance import uniform
 from comporta.clock import to_seconds, to_us
 from comporta.flow import Flow
 from comporta.limits.adjust import Adjusted, Pause, Resume, Revoke, SetByHand
@@ -76,7 +76,7 @@ class Verbs:
         check_timeout(timeout)
         yield from self._fits(text, cost)
         if timeout == 0:
-            if text in self.lines.by_key:
+            if not self.lines.is_empty(text):
                 return False  # those who wait were here before
             return (yield from self._take(key, cost)) == 0
         if self.config.strategy is LimitStrategy.LEAKY_BUCKET:
@@ -179,7 +179,7 @@ class Verbs:
         rule = self.known()
         if not (isinstance(rule, Timed) and self.paused_us()):
             return 0
-        return round(random.uniform(0, min(rule.record.length_us // 10, SPREAD_US_MAX)))
+        return round(uniform(0, min(rule.record.length_us // 10, SPREAD_US_MAX)))
 
     def _change(self, limit: LimitConfig | str | None) -> Operation[Adjusted]:
         if limit is None:
@@ -216,15 +216,17 @@ class Verbs:
             if wait_us > patience_us:
                 return False
             if answer.paused_us:
-                yield from self._rest_of_pause(answer.paused_us)
+                yield from self._rest_of_pause(answer.paused_us, patience_us)
                 continue
             if wait_us:
                 yield Sleep(clock, to_seconds(wait_us))
             if wait_us < _TURN_NOT_LOOKED_AFTER_US or not (yield from self._ask(text, 0)).paused_us:
                 return True
 
-    def _rest_of_pause(self, paused_us: int) -> Flow[None]:
-        rest_us = paused_us + self.spread_us() if paused_us <= ASK_AGAIN_US else ASK_AGAIN_US
+    def _rest_of_pause(self, paused_us: int, patience_us: int) -> Flow[None]:
+        rest_us = (
+            min(paused_us + self.spread_us(), patience_us) if paused_us <= ASK_AGAIN_US else ASK_AGAIN_US
+        )
         yield Sleep(self.store.clock, to_seconds(rest_us))
 
     def _fits(self, text: str, cost: int) -> Flow[None]:

@@ -30,26 +30,36 @@ _LONGEST_REST_US = 3_600_000_000
 class Ticket:
     """A place in a line, and a way to call whoever holds it."""
 
-    __slots__ = ("_called", "_lock", "_wake")
+    __slots__ = ("_called", "_lock", "_wake", "gone")
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._called = False
         self._wake: Callable[[], object] | None = None
+        self.gone: Callable[[], bool] = _never
 
-    def call(self) -> None:
-        """Wake the holder, now or when it starts to wait."""
+    def call(self) -> bool:
+        """Wake the holder, now or when it starts to wait; false if nothing can wake it any more."""
         with self._lock:
             self._called = True
             wake = self._wake
-        if wake is not None:
-            wake()
+        try:
+            if wake is not None:
+                wake()
+        except RuntimeError:  # its event loop was closed just now
+            self.gone = _always
+            return False
+        return True
 
-    def listen(self, wake: Callable[[], object]) -> bool:
-        """Be woken by the next call; true if there was one already, which this takes."""
+    def listen(self, wake: Callable[[], object], gone: Callable[[], bool] | None = None) -> bool:
+        """Be woken by the next call; true if there was one already, which this takes.
+
+        ``gone`` tells that nobody listens any more: an event loop may be closed with those who wait in it.
+        """
         with self._lock:
             called, self._called = self._called, False
             self._wake = None if called else wake
+            self.gone = gone or _never
         return called
 
     def deaf(self) -> None:
@@ -78,6 +88,7 @@ class Lines:
     def join(self, key: str) -> Ticket | None:
         """Stand at the end of a line; nothing if it is too long."""
         with self._lock:
+            self._strike(key)
             line = self.by_key.setdefault(key, deque())
             if len(line) >= WAITERS_MAX:
                 return None
@@ -89,10 +100,20 @@ class Lines:
         """Whether it is this one's turn."""
         return self.by_key[key][0] is ticket
 
+    def is_empty(self, key: str) -> bool:
+        """Whether nobody waits."""
+        if key not in self.by_key:
+            return True
+        with self._lock:
+            self._strike(key)
+            return key not in self.by_key
+
     def leave(self, key: str, ticket: Ticket) -> None:
         """Go away, served or not; whoever is first now is called."""
         with self._lock:
-            line = self.by_key[key]
+            line = self.by_key.get(key)
+            if line is None or ticket not in line:  # struck: its event loop was closed
+                return
             line.remove(ticket)
             if not line:
                 del self.by_key[key]
@@ -105,11 +126,33 @@ class Lines:
 
     def call_first(self, key: str) -> None:
         """Let the first of a line ask at once: there may be room now."""
+        first = self._first(key)
+        while first is not None and not first.call():
+            first = self._first(key)
+
+    def _first(self, key: str) -> Ticket | None:
         with self._lock:
+            self._strike(key)
             line = self.by_key.get(key)
-            first = line[0] if line else None
-        if first is not None:
-            first.call()
+            return line[0] if line else None
+
+    def _strike(self, key: str) -> None:
+        """Strike those at the head who can never leave, or nobody behind them would be served."""
+        line = self.by_key.get(key)
+        if line is None:
+            return
+        while line and line[0].gone():
+            line.popleft()
+        if not line:
+            del self.by_key[key]
+
+
+def _never() -> bool:
+    return False
+
+
+def _always() -> bool:
+    return True
 
 
 class Rest:
@@ -137,7 +180,7 @@ class Rest:
 
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
-        if not self._ticket.listen(lambda: loop.call_soon_threadsafe(event.set)):
+        if not self._ticket.listen(lambda: loop.call_soon_threadsafe(event.set), loop.is_closed):
             try:
                 await self._clock.wait_async(event, self._seconds)
             finally:

@@ -8,15 +8,19 @@ come back together:
 ``"full"``          anything between nothing and the wait
 ``"decorrelated"``  anything between ``base`` and three times the last wait; ``factor`` is not used
 =================== ==========================================================================
+
+Those who wait as long as they were told to were told so together: they, too, come a little apart, by up to
+``high`` (or ``base``) seconds. And so do those who have come to ``max_delay``.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Literal
+
+from comporta.chance import uniform
 
 IDEMPOTENT_METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PUT", "TRACE"})
 """The HTTP methods that may be sent twice without harm (RFC 9110); others are retried only where told so."""
@@ -27,7 +31,7 @@ FACTOR_MAX = 1000.0
 
 Jitter = tuple[float, float] | Literal["full", "decorrelated"]
 Draw = Callable[[float, float], float]
-"""Draws a number between two; ``random.uniform`` is one."""
+"""Draws a number between two; ``uniform`` is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Backoff:
             check_range("deadline", self.deadline, 0.001, SECONDS_MAX)
         _check_jitter(self.jitter)
 
-    def delays(self, draw: Draw = random.uniform) -> Delays:
+    def delays(self, draw: Draw = uniform) -> Delays:
         """Return the waits of one call."""
         return Delays(self, draw)
 
@@ -63,7 +67,7 @@ class Delays:
 
     __slots__ = ("_backoff", "_draw", "_last", "_left")
 
-    def __init__(self, backoff: Backoff, draw: Draw = random.uniform) -> None:
+    def __init__(self, backoff: Backoff, draw: Draw = uniform) -> None:
         self._backoff = backoff
         self._draw = draw
         self._left = backoff.retries
@@ -73,14 +77,16 @@ class Delays:
         """Return how many seconds to wait before the next try; ``None``: give up.
 
         ``retry_after`` is what the other side asks for: it is never shortened, so if it is longer than
-        ``max_delay`` there is no next try. ``elapsed`` seconds went by since the call began: nobody waits
-        past the deadline only to be late.
+        ``max_delay`` there is no next try. Jitter comes on top of it. ``elapsed`` seconds went by since the
+        call began: nobody waits past the deadline only to be late.
         """
         backoff = self._backoff
         if self._left == 0 or retry_after > backoff.max_delay:
             return None
         self._left -= 1
-        delay = max(min(self._grown(), backoff.max_delay), retry_after)
+        delay = min(self._grown(), backoff.max_delay)
+        if retry_after > delay:
+            delay = retry_after + self._apart()
         if backoff.deadline is not None and elapsed + delay > backoff.deadline:
             return None
         return delay
@@ -93,7 +99,15 @@ class Delays:
             return self._last
         # bounded at each step: a hundred powers of a thousand are no number any more
         plain = self._last = min(backoff.base if last is None else last * backoff.factor, backoff.max_delay)
-        return draw(0.0, plain) if backoff.jitter == "full" else plain + draw(*backoff.jitter)
+        if backoff.jitter == "full":
+            return draw(0.0, plain)
+        low, high = backoff.jitter
+        return max(0.0, min(plain, backoff.max_delay - high)) + draw(low, high)
+
+    def _apart(self) -> float:
+        backoff = self._backoff
+        low, high = (0.0, backoff.base) if isinstance(backoff.jitter, str) else backoff.jitter
+        return self._draw(low, high)
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:

@@ -13,7 +13,6 @@ Twin: ``budget.lua``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from comporta.clock import MONOTONIC, to_us
 from comporta.errors import StateError
 from comporta.flow import Flow
 from comporta.metrics import current_metrics
+from comporta.names import checked_name
 from comporta.retry.backoff import check_range
 from comporta.stores.base import Outage, Part, Script, State, Store, key_text
 from comporta.stores.effects import Apply
@@ -43,7 +43,6 @@ CALLS_MAX = 1_000_000_000
 _MILLIONTHS = 1_000_000
 _TELL_EVERY_NS = 1_000_000_000
 _SAY_EVERY_NS = 60_000_000_000
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _NO_SLICE = (-1, 0, 0)
 
 
@@ -186,9 +185,7 @@ class RetryBudget:
     """
 
     def __init__(self, name: str, store: Store, budget: Budget | None = None) -> None:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"name must be 1 to 100 of A-Z a-z 0-9 _ . -, got {name!r:.120}")
-        self.name = name
+        self.name = checked_name(name)
         self.store = store
         self.budget = budget or Budget()
         self._calls = 0

@@ -6,13 +6,13 @@ is always the error of the last try itself: nothing is wrapped, so callers catch
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from math import isfinite
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
+from comporta.callables import is_awaited
+from comporta.chance import uniform
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import CircuitOpenError, RefusedError
 from comporta.flow import Effect, Flow, run, run_async
@@ -20,6 +20,7 @@ from comporta.retry.backoff import Backoff, Delays, Draw, Jitter
 from comporta.retry.budget import Budget, RetryBudget
 from comporta.stores.base import Store
 from comporta.stores.effects import Sleep
+from comporta.stores.memory import MemoryStore
 from comporta.stores.urls import default_url, open_store
 
 P = ParamSpec("P")
@@ -105,7 +106,7 @@ class Retry:
         name: str | None = None,
         state: str | Store | None = None,
         clock: Clock | None = None,
-        draw: Draw = random.uniform,
+        draw: Draw = uniform,
     ) -> None:
         self.backoff = Backoff(retries, base, factor, jitter, max_delay, deadline)
         self.budget = _budget_of(budget, name, state)
@@ -174,9 +175,7 @@ class Retry:
 
     def __call__(self, fn: F) -> F:
         """Decorate a function, plain or asynchronous: it stays what it is."""
-        if isgeneratorfunction(fn) or isasyncgenfunction(fn):
-            raise TypeError(f"what yields cannot be tried again: some of it was used, got {fn!r:.100}")
-        if iscoroutinefunction(fn):
+        if is_awaited(fn):
 
             @wraps(fn)
             async def awaiting(*args: Any, **kwargs: Any) -> Any:
@@ -235,7 +234,10 @@ def _budget_of(
         raise TypeError(f"budget must be a Budget, a RetryBudget or None, got {budget!r:.50}")
     if state is None:
         state = default_url(distributed=name is not None)
-    return RetryBudget(name or ALONE, open_store(state) if isinstance(state, str) else state, budget)
+    store = open_store(state) if isinstance(state, str) else state
+    if name is None:
+        return RetryBudget(ALONE, MemoryStore(store.clock), budget)  # others without a name are others
+    return RetryBudget(name, store, budget)
 
 
 def _uncounted() -> None:
