@@ -124,6 +124,8 @@ def pause_told(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def _string(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {name!r:.100}")
     if not _PRINTABLE.fullmatch(name):
         raise ValueError(f"name must be printable ASCII and not empty, got {name!r:.100}")
     return '"' + name.replace("\\", r"\\").replace('"', r"\"") + '"'

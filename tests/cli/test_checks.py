@@ -64,7 +64,7 @@ def test_workers__state_out_of_reach__mends() -> None:
 
 def test_trial__commands__are_all_that_the_scripts_call() -> None:
     called = set()
-    for package in ("comporta.limits", "comporta.stores"):
+    for package in ("comporta.breaker", "comporta.limits", "comporta.retry", "comporta.stores"):
         for file in files(package).iterdir():
             if file.name.endswith(".lua"):
                 called |= set(re.findall(r"call\('([A-Z]+)'", file.read_text("utf-8")))

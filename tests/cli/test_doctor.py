@@ -28,6 +28,10 @@ ON_A_SERVER = [
     *("commands", "keys", "latency", "decisions", "workers"),
 ]
 CALM = "?timeout=5"  # so that a busy machine is no finding
+KEYS = (
+    *("~rate_limiter:*", "~rate_limiter_change:*", "~circuit_breaker:*", "~circuit_breaker_change:*"),
+    *("~concurrency:*", "~retry_budget:*", "~comporta_workers", "~comporta_return"),
+)
 
 
 def examined(url: str) -> dict[str, Finding]:
@@ -120,20 +124,20 @@ def test_doctor__key_not_allowed__is_named(server: Server) -> None:
         found = unwell(url)
     assert found == {
         "keys": "mend: not allowed to this user, needed: "
-        "rate_limiter_change:*, comporta_workers, comporta_return"
+        "rate_limiter_change:*, circuit_breaker:*, circuit_breaker_change:*, concurrency:*, retry_budget:*, "
+        "comporta_workers, comporta_return"
     }
 
 
 def test_doctor__key_may_only_be_read__is_named(valkey: Server) -> None:
-    with user(valkey, "~rate_limiter*", "%R~comporta_workers", "~comporta_return", "+@all") as url:
+    with user(valkey, *KEYS[:-2], "%R~comporta_workers", "~comporta_return", "+@all") as url:
         found = unwell(url)
     assert found == {"keys": "mend: not allowed to this user, needed: comporta_workers"}
 
 
 def test_doctor__user_with_no_more_than_needed__is_told_what_cannot_be_known(server: Server) -> None:
-    needed = ["~rate_limiter:*", "~rate_limiter_change:*", "~comporta_workers", "~comporta_return"]
     commands = {str(words[0]).lower() for words in trial("x")}
-    with user(server, *needed, *(f"+{command}" for command in sorted(commands))) as url:
+    with user(server, *KEYS, *(f"+{command}" for command in sorted(commands))) as url:
         found = examined(url)
     assert [check for check, finding in found.items() if finding.verdict != "good"] == ["eviction", "memory"]
     assert found["eviction"].detail.startswith("unknown")

@@ -38,3 +38,10 @@ def test_rights__commands_of_the_scripts__are_all_tried() -> None:
 def test_page__rights_of_a_user__are_those_that_are_tried() -> None:
     [rights] = re.findall(r"^ACL SETUSER .*$", PAGE, re.MULTILINE)
     assert re.findall(r"\+(\w+)", rights) == [str(words[0]).lower() for words in trial("x")]
+
+
+def test_page_of_states__rights_of_a_user__are_the_same_and_those_to_connect() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "state.md").read_text(encoding="utf-8")
+    [rights] = re.findall(r"^ACL SETUSER comporta (.*?)```", page, re.MULTILINE | re.DOTALL)
+    tried = {str(words[0]).lower() for words in trial("x")}
+    assert set(re.findall(r"\+(\w+)", rights)) == {*tried, "hello", "select"}

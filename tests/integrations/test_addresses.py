@@ -25,6 +25,13 @@ def test_client_address__no_trusted_proxies__is_where_the_connection_comes_from(
     assert ClientAddress()(scope_of()) == "192.0.2.1"
 
 
+@pytest.mark.parametrize("proxy", ["::ffff:10.0.0.1", "::ffff:10.0.0.0/104", "10.0.0.1"])
+@pytest.mark.parametrize("peer", ["::ffff:10.0.0.1", "10.0.0.1"])
+def test_client_address__proxy_written_as_ipv6__is_the_one_meant(proxy: str, peer: str) -> None:
+    assert client(peer, "1.2.3.4", trusted=(proxy,)) == "1.2.3.4"
+    assert client("192.0.2.1", "1.2.3.4", trusted=(proxy,)) == "192.0.2.1"
+
+
 @pytest.mark.parametrize(
     ("peer", "lines", "found"),
     [
@@ -101,6 +108,8 @@ def test_client_address__garbage_from_a_proxy__is_some_address(entries: list[str
         (["proxy.example"], ValueError, "trusted_proxies must be addresses"),
         (["0.0.0.0/0"], ValueError, "trusted_proxies must not be everybody"),
         (["::/0"], ValueError, "trusted_proxies must not be everybody"),
+        (["::ffff:0:0/96"], ValueError, "trusted_proxies must not be everybody"),
+        ([10], TypeError, "trusted_proxies must be text such as '10.0.0.0/8', got 10"),
     ],
 )
 def test_client_address__proxies_that_make_no_sense__are_refused(

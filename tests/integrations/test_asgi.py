@@ -144,6 +144,15 @@ def test_middleware__limit_changed_by_an_operator__tells_the_changed_one(store: 
     assert window in {"w=4", "w=2"}  # on a server this process may not have heard of the rate yet
 
 
+def test_middleware__limit_paused__sends_nobody_back_before_its_end(store: Store) -> None:
+    limiter = TokenBucketLimiter("10/s", store, "paused")
+    app = RateLimitMiddleware(hello, limiter)
+    limiter.sync.pause(20)
+    [refused] = replies(app, 1, store)
+    assert (refused.status, refused.headers["retry-after"]) == (429, "20")
+    assert refused.headers["ratelimit"] == '"paused";r=0;t=20'
+
+
 def test_middleware__change_heard_of_from_a_server__is_what_it_tells(valkey: Server) -> None:
     flushed(valkey.url)
     limiter = TokenBucketLimiter("10/s", f"{valkey.url}?timeout=5", "heard")
@@ -202,6 +211,16 @@ def test_middleware__exempt_request__is_not_counted() -> None:
     app = RateLimitMiddleware(hello, limiter, exempt=lambda scope: scope["path"] == "/health")
     assert [reply.status for reply in replies(app, 3, path="/health")] == [200, 200, 200]
     assert [reply.status for reply in replies(app, 2, path="/search")] == [200, 429]
+
+
+def test_middleware__exempt_that_awaits__is_awaited() -> None:
+    async def exempt(scope: Any) -> bool:
+        await asyncio.sleep(0)
+        return bool(scope["path"] == "/health")
+
+    app = RateLimitMiddleware(hello, FixedWindowLimiter("1/hour", name="awaited"), exempt=exempt)
+    assert [reply.status for reply in replies(app, 2, path="/health")] == [200, 200]
+    assert [reply.status for reply in replies(app, 2)] == [200, 429]
 
 
 def test_middleware__several_limits__all_are_told_and_the_one_that_binds(store: Store) -> None:
@@ -348,6 +367,8 @@ def test_middleware__server_killed__goes_on_within_the_limit() -> None:
         ({"cost": 0}, ValueError, "cost must be at least 1, got 0"),
         ({"cost": 6}, ValueError, "cost must be at most the smallest capacity, 5, got 6"),
         ({"name": "naïve"}, ValueError, "name must be printable ASCII"),
+        ({"name": 5}, TypeError, "name must be a str, got 5"),
+        ({"exempt": "/health"}, TypeError, "exempt must be a function of the scope, got '/health'"),
         ({"on_error": "maybe"}, ValueError, "on_error must be one of open, closed, got 'maybe'"),
     ],
 )

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request, WebSocket
+from fastapi.testclient import TestClient
+from starlette.testclient import WebSocketDenialResponse
 from tests.integrations.serving import served
 
 from comporta import CircuitOpenError, FixedWindowLimiter, TokenBucketLimiter
@@ -112,6 +114,26 @@ def test_dependency__two_on_a_route__both_are_told(client: httpx2.Client) -> Non
 
 def test_dependency__state_that_cannot_be_used_and_closed__is_503(client: httpx2.Client) -> None:
     check_refusal(client, client.get("/closed"), 503, 5)
+
+
+def test_dependency__on_a_websocket__limits_the_handshake() -> None:
+    app = FastAPI()
+    refusals_as_problems(app)
+    limited = RateLimited(FixedWindowLimiter("1/hour", name="handshakes"))
+
+    @app.websocket("/ws", dependencies=[Depends(limited)])
+    async def greet(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text("hello")
+        await socket.close()
+
+    client = TestClient(app)
+    with client.websocket_connect("/ws") as socket:
+        assert socket.receive_text() == "hello"
+    with pytest.raises(WebSocketDenialResponse) as refused, client.websocket_connect("/ws"):
+        pass
+    assert refused.value.status_code == 429
+    assert refused.value.json()["title"] == "Too Many Requests"
 
 
 def test_refusals_as_problems__open_circuit_in_a_route__is_503() -> None:

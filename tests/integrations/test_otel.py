@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, Metric, NumberDataPoint
+from opentelemetry.sdk.trace import TracerProvider
 
 from comporta import FixedWindowLimiter
-from comporta.integrations.otel import OpenTelemetryMetrics
+from comporta.events import publish
+from comporta.integrations.otel import OpenTelemetryMetrics, trace_events
 from comporta.limits.manager import RateLimitManager
 from comporta.limits.monitor import RateLimitMonitor
 from comporta.metrics import DURATION_BUCKETS
@@ -103,7 +105,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 reader = InMemoryMetricReader()
 metrics.set_meter_provider(MeterProvider([reader]))
-from comporta.integrations.otel import OpenTelemetryMetrics
+from comporta.events import publish
+from comporta.integrations.otel import OpenTelemetryMetrics, trace_events
 OpenTelemetryMetrics().counter("hits", 3)
 [scope] = reader.get_metrics_data().resource_metrics[0].scope_metrics
 print(scope.scope.name, scope.metrics[0].data.data_points[0].value)
@@ -118,3 +121,14 @@ def test_import__library_missing__says_what_to_install() -> None:
     assert ran.returncode == 1
     assert "ImportError: comporta.integrations.otel needs the package opentelemetry-api" in ran.stderr
     assert "pip install 'comporta[otel]'" in ran.stderr
+
+
+def test_otel__events__are_in_the_span_in_which_they_happen() -> None:
+    stop = trace_events()
+    with TracerProvider(shutdown_on_exit=False).get_tracer("test").start_as_current_span("call") as span:
+        publish("breaker_opened", "pncp", "open for 30.0 s: TimeoutError")
+        stop()
+        publish("breaker_closed", "pncp", "closed")
+    [event] = span.events  # type: ignore[attr-defined]  # of the SDK's spans
+    assert event.name == "comporta.breaker_opened"
+    assert event.attributes["source"] == "pncp"

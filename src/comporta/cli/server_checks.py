@@ -14,6 +14,7 @@ from hashlib import sha1
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
+from comporta.breaker import operation as breaker
 from comporta.cli.checks import (
     Finding,
     decisions,
@@ -28,7 +29,9 @@ from comporta.cli.checks import (
 from comporta.cli.line import Line, Word
 from comporta.cli.states import PATIENCE_SECONDS
 from comporta.clock import MONOTONIC
+from comporta.limits import holding
 from comporta.limits.operation import CHANGES, SPACE
+from comporta.retry import budget
 from comporta.stores.redis import RedisStore
 from comporta.stores.workers import RETURN, WORKERS
 
@@ -39,6 +42,7 @@ _KEYS_LIVE_MS = 10_000
 _TRIVIAL = "return 1"
 _TRIVIAL_SHA = sha1(_TRIVIAL.encode(), usedforsecurity=False).hexdigest()
 _KEEPS_LIVE_LIMITS = ("noeviction", "volatile-ttl")
+_OTHERS = (breaker.SPACE, breaker.CHANGES, holding.SPACE, budget.SPACE)
 _NO_COMMAND = re.compile(r"permissions to run|unknown command", re.IGNORECASE)
 _NO_KEY = re.compile(r"permissions to access", re.IGNORECASE)
 
@@ -237,6 +241,7 @@ def keys(line: Line) -> Finding:
     trials: dict[str, list[tuple[Word, ...]]] = {
         f"{SPACE}:*": [("HMGET", f"{SPACE}:{name}", "n"), ("HDEL", f"{SPACE}:{name}", "n")],
         f"{CHANGES}:*": [("GET", f"{CHANGES}:{name}"), ("DEL", f"{CHANGES}:{name}")],
+        **{f"{space}:*": [("GET", f"{space}:{name}"), ("DEL", f"{space}:{name}")] for space in _OTHERS},
         WORKERS: [("ZCARD", WORKERS), ("ZREM", WORKERS, name)],
         RETURN: [("GET", RETURN), ("HDEL", RETURN, name)],  # it is no hash: nothing can be deleted
     }

@@ -8,7 +8,7 @@ is none of the trusted proxies: that is the client. No other header is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final
 
 HOPS_MAX: Final = 32
@@ -21,6 +21,7 @@ UNIX: Final = "unix"
 """Among the trusted proxies: whoever calls through a Unix socket, and so has no address."""
 
 _IPV6_PREFIX = 64
+_MAPPED_PREFIX = 96
 
 Address = IPv4Address | IPv6Address
 
@@ -65,8 +66,10 @@ class ClientAddress:
 
 
 def _network(text: str) -> Any:
+    if not isinstance(text, str):  # a number would be an address
+        raise TypeError(f"trusted_proxies must be text such as '10.0.0.0/8', got {text!r:.100}")
     try:
-        network = ip_network(text)
+        network = _as_ipv4(ip_network(text))
     except ValueError as error:
         raise ValueError(
             f"trusted_proxies must be addresses, networks or 'unix', got {text!r:.100}"
@@ -74,6 +77,14 @@ def _network(text: str) -> Any:
     if network.prefixlen == 0:
         raise ValueError(f"trusted_proxies must not be everybody: then anybody is anybody, got {text!r}")
     return network
+
+
+def _as_ipv4(network: IPv4Network | IPv6Network) -> IPv4Network | IPv6Network:
+    """Return IPv4 written as IPv6 as what it is, as addresses are."""
+    if isinstance(network, IPv4Network) or network.prefixlen < _MAPPED_PREFIX:
+        return network
+    mapped = network.network_address.ipv4_mapped
+    return network if mapped is None else IPv4Network((mapped, network.prefixlen - _MAPPED_PREFIX))
 
 
 def _forwarded(scope: Mapping[str, Any]) -> list[str]:

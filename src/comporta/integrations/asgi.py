@@ -10,6 +10,7 @@ Only HTTP requests are limited; WebSockets and the lifespan pass as they are.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from inspect import isawaitable
 from typing import Any
 
 from comporta.errors import RefusedError
@@ -30,9 +31,10 @@ class RateLimitMiddleware:
 
     ``key(scope)`` says whose limit it is (``None``: not limited), and may be a coroutine function; left out
     it is the client's address, behind ``trusted_proxies``. ``limiter`` may be a list of limiters on one
-    state, charged all or none; then ``key`` returns a list. A request for which ``exempt(scope)`` is true is
-    not counted. ``name`` is what the limit is called to clients. ``on_error`` says what happens if the
-    limit's state cannot be used at all: ``"open"`` lets requests pass, ``"closed"`` answers 503.
+    state, charged all or none; then ``key`` returns a list. A request for which ``exempt(scope)`` is true,
+    which may be a coroutine function too, is not counted. ``name`` is what the limit is called to clients.
+    ``on_error`` says what happens if the limit's state cannot be used at all: ``"open"`` lets requests pass,
+    ``"closed"`` answers 503.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class RateLimitMiddleware:
         key: Callable[[Scope], Keys | Awaitable[Keys]] | None = None,
         trusted_proxies: Iterable[str] = (),
         cost: int = 1,
-        exempt: Callable[[Scope], bool] | None = None,
+        exempt: Callable[[Scope], bool | Awaitable[bool]] | None = None,
         name: str | None = None,
         on_error: str = "open",
     ) -> None:
+        if exempt is not None and not callable(exempt):
+            raise TypeError(f"exempt must be a function of the scope, got {exempt!r:.100}")
         self._app = app
         self._exempt = exempt
         self._inbound = Inbound(
@@ -55,7 +59,7 @@ class RateLimitMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
-        if scope["type"] != "http" or (self._exempt is not None and self._exempt(scope)):
+        if scope["type"] != "http" or await self._exempted(scope):
             await self._app(scope, receive, send)
             return
         verdict = await self._inbound.admit(scope)
@@ -63,6 +67,13 @@ class RateLimitMiddleware:
             await self._app(scope, receive, _telling(send, verdict.headers))
         else:
             await _answer(send, verdict.problem, verdict.headers)
+
+    async def _exempted(self, scope: Scope) -> bool:
+        """Say so; a coroutine that nobody awaits would be true, and every request exempt."""
+        if self._exempt is None:
+            return False
+        said = self._exempt(scope)
+        return bool(await said if isawaitable(said) else said)
 
 
 class RefusalMiddleware:

@@ -17,6 +17,7 @@ from comporta.integrations.inbound import Headers, Inbound, Keys, Limits, Proble
 
 try:
     from fastapi import FastAPI, HTTPException, Request, Response
+    from fastapi.requests import HTTPConnection
 except ImportError as error:
     raise ImportError(
         "comporta.integrations.fastapi needs the package fastapi: pip install 'comporta[fastapi]'"
@@ -41,7 +42,7 @@ class RateLimited:
     """A dependency that lets a request pass if its limit does, and tells the client how it stands.
 
     The arguments are those of :class:`comporta.integrations.asgi.RateLimitMiddleware`, except that ``key``
-    is given the request.
+    is given the request. On a WebSocket's route it is the handshake that passes or not.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class RateLimited:
             limiter, key=key, trusted_proxies=trusted_proxies, cost=cost, name=name, on_error=on_error
         )
 
-    async def __call__(self, request: Request, response: Response) -> None:
+    async def __call__(self, request: HTTPConnection, response: Response) -> None:
         """Raise for a request that may not pass."""
         verdict = await self._inbound.admit(request)
         if verdict.problem is not None:

@@ -129,8 +129,8 @@ class Inbound:
         binding, policy = max(
             zip(answers, policies, strict=True), key=lambda pair: (pair[0].wait_us, -pair[0].remaining)
         )
-        standing = Standing(policy.name, binding.remaining, to_seconds(binding.reset_us))
-        headers = [("ratelimit-policy", ratelimit_policy(policies)), ("ratelimit", ratelimit([standing]))]
+        told = ratelimit([_standing(policy.name, binding)])
+        headers = [("ratelimit-policy", ratelimit_policy(policies)), ("ratelimit", told)]
         return Verdict(headers, _used_up(policy, binding) if binding.wait_us else None)
 
     def _policy(self, index: int, question: Question, answer: Answer) -> Policy:
@@ -204,6 +204,12 @@ def _checked_cost(cost: int, limiters: Sequence[BaseLimiter]) -> int:
     if cost > capacity:
         raise ValueError(f"cost must be at most the smallest capacity, {capacity}, got {cost}")
     return cost
+
+
+def _standing(name: str, answer: Answer) -> Standing:
+    """Tell what a client can use: during a pause nothing, whatever the limit holds, until its end."""
+    left = 0 if answer.paused_us else answer.remaining
+    return Standing(name, left, to_seconds(max(answer.reset_us, answer.retry_us)))
 
 
 def _used_up(policy: Policy, answer: Answer) -> Problem:

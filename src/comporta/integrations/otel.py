@@ -6,14 +6,20 @@
     from comporta.metrics import use_metrics
 
     use_metrics(OpenTelemetryMetrics())
+
+:func:`trace_events` writes what happens into the span in which it happens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from comporta.events import Event, listen
 from comporta.metrics import DURATION_BUCKETS, LABEL_SETS_MAX, OTHER, Bounded
 
 try:
     from opentelemetry.metrics import Counter, Histogram, Meter, get_meter
+    from opentelemetry.trace import get_current_span
 except ImportError as error:
     raise ImportError(
         "comporta.integrations.otel needs the package opentelemetry-api: pip install 'comporta[otel]'"
@@ -55,3 +61,13 @@ class OpenTelemetryMetrics:
         if self._known.admits((name, *labels.items())):
             return labels
         return dict.fromkeys(labels, OTHER)
+
+
+def trace_events() -> Callable[[], None]:
+    """Add every event to the span that is current where it happens; returns how to stop that."""
+    return listen(_traced)
+
+
+def _traced(event: Event) -> None:
+    about = {"source": event.source, "text": event.text, "severity": event.severity}
+    get_current_span().add_event(f"comporta.{event.kind}", about)

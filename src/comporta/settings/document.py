@@ -14,6 +14,9 @@ from comporta.settings.kinds import listed, shown
 from comporta.settings.lines import DEPTH_MAX, Path, line_at, lines_of, table_shown
 from comporta.settings.values import Source
 
+BYTES_MAX = 1_000_000
+"""The largest file that is read: whatever is larger is no configuration, and may have no end."""
+
 _POSITION = re.compile(r"(?P<what>.*) \(at line (?P<line>\d+), column (?P<column>\d+)\)", re.DOTALL)
 _TOO_DEEP = f"{{}}: tables and arrays must be nested at most {DEPTH_MAX} times"
 
@@ -88,7 +91,9 @@ def read(name: str) -> Document:
     import tomllib  # noqa: PLC0415 - costs 5 ms, and most programs have no file
 
     with open(name, "rb") as file:  # noqa: PTH123 - a path is shown in messages as it was given
-        data = file.read()
+        data = file.read(BYTES_MAX + 1)
+    if len(data) > BYTES_MAX:
+        raise ValueError(f"{name}: a file must be at most {BYTES_MAX} bytes, got more")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _LARGEST = sys.float_info.max
-_USER = re.compile(r"://(?:.*@|:(?!\d+(?:[/?]|$))[^/?]*)", re.DOTALL)  # what follows :// and : is no port
-_PASSWORD = re.compile(r"(?<=[?&])(\w*pass\w*)=[^&]*")
+_NO_PORT = re.compile(r"://:(?!\d+(?:[/?]|$))[^/?]*")  # a password without the @ that should end it
+_PASSWORD = re.compile(r"(?<=[?&])(\w{0,40}pass\w{0,40})=[^&]*")
 
 
 class Kind(Protocol):
@@ -35,8 +35,8 @@ class Text:
     what: str
 
     def wrong(self, value: Any) -> str | None:
-        """Judge only that it is text."""
-        return None if isinstance(value, str) else self.what
+        """Judge that it is text, and no URL: somebody else would show it, password and all."""
+        return None if isinstance(value, str) and "://" not in value else self.what
 
     def read(self, text: str) -> str:
         """Return the text: ``5`` may be a name."""
@@ -158,5 +158,8 @@ def shown(value: Any, chars_max: int = 100) -> str:
 
 
 def hidden(text: str) -> str:
-    """Return a text without the user and password of a URL."""
-    return _PASSWORD.sub(r"\1=***", _USER.sub("://***@", text))
+    """Return a text without the user and password of a URL, in time that grows no faster than its length."""
+    start, end = text.find("://"), text.rfind("@")
+    if 0 <= start < end:
+        text = f"{text[:start]}://***@{text[end + 1 :]}"
+    return _PASSWORD.sub(r"\1=***", _NO_PORT.sub("://***@", text))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from comporta.settings.kinds import shown
+
 Path = tuple[str, ...]
 
 DEPTH_MAX = 8
@@ -58,8 +60,8 @@ def line_at(lines: dict[Path, int], path: Path) -> int | None:
 
 def table_shown(path: Path) -> str:
     """Return the header of a table as people write it; nothing for the top."""
-    shown = (name if _BARE.fullmatch(name) else f"{name!r:.100}" for name in path)
-    return f"[{'.'.join(shown)}]" if path else ""
+    names = (name if _BARE.fullmatch(name) else shown(name) for name in path)
+    return f"[{'.'.join(names)}]" if path else ""
 
 
 def _statements(text: str) -> Iterator[tuple[int, list[Token]]]:

@@ -13,6 +13,7 @@ from dataclasses import Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from comporta.names import NAMES_ALLOWED, is_name
 from comporta.settings.kinds import Choice, Either, Kind, Number, Spread, Text, listed, shown
 
 STRATEGIES = ("token_bucket", "fixed_window", "sliding_window", "leaky_bucket")
@@ -36,8 +37,6 @@ SCHEMES = (
 """How the URL of a state may start; a test holds it equal to what can be opened."""
 
 _WINDOWS = ("fixed_window", "sliding_window")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-_NAMES_ALLOWED = "1 to 100 of A-Z a-z 0-9 _ . -"
 _FIRST_WORD = re.compile(r"\w+")
 
 _COUNT = Number("a whole number", "at least 1", least=1, whole=True)
@@ -163,7 +162,7 @@ class BreakerSettings(Written):
     probe_seconds: float | None = _of(_SECONDS)
     ramp_steps: int | None = _of(_WHOLE)
     ramp_seconds: float | None = _of(_SECONDS)
-    staleness: float | None = _of(_SECONDS_OR_ZERO)
+    staleness: float | None = _of(_SECONDS)
     source: str = field(default="breaker", compare=False, kw_only=True)
 
 
@@ -301,7 +300,7 @@ class Settings(Written):
 
 def _check_names(what: str, tables: Mapping[str, Written]) -> None:
     for name, table in tables.items():
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise ValueError(
-                f"{table.source}: the name of {what} must be {_NAMES_ALLOWED}, got {shown(name, 120)}"
+                f"{table.source}: the name of {what} must be {NAMES_ALLOWED}, got {shown(name, 120)}"
             )
