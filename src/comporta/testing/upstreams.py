@@ -30,7 +30,8 @@ class SimulatedUpstream(Started):
             httpx2.get(upstream.url)
             upstream.status = 503
 
-    ``status`` and ``delay`` (seconds) are how it answers from now on; ``delay`` of ``None`` is never.
+    ``status``, ``headers`` and ``delay`` (seconds) are how it answers from now on; ``delay`` of ``None`` is
+    never. ``upcoming`` are statuses for the next requests, before it goes back to ``status``.
     ``retry_after`` says when to come back in refusals and with a 503. ``accepted``, ``refused`` and ``most``
     (requests at the same time) are what it has seen. No ``rate``: no limit.
     """
@@ -39,6 +40,8 @@ class SimulatedUpstream(Started):
         self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
         self.status = 200
+        self.headers: dict[str, str] = {}
+        self.upcoming: list[int] = []
         self.delay: float | None = 0.0
         self.retry_after = retry_after
         self.accepted = self.refused = self.most = self.present = 0
@@ -46,25 +49,30 @@ class SimulatedUpstream(Started):
         self._burst = burst
         self._tokens = float(burst)
         self._filled = time.monotonic()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     def start(self) -> Self:
         """Listen."""
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="upstream", daemon=True)
         self._thread.start()
         self._server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._connected, HOST, self.port), self._loop
+            asyncio.start_server(self._connected, HOST, self.port), loop
         ).result(_CLOSE_SECONDS)
         return self
 
     def close(self) -> None:
-        """End, with all who are still being answered."""
-        asyncio.run_coroutine_threadsafe(self._ended(), self._loop).result(_CLOSE_SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """End, with all who are still being answered; a second time nothing happens."""
+        loop, self._loop = self._loop, None
+        if loop is None or self._thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._ended(), loop).result(_CLOSE_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
         self._thread.join(_CLOSE_SECONDS)
-        self._loop.close()
+        loop.close()
 
     async def _ended(self) -> None:
         if self._server is not None:
@@ -92,6 +100,10 @@ class SimulatedUpstream(Started):
         _, found, rest = head.partition(b"\r\ncontent-length:")
         if found:
             await reader.readexactly(int(rest.partition(b"\r\n")[0]))
+        elif b"\r\ntransfer-encoding: chunked" in head:
+            while size := int(await reader.readline(), 16):
+                await reader.readexactly(size + 2)
+            await reader.readline()
 
     async def _answer(self) -> bytes:
         self.present += 1
@@ -103,9 +115,15 @@ class SimulatedUpstream(Started):
         finally:
             self.present -= 1
         if wait > 0:
-            return _response(429, wait if self.retry_after else None)
-        busy = self.status == 503 and self.retry_after
-        return _response(self.status, 1 if busy else None)
+            return self._response(429, wait)
+        status = self.upcoming.pop(0) if self.upcoming else self.status
+        return self._response(status, 1 if status == 503 else None)
+
+    def _response(self, status: int, retry_after: float | None) -> bytes:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        if retry_after is not None and self.retry_after:
+            headers.setdefault("retry-after", str(max(1, math.ceil(retry_after))))
+        return _written(status, headers)
 
     def _take(self) -> float:
         """Take from the bucket; returns the seconds until there is something in it again."""
@@ -123,8 +141,8 @@ class SimulatedUpstream(Started):
         return 0.0
 
 
-def _response(status: int, retry_after: float | None) -> bytes:
-    told = "" if retry_after is None else f"retry-after: {max(1, math.ceil(retry_after))}\r\n"
+def _written(status: int, headers: dict[str, str]) -> bytes:
     body = f'{{"status": {status}}}'
-    head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{told}"
-    return f"{head}\r\n{body}".encode()
+    told = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    return f"HTTP/1.1 {status} -\r\n{lines}\r\n{body}".encode()

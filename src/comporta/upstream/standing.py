@@ -1,0 +1,66 @@
+"""How an upstream stands, for health pages and dashboards."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from comporta.flow import Flow
+from comporta.stores.failover import Fallback, fallback_of
+
+if TYPE_CHECKING:
+    from comporta.breaker.admission import BreakerState
+    from comporta.limits.decision import Stats
+    from comporta.limits.holding import Holder
+    from comporta.upstream.parts import Parts
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamState:
+    """What the shared state says of an upstream now; what it does not use is ``None``.
+
+    ``limit`` and ``original`` are requests per second: in force, and if it were not degraded.
+    """
+
+    name: str
+    breaker: BreakerState | None
+    limiter: Stats
+    limit: float
+    original: float
+    calls_in_flight: int | None
+    retries_last_minute: int | None
+    fallback: Fallback | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for JSON."""
+        plain = asdict(self)
+        plain["breaker"] = None if self.breaker is None else self.breaker.as_dict()
+        plain["fallback"] = None if self.fallback is None else self.fallback._asdict()
+        plain["limiter"]["fallback"] = plain["fallback"]
+        return plain
+
+
+def standing(parts: Parts) -> Flow[UpstreamState]:
+    """Ask the state about all parts of an upstream."""
+    breaker: BreakerState | None = None
+    holders: list[Holder] | None = None
+    spent: Any = None
+    if parts.breaker is not None:
+        breaker = yield from parts.breaker.verbs.telling()
+    stats: Stats = yield from parts.limiter.verbs.stats(None)
+    if parts.permits is not None:
+        holders = yield from parts.permits.listing()
+    if parts.budget is not None:
+        spent = yield from parts.budget.spending()
+    rate = parts.limiter.config.rate
+    degradation = parts.degradation
+    return UpstreamState(
+        parts.name,
+        breaker,
+        stats,
+        rate if degradation is None else degradation.current,
+        rate if degradation is None else degradation.original,
+        None if holders is None else len(holders),
+        None if spent is None else spent.retries,
+        fallback_of(parts.limiter.store),
+    )
