@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from benchmarks import (
     accuracy,
+    breakers,
+    composition,
     degradation,
     footprint,
     latency,
@@ -30,6 +32,12 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "redis": redis.blocking,
     "redis-async": redis.awaiting,
     "leases": lease.run,
+    "breaker": breakers.blocking,
+    "breaker-async": breakers.awaiting,
+    "breaker-redis": breakers.shared_blocking,
+    "breaker-redis-async": breakers.shared_awaiting,
+    "composed": composition.composed,
+    "upstream": composition.upstream,
     "import": startup.run,
     "footprint": footprint.run,
     "accuracy": accuracy.run,

@@ -108,9 +108,15 @@ def calls(contender: Contender, keys: Iterator[str]) -> Run:
 class Loop:
     """An event loop for one contender alone: what it leaves running does not run in the others' turns."""
 
-    def __init__(self, contender: Contender) -> None:
-        self._contender = contender
+    def __init__(self, contender: Contender | Callable[[], Contender]) -> None:
+        """Take a contender, or what makes one when the loop runs."""
         self._runner = asyncio.Runner()
+        self._contender = contender if isinstance(contender, Contender) else self._made(contender)
+
+    @property
+    def name(self) -> str:
+        """What its contender is called."""
+        return self._contender.name
 
     def awaits(self, keys: Iterator[str], coroutines: int = 1) -> Run:
         """Ask for one key after the other, awaiting, from some coroutines at once."""
@@ -129,6 +135,12 @@ class Loop:
             return share * coroutines
 
         return run
+
+    def _made(self, make: Callable[[], Contender]) -> Contender:
+        async def made() -> Contender:
+            return make()
+
+        return self._runner.run(made())
 
     def check(self, keys: Iterator[str], *, admits: bool) -> None:
         """Do what :func:`check` does."""

@@ -19,7 +19,10 @@ from benchmarks.measure import Timings
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 _START, _END = "<!-- figures: written by make bench ARGS=--write -->", "<!-- end of figures -->"
 TIMES = "\N{MULTIPLICATION SIGN}"
-_PACKAGES = ("comporta", "limits", "throttled-py", "pyrate-limiter", "aiolimiter", "redis", "hiredis")
+_PACKAGES = (
+    *("comporta", "limits", "throttled-py", "pyrate-limiter", "aiolimiter"),
+    *("circuitbreaker", "pybreaker", "hyx", "interlock-cb", "pyresilience", "redis", "hiredis"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,15 @@ class Goal:
         ratio = timings.ratio(ours, best)
         found = f"{ratio:.2f} {TIMES} {best}"
         return cls(f"{what}: at least {wanted:g} {TIMES} {whom}", found, ratio >= wanted)
+
+    @classmethod
+    def at_most(cls, wanted: float, promise: str, timings: Timings, ours: str, others: Iterable[str]) -> Goal:
+        """Promise to cost at most ``wanted`` times what the cheapest of the others costs."""
+        what, whom = promise.split(": ")
+        best = timings.closest(ours, others)
+        ratio = timings.ratio(best, ours)
+        found = f"{ratio:.2f} {TIMES} {best}"
+        return cls(f"{what}: at most {wanted:g} {TIMES} the cost of {whom}", found, ratio <= wanted)
 
     @property
     def mark(self) -> str:
@@ -63,6 +75,14 @@ class Table:
             for name in timings.rates
         ]
         return cls(title, ["", "decisions/s", f"{ours} / this"], rows)
+
+    @classmethod
+    def of_costs(cls, title: str, timings: Timings, ours: str) -> Table:
+        """Show what a call costs, and how that of ours compares: below 1 it is the cheaper one."""
+        rows = [
+            [name, _cost(timings.speed(name)), f"{timings.ratio(name, ours):.2f}"] for name in timings.rates
+        ]
+        return cls(title, ["", "a call", f"{ours} / this"], rows)
 
 
 @dataclass
@@ -134,6 +154,11 @@ def _aligned(table: Table) -> list[str]:
 
 def _thousands(speed: float) -> str:
     return f"{speed / 1000:,.1f} k" if speed < 100_000 else f"{speed / 1000:,.0f} k"
+
+
+def _cost(speed: float) -> str:
+    nanoseconds = 1e9 / speed
+    return f"{nanoseconds:,.0f} ns" if nanoseconds < 10_000 else f"{nanoseconds / 1000:,.1f} µs"
 
 
 def _processor() -> str:
