@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from comporta import events
 from comporta.stores.known import _path
 from comporta.testing import Server, find_servers
 
@@ -22,6 +23,12 @@ def no_notes_left_behind() -> Iterator[None]:
     yield
     for note in set(folder.glob(pattern)) - before:
         note.unlink(missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def no_events_of_others() -> None:
+    """Forget what happened in the tests before: only so many events are remembered."""
+    events._latest.clear()
 
 
 @pytest.fixture(scope="session", params=sorted(SERVERS) or ["none"])

@@ -99,7 +99,7 @@ def test_check_limit__old_and_new__answer_the_same(
     command(server, "FLUSHALL")
 
     async def use() -> None:
-        limiter = kind(server.url)
+        limiter = kind(server.url + ("?timeout=5" if kind is RateLimiter else ""))
         try:
             assert [await limiter.check_limit("a", 3, 1) for _ in range(5)] == [True] * 3 + [False] * 2
             assert await limiter.check_limit(key="b", limit=1, window=1)
@@ -117,17 +117,18 @@ def test_check_limit__old_and_new__answer_the_same(
 
 def test_check_limit__two_processes_of_a_fleet__share_the_count(valkey: Server) -> None:
     async def use() -> list[bool]:
-        limiter = RateLimiter(valkey.url)
+        limiter = RateLimiter(valkey.url + "?timeout=5")
         try:
             return [await limiter.check_limit("legacy-fleet", 3, 600) for _ in range(2)]
         finally:
             await limiter.aclose()
 
+    url = valkey.url + "?timeout=5"
     code = (
         "import asyncio\n"
         "from comporta.legacy import RateLimiter\n"
         "async def use():\n"
-        f"    limiter = RateLimiter({valkey.url!r})\n"
+        f"    limiter = RateLimiter({url!r})\n"
         "    print([await limiter.check_limit('legacy-fleet', 3, 600) for _ in range(2)])\n"
         "    await limiter.aclose()\n"
         "asyncio.run(use())\n"

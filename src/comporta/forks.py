@@ -32,6 +32,7 @@ class Resting(Protocol):
 
 _registered: WeakSet[Forkable] = WeakSet()
 _resting: WeakSet[Resting] = WeakSet()
+_locks: list[Any] = []
 
 
 def register(thing: Forkable) -> None:
@@ -49,7 +50,14 @@ def renew(lock: Any) -> None:
     lock._at_fork_reinit()  # noqa: SLF001 - there is no public way
 
 
+def renew_after_fork(lock: Any) -> None:
+    """Free a lock of a module in every child: another thread of the parent may have held it."""
+    _locks.append(lock)
+
+
 def _tell_all() -> None:
+    for lock in _locks:
+        renew(lock)
     _each(thing.after_fork for thing in list(_registered))
 
 

@@ -219,7 +219,9 @@ def test_redis__answer_from_a_server_that_forgot_all_scripts__is_right(
     valkey: Server, strategy: LimitStrategy
 ) -> None:
     async def story() -> list[bool]:
-        limiter = RedisLimiter(LimitConfig(1, 9, 60, strategy), valkey.url, f"flush-{strategy.value}")
+        limiter = RedisLimiter(
+            LimitConfig(1, 9, 60, strategy), valkey.url + "?timeout=5", f"flush-{strategy.value}"
+        )
         answers: list[bool] = []
         for _ in range(2):
             command(valkey, "SCRIPT", "FLUSH")

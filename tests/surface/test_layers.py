@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES_IMPORTED = """
 import sys
 before = set(sys.modules)
-import comporta
+from comporta import *
 print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
 """
 
@@ -39,3 +39,16 @@ def test_import__fresh_interpreter__loads_nothing_but_the_standard_library(tmp_p
     names = set(imported.stdout.split())
     assert "comporta" in names
     assert names - sys.stdlib_module_names == {"comporta"}
+
+
+def test_import__fresh_interpreter__loads_no_slow_part_of_the_standard_library(tmp_path: Path) -> None:
+    """Each of these costs milliseconds at every start; whoever needs one imports it there and then."""
+    imported = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(ROOT / 'src')]!r}\n{NAMES_IMPORTED}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    slow = {"asyncio", "hashlib", "json", "logging", "pathlib", "socket", "ssl", "tempfile", "tomllib"}
+    assert not slow & set(imported.stdout.split())

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from comporta import BaseLimiter, LimitConfig, LimitGroup, LimitStrategy, StateDeniedError
+from comporta import (
+    BaseLimiter,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    Degradation,
+    LimitConfig,
+    LimitGroup,
+    LimitStrategy,
+    RetryBudget,
+    StateDeniedError,
+)
+from comporta.flow import run
 from comporta.stores.cluster import ClusterStore
 from comporta.stores.records import Delete, Read, Write
 from comporta.stores.redis import RedisStore
@@ -22,9 +33,7 @@ HEARTBEAT = f"""
 local now = redis.call('TIME')[1]
 redis.call('ZADD', KEYS[1], now, 'me')
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', 0)
-redis.call('ZRANGE', KEYS[1], 0, -1)
 redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)
-redis.call('ZCOUNT', KEYS[1], 0, now)
 redis.call('ZREM', KEYS[1], 'me')
 return redis.call('ZCARD', '{WORKERS_KEY}')
 """
@@ -60,6 +69,19 @@ def work(store: RedisStore | ClusterStore) -> None:
         limiter.change(LimitConfig(5, 5, 1, strategy))
         assert limiter.acquire("other")
         limiter.reset("k")
+    leased = BaseLimiter(LimitConfig(100, 10, lease=True), store, "all.leased").sync
+    assert leased.acquire("k")
+    leased.pause(1)
+    leased.resume()
+    Degradation(BaseLimiter("5/s", store, "all.degraded")).sync.record_error()
+    breaker = CircuitBreaker("all", 1, state=store, failure_ratio=0.5).sync
+    breaker.record_failure("no route")
+    breaker.force("closed")
+    breaker.reset()
+    permits = ConcurrencyLimit("all", 1, state=store).sync
+    with permits.slot():
+        assert permits.in_use() == 1
+    assert run(RetryBudget("all", store).withdrawing())
     limits = [BaseLimiter("5/s", store, f"all.{name}") for name in "ab"]
     assert LimitGroup(*limits).sync.acquire(["k", "k"])
     assert store.apply(Write("comporta_notes", "k", b"x", 60))

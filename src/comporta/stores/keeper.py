@@ -15,7 +15,6 @@ It is a thread, not a task, so that one text serves programs with an event loop 
 from __future__ import annotations
 
 import atexit
-import random
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock, Thread
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, ref
 
 from comporta import events, forks
+from comporta.chance import uniform
 from comporta.clock import MONOTONIC
 from comporta.errors import (
     StateDeniedError,
@@ -245,7 +245,7 @@ class Keeper:
                 _say_goodbye(store, life.worker)
             return None
         pause = self._well(store, life) if store.alone is None else self._probe(store, store.alone, life)
-        return pause * random.uniform(0.5, 1.5) if store.alone else pause
+        return pause * uniform(0.5, 1.5) if store.alone else pause
 
     def _well(self, store: FailoverStore, life: Life) -> float:
         try:

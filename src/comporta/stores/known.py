@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 WORKERS_VARIABLE = "COMPORTA_WORKERS"
 WORKERS_KNOWN_MAX = 1_000_000
@@ -45,6 +43,8 @@ def recalled(address: str) -> int:
 
 def remember(address: str, workers: int) -> None:
     """Write down how many workers were seen; where that cannot be done, nobody will know."""
+    from pathlib import Path  # noqa: PLC0415 - see _path
+
     path = _path(address)
     made = f"{path}.{os.getpid()}"
     with suppress(OSError):
@@ -58,6 +58,7 @@ def remember(address: str, workers: int) -> None:
 
 
 def _path(address: str) -> str:
+    import tempfile  # noqa: PLC0415 - with pathlib a tenth of all that importing comporta costs
     from hashlib import blake2b  # noqa: PLC0415 - loads OpenSSL
 
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()  # noqa: S108

@@ -32,18 +32,7 @@ APP_DEFAULT = "default"
 _lock = Lock()
 _open: dict[str, Store] = {}
 
-
-class _AfterFork:
-    """Frees the lock that another thread of the parent may have held."""
-
-    @staticmethod
-    def after_fork() -> None:
-        """Free it."""
-        forks.renew(_lock)
-
-
-_after_fork = _AfterFork()
-forks.register(_after_fork)
+forks.renew_after_fork(_lock)
 
 
 def default_url(*, distributed: bool) -> str:
