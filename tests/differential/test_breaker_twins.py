@@ -57,7 +57,18 @@ steps = st.tuples(
     st.sampled_from(["", "Timeout", "não: 'quoted'\\ {x}"]),
 )
 words = st.sampled_from(
-    [None, None, None, None, b"open by hand", b"closed", b"opened x", b"closed for ever, yes"]
+    [
+        None,
+        None,
+        None,
+        None,
+        b"open by hand",
+        b"closed",
+        b"opened x",
+        b"closed for ever, yes",
+        b"open\n",
+        b" closed\tby\nhand \x7f",
+    ]
 )
 
 

@@ -109,7 +109,8 @@ local function load()
   end
 
   local change = pcall('GET', keys[5])
-  local word, why = match(type(change) == 'string' and change or '', '^(%l+) ?(.*)$')
+  change = string.gsub(type(change) == 'string' and change or '', '%c', ' ')
+  local word, why = match(change, '^ *(%l+) ?(.-) *$')
   c.forced = word == 'open' and 1 or word == 'closed' and 2 or 0
   c.forced_why = c.forced > 0 and why or ''
 end

@@ -160,7 +160,8 @@ class Forced(NamedTuple):
 
 
 def forced_by(change: bytes | None) -> Forced:
-    """Read an operator's record; what makes no sense says nothing."""
-    word, _, why = (change or b"").decode("utf-8", "replace").partition(" ")
+    """Read an operator's record; what makes no sense says nothing, and line breaks are spaces."""
+    plain = bytes(32 if code < 32 or code == 127 else code for code in change or b"").strip(b" ")
+    word, _, why = plain.decode("utf-8", "replace").partition(" ")
     how = {"open": FORCED_OPEN, "closed": FORCED_CLOSED}.get(word, FREE)
     return Forced(how, why if how else "")
