@@ -213,7 +213,7 @@ def test_group__bad_input__is_refused() -> None:
         for keys in ("ab", [None]):
             with pytest.raises(ValueError, match=r"keys must be a list.* 2"):
                 group.acquire(keys)
-        with pytest.raises(ValueError, match="cost must be at most the smallest capacity, 2, got 3"):
+        with pytest.raises(ValueError, match="cost must be at most the capacity, 2, got 3"):
             group.acquire([None, None], 3)
 
 
@@ -289,3 +289,14 @@ def test_open_store__after_a_fork__is_not_locked_by_a_thread_that_is_not_there()
     forks._tell_all()
     assert open_store("memory://forked") is open_store("memory://forked")
     forget_stores()
+
+
+def test_group__after_a_limit_was_raised__grants_what_it_grants() -> None:
+    """Single limiters go by the limit in force, and so does a group of them."""
+    store = MemoryStore()
+    small, large = BaseLimiter("2/hour", store, "small"), BaseLimiter("100/hour", store, "large")
+    group = LimitGroup(small, large)
+    with pytest.raises(ValueError, match="cost must be at most the capacity, 2, got 50"):
+        group.sync.decide([None, None], cost=50)
+    small.sync.change("60/hour")
+    assert group.sync.acquire([None, None], cost=50)

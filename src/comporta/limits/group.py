@@ -55,6 +55,7 @@ class LimitGroup:
         """The flow of ``acquire``."""
         texts = self._texts(keys, cost)
         check_timeout(timeout)
+        yield from self._fits(texts, cost)
         ask = partial(self._asking, texts, cost)
         if timeout == 0:
             return (yield from ask()) == 0
@@ -66,6 +67,7 @@ class LimitGroup:
     def deciding(self, keys: Sequence[Key], cost: int) -> Flow[Decision]:
         """The flow of ``decide``."""
         texts = self._texts(keys, cost)
+        yield from self._fits(texts, cost)
         operation = yield from self.operation(texts, cost)
         answers: list[Answer] = yield Apply(self._store, operation)
         allowed = all(answer.wait_us == 0 for answer in answers)
@@ -78,6 +80,11 @@ class LimitGroup:
         operation = yield from self.operation(texts, -cost)
         yield Apply(self._store, operation)
         self._lines.call_first("\0".join(texts))
+
+    def _fits(self, texts: Sequence[str], cost: int) -> Flow[None]:
+        """Refuse a cost that one of the limits in force could never grant."""
+        for limiter, text in zip(self._limiters, texts, strict=True):
+            yield from limiter.verbs.fits(text, cost)
 
     def _asking(self, texts: Sequence[str], cost: int) -> Flow[int]:
         operation = yield from self.operation(texts, cost)
@@ -100,9 +107,6 @@ class LimitGroup:
                 f"keys must be a list, one for each of {len(self._limiters)} limiters, got {keys!r:.100}"
             )
         check_cost(cost)
-        capacity = min(limiter.config.capacity for limiter in self._limiters)
-        if cost > capacity:
-            raise ValueError(f"cost must be at most the smallest capacity, {capacity}, got {cost}")
         return [state_key(key) for key in keys]
 
 

@@ -74,7 +74,7 @@ class Verbs:
         text = state_key(key)
         check_cost(cost)
         check_timeout(timeout)
-        yield from self._fits(text, cost)
+        yield from self.fits(text, cost)
         if timeout == 0:
             if not self.lines.is_empty(text):
                 return False  # those who wait were here before
@@ -88,7 +88,7 @@ class Verbs:
         """Take ``cost`` if it is there, and tell how the key stands then."""
         text = state_key(key)
         check_cost(cost)
-        yield from self._fits(text, cost)
+        yield from self.fits(text, cost)
         answer = yield from self._ask(text, cost)
         return Decision.of(answer, allowed=answer.wait_us == 0)
 
@@ -229,7 +229,7 @@ class Verbs:
         )
         yield Sleep(self.store.clock, to_seconds(rest_us))
 
-    def _fits(self, text: str, cost: int) -> Flow[None]:
+    def fits(self, text: str, cost: int) -> Flow[None]:
         """Refuse a cost that could never be granted; the limit in force may be above the configured."""
         if cost > self.config.capacity:
             answer = yield from self._ask(text, 0)
