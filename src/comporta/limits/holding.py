@@ -1,7 +1,8 @@
 """Permits for calls in flight: taking, giving back, renewing and listing them, as operations.
 
 A permit has an owner and a deadline. Whoever is killed while holding one keeps it from the others until then
-and no longer; a refusal extends nothing.
+and no longer; a refusal extends nothing. Whoever waits for one leaves a claim (``claims.py``), and a take
+leaves a permit free for each claim of another process that is due.
 
 Twins: ``permits.lua``, ``holders.lua``.
 """
@@ -15,6 +16,8 @@ from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple
 
+from comporta.limits import claims as claiming
+from comporta.limits.claims import DUE_US, Claim, Claims
 from comporta.limits.operation import lua
 from comporta.stores.base import GONE, Outage, Part, Script, State, key_text
 from comporta.stores.naming import named
@@ -25,12 +28,23 @@ SPACE = "concurrency"
 SHARED_MAX = 200
 """How many permits of one limit a state of this machine has room for; a server and memory have more."""
 
-_HEAD = Struct("<H")
+_ENTRIES_MAX = SHARED_MAX + 10
+"""So many permits and claims together have room there; what is left of it by the permits is for claims."""
+
+_PACE_US_MIN = 2_000
+_PACE_PART = 16
+"""Whose turn it is asks again after this part of the time that the last call has taken so far."""
+
+_HEAD = Struct("<HH")
 _ENTRY = Struct("<qQI")
 _HOST = Worker.here().host
+_EMPTY: State = ((), ())
 
 Held = tuple[int, str]
 """When a permit ends, and ``id owner``."""
+
+Out = tuple[Held, ...]
+"""Permits that are out."""
 
 
 class Permit(NamedTuple):
@@ -56,44 +70,57 @@ class Holder(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Whether it was done; for a refusal, how long until the first of the others ends."""
+    """Whether it was done; for a refusal, how long until the first of the others ends.
+
+    ``pace_us``: somebody waits elsewhere, so that it is worth asking again after so long; 0: no hurry.
+    """
 
     done: bool
     wait_us: int = 0
+    pace_us: int = 0
 
 
 class _PermitsCodec:
-    """How many, then deadline, number and process of each: all processes are of this machine."""
+    """How many of both, then end, number (of claims: since when) and process of each, all of this machine.
 
-    size = _HEAD.size + SHARED_MAX * _ENTRY.size
+    Claims for which there is no room are the youngest; they are as if they had never been made.
+    """
+
+    size = _HEAD.size + _ENTRIES_MAX * _ENTRY.size
 
     @staticmethod
     def pack_into(buffer: Any, offset: int, /, *state: Any) -> None:
-        _HEAD.pack_into(buffer, offset, len(state))
-        for number, (deadline_us, permit) in enumerate(state):
-            identity, _, owner = permit.partition(" ")
-            at = offset + _HEAD.size + number * _ENTRY.size
-            _ENTRY.pack_into(buffer, at, deadline_us, int(identity, 16), int(owner.rpartition(":")[2]))
+        permits, claims = state
+        claims = claims[: _ENTRIES_MAX - len(permits)]
+        entries = [
+            *((deadline_us, int(text[:16], 16), _pid(text)) for deadline_us, text in permits),
+            *((ends_us, since_us, _pid(owner)) for since_us, owner, ends_us in claims),
+        ]
+        _HEAD.pack_into(buffer, offset, len(permits), len(claims))
+        for number, entry in enumerate(entries):
+            _ENTRY.pack_into(buffer, offset + _HEAD.size + number * _ENTRY.size, *entry)
 
     @staticmethod
     def unpack_from(buffer: Any, /, offset: int = 0) -> State:
-        [count] = _HEAD.unpack_from(buffer, offset)
+        count, claims = _HEAD.unpack_from(buffer, offset)
         start = offset + _HEAD.size
-        entries = _ENTRY.iter_unpack(buffer[start : start + count * _ENTRY.size])
-        return tuple(
-            (deadline_us, f"{identity:016x} {_HOST}:{pid}") for deadline_us, identity, pid in entries
+        entries = [*_ENTRY.iter_unpack(buffer[start : start + (count + claims) * _ENTRY.size])]
+        return (
+            tuple((ends_us, f"{identity:016x} {_HOST}:{pid}") for ends_us, identity, pid in entries[:count]),
+            tuple(Claim(since_us, f"{_HOST}:{pid}", ends_us) for ends_us, since_us, pid in entries[count:]),
         )
 
 
 class _PermitsKind:
-    """State: the permits that are out, the first to end first."""
+    """State: the permits that are out, the first to end first; and the claims of those who wait."""
 
     codec = _PermitsCodec()
 
     @staticmethod
     def expires_us(state: State) -> int:
         """When the last of them has ended."""
-        return int(state[-1][0])
+        permits, claims = state
+        return int(max(*(held[0] for held in permits[-1:]), *(claim.ends_us for claim in claims), 0))
 
 
 PERMITS = _PermitsKind()
@@ -111,10 +138,11 @@ class Room(NamedTuple):
         """Where they are kept."""
         return Part(SPACE, self.name, PERMITS)
 
-    def out(self, state: State | None, now_us: int) -> tuple[Held, ...]:
+    def out(self, state: State | None, now_us: int) -> Out:
         """Return the permits that are out; one that ends later than any can (a clock was set back) is cut."""
         latest_us = now_us + self.hold_us
-        return tuple((min(held[0], latest_us), held[1]) for held in state or () if held[0] > now_us)
+        permits, _ = state or _EMPTY
+        return tuple((min(held[0], latest_us), held[1]) for held in permits if held[0] > now_us)
 
 
 class PermitOperation(ABC):
@@ -124,7 +152,7 @@ class PermitOperation(ABC):
 
     script = Script("permits", partial(lua, "permits"), joins=True)
     followed = False
-    fields = 2
+    fields = 3
     verb = ""
 
     def __init__(self, room: Room, *permits: Permit) -> None:
@@ -134,31 +162,32 @@ class PermitOperation(ABC):
 
     @property
     def parts(self) -> list[Part]:
-        """The permits of the limit."""
+        """The permits of the limit, and the claims to them."""
         return [self._room.part]
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], Taken]:
         """Strike the permits whose time is over, and do it."""
-        state = states[0]
-        out = self._room.out(state, now_us)
-        new, taken = self._done(out, now_us)
-        if new == (state or ()):
+        old = states[0] or _EMPTY
+        permits, claims, taken = self._done(self._room.out(states[0], now_us), old[1], now_us)
+        new = (tuple(sorted(permits)), claims)
+        if new == old:
             return [None], taken
-        return [tuple(sorted(new)) or GONE], taken
+        return [GONE if new == _EMPTY else new], taken
 
     @abstractmethod
-    def _done(self, out: tuple[Held, ...], now_us: int) -> tuple[tuple[Held, ...], Taken]:
-        """Return the permits that are out afterwards, and the reply."""
+    def _done(self, out: Out, claims: Claims, now_us: int) -> tuple[Out, Claims, Taken]:
+        """Return the permits that are out afterwards, the claims to others, and the reply."""
 
-    def _held(self, out: tuple[Held, ...], now_us: int) -> tuple[tuple[Held, ...], Taken]:
-        return (*self._others(out), (now_us + self._room.hold_us, self._texts[0])), Taken(True)
+    def _held(self, out: Out, now_us: int) -> Out:
+        return (*self._others(out), (now_us + self._room.hold_us, self._texts[0]))
 
-    def _others(self, out: tuple[Held, ...]) -> tuple[Held, ...]:
+    def _others(self, out: Out) -> Out:
         return tuple(held for held in out if held[1] not in self._texts)
 
-    def key_names(self) -> tuple[str]:
-        """The permits of the limit."""
-        return (key_text(SPACE, self._room.name),)
+    def key_names(self) -> tuple[str, str]:
+        """The permits of the limit, and the claims to them."""
+        key = key_text(SPACE, self._room.name)
+        return key, f"{key}:waiting"
 
     def arguments(self) -> list[int | str | bytes]:
         """Verb, permits, and the numbers of the limit."""
@@ -174,30 +203,100 @@ class PermitOperation(ABC):
         return type(self)(self._room._replace(most=most), *self._permits)
 
     def parse(self, raw: Sequence[Any]) -> Taken:
-        """Read two numbers; an error in place of the first names the key it came from."""
-        done, wait_us = raw
+        """Read three numbers; in place of the first an error, then the second tells which key it is about."""
+        done, wait_us, pace_us = raw
         if not isinstance(done, int):
-            [key] = self.key_names()
+            key = self.key_names()[wait_us]
             raise named(RuntimeError(done.decode("utf-8", "replace")), repr(key), repr(key))
-        return Taken(done == 1, int(wait_us))
+        return Taken(done == 1, int(wait_us), int(pace_us))
 
 
 class TakePermit(PermitOperation):
-    """Take a permit, if there is one."""
+    """Take a permit, if there is one that is not left free for somebody elsewhere who has waited for long.
+
+    Whoever does not wait leaves no claim, and is behind all whose claims are due.
+    """
 
     __slots__ = ()
 
     verb = "take"
 
-    def _done(self, out: tuple[Held, ...], now_us: int) -> tuple[tuple[Held, ...], Taken]:
+    def _done(self, out: Out, claims: Claims, now_us: int) -> tuple[Out, Claims, Taken]:
+        claims = claiming.live(claims, now_us)
+        since_us = self._since_us(claims, now_us)
+        ahead = claiming.ahead(claims, self._owner, since_us)
         others = self._others(out)  # who asks again may have been granted it, and not have heard
-        if len(others) < self._room.most:
-            return self._held(others, now_us)
-        return others, Taken(False, min(others)[0] - now_us if others else self._room.hold_us)
+        if len(others) + ahead < self._room.most:
+            return self._held(others, now_us), self._served(claims), Taken(True)
+        wait_us = min(others)[0] - now_us if others else self._room.hold_us
+        refused = Taken(False, wait_us, self._pace_us(others, claims, ahead, now_us))
+        return others, self._refused(claims, since_us, now_us), refused
+
+    @property
+    def _owner(self) -> str:
+        return self._permits[0].owner
+
+    def _since_us(self, claims: Claims, now_us: int) -> int:
+        return now_us
+
+    def _served(self, claims: Claims) -> Claims:
+        return claims
+
+    def _refused(self, claims: Claims, since_us: int, now_us: int) -> Claims:
+        return claims
+
+    def _pace_us(self, others: Out, claims: Claims, ahead: int, now_us: int) -> int:
+        return 0
 
     def undo(self, reply: Taken) -> GivePermit | None:
         """Give it back for a caller that is gone."""
         return GivePermit(self._room, *self._permits) if reply.done else None
+
+
+class AwaitPermit(TakePermit):
+    """Take a permit, or leave a claim: whoever asks so will ask again."""
+
+    __slots__ = ()
+
+    verb = "wait"
+
+    def _since_us(self, claims: Claims, now_us: int) -> int:
+        return claiming.since_us(claims, self._owner, now_us)
+
+    def _served(self, claims: Claims) -> Claims:
+        return claiming.without(claims, self._owner)
+
+    def _refused(self, claims: Claims, since_us: int, now_us: int) -> Claims:
+        return claiming.renewed(claims, self._owner, since_us, now_us)
+
+    def _pace_us(self, others: Out, claims: Claims, ahead: int, now_us: int) -> int:
+        """Return when to look again, for one whose turn it is or who gives way; the others have time."""
+        last = max(others, default=None)
+        if not ahead:
+            due = now_us - self._since_us(claims, now_us) >= DUE_US
+            elsewhere = last is not None and last[1].partition(" ")[2] != self._owner
+            if not due or not (elsewhere or claiming.without(claims, self._owner)):
+                return 0
+        taken_us = 0 if last is None else now_us + self._room.hold_us - last[0]
+        return max(_PACE_US_MIN, taken_us // _PACE_PART) * (1 + ahead // self._room.most)
+
+    def alone(self, outage: Outage) -> PermitOperation:
+        """Go by this worker's part of the permits: nobody else is there to be told of a claim."""
+        return TakePermit(self._room, *self._permits).alone(outage)
+
+
+class LastTake(AwaitPermit):
+    """Take a permit, or go away and withdraw the claim: nobody shall wait for one who has gone."""
+
+    __slots__ = ()
+
+    verb = "last"
+
+    def _refused(self, claims: Claims, since_us: int, now_us: int) -> Claims:
+        return claiming.without(claims, self._owner)
+
+    def _pace_us(self, others: Out, claims: Claims, ahead: int, now_us: int) -> int:
+        return 0
 
 
 class GivePermit(PermitOperation):
@@ -207,9 +306,9 @@ class GivePermit(PermitOperation):
 
     verb = "give"
 
-    def _done(self, out: tuple[Held, ...], now_us: int) -> tuple[tuple[Held, ...], Taken]:
+    def _done(self, out: Out, claims: Claims, now_us: int) -> tuple[Out, Claims, Taken]:
         others = self._others(out)
-        return others, Taken(len(others) < len(out))
+        return others, claims, Taken(len(others) < len(out))
 
 
 class RenewPermit(PermitOperation):
@@ -219,10 +318,10 @@ class RenewPermit(PermitOperation):
 
     verb = "renew"
 
-    def _done(self, out: tuple[Held, ...], now_us: int) -> tuple[tuple[Held, ...], Taken]:
+    def _done(self, out: Out, claims: Claims, now_us: int) -> tuple[Out, Claims, Taken]:
         if self._others(out) == out:
-            return out, Taken(False)
-        return self._held(out, now_us)
+            return out, claims, Taken(False)
+        return self._held(out, now_us), claims, Taken(True)
 
 
 class Holders:
@@ -274,3 +373,7 @@ class Holders:
 
 def _holder(permit: str, left_us: int) -> Holder:
     return Holder(permit.partition(" ")[2], left_us / 1e6)
+
+
+def _pid(owner: str) -> int:
+    return int(owner.rpartition(":")[2])

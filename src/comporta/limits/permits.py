@@ -3,7 +3,8 @@
 A rate says how many calls begin; this says how many are under way. Each is a permit (``holding.py``) that is
 given back at the end of the call, or ends by itself after ``hold_seconds`` when its holder was killed. Those
 who wait in this process stand in line; a permit given back here is taken by the first of them at once, one
-given back elsewhere is noticed within a tenth of a second.
+given back elsewhere is noticed within a tenth of a second. No process starves another: one whose first in
+line has waited for about a quarter of a second goes before those that have not (``claims.py``).
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from comporta.errors import LimitReachedError, StateError
 from comporta.flow import Flow, run, run_async
 from comporta.limits.holding import (
     SHARED_MAX,
+    AwaitPermit,
     GivePermit,
     Holder,
     Holders,
+    LastTake,
     Permit,
     RenewPermit,
     Room,
@@ -57,6 +60,8 @@ class ConcurrencyLimit:
     """At most ``max_concurrent`` calls in flight, among all who use the same state and name.
 
     A permit not given back ends after ``hold_seconds``: longer than any call takes, or ``renew`` it.
+    However busy other processes are, the first in line of each is the next to get a permit when it has waited
+    for about a quarter of a second, in the order in which they came; ``timeout=0`` passes none of them.
     ``state`` is a URL or a store; left out it is what the environment says, and else this machine. A worker
     without the shared state goes by its part: ``max_concurrent`` divided by the workers, one at the least.
     """
@@ -124,26 +129,36 @@ class ConcurrencyLimit:
             return None  # those who wait were here before
         permit, clock, doubtful = Permit.new(), self.store.clock, False
 
-        def asked() -> Flow[Taken]:
+        def asked(kind: type[TakePermit]) -> Flow[Taken]:
             nonlocal doubtful
             alone = fallback_of(self.store) is not None
-            taken: Taken = yield Apply(self.store, TakePermit(self._room, permit))
+            taken: Taken = yield Apply(self.store, kind(self._room, permit))
             doubtful = doubtful if alone else fallback_of(self.store) is not None
             return taken
 
         if timeout == 0:
-            granted = (yield from asked()).done
+            granted = (yield from asked(TakePermit)).done
         else:
             deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
+            pace_us = 0
 
             def ask() -> Flow[int]:
-                taken = yield from asked()
-                return 0 if taken.done else _pause_us(taken, deadline_us - clock.now_ns() // 1000)
+                nonlocal pace_us
+                left_us = deadline_us - clock.now_ns() // 1000
+                taken = yield from asked(self._kind(left_us))
+                pace_us = taken.pace_us or pace_us * 5 // 4  # whom it gave way to may be done at any moment
+                left_us = deadline_us - clock.now_ns() // 1000
+                return 0 if taken.done else _pause_us(taken, pace_us, left_us)
 
             granted = yield from in_line(self._lines, ask, clock, _LINE, timeout, spread=lambda: 0)
         if doubtful and not granted:
             self._owe(permit)  # the shared state may have granted it: only the answer did not come
         return permit if granted else None
+
+    def _kind(self, left_us: int) -> type[TakePermit]:
+        """Return how somebody in line asks who has so much time; the last one takes the claim along."""
+        is_last = left_us <= 2 * _LAST_LOOK_US and self._lines.count(_LINE) < 2
+        return LastTake if is_last else AwaitPermit
 
     def giving(self, permit: Permit) -> Flow[None]:
         """Give a permit back and call the first in line.
@@ -278,11 +293,12 @@ class Slot:
         yield from self._limit.giving(permit)
 
 
-def _pause_us(taken: Taken, left_us: int) -> int:
+def _pause_us(taken: Taken, pace_us: int, left_us: int) -> int:
     """Return how long to wait before asking again; longer than there is time for means: give up."""
     if left_us <= 2 * _LAST_LOOK_US:
         return left_us + 1
-    return min(max(1, taken.wait_us), round(uniform(*_ASK_AGAIN_US)), left_us - _LAST_LOOK_US)
+    usual_us = round(uniform(*_ASK_AGAIN_US))
+    return min(max(1, taken.wait_us), usual_us, pace_us or usual_us, left_us - _LAST_LOOK_US)
 
 
 def _check_numbers(max_concurrent: int, hold_seconds: float) -> None:

@@ -108,6 +108,10 @@ class Lines:
             self._strike(key)
             return key not in self.by_key
 
+    def count(self, key: str) -> int:
+        """Return how many stand in a line."""
+        return len(self.by_key.get(key, ()))
+
     def leave(self, key: str, ticket: Ticket) -> None:
         """Go away, served or not; whoever is first now is called."""
         with self._lock:
