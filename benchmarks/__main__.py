@@ -9,6 +9,7 @@ from collections.abc import Callable
 from benchmarks import (
     accuracy,
     breakers,
+    cache,
     composition,
     degradation,
     footprint,
@@ -38,6 +39,10 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "breaker-redis-async": breakers.shared_awaiting,
     "composed": composition.composed,
     "upstream": composition.upstream,
+    "cache": cache.hits,
+    "cache-sqlite": cache.rows,
+    "cache-stampede": cache.stampede,
+    "cache-outage": cache.outage,
     "import": startup.run,
     "footprint": footprint.run,
     "accuracy": accuracy.run,

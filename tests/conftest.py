@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from comporta import events
+from comporta.cache.table import CacheTable
+from comporta.database.base import Database
+from comporta.database.urls import open_database
 from comporta.stores.known import _path
-from comporta.testing import Server, find_servers
+from comporta.testing import PostgresServer, Server, find_servers
 
 SERVERS = find_servers()
 
@@ -45,3 +50,59 @@ def valkey() -> Iterator[Server]:
     """Give one server, where its kind does not matter."""
     with Server() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Give a PostgreSQL; none at all is a failure, never a skip."""
+    with PostgresServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def migrated(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Make all tables once for each kind of database; tests get a copy, or an empty one."""
+    urls = {
+        "sqlite": f"sqlite:///{tmp_path_factory.mktemp('migrated')}/test.db",
+        "postgresql": postgres.schema_url("migrated"),
+    }
+    postgres.command("CREATE SCHEMA migrated")
+    for url in urls.values():
+        database = open_database(url)
+        CacheTable(database).migrate()
+        database.close()
+    return urls
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Give the URL of a database of each kind, without a table."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/test.db"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    schema = f"t_{uuid.uuid4().hex}"
+    server.command(f"CREATE SCHEMA {schema}")
+    yield server.schema_url(schema)
+    server.command(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(
+    request: pytest.FixtureRequest, migrated: dict[str, str], postgres: PostgresServer, tmp_path: Path
+) -> str:
+    """Give the URL of a database of each kind, with all its tables, empty."""
+    if request.param == "sqlite":
+        shutil.copy(migrated["sqlite"].removeprefix("sqlite:///"), tmp_path / "test.db")
+        return f"sqlite:///{tmp_path}/test.db"
+    postgres.command("TRUNCATE migrated.search_results_cache, migrated.search_fetches")
+    return migrated["postgresql"]
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """Give such a database, on which a call may take its time."""
+    sign = "&" if "?" in database_url else "?"
+    opened = open_database(f"{database_url}{sign}timeout=30")
+    yield opened
+    opened.close()

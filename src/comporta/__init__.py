@@ -2,8 +2,9 @@
 
 General layout: ``limits/`` holds the strategies (pure Python beside their Lua twins) and the limiters
 users call, ``breaker/`` the circuit breakers and ``retry/`` trying again, built the same way; ``upstream/``
-joins them; ``stores/`` holds the engines that keep state: one process, one machine, a fleet; ``clock``,
-``errors``, ``flow`` and ``metrics`` depend on nothing. See ARCHITECTURE.md.
+joins them; ``cache/`` is the cache over ``database/``; ``stores/`` holds the engines that keep state: one
+process, one machine, a fleet; ``clock``, ``errors``, ``flow`` and ``metrics`` depend on nothing. See
+ARCHITECTURE.md.
 
 A name is imported when it is first asked for: whoever uses a limiter does not pay for upstreams.
 """
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
     from comporta.breaker.breaker import CircuitBreaker
     from comporta.breaker.config import BreakerConfig
     from comporta.breaker.registry import get_circuit_breaker
+    from comporta.cache.cache import HealthCache
+    from comporta.cache.cached import Cached, Loaded
+    from comporta.cache.coverage import Coverage
+    from comporta.cache.health import calculate_backoff_minutes
     from comporta.errors import (
+        CacheUnavailableError,
         CircuitOpenError,
         ComportaError,
         LimitReachedError,
@@ -55,20 +61,25 @@ __all__ = [
     "BaseLimiter",
     "BreakerConfig",
     "Budget",
+    "CacheUnavailableError",
+    "Cached",
     "CallReport",
     "CircuitBreaker",
     "CircuitOpenError",
     "ComportaError",
     "ConcurrencyLimit",
+    "Coverage",
     "Decision",
     "Degradation",
     "FixedWindowLimiter",
+    "HealthCache",
     "LeakyBucketLimiter",
     "LimitConfig",
     "LimitGroup",
     "LimitKey",
     "LimitReachedError",
     "LimitStrategy",
+    "Loaded",
     "Permit",
     "RateLimitManager",
     "RateLimitMonitor",
@@ -89,6 +100,7 @@ __all__ = [
     "Upstream",
     "Upstreams",
     "Verdict",
+    "calculate_backoff_minutes",
     "get_circuit_breaker",
     "last_call",
 ]
@@ -99,7 +111,12 @@ _HOMES = {
     "breaker.breaker": ("CircuitBreaker",),
     "breaker.config": ("BreakerConfig",),
     "breaker.registry": ("get_circuit_breaker",),
+    "cache.cache": ("HealthCache",),
+    "cache.cached": ("Cached", "Loaded"),
+    "cache.coverage": ("Coverage",),
+    "cache.health": ("calculate_backoff_minutes",),
     "errors": (
+        "CacheUnavailableError",
         "CircuitOpenError",
         "ComportaError",
         "LimitReachedError",

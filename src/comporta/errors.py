@@ -6,15 +6,22 @@
     ├── ValueError, TypeError           bad input: names the field, the allowed range and the value
     └── ComportaError
         ├── RefusedError                not now: carries ``retry_after``
+        │   ├── CacheUnavailableError   nothing to serve, and the source is left alone for now
         │   ├── CircuitOpenError        the upstream is failing, and nobody calls it
         │   └── LimitReachedError       no room within the time one was ready to wait
-        └── StateError                  the state engine could not do what was asked
-            ├── StateUnavailableError   unreachable, refused, or of the wrong kind
-            │   └── StateDeniedError    the server knows us and says no: a password
-            │       └── StateForbiddenError  a permission
-            ├── StateTimeoutError       no answer within the bound
-            ├── StateFullError          no room for a new key; live keys are never evicted
-            └── StateTypeError          something else lives at the key (names it; left untouched)
+        ├── StateError                  the state engine could not do what was asked
+        │   ├── StateUnavailableError   unreachable, refused, or of the wrong kind
+        │   │   └── StateDeniedError    the server knows us and says no: a password
+        │   │       └── StateForbiddenError  a permission
+        │   ├── StateTimeoutError       no answer within the bound
+        │   ├── StateFullError          no room for a new key; live keys are never evicted
+        │   └── StateTypeError          something else lives at the key (names it; left untouched)
+        └── DatabaseError               the database could not do what was asked
+            ├── DatabaseUnavailableError  unreachable, refused, or no answer within the bound
+            ├── DatabaseBusyError       others held what was needed for longer than the bound
+            ├── DatabaseFullError       no room on its disk
+            ├── DatabaseReadOnlyError   it can be read, not written
+            └── DatabaseSchemaError     a migration is missing (names it, and how to run it)
 
 A limiter's refusal is not an error: ``acquire`` answers ``False``, ``decide`` a ``Decision``. It becomes one
 where there is nobody to answer to: in front of a call that somebody else makes.
@@ -56,6 +63,10 @@ class CircuitOpenError(RefusedError):
         return f"{text} ({self.why})" if self.why else text
 
 
+class CacheUnavailableError(RefusedError):
+    """There is nothing to serve for a key, and its source failed too recently to be asked again."""
+
+
 class LimitReachedError(RefusedError):
     """A limit, a pause or the number of calls in flight left no room in time."""
 
@@ -86,3 +97,27 @@ class StateFullError(StateError):
 
 class StateTypeError(StateError):
     """The key holds something that comporta did not write; it was left as it is."""
+
+
+class DatabaseError(ComportaError):
+    """The database could not do what was asked. Nothing took effect, unless the message says otherwise."""
+
+
+class DatabaseUnavailableError(DatabaseError):
+    """The server or the file cannot be used, or did not answer in time."""
+
+
+class DatabaseBusyError(DatabaseError):
+    """Others held a lock, or all connections, for longer than one is ready to wait."""
+
+
+class DatabaseFullError(DatabaseError):
+    """There is no room for more."""
+
+
+class DatabaseReadOnlyError(DatabaseError):
+    """A replica, a file without the right to write, or a user without it."""
+
+
+class DatabaseSchemaError(DatabaseError):
+    """A table or a column is missing: a migration was not run."""

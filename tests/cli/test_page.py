@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from tests.cli.running import run
 
@@ -13,17 +15,31 @@ from comporta.cli.commands import comporta
 from comporta.cli.server_checks import trial
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
-SHOWN = dict(re.findall(r"^```console\n\$ comporta (\w+) --help\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+SHOWN = dict(
+    re.findall(r"^```console\n\$ comporta ([\w ]+) --help\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+)
+
+
+def named(command: click.Command, name: str = "") -> Iterator[str]:
+    """Return the words after `comporta` of every command; a group is the commands in it."""
+    if isinstance(command, click.Group):
+        for word, each in command.commands.items():
+            yield from named(each, f"{name} {word}".strip())
+    else:
+        yield name
+
+
+COMMANDS = sorted(named(comporta))
 
 
 def test_page__commands__are_all_there_are() -> None:
-    assert SHOWN.keys() == comporta.commands.keys()
+    assert sorted(SHOWN) == COMMANDS
 
 
-@pytest.mark.parametrize("command", comporta.commands)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_page__help_of_a_command__is_what_it_says(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert SHOWN[command] == run(command, "--help").stdout
+    assert SHOWN[command] == run(*command.split(), "--help").stdout
 
 
 def test_rights__commands_of_the_scripts__are_all_tried() -> None:

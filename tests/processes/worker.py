@@ -32,10 +32,12 @@ def main() -> None:
         lie_about_the_time(wall.get("ahead", 0.0), wall.get("back_after"))
 
     from tests.breaker.jobs import JOBS as BREAKER_JOBS  # noqa: PLC0415 - see above
+    from tests.cache.cache_jobs import JOBS as CACHE_JOBS  # noqa: PLC0415 - see above
+    from tests.cache.table_jobs import JOBS as TABLE_JOBS  # noqa: PLC0415 - see above
     from tests.outages.jobs import JOBS as OUTAGE_JOBS  # noqa: PLC0415 - see above
     from tests.processes.jobs import JOBS  # noqa: PLC0415 - see above
 
-    (JOBS | OUTAGE_JOBS | BREAKER_JOBS)[job](**told)
+    (JOBS | OUTAGE_JOBS | BREAKER_JOBS | CACHE_JOBS | TABLE_JOBS)[job](**told)
 
 
 if __name__ == "__main__":

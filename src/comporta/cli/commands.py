@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from comporta import __version__
+from comporta.cli.cache import cache
+from comporta.cli.db import db
 from comporta.cli.demo import demo
 from comporta.cli.doctor import doctor
 from comporta.cli.workers import workers
@@ -16,6 +18,8 @@ def comporta() -> None:
     """Fleet-wide resilience: one limit, obeyed by every worker."""
 
 
+comporta.add_command(cache)
+comporta.add_command(db)
 comporta.add_command(demo)
 comporta.add_command(doctor)
 comporta.add_command(workers)

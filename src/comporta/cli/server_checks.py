@@ -15,6 +15,7 @@ from hashlib import sha1
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from comporta.breaker import operation as breaker
+from comporta.cache import changes
 from comporta.cli.checks import (
     Finding,
     decisions,
@@ -42,7 +43,7 @@ _KEYS_LIVE_MS = 10_000
 _TRIVIAL = "return 1"
 _TRIVIAL_SHA = sha1(_TRIVIAL.encode(), usedforsecurity=False).hexdigest()
 _KEEPS_LIVE_LIMITS = ("noeviction", "volatile-ttl")
-_OTHERS = (breaker.SPACE, breaker.CHANGES, holding.SPACE, budget.SPACE)
+_OTHERS = (breaker.SPACE, breaker.CHANGES, holding.SPACE, budget.SPACE, changes.SPACE)
 _NO_COMMAND = re.compile(r"permissions to run|unknown command", re.IGNORECASE)
 _NO_KEY = re.compile(r"permissions to access", re.IGNORECASE)
 

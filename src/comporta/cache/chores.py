@@ -1,0 +1,166 @@
+"""What a cache does beside its callers, in one quiet thread: turns are renewed, accesses written down.
+
+It does not keep its cache alive, and begins with the first thing there is to do.
+"""
+
+from __future__ import annotations
+
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from comporta import events, forks
+from comporta.cache.figures import FRESH_HIT, Rates
+from comporta.cache.rows import Touch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from comporta.cache.books import Books
+    from comporta.cache.level import Level
+
+TOUCH_SECONDS = 5.0
+"""How often accesses are written down, at the most."""
+
+TOUCHES_AT_ONCE = 100
+"""How many rows are written in one statement."""
+
+ROWS_MAX = 10_000
+"""Of how many rows accesses are remembered until then; of more they are not counted."""
+
+
+class Chores:
+    """The thread, and what it looks after."""
+
+    def __init__(
+        self, books: Books, level: Level, lease_seconds: float, wall: Callable[[], float], rates: Rates
+    ) -> None:
+        self._books = books
+        self._level = level
+        self._lease_seconds = lease_seconds
+        self._wall = wall
+        self._rates = rates
+        self._held: dict[str, tuple[int, float]] = {}
+        self._accesses: dict[tuple[str, str], int] = {}
+        self._saved: dict[tuple[str, str], bool] = {}
+        self._lock = Lock()
+        self._wake = Event()
+        self._thread: Thread | None = None
+        self._touch_at = 0.0
+        self._closed = False
+        forks.register(self)
+
+    def hold(self, key: str, token: int | None) -> None:
+        """Renew a turn from now on."""
+        if token is not None:
+            with self._lock:
+                self._held[key] = token, monotonic() + self._lease_seconds / 3
+            self.start()
+            self._wake.set()
+
+    def note(self, user_id: str, params_hash: str) -> None:
+        """Count an access to a row that is not kept in memory."""
+        row = user_id, params_hash
+        with self._lock:
+            if row in self._accesses or len(self._accesses) < ROWS_MAX:
+                self._accesses[row] = self._accesses.get(row, 0) + 1
+        self.start()
+
+    def save(self, user_id: str, params_hash: str, *, saved: bool) -> None:
+        """Note whether a user keeps a search."""
+        with self._lock:
+            if len(self._saved) < ROWS_MAX:
+                self._saved[user_id, params_hash] = saved
+        self.start()
+
+    def drop(self, key: str) -> None:
+        """Let a turn end."""
+        with self._lock:
+            self._held.pop(key, None)
+
+    def start(self) -> None:
+        """See that the thread runs."""
+        thread = self._thread
+        if self._closed or (thread is not None and thread.is_alive()):
+            return
+        with self._lock:
+            if self._thread is thread:
+                self._touch_at = monotonic() + TOUCH_SECONDS
+                self._thread = Thread(
+                    target=_work, args=(ref(self), self._wake), name="comporta-cache", daemon=True
+                )
+                self._thread.start()
+
+    def close(self, seconds: float) -> None:
+        """End the thread, and write down what there is."""
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write accesses down now."""
+        touches = self._level.touches()
+        self._rates.count(FRESH_HIT, sum(touches.values()))
+        with self._lock:
+            more, self._accesses = self._accesses, {}
+            saved, self._saved = self._saved, {}
+        for row, accesses in more.items():
+            touches[row] = touches.get(row, 0) + accesses
+        at = self._wall()
+        rows = [
+            Touch(*row, touches.get(row, 0), at, saved.get(row)) for row in dict.fromkeys((*touches, *saved))
+        ]
+        for start in range(0, len(rows), TOUCHES_AT_ONCE):
+            self._books.touch(rows[start : start + TOUCHES_AT_ONCE])
+
+    def turn(self) -> float | None:
+        """Do what is due; returns the seconds until there may be more, or nothing at the end."""
+        if self._closed:
+            return None
+        now = monotonic()
+        if now >= self._touch_at:
+            self._touch_at = now + TOUCH_SECONDS
+            self.flush()
+        with self._lock:
+            due = [(key, token) for key, (token, at) in self._held.items() if now >= at]
+        for key, token in due:
+            self._renew(key, token)
+        with self._lock:
+            moments = [at for _, at in self._held.values()]
+        return max(0.01, min([self._touch_at, *moments]) - monotonic())
+
+    def after_fork(self) -> None:
+        """Leave the parent's turns to the parent."""
+        forks.renew(self._lock)
+        self._wake = Event()
+        self._thread = None
+        self._held.clear()
+        self._accesses.clear()
+        self._saved.clear()
+
+    def _renew(self, key: str, token: int) -> None:
+        renewed = self._books.renew(key, token, self._lease_seconds)
+        with self._lock:
+            if self._held.get(key, (None,))[0] == token:
+                if renewed:
+                    self._held[key] = token, monotonic() + self._lease_seconds / 3
+                else:  # it is another's by now; whoever fetched finds out when it is done
+                    del self._held[key]
+
+
+def _work(chores_ref: ref[Chores], wake: Event) -> None:
+    while True:
+        chores = chores_ref()
+        try:
+            pause = None if chores is None else chores.turn()
+        except Exception as error:  # nobody else would notice that the thread is gone
+            events.publish("cache_chores_failed", "cache", repr(error), "error")
+            pause = 1.0
+        del chores
+        if pause is None:
+            return
+        wake.wait(pause)
+        wake.clear()

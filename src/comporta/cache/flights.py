@@ -1,0 +1,253 @@
+"""Many callers, one load: whoever comes first starts it, all get what comes of it.
+
+A load belongs to nobody: it runs in a task or a thread of its own, so that a caller who goes away, the first
+one included, takes nothing from the others. What a load cannot bring to an end (its event loop was closed) is
+``abandoned``, and one of those who wait starts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from comporta import forks
+from comporta.flow import Flow, run, run_async
+
+if TYPE_CHECKING:
+    import asyncio
+
+FLIGHTS_MAX = 1000
+"""How many loads may be under way in one process."""
+
+
+class Flight:
+    """Something under way, and who waits for it; threads and coroutines alike."""
+
+    __slots__ = ("_lock", "_wakes", "error", "landed", "result")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._wakes: list[Callable[[], object]] = []
+        self.landed = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def land(self, result: Any = None, error: BaseException | None = None) -> None:
+        """Tell all who wait; only the first time counts."""
+        with self._lock:
+            if self.landed:
+                return
+            self.result, self.error = result, error
+            self.landed = True
+            wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            with suppress(RuntimeError):  # its event loop is closed: nobody waits there any more
+                wake()
+
+    def listen(self, wake: Callable[[], object]) -> bool:
+        """Be woken at the end; true if that was already."""
+        with self._lock:
+            if not self.landed:
+                self._wakes.append(wake)
+            return self.landed
+
+    def deaf(self, wake: Callable[[], object]) -> None:
+        """Stop listening."""
+        with self._lock, suppress(ValueError):
+            self._wakes.remove(wake)
+
+
+class Landing:
+    """Effect: wait for a flight, ``seconds`` at the most; answers whether it has landed."""
+
+    __slots__ = ("_flight", "_seconds")
+
+    def __init__(self, flight: Flight, seconds: float | None = None) -> None:
+        self._flight = flight
+        self._seconds = seconds
+
+    def block(self) -> bool:
+        """Hold the thread."""
+        event = Event()
+        if not self._flight.listen(event.set):
+            try:
+                event.wait(self._seconds)
+            finally:
+                self._flight.deaf(event.set)
+        return self._flight.landed
+
+    async def wait(self) -> bool:
+        """Hold nothing."""
+        import asyncio  # noqa: PLC0415 - see clock.py
+
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(event.set)
+
+        if not self._flight.listen(wake):
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await event.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._flight.deaf(wake)
+        return self._flight.landed
+
+
+class Call:
+    """Effect: call a loader, ``seconds`` at the most; then it is a ``TimeoutError``.
+
+    A plain function runs in a thread of its own, which cannot be ended: what it returns too late is dropped.
+    """
+
+    __slots__ = ("_function", "_seconds")
+
+    def __init__(self, function: Callable[[], Any], seconds: float) -> None:
+        self._function = function
+        self._seconds = seconds
+
+    def block(self) -> Any:
+        """Hold the thread."""
+        flight = in_thread(self._function)
+        result = _landed(flight, Landing(flight, self._seconds).block(), self._seconds)
+        if hasattr(result, "__await__"):
+            if hasattr(result, "close"):
+                result.close()
+            raise TypeError("loader must be a plain function here, got one to be awaited")
+        return result
+
+    async def wait(self) -> Any:
+        """Hold nothing."""
+        import asyncio  # noqa: PLC0415 - see clock.py
+        from inspect import iscoroutinefunction  # noqa: PLC0415 - costs 10 ms
+
+        async with asyncio.timeout(self._seconds):
+            if iscoroutinefunction(self._function):
+                return await self._function()
+            flight = in_thread(self._function)
+            result = _landed(flight, await Landing(flight).wait(), self._seconds)
+            return await result if hasattr(result, "__await__") else result
+
+
+def _landed(flight: Flight, landed: bool, seconds: float) -> Any:
+    if not landed:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    if flight.error is not None:
+        raise flight.error
+    return flight.result
+
+
+def in_thread(function: Callable[[], Any]) -> Flight:
+    """Run something in a thread of its own, with the context of the caller."""
+    flight, context = Flight(), copy_context()
+
+    def fly() -> None:
+        try:
+            flight.land(context.run(function))
+        except BaseException as error:  # whoever waits is told, whatever it was
+            flight.land(error=error)
+
+    Thread(target=fly, name="comporta-cache-load", daemon=True).start()
+    return flight
+
+
+class Launch:
+    """Effect: have a flow run by itself; it goes on whatever becomes of the caller."""
+
+    __slots__ = ("_flights", "_flow")
+
+    def __init__(self, flights: Flights, flow: Flow[None]) -> None:
+        self._flights = flights
+        self._flow = flow
+
+    def block(self) -> None:
+        """Start a thread."""
+        self._flights.keep(in_thread(lambda: run(self._flow)))
+
+    async def wait(self) -> None:
+        """Start a task."""
+        import asyncio  # noqa: PLC0415 - see clock.py
+
+        self._flights.keep_task(asyncio.create_task(run_async(self._flow)))
+
+
+class Flights:
+    """What is under way in this process, by key."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Flight] = {}
+        self._threads: set[Flight] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = Lock()
+        forks.register(self)
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def join(self, key: str) -> tuple[Flight | None, bool]:
+        """Return the flight of a key, and whether the caller has to start it; none if there are too many."""
+        with self._lock:
+            flight = self._by_key.get(key)
+            if flight is not None:
+                return flight, False
+            if len(self._by_key) >= FLIGHTS_MAX:
+                return None, False
+            flight = self._by_key[key] = Flight()
+            return flight, True
+
+    def leave(self, key: str, flight: Flight) -> None:
+        """Forget a flight that is about to land."""
+        with self._lock:
+            if self._by_key.get(key) is flight:
+                del self._by_key[key]
+
+    def keep(self, thread: Flight) -> None:
+        """Know of a thread until it ends."""
+        with self._lock:
+            self._threads.add(thread)
+        if thread.listen(lambda: self._threads.discard(thread)):
+            self._threads.discard(thread)
+
+    def keep_task(self, task: asyncio.Task[None]) -> None:
+        """Hold a task until it ends: a loop itself does not."""
+        with self._lock:
+            self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self, seconds: float) -> None:
+        """Wait for threads, and ask tasks on other threads' loops to end."""
+        self._cancel()
+        deadline = monotonic() + seconds
+        for thread in list(self._threads):
+            Landing(thread, max(0.0, deadline - monotonic())).block()
+
+    async def aclose(self, seconds: float) -> None:
+        """End the tasks of this loop, and wait for threads."""
+        import asyncio  # noqa: PLC0415 - see clock.py
+
+        loop = asyncio.get_running_loop()
+        ours = [task for task in list(self._tasks) if task.get_loop() is loop]
+        self._cancel()
+        deadline = monotonic() + seconds
+        if ours:
+            await asyncio.wait(ours, timeout=seconds)
+        for thread in list(self._threads):
+            await Landing(thread, max(0.0, deadline - monotonic())).wait()
+
+    def after_fork(self) -> None:
+        """Leave what is under way to the parent."""
+        forks.renew(self._lock)
+        self._by_key.clear()
+        self._threads.clear()
+        self._tasks.clear()
+
+    def _cancel(self) -> None:
+        for task in list(self._tasks):
+            with suppress(RuntimeError):  # its loop is closed
+                task.get_loop().call_soon_threadsafe(task.cancel)

@@ -1,0 +1,185 @@
+"""What this process keeps in front of the table: so many answers, each found in a fraction of a microsecond.
+
+A hit takes no lock: it is one look into a dictionary, and what it changes (this was used, so often) may lose
+a count when threads meet. When there is no room, what was not used since it was last looked at goes first.
+
+What was read before somebody said that it has changed must not be kept after that: whoever wants to keep
+something says at which ``stamp`` it began to read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+
+from comporta import forks
+from comporta.cache.cached import Cached
+from comporta.clock import Clock
+
+MEMORY = "memory"
+DIGEST_CHARS = 16
+HASH_CHARS = 64
+TOUCHED_MAX = 10_000
+"""Of how many keys accesses are counted between two times that they are written down."""
+
+_DROPPED_MAX = 1000
+
+
+class Slot:
+    """An answer, until when it may be given without asking anybody, and how often that happened.
+
+    One that was taken out has none, so that what is counted does not keep it in memory.
+    """
+
+    __slots__ = ("cached", "hits", "row", "size", "until_ns", "used")
+
+    def __init__(self, cached: Cached, until_ns: int, size: int) -> None:
+        self.cached: Cached | None = cached
+        self.row = cached.user_id, cached.params_hash
+        self.until_ns = until_ns
+        self.size = size
+        self.hits = 0
+        self.used = False
+
+
+def digest_of(key: str) -> str:
+    """Return the few characters by which changes are told: the beginning of the parameters' name."""
+    return key[-HASH_CHARS:][:DIGEST_CHARS]
+
+
+class Level:
+    """At most ``entries_max`` answers and ``bytes_max`` bytes; a key ends with the name of its parameters."""
+
+    def __init__(self, entries_max: int, bytes_max: int, clock: Clock) -> None:
+        self.last_put_ns = 0
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self.now_ns = clock.now_ns
+        self._slots: dict[str, Slot] = {}
+        self._by_digest: dict[str, set[str]] = {}
+        self._touched: deque[Slot] = deque(maxlen=TOUCHED_MAX)
+        self._stamp = self._floor = 0
+        self._dropped: dict[str, int] = {}
+        self._lock = Lock()
+        forks.register(self)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def hit(self, key: str) -> Cached | None:
+        """Return an answer that may be given at once."""
+        slot = self._slots.get(key)
+        if slot is None or self.now_ns() >= slot.until_ns:
+            return None
+        cached = slot.cached
+        if slot.hits <= 1 and cached is not None:  # 1: it may have been put as used
+            if not slot.hits:
+                self._touched.append(slot)
+            if cached.source != MEMORY:
+                cached = slot.cached = cached.but(source=MEMORY)
+        slot.hits += 1
+        slot.used = True
+        return cached
+
+    def leftover(self, key: str) -> Cached | None:
+        """Return what is here, however old: for those who cannot ask anybody else."""
+        slot = self._slots.get(key)
+        return None if slot is None else slot.cached
+
+    def stamp(self) -> int:
+        """Return a mark to be shown with ``put``, before reading elsewhere."""
+        return self._stamp
+
+    def put(self, key: str, cached: Cached, until_ns: int, size: int, stamp: int) -> Slot | None:
+        """Keep an answer, unless the key was dropped since ``stamp`` or it is too large."""
+        if size > self._bytes_max:
+            return None
+        slot = Slot(cached, until_ns, size)
+        with self._lock:
+            if self._dropped.get(key, self._floor) > stamp:
+                return None
+            self._remove(key)
+            self._slots[key] = slot
+            self._bytes += size
+            self._by_digest.setdefault(digest_of(key), set()).add(key)
+            self.last_put_ns = self.now_ns()
+            while len(self._slots) > self._entries_max or self._bytes > self._bytes_max:
+                self._make_room()
+        return slot
+
+    def used(self, slot: Slot) -> None:
+        """Count an access to what was just put: it was served from elsewhere, and counts all the same."""
+        slot.hits = 1
+        slot.used = True
+        self._touched.append(slot)
+
+    def drop(self, key: str) -> None:
+        """Forget a key."""
+        with self._lock:
+            self._drop(key)
+
+    def drop_digest(self, digest: str) -> None:
+        """Forget all keys of some parameters."""
+        with self._lock:
+            for key in tuple(self._by_digest.get(digest, ())):
+                self._drop(key)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._stamp += 1
+            self._floor = self._stamp
+            self._dropped.clear()
+            for slot in self._slots.values():
+                slot.cached = None
+            self._slots.clear()
+            self._by_digest.clear()
+            self._bytes = 0
+
+    def touches(self) -> dict[tuple[str, str], int]:
+        """Return how often which rows were used since this was last asked, and begin to count anew."""
+        found: dict[tuple[str, str], int] = {}
+        while self._touched:
+            slot = self._touched.popleft()
+            hits, slot.hits = slot.hits, 0
+            found[slot.row] = found.get(slot.row, 0) + hits
+        return found
+
+    def after_fork(self) -> None:
+        """Leave what the parent counted to the parent."""
+        forks.renew(self._lock)
+        for slot in self._touched:
+            slot.hits = 0
+        self._touched.clear()
+
+    def _drop(self, key: str) -> None:
+        self._stamp += 1
+        self._dropped.pop(key, None)
+        self._dropped[key] = self._stamp
+        if len(self._dropped) > _DROPPED_MAX:
+            self._floor = self._dropped.pop(next(iter(self._dropped)))
+        self._remove(key)
+
+    def _remove(self, key: str) -> None:
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            return
+        slot.cached = None
+        self._bytes -= slot.size
+        digest = digest_of(key)
+        keys = self._by_digest[digest]
+        keys.discard(key)
+        if not keys:
+            del self._by_digest[digest]
+
+    def _make_room(self) -> None:
+        """Take out the first that was not used since it was last looked at; each is passed over once."""
+        key = next(iter(self._slots))
+        slot = self._slots[key]
+        if slot.used:
+            slot.used = False
+            del self._slots[key]
+            self._slots[key] = slot
+        else:
+            self._remove(key)

@@ -1,0 +1,147 @@
+"""The tables of the cache, step by step.
+
+The first is the table as it was found in the service this cache was made for, so that one which exists
+already is taken over (PostgreSQL) with all its rows. Moments are ``timestamptz`` on PostgreSQL and Unix
+seconds on SQLite, which has no type for them.
+
+The last step changes three types on PostgreSQL. ``results`` and ``search_params`` become ``json`` in the
+place of ``jsonb``: still readable and still checked, but kept as the very text that was written; ``jsonb``
+takes a body apart when it comes and puts it together for every hit. ``user_id`` becomes text: what a user is
+called is up to the service, and SQLite would take any text anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from comporta.database.migrations import Migration
+
+_MOMENT = {"sqlite": "REAL", "postgresql": "TIMESTAMPTZ"}
+_NOW_IN_SQLITE = "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+def _columns(dialect: str, *columns: str) -> Iterator[str]:
+    """Add columns; SQLite takes one at a time, and cannot be asked whether it is there."""
+    only_new = "IF NOT EXISTS " if dialect == "postgresql" else ""
+    for column in columns:
+        text = column.replace("MOMENT", _MOMENT[dialect])
+        if dialect == "sqlite":
+            text = text.replace("JSONB", "TEXT")
+        yield f"ALTER TABLE search_results_cache ADD COLUMN {only_new}{text}"
+
+
+def _both(number: int, name: str, columns: tuple[str, ...], *rest: str) -> Migration:
+    """Make a step that differs in the types only."""
+    texts = {
+        dialect: (*_columns(dialect, *columns), *(text.replace("MOMENT", moment) for text in rest))
+        for dialect, moment in _MOMENT.items()
+    }
+    return Migration(number, name, texts["sqlite"], texts["postgresql"])
+
+
+_FOUND = Migration(
+    1,
+    "the results of searches",
+    (
+        f"""
+        CREATE TABLE IF NOT EXISTS search_results_cache (
+            id TEXT PRIMARY KEY NOT NULL DEFAULT (lower(hex(randomblob(16)))),
+            user_id TEXT NOT NULL,
+            params_hash TEXT NOT NULL,
+            search_params TEXT NOT NULL,
+            results TEXT NOT NULL,
+            total_results INTEGER DEFAULT 0,
+            sources_json TEXT DEFAULT '["pncp"]',
+            fetched_at REAL DEFAULT {_NOW_IN_SQLITE},
+            created_at REAL DEFAULT {_NOW_IN_SQLITE},
+            UNIQUE (user_id, params_hash)
+        )
+        """,
+    ),
+    (
+        """
+        CREATE TABLE IF NOT EXISTS search_results_cache (
+            id UUID PRIMARY KEY DEFAULT gen_random_uuid(),
+            user_id UUID NOT NULL,
+            params_hash TEXT NOT NULL,
+            search_params JSONB NOT NULL,
+            results JSONB NOT NULL,
+            total_results INTEGER DEFAULT 0,
+            sources_json JSONB DEFAULT '["pncp"]',
+            fetched_at TIMESTAMPTZ DEFAULT now(),
+            created_at TIMESTAMPTZ DEFAULT now(),
+            UNIQUE (user_id, params_hash)
+        )
+        """,
+    ),
+)
+
+_HEALTH = _both(
+    2,
+    "the health of every key",
+    (
+        "last_success_at MOMENT",
+        "last_attempt_at MOMENT",
+        "fail_streak INTEGER NOT NULL DEFAULT 0",
+        "degraded_until MOMENT",
+        "coverage JSONB",
+        "fetch_duration_ms INTEGER",
+    ),
+    "CREATE INDEX IF NOT EXISTS idx_search_cache_degraded ON search_results_cache (degraded_until)"
+    " WHERE degraded_until IS NOT NULL",
+)
+
+_USE = _both(
+    3,
+    "how much a key is used",
+    ("priority TEXT", "access_count INTEGER NOT NULL DEFAULT 0", "last_accessed_at MOMENT"),
+    "CREATE INDEX IF NOT EXISTS idx_search_cache_accessed ON search_results_cache (last_accessed_at)"
+    " WHERE last_accessed_at IS NOT NULL",
+)
+
+_TYPES = """
+    ALTER TABLE search_results_cache
+        ALTER COLUMN user_id TYPE text,
+        ALTER COLUMN search_params TYPE json,
+        ALTER COLUMN results TYPE json
+"""
+
+_FETCHES = _both(
+    4,
+    "who fetches",
+    (
+        "has_value BOOLEAN NOT NULL DEFAULT TRUE",
+        "saved BOOLEAN NOT NULL DEFAULT FALSE",
+        "due_at MOMENT",
+    ),
+    "CREATE INDEX IF NOT EXISTS idx_search_cache_due ON search_results_cache (due_at)"
+    " WHERE due_at IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS idx_search_cache_params ON search_results_cache (params_hash, fetched_at)",
+    """
+    CREATE TABLE search_fetches (
+        fetch_key TEXT PRIMARY KEY NOT NULL,
+        token BIGINT NOT NULL,
+        owner TEXT NOT NULL DEFAULT '',
+        lease_until MOMENT,
+        last_attempt_at MOMENT,
+        last_success_at MOMENT,
+        fail_streak INTEGER NOT NULL DEFAULT 0,
+        degraded_until MOMENT
+    )
+    """,
+    """
+    INSERT INTO search_fetches
+        (fetch_key, token, last_attempt_at, last_success_at, fail_streak, degraded_until)
+    SELECT params_hash, 0, max(last_attempt_at), max(last_success_at), max(fail_streak), max(degraded_until)
+    FROM search_results_cache WHERE last_attempt_at IS NOT NULL GROUP BY params_hash
+    """,
+)
+
+MIGRATIONS: Final = (
+    _FOUND,
+    _HEALTH,
+    _USE,
+    _FETCHES._replace(postgresql=(_TYPES, *_FETCHES.postgresql)),
+)
+"""All of them, in order."""

@@ -1,0 +1,300 @@
+"""What can be asked of the table: each verb once, as a value that says what to run and how to read it.
+
+Pure: a request knows neither a database nor a clock, and whoever carries it out may block or await.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from math import isfinite
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from comporta.cache import statements
+from comporta.cache.rows import Claim, Due, Entry, Health, Listed, Touch
+from comporta.database.base import Parameters, Rows, Statement
+
+T = TypeVar("T")
+
+LEASE_SECONDS_MAX: Final = 3600.0
+"""No fetch may take longer; one that seems to is from before somebody set the clock back."""
+
+TOUCHES_MAX: Final = 500
+ROWS_MAX: Final = 10_000
+SECONDS_MAX: Final = 1e9
+
+
+class Request(NamedTuple, Generic[T]):
+    """Statements of one transaction, and what to make of what they return.
+
+    ``small``: it reads a row by its key and changes nothing.
+    """
+
+    statements: tuple[Statement, ...]
+    parameters: Parameters
+    parse: Callable[[list[Rows]], T]
+    writes: bool = True
+    small: bool = False
+
+
+def read(user_id: str, params_hash: str) -> Request[Entry | None]:
+    """Return the user's row, or ``None``; one that only remembers failures has ``has_value`` false."""
+    told = {"user_id": user_id, "params_hash": params_hash}
+    return Request((statements.READ,), told, _entry, writes=False, small=True)
+
+
+def read_shared(params_hash: str) -> Request[Entry | None]:
+    """Return the freshest row with a value, of whichever user."""
+    told = {"params_hash": params_hash}
+    return Request((statements.READ_SHARED,), told, _entry, writes=False, small=True)
+
+
+def look(key: str) -> Request[Claim]:
+    """Return who fetches a key and how it fares, without claiming it; for those who wait."""
+    return Request((statements.LOOK,), {"key": key}, _looked, writes=False, small=True)
+
+
+def claim(
+    key: str, owner: str, lease_seconds: float, *, forced: bool = False, not_within: float = 0.0
+) -> Request[Claim]:
+    """Ask to be the one who fetches, for so many seconds.
+
+    Refused while a lease runs; and, unless ``forced``, while the key is degraded or within ``not_within``
+    seconds of its last success.
+    """
+    told = {
+        "key": key,
+        "owner": owner,
+        "lease_seconds": _seconds("lease_seconds", lease_seconds, LEASE_SECONDS_MAX, least=0.001),
+        "lease_seconds_max": LEASE_SECONDS_MAX,
+        "forced": forced,
+        "not_within": _seconds("not_within", not_within),
+    }
+    return Request((statements.CLAIM, statements.LOOK), told, _claimed)
+
+
+def renew(key: str, token: int, lease_seconds: float) -> Request[bool]:
+    """Prolong a lease, and return whether it was still the latest."""
+    seconds = _seconds("lease_seconds", lease_seconds, LEASE_SECONDS_MAX, least=0.001)
+    return Request((statements.RENEW,), {"key": key, "token": token, "lease_seconds": seconds}, _any)
+
+
+def release(key: str, token: int) -> Request[None]:
+    """End a lease without having fetched."""
+    return Request((statements.RELEASE,), {"key": key, "token": token}, _nothing)
+
+
+def succeed(  # noqa: PLR0917 - a row, in the order of its columns
+    key: str,
+    token: int | None,
+    user_id: str,
+    params_hash: str,
+    search_params: bytes,
+    results: bytes,
+    total_results: int,
+    sources: Sequence[str],
+    coverage: bytes | None = None,
+    fetch_duration_ms: int | None = None,
+) -> Request[bool]:
+    """Keep what was fetched; ``False`` if another was granted the key later. No token: nobody claimed it."""
+    told = {
+        "key": key,
+        "token": token,
+        "user_id": user_id,
+        "params_hash": params_hash,
+        "search_params": search_params.decode(),
+        "results": results.decode(),
+        "total_results": total_results,
+        "sources": json.dumps(list(sources)),
+        "coverage": None if coverage is None else coverage.decode(),
+        "fetch_duration_ms": fetch_duration_ms,
+    }
+    return Request((statements.SUCCEEDED, statements.KEEP, statements.HEALED), told, _any)
+
+
+def fail(
+    key: str, token: int | None, user_id: str, params_hash: str, search_params: bytes | None = None
+) -> Request[Health]:
+    """Count a failure, in all rows of the key; from a fetcher that was replaced it counts for nothing."""
+    told = {
+        "key": key,
+        "token": token,
+        "user_id": user_id,
+        "params_hash": params_hash,
+        "search_params": "{}" if search_params is None else search_params.decode(),
+    }
+    steps = (statements.FAILED, statements.REMEMBER, statements.HURT, statements.HEALTH)
+    return Request(steps, told, _health)
+
+
+def touch(touches: Iterable[Touch | tuple[str, str, int, float]]) -> Request[None]:
+    """Count accesses, of up to 500 rows at once; rows that are gone are left out."""
+    known: dict[tuple[str, str], Touch] = {}
+    for each in map(Touch._make, map(_filled, touches)):
+        before = known.get(each[:2])
+        known[each[:2]] = each if before is None else _joined(before, each)
+    if len(known) > TOUCHES_MAX:
+        raise ValueError(f"touches must be at most {TOUCHES_MAX} rows, got {len(known)}")
+    told: dict[str, Any] = {}
+    for n, each in enumerate(known.values()):
+        names = (f"user_{n}", f"hash_{n}", f"accesses_{n}", f"at_{n}", f"saved_{n}")
+        told |= zip(names, each, strict=True)
+    return Request(statements.touches(len(known)) if known else (), told, _nothing)
+
+
+def evict(user_id: str, keep: int) -> Request[int]:
+    """Remove all but so many of a user's rows.
+
+    Those without a value go first, then cold before warm before hot, the oldest access first.
+    """
+    if keep < 0:
+        raise ValueError(f"keep must be at least 0, got {keep}")
+    return Request((statements.EVICT,), {"user_id": user_id, "keep": keep}, _count)
+
+
+def rm(user_id: str, params_hash: str, key: str | None = None) -> Request[bool]:
+    """Remove a row; a key (``params_hash``, unless said otherwise) without rows forgets its failures."""
+    told = {"user_id": user_id, "params_hash": params_hash, "key": params_hash if key is None else key}
+    return Request((statements.REMOVE, statements.START_ANEW), told, _any)
+
+
+def mark_due(params_hash: str, user_id: str | None = None) -> Request[int]:
+    """Have a key refreshed by whoever next asks what is ``due``, and return how many rows it has."""
+    return Request((statements.MARK_DUE,), {"params_hash": params_hash, "user_id": user_id}, _count)
+
+
+def due(limit: int, age: float) -> Request[list[Due]]:
+    """Return what is to be refreshed: what was marked, then hot rows of that age, the oldest first."""
+    told = {"limit": _rows("limit", limit), "age": _seconds("age", age)}
+    return Request((statements.DUE,), told, _due, writes=False)
+
+
+def rows(
+    limit: int = 100, *, user_id: str | None = None, params_hash: str | None = None, degraded: bool = False
+) -> Request[list[Listed]]:
+    """Return rows to look at: the freshest first, or only the degraded, the longest first."""
+    told = {"limit": _rows("limit", limit), "user_id": user_id, "params_hash": params_hash}
+    statement = statements.LIST_DEGRADED if degraded else statements.LIST
+    return Request((statement,), told, _listed, writes=False)
+
+
+def figures(fresh: float = 6 * 3600.0, stale: float = 24 * 3600.0) -> Request[dict[str, Any]]:
+    """Return how the whole cache fares."""
+    told = {"fresh": _seconds("fresh", fresh), "stale": _seconds("stale", stale)}
+    steps = (statements.FIGURES, statements.DEGRADED, statements.FETCHING)
+    return Request(steps, told, _figures, writes=False)
+
+
+def prune(older_than: float, limit: int = 1000) -> Request[int]:
+    """Remove rows and records of fetches that nobody asked for in so many seconds, ``limit`` of each."""
+    told = {"older_than": _seconds("older_than", older_than), "limit": _rows("limit", limit)}
+    return Request((statements.FORGET_ROWS, statements.FORGET_FETCHES), told, _counts)
+
+
+def _seconds(name: str, value: float, most: float = SECONDS_MAX, *, least: float = 0.0) -> float:
+    if not (isfinite(value) and least <= value <= most):
+        raise ValueError(f"{name} must be {least:g} to {most:g} seconds, got {value}")
+    return float(value)
+
+
+def _rows(name: str, value: int) -> int:
+    if not 1 <= value <= ROWS_MAX:
+        raise ValueError(f"{name} must be 1 to {ROWS_MAX}, got {value}")
+    return value
+
+
+def _filled(each: Sequence[Any]) -> Sequence[Any]:
+    return each if len(each) > 4 else (*each, None)
+
+
+def _joined(one: Touch, other: Touch) -> Touch:
+    saved = one.saved if other.saved is None else other.saved
+    return one._replace(
+        accesses=one.accesses + other.accesses, last_at=max(one.last_at, other.last_at), saved=saved
+    )
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
+
+
+def _entry(found: list[Rows]) -> Entry | None:
+    if not found[0]:
+        return None
+    row = found[0][0]
+    coverage = None if row[12] is None else _bytes(row[12])
+    sources = [*_sources(row[5])]
+    fetched, created = row[6] or row[7] or 0.0, row[7] or row[6] or 0.0
+    head = (*row[:2], _bytes(row[2]), _bytes(row[3]), row[4] or 0, sources, fetched, created)
+    return Entry._make((*head, *row[8:12], coverage, row[13], bool(row[14]), *row[15:]))
+
+
+@lru_cache(1024)
+def _sources(text: bytes | str | None) -> tuple[str, ...]:
+    """There are few of them, in many rows."""
+    return tuple(json.loads(text)) if text else ()
+
+
+def _looked(found: list[Rows]) -> Claim:
+    rows = found[-1]
+    return Claim(False, *rows[0]) if rows else _UNKNOWN
+
+
+_UNKNOWN = Claim(False, 0, None, "", None, 0, None, 0.0)
+
+
+def _claimed(found: list[Rows]) -> Claim:
+    granted, [standing] = found
+    return Claim(bool(granted), *standing)
+
+
+def _any(found: list[Rows]) -> bool:
+    return bool(found[0])
+
+
+def _nothing(found: list[Rows]) -> None:
+    """Nobody waits for an answer."""
+
+
+def _count(found: list[Rows]) -> int:
+    return len(found[0])
+
+
+def _counts(found: list[Rows]) -> int:
+    return sum(map(len, found))
+
+
+def _health(found: list[Rows]) -> Health:
+    [row] = found[-1]
+    return Health(*row)
+
+
+def _due(found: list[Rows]) -> list[Due]:
+    return [
+        Due(user, params_hash, _bytes(search_params), fetched, bool(wanted), now)
+        for user, params_hash, search_params, fetched, wanted, now in found[0]
+    ]
+
+
+def _listed(found: list[Rows]) -> list[Listed]:
+    return [Listed._make((*row[:3], bool(row[3]), *row[4:])) for row in found[0]]
+
+
+def _figures(found: list[Rows]) -> dict[str, Any]:
+    [[entries, values, streak, streak_max, hot, warm, fresh, usable, _]] = found[0]
+    [[degraded]], [[fetching]] = found[1:]
+    return {
+        "entries": entries,
+        "degraded_keys_count": degraded,
+        "avg_fail_streak": streak,
+        "max_fail_streak": streak_max or 0,
+        "fetching": fetching,
+        "priorities": {"hot": hot, "warm": warm, "cold": entries - hot - warm},
+        "ages": {
+            "fresh": fresh,
+            "stale": usable - fresh,
+            "expired": values - usable,
+            "without_value": entries - values,
+        },
+    }

@@ -1,0 +1,177 @@
+"""The four verbs for those who fetch by themselves, and what is no input."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cache.conftest import Make
+from tests.cache.faces import Source
+
+from comporta import Coverage, HealthCache
+from comporta.cache.params import hashed
+from comporta.database.base import Database, Statement
+from comporta.errors import DatabaseSchemaError
+from comporta.testing import ManualClock
+
+Q = {"ufs": ["SP", "RJ", "MA"]}
+NAME = hashed(Q)[0]
+COVERAGE = {"succeeded_ufs": ["SP", "RJ"], "failed_ufs": ["MA"], "total_requested": 3}
+
+
+def test_save__results__come_back_with_coverage_and_duration(make: Make, clock: ManualClock) -> None:
+    cache = make()
+    assert cache.get_from_cache("ana", Q) is None
+    kept = cache.save_to_cache(
+        "ana", Q, [{"id": 1}], ["pncp", "pcp"], coverage=COVERAGE, fetch_duration_ms=1500, total_results=40
+    )
+    assert kept is True
+    for params in (Q, NAME):
+        found = cache.get_from_cache("ana", params)
+        assert found.value == [{"id": 1}]
+        assert found.coverage == Coverage(("SP", "RJ"), ("MA",))
+        assert (found.sources, found.total_results, found.fetch_duration_ms) == (("pncp", "pcp"), 40, 1500)
+        assert (found.last_success_at, found.last_attempt_at) == (found.fetched_at, found.fetched_at)
+        assert (found.fail_streak, found.degraded_until) == (0, None)
+    assert cache.get_from_cache("ana", NAME).source == "memory"
+
+
+def test_save__over_what_another_worker_keeps_in_memory__is_seen_here_at_once(make: Make) -> None:
+    cache = make()
+    cache.save_to_cache("ana", Q, ["a"])
+    cache.get_from_cache("ana", Q)
+    cache.save_to_cache("ana", Q, ["b"])
+    assert cache.get_from_cache("ana", Q).value == ["b"]
+
+
+def test_record__failures__climb_the_ladder_and_leave_the_results(make: Make, clock: ManualClock) -> None:
+    cache = make()
+    cache.save_to_cache("ana", Q, ["a"], ["pncp"])
+    before = cache.row(NAME)
+    for streak, minutes in ((1, 1), (2, 5), (3, 15), (4, 30), (5, 30)):
+        clock.advance(1)
+        health = cache.record_cache_fetch_failure("ana", NAME)
+        assert (health.fail_streak, health.degraded_until - health.now) == (streak, 60 * minutes)
+    row = cache.row(NAME)
+    assert (row.results, row.sources, row.last_success_at) == (
+        before.results,
+        ["pncp"],
+        before.last_success_at,
+    )
+    assert (row.fail_streak, row.last_attempt_at) == (5, health.now)
+
+
+def test_degraded__until_the_moment__and_then_not(make: Make, clock: ManualClock) -> None:
+    cache = make()
+    assert not cache.is_cache_key_degraded("ana", NAME)
+    cache.record_cache_fetch_failure("ana", Q)
+    assert cache.is_cache_key_degraded("ana", NAME)
+    assert cache.is_cache_key_degraded("bob", Q)
+    assert cache.get_from_cache("ana", Q) is None
+    clock.advance(60)
+    assert not cache.is_cache_key_degraded("ana", NAME)
+
+
+def test_degraded__users_kept_apart__is_one_users_matter(make: Make) -> None:
+    cache = make(scope="user")
+    cache.record_cache_fetch_failure("ana", Q)
+    assert cache.is_cache_key_degraded("ana", Q)
+    assert not cache.is_cache_key_degraded("bob", Q)
+
+
+def test_get__row_from_before_the_health_columns__reads_with_nothing_known(
+    make: Make, database: Database
+) -> None:
+    old = "INSERT INTO search_results_cache (id, user_id, params_hash, search_params, results)"
+    values = f"VALUES (NEW_ID(), 'ana', '{NAME}', JSON('{{}}'), JSON('[1]'))"
+    database.write([Statement(f"{old} {values}")], {})
+    found = make(stale=3e8).get_from_cache("ana", NAME)
+    assert found.value == [1]
+    fields = ("last_success_at", "last_attempt_at", "degraded_until", "coverage", "fetch_duration_ms")
+    assert [getattr(found, field) for field in fields] == [None] * 5
+
+
+def test_get__coverage_that_is_none__reads_as_nothing_known(make: Make, database: Database) -> None:
+    cache = make()
+    cache.save_to_cache("ana", Q, ["a"], coverage=COVERAGE)
+    database.write([Statement("UPDATE search_results_cache SET coverage = JSON('{\"x\": 1}')")], {})
+    assert cache.get_from_cache("ana", Q).coverage is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "error", "said"),
+    [
+        ("fetch", ("", Q, dict), ValueError, "user_id must be 1 to 200 printable characters, got ''"),
+        ("fetch", (None, Q, dict), TypeError, "user_id must be a str, got None"),
+        ("fetch", ("ana", [1], dict), TypeError, r"params must be a mapping, got \[1\]"),
+        ("fetch", ("ana", Q, None), TypeError, "loader must be a function, got None"),
+        ("get_from_cache", ("ana", "nonsense"), ValueError, "params_hash must be 64 digits"),
+        ("is_cache_key_degraded", ("", NAME), ValueError, "user_id must be"),
+        ("record_cache_fetch_failure", ("ana", "x"), ValueError, "params_hash must be"),
+        ("save_to_cache", ("ana", Q, object()), TypeError, "a value to keep must be what JSON can say"),
+        ("save_to_cache", ("ana", Q, [], "pncp"), TypeError, "sources must be a list of names, got 'pncp'"),
+        ("save_to_cache", ("ana", Q, [], ["x"] * 101), ValueError, "sources must be at most 100 names"),
+        ("refresh_due", (None,), TypeError, "loader must be a function, got None"),
+        ("refresh_due", (dict, 0), ValueError, "limit must be 1 to 1000, got 0"),
+    ],
+)
+def test_verbs__bad_input__names_field_and_value(
+    make: Make, verb: str, given: tuple[Any, ...], error: type[Exception], said: str
+) -> None:
+    cache = make()
+    with pytest.raises(error, match=said):
+        cache.__getattr__(verb)(*given)
+
+
+def test_verbs__bad_options__name_field_and_value(make: Make, source: Source) -> None:
+    cache = make()
+    with pytest.raises(ValueError, match="fetch_duration_ms must be 0 to 2147483647, got -1"):
+        cache.save_to_cache("ana", Q, [], fetch_duration_ms=-1)
+    with pytest.raises(ValueError, match="total_results must be 0 to 2147483647, got -3"):
+        cache.save_to_cache("ana", Q, [], total_results=-3)
+    with pytest.raises(ValueError, match="nothing else, got 'states': 1"):
+        cache.save_to_cache("ana", Q, [], coverage={"succeeded_ufs": [], "states": 1})
+    with pytest.raises(ValueError, match="soft_timeout must be 0 to"):
+        cache.fetch(Q, source, soft_timeout=-1)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "said"),
+    [
+        ({"fresh": -1}, ValueError, "fresh must be 0.001 to .* seconds, got -1"),
+        ({"fresh": "6h"}, TypeError, "fresh must be a number of seconds, got '6h'"),
+        ({"stale": 50}, ValueError, "stale must be 100 to .* seconds, got 50"),
+        ({"stale": float("nan")}, ValueError, "stale must be .* got nan"),
+        ({"scope": "all"}, ValueError, "scope must be 'params' or 'user', got 'all'"),
+        ({"lease_seconds": 0}, ValueError, "lease_seconds must be 0.05 to 3600 seconds, got 0"),
+        ({"soft_timeout": -1}, ValueError, "soft_timeout must be"),
+        ({"refresh_timeout": 0}, ValueError, "refresh_timeout must be"),
+        ({"refreshes_max": True}, TypeError, "refreshes_max must be an int, got True"),
+        ({"entries_per_user": 0}, ValueError, "entries_per_user must be 1 to 100000, got 0"),
+        ({"level_entries": 0}, ValueError, "level_entries must be 1 to"),
+        ({"name": "a b"}, ValueError, "name must be 1 to 100 of"),
+        ({"state": "http://x"}, ValueError, "state must start with one of"),
+    ],
+)
+def test_cache__bad_config__names_field_and_value(
+    tmp_path: Path, config: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        HealthCache(f"sqlite:///{tmp_path}/x.db", **{"fresh": 100, "state": "memory://", **config})
+
+
+def test_cache__a_migration_is_missing__is_said_at_the_start(empty_database_url: str) -> None:
+    with pytest.raises(DatabaseSchemaError, match="comporta db migrate"):
+        HealthCache(empty_database_url, migrate=False, state="memory://")
+    cache = HealthCache(empty_database_url, migrate=True, state="memory://")
+    cache.sync.close()
+
+
+def test_cache__used_as_a_block__is_closed_at_its_end(tmp_path: Path) -> None:
+    async def main() -> Any:
+        async with HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://") as cache:
+            return await cache.fetch("ana", Q, dict)
+
+    assert asyncio.run(main()).value == {}

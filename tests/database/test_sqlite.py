@@ -1,0 +1,218 @@
+"""A file of SQLite's that is locked, full, read-only, gone, or no database at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from comporta.database import sqlite as sqlite_module
+from comporta.database.base import Statement
+from comporta.database.sqlite import READERS_MAX, SqliteDatabase
+from comporta.errors import (
+    DatabaseBusyError,
+    DatabaseError,
+    DatabaseFullError,
+    DatabaseReadOnlyError,
+    DatabaseSchemaError,
+    DatabaseUnavailableError,
+)
+
+MAKE = Statement("CREATE TABLE IF NOT EXISTS numbers (n INTEGER)")
+ADD = Statement("INSERT INTO numbers VALUES (:n) RETURNING n")
+COUNT = Statement("SELECT COUNT(*) FROM numbers")
+FILL = Statement("INSERT INTO numbers VALUES (zeroblob(100000))")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+    opened = SqliteDatabase(tmp_path / "x.db", timeout=0.2)
+    opened.write([MAKE], {})
+    yield opened
+    opened.close()
+
+
+def other(database: SqliteDatabase) -> closing[sqlite3.Connection]:
+    """Connect as another process would."""
+    return closing(sqlite3.connect(database.path, isolation_level=None, timeout=0))
+
+
+def count(database: SqliteDatabase) -> int:
+    [[found]] = database.read(COUNT, {})
+    return int(found)
+
+
+def test_write__several_statements__are_one_transaction(database: SqliteDatabase) -> None:
+    assert database.write([ADD, COUNT], {"n": 7}) == [[(7,)], [(1,)]]
+    with pytest.raises(DatabaseSchemaError, match="run `comporta db migrate`"):
+        database.write([ADD, Statement("INSERT INTO nowhere VALUES (1)")], {"n": 8})
+    assert count(database) == 1
+
+
+def test_write__another_process_writes__waits_so_long_and_is_busy(database: SqliteDatabase) -> None:
+    with other(database) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DatabaseBusyError, match="database is locked"):
+            database.write([ADD], {"n": 1})
+        assert count(database) == 0
+        assert asyncio.run(database.read_async(COUNT, {})) == [(0,)]
+        holder.execute("COMMIT")
+    database.write([ADD], {"n": 1})
+    assert count(database) == 1
+
+
+def test_write__another_thread_writes__waits_so_long_and_is_busy(database: SqliteDatabase) -> None:
+    with database.transaction(5) as execute:
+        with pytest.raises(DatabaseBusyError, match=r"others of this process wrote for 0\.2 s"):
+            database.write([ADD], {"n": 1})
+        assert execute("SELECT 1") == [(1,)]
+
+
+def test_read__file_of_another_program__is_read(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "x.db", timeout=30)
+    with other(database) as holder:
+        holder.execute("PRAGMA journal_mode = DELETE")
+        holder.execute("CREATE TABLE numbers (n INTEGER)")
+    assert count(database) == 0
+    database.close()
+
+
+def test_read__file_held_and_not_given_back__is_busy_and_then_free(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "x.db", timeout=0.05)
+    with other(database) as holder:
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("PRAGMA journal_mode = WAL")
+        holder.execute("CREATE TABLE numbers (n INTEGER)")
+        with pytest.raises(DatabaseBusyError):
+            database.read(COUNT, {})
+        with pytest.raises(DatabaseBusyError):
+            asyncio.run(database.read_async(COUNT, {}))
+    assert count(database) == 0
+    database.close()
+
+
+def test_read__large__is_done_on_a_thread(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "x.db", timeout=30)
+    database.write([MAKE], {})
+    assert asyncio.run(database.read_async(COUNT, {}, small=False)) == [(0,)]
+    database.close()
+
+
+def test_write__no_room__is_full_and_then_goes_on(database: SqliteDatabase) -> None:
+    assert database._writer is not None
+    database._writer.execute("PRAGMA max_page_count = 3")
+    with pytest.raises(DatabaseFullError, match="full"):
+        database.write([FILL], {})
+    assert count(database) == 0
+    database._writer.execute("PRAGMA max_page_count = 100000")
+    database.write([FILL], {})
+    assert count(database) == 1
+
+
+def test_write__read_only__is_said_and_reads_go_on(database: SqliteDatabase) -> None:
+    assert database._writer is not None
+    database._writer.execute("PRAGMA query_only = 1")
+    with pytest.raises(DatabaseReadOnlyError, match="readonly"):
+        database.write([ADD], {"n": 1})
+    assert count(database) == 0
+
+
+def test_database__folder_gone__is_unavailable(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "none" / "x.db")
+    with pytest.raises(DatabaseUnavailableError, match="unable to open"):
+        database.read(COUNT, {})
+    with pytest.raises(DatabaseUnavailableError, match="unable to open"):
+        database.write([ADD], {"n": 1})
+    database.close()
+
+
+def test_database__another_kind_of_file__is_unavailable(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    path.write_bytes(b"no database at all, but long enough to be read as the head of one" * 20)
+    database = SqliteDatabase(path)
+    with pytest.raises(DatabaseUnavailableError, match="not a database"):
+        database.write([ADD], {"n": 1})
+    with pytest.raises(DatabaseUnavailableError, match="not a database"):
+        database.read(COUNT, {})
+    database.close()
+
+
+def test_write__file_removed_meanwhile__is_not_written_to_nowhere(database: SqliteDatabase) -> None:
+    database.write([ADD], {"n": 1})
+    assert count(database) == 1
+    for path in database.path.parent.glob("x.db*"):
+        path.unlink()
+    with pytest.raises(DatabaseSchemaError, match="no such table"):
+        database.write([ADD], {"n": 1})
+    database.write([MAKE, ADD], {"n": 1})
+    assert count(database) == 1
+
+
+def test_write__wrong_on_its_own_account__is_a_plain_error(database: SqliteDatabase) -> None:
+    with pytest.raises(DatabaseError, match="syntax error"):
+        database.write([Statement("NONSENSE")], {})
+    with pytest.raises(DatabaseError, match="syntax error"):
+        database.read(Statement("NONSENSE"), {})
+
+
+def test_read__interrupted_by_something_else__closes_what_it_used(database: SqliteDatabase) -> None:
+    assert count(database) == 0
+    with pytest.raises(UnicodeEncodeError):
+        database.read(Statement("SELECT :n"), {"n": "\ud800"})
+    assert count(database) == 0
+
+
+def test_read__many_threads__keeps_only_so_many_readers(database: SqliteDatabase) -> None:
+    readers = [database._opened(0) for _ in range(READERS_MAX + 2)]
+    for reader in readers:
+        database._put_back(reader)
+    assert len(database._readers) == READERS_MAX
+    assert count(database) == 0
+
+
+def test_sqlite__too_old__is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sqlite_module, "OLDEST", (99, 0, 0))
+    with pytest.raises(DatabaseUnavailableError, match=r"SQLite must be 99\.0\.0 or newer, got"):
+        SqliteDatabase(tmp_path / "x.db")
+
+
+def test_opening__interrupted__leaves_nothing_open(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "x.db", timeout=0.05)
+    with other(database) as holder:
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("CREATE TABLE numbers (n INTEGER)")
+        with pytest.raises(DatabaseBusyError):
+            database.write([ADD], {"n": 1})
+    database.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_database__after_a_fork__leaves_the_parents_connections(database: SqliteDatabase) -> None:
+    assert count(database) == 0
+    writer, readers = database._writer, list(database._readers)
+    database.after_fork()
+    database.write([ADD], {"n": 1})
+    assert count(database) == 1
+    assert database._writer is not writer
+    assert not set(readers) & set(database._readers)
+    for connection in (writer, *readers):
+        assert connection is not None
+        connection.close()
+
+
+def test_write__two_threads__one_after_the_other(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "x.db", timeout=30)
+    database.write([MAKE], {})
+    threads = [threading.Thread(target=database.write, args=([ADD], {"n": n})) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count(database) == 20
+    database.close()
