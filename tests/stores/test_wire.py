@@ -43,7 +43,7 @@ def _deaf(_: int) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [[1, 2], ["x"] * 5, [], [1] * 6, [1] * 8, [1, 1, 1, 1, 1, 1, b"7"], [[]] * 7, b"OK", None, 5, {}],
+    [[1, 2], ["x"] * 5, [], [1] * 8, [1] * 10, [*[1] * 8, b"7"], [[]] * 9, b"OK", None, 5, {}],
 )
 def test_reply__of_the_wrong_shape__is_an_error_not_an_answer(raw: object) -> None:
     [call] = calls_for([_asking()])
@@ -71,14 +71,14 @@ def test_reply__to_anything_else__of_the_wrong_shape__is_an_error(
 def test_reply__error_in_the_place_of_an_answer__names_the_key() -> None:
     for error in (b"WRONGTYPE nonsense", "WRONGTYPE nonsense"):
         [call] = calls_for([_asking("mine")])
-        [reply] = call.replies([error, 0, 0, 0, 0, 0, 3], _deaf)
+        [reply] = call.replies([error, *[0] * 7, 3], _deaf)
         assert isinstance(reply, StateTypeError)
         assert "'rate_limiter:n:mine'" in str(reply)
 
 
 def test_reply__error_of_another_kind_in_the_place_of_an_answer__is_named_after_it() -> None:
     [call] = calls_for([_asking("mine")])
-    [reply] = call.replies([b"NOPERM no permissions", 0, 0, 0, 0, 0, 3], _deaf)
+    [reply] = call.replies([b"NOPERM no permissions", *[0] * 7, 3], _deaf)
     assert isinstance(reply, StateDeniedError)
     assert "'rate_limiter:n:mine'" in str(reply)
 
@@ -86,10 +86,10 @@ def test_reply__error_of_another_kind_in_the_place_of_an_answer__is_named_after_
 def test_reply__of_a_counted_script__tells_how_many_workers_live() -> None:
     heard: list[int] = []
     [call] = calls_for([_asking("a"), _asking("b")])
-    assert len(call.replies([0, 10, 9, 0, 1, 0] * 2 + [7], heard.append)) == 2
+    assert len(call.replies([0, 10, 9, 0, 1, 0, 0, 10] * 2 + [7], heard.append)) == 2
     assert heard == [7]
     [uncounted] = calls_for([_asking("a")], tagged=True)
-    assert len(uncounted.replies([0, 10, 9, 0, 1, 0], heard.append)) == 1
+    assert len(uncounted.replies([0, 10, 9, 0, 1, 0, 0, 10], heard.append)) == 1
     assert heard == [7]
 
 
