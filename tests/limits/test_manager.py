@@ -409,6 +409,12 @@ def test_from_settings__state_that_cannot_be__names_its_source_and_no_password()
         RateLimitManager.from_settings(Settings("http://user:secret@host", state_source="REDIS_URL"))
 
 
+def test_from_settings__state_that_cannot_be_read__names_where_it_was_written() -> None:
+    settings = Settings("redis://localhost:port", state_source="limits.toml:1: state")
+    with pytest.raises(ValueError, match=r"^limits\.toml:1: state: state cannot be read"):
+        RateLimitManager.from_settings(settings)
+
+
 def test_from_file__on_a_real_server__limits_all_its_workers(tmp_path: Path, valkey: Server) -> None:
     path = tmp_path / "comporta.toml"
     text = f'state = "{valkey.url}?timeout=5"\n[limits.default]\nlimit = "2/hour"\n'
