@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.processes.accounting import check_bucket, check_window, granted
-from tests.processes.fleet import started, together
+from tests.processes.fleet import patient, started, together
 
 TEN_PER_HOUR = {"rate": 10 / 3600, "capacity": 10}
 TEN_PER_SECOND = {"rate": 10, "capacity": 10}
@@ -21,13 +21,13 @@ AT_LEAST = 0.95
 
 @pytest.mark.parametrize("face", ["call", "call_at_once"])
 def test_shared_limit__15_calls_from_two_processes__grants_exactly_10(state: str, face: str) -> None:
-    with started(2, face, url=state, limit=TEN_PER_HOUR, counts=[8, 7]) as workers:
+    with started(2, face, url=patient(state), limit=TEN_PER_HOUR, counts=[8, 7]) as workers:
         answers = together(workers)
     assert len(granted(answers)) == 10
 
 
 def test_shared_limit__15_calls_at_10_per_second__grants_no_more_than_is_due(state: str) -> None:
-    with started(2, "call", url=state, limit=TEN_PER_SECOND, counts=[8, 7]) as workers:
+    with started(2, "call", url=patient(state), limit=TEN_PER_SECOND, counts=[8, 7]) as workers:
         grants = granted(together(workers))
     elapsed = (max(after for _, after in grants) - min(before for before, _ in grants)) / 1e9
     assert 10 <= len(grants) <= 10 + floor(10 * (elapsed + 1e-6))
@@ -36,7 +36,7 @@ def test_shared_limit__15_calls_at_10_per_second__grants_no_more_than_is_due(sta
 def hammered(
     state: str, limit: dict[str, Any], job: str = "hammer", seconds: float = SECONDS
 ) -> list[dict[str, Any]]:
-    with started(2, job, url=state, limit=limit, seconds=seconds) as workers:
+    with started(2, job, url=patient(state), limit=limit, seconds=seconds) as workers:
         return together(workers)
 
 
@@ -62,8 +62,10 @@ def test_sliding_window__hammered_by_two_processes__is_never_exceeded(
 
 def test_wall_clocks__two_seconds_apart_or_jumping_back__change_nothing(state: str) -> None:
     with (
-        started(1, "hammer", url=state, limit=PACED, seconds=SECONDS, wall={"ahead": 2.0}) as ahead,
-        started(1, "hammer", url=state, limit=PACED, seconds=SECONDS, wall={"back_after": 0.4}) as jumping,
+        started(1, "hammer", url=patient(state), limit=PACED, seconds=SECONDS, wall={"ahead": 2.0}) as ahead,
+        started(
+            1, "hammer", url=patient(state), limit=PACED, seconds=SECONDS, wall={"back_after": 0.4}
+        ) as jumping,
     ):
         answers = together([*ahead, *jumping])
     print(check_bucket(answers, 1000, 100, AT_LEAST))  # noqa: T201

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.processes.fleet import opened, started, together
+from tests.processes.fleet import opened, patient, started, together
 from tests.processes.jobs import limiter_of
 
 from comporta import BaseLimiter
@@ -22,19 +22,19 @@ THREADS = 8
 def test_child_process__asks_at_the_same_time_as_its_parent__they_share_one_limit(
     state: str, how: str
 ) -> None:
-    with started(1, "fork_and_call", url=state, limit=TWENTY_PER_HOUR, calls=20, how=how) as workers:
+    with started(1, "fork_and_call", url=patient(state), limit=TWENTY_PER_HOUR, calls=20, how=how) as workers:
         [answer] = together(workers)
     assert answer == {"granted": 20, "status": 0, "after": True}
 
 
 def test_fork__inside_an_event_loop__both_sides_go_on_awaiting_one_limit(state: str) -> None:
-    with started(1, "fork_from_a_loop", url=state) as workers:
+    with started(1, "fork_from_a_loop", url=patient(state)) as workers:
         [answer] = together(workers)
     assert answer == {"granted": 20}
 
 
 def test_fork__while_a_thread_of_the_parent_waits_in_line__serves_the_child(state: str) -> None:
-    with started(1, "fork_in_mid_wait", url=state) as workers:
+    with started(1, "fork_in_mid_wait", url=patient(state)) as workers:
         [answer] = together(workers)
     assert answer == {"child": 0, "parent served": True}
 
@@ -42,7 +42,7 @@ def test_fork__while_a_thread_of_the_parent_waits_in_line__serves_the_child(stat
 def test_fork__while_threads_of_the_parent_hammer__leaves_the_child_no_lock_that_nobody_frees(
     state: str,
 ) -> None:
-    with started(1, "fork_under_load", url=state, forks=20) as workers:
+    with started(1, "fork_under_load", url=patient(state), forks=20) as workers:
         [answer] = together(workers)
     assert answer == {"children": [0] * 20}
 
