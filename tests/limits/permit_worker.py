@@ -8,11 +8,12 @@ import json
 import sys
 import time
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 
 from tests.processes.jobs import ready, say
 
 from comporta import ConcurrencyLimit
+from comporta.stores.failover import FailoverStore
 
 COUNT = Struct("<ii")
 """What the counter holds: how many are in flight, and the most there ever were."""
@@ -58,7 +59,29 @@ def holds(url: str, hold_seconds: float) -> None:
     time.sleep(600)
 
 
-JOBS: dict[str, Any] = {"calls": calls, "holds": holds}
+def competes(number: int, url: str, seconds: float) -> None:
+    """Make as many calls as it gets permits for, eight at once if it is the first process, and count them."""
+    limit = ConcurrencyLimit("contested", 1, state=url)
+    done = 0
+
+    async def caller(until: float) -> None:
+        nonlocal done
+        while time.monotonic() < until:
+            async with limit.slot(timeout=60):
+                await asyncio.sleep(0.005)
+                done += 1
+
+    async def main() -> None:
+        until = time.monotonic() + seconds
+        await asyncio.gather(*(caller(until) for _ in range(1 if number else 8)))
+        await cast(FailoverStore, limit.store).aclose()
+
+    ready()
+    asyncio.run(main())
+    say(done)
+
+
+JOBS: dict[str, Any] = {"calls": calls, "competes": competes, "holds": holds}
 
 if __name__ == "__main__":
     JOBS[sys.argv[1]](**json.loads(sys.argv[2]))
