@@ -27,6 +27,17 @@ def test_server__killed_and_started_again__keeps_what_it_was_told() -> None:
     server.close()
 
 
+def test_server__killed_while_many_are_connected__starts_again_at_once() -> None:
+    with PostgresServer() as server:
+        connections = [psycopg.connect(server.url) for _ in range(30)]
+        pids = [connection.info.backend_pid for connection in connections]
+        server.kill()
+        assert not postgres_module._running(pids)
+        assert server.start().command("SELECT 1") == [(1,)]
+        for connection in connections:
+            connection.close()
+
+
 def test_server__frozen__does_not_answer_and_then_does(postgres: PostgresServer) -> None:
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         state = Path(f"/proc/{connection.info.backend_pid}/stat")

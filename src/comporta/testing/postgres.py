@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -86,14 +87,16 @@ class PostgresServer(Started):
             return cursor.fetchall() if cursor.description else []
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """End it at once, as a crash would, with all its children: the last one frees the shared memory."""
         if self.process is not None:
-            family = [*_children(self.process.pid), self.process.pid]
-            for pid in reversed(family):
+            self.process.send_signal(signal.SIGSTOP)  # it has no more children from now on
+            children = _children(self.process.pid)
+            for pid in (self.process.pid, *children):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+            wait_until(lambda: not _running(children), "the children of PostgreSQL are gone", _STOP_SECONDS)
 
     def stop(self) -> None:
         """End it in good order, whoever is connected."""
@@ -210,11 +213,21 @@ def _group() -> int:
 
 
 def _children(pid: int) -> list[int]:
+    return [child for child, parent, _ in _processes() if parent == pid]
+
+
+def _running(pids: list[int]) -> bool:
+    """Whether one of them is not dead yet; one that nobody asked how it ended is."""
+    return any(pid in pids and not state.startswith("Z") for pid, _, state in _processes())
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
     listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="],  # noqa: S607 - wherever the system has it
+        ["ps", "-A", "-o", "pid=,ppid=,stat="],  # noqa: S607 - wherever the system has it
         capture_output=True,
         text=True,
         check=True,
     )
-    pairs = (line.split() for line in listed.stdout.splitlines())
-    return [int(child) for child, parent in pairs if int(parent) == pid]
+    for line in listed.stdout.splitlines():
+        pid, parent, state = line.split()
+        yield int(pid), int(parent), state
