@@ -169,10 +169,11 @@ def test_read__interrupted_by_something_else__closes_what_it_used(database: Sqli
 
 
 def test_read__many_threads__keeps_only_so_many_readers(database: SqliteDatabase) -> None:
-    readers = [database._opened(0) for _ in range(READERS_MAX + 2)]
-    for reader in readers:
-        database._put_back(reader)
-    assert len(database._readers) == READERS_MAX
+    readers = database._readers
+    for reader in [database._opened(0) for _ in range(READERS_MAX + 2)]:
+        readers.open.append(None)
+        readers.put_back(reader)
+    assert len(readers.at_hand) == len(readers.open) == READERS_MAX
     assert count(database) == 0
 
 
@@ -195,15 +196,66 @@ def test_opening__interrupted__leaves_nothing_open(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_database__after_a_fork__leaves_the_parents_connections(database: SqliteDatabase) -> None:
     assert count(database) == 0
-    writer, readers = database._writer, list(database._readers)
+    writer, readers = database._writer, list(database._readers.at_hand)
     database.after_fork()
     database.write([ADD], {"n": 1})
     assert count(database) == 1
     assert database._writer is not writer
-    assert not set(readers) & set(database._readers)
+    assert not set(readers) & set(database._readers.at_hand)
     for connection in (writer, *readers):
         assert connection is not None
         connection.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_write__in_a_child_whose_parent_closes_the_file__is_not_lost(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "x.db", timeout=30)
+    database.write([MAKE], {})
+    assert count(database) == 0
+    (hear, tell), (hear_child, tell_parent) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            database.write([ADD], {"n": 1})
+            os.write(tell_parent, b"1")
+            os.read(hear, 1)
+            database.write([ADD], {"n": 2})
+        finally:
+            os._exit(0)
+    os.read(hear_child, 1)
+    assert count(database) == 1
+    database.close()  # the last of this process, but the child's is open
+    os.write(tell, b"1")
+    assert os.waitpid(pid, 0)[1] == 0
+    assert count(database) == 2
+    database.close()
+    for end in (hear, tell, hear_child, tell_parent):
+        os.close(end)
+
+
+def test_fork__others_read_and_write__waits_for_them_and_they_go_on(database: SqliteDatabase) -> None:
+    readers = database._readers
+    readers.open.append(None)  # one that is in use
+    later = threading.Timer(0.05, readers.let_go, (None,))
+    later.start()
+    database.before_fork()
+    assert database._writer is None
+    assert not readers.open
+    database.after_fork_in_parent()
+    with database.transaction(1):
+        database.before_fork()  # it cannot wait for ever
+        database.after_fork_in_parent()
+    assert count(database) == 0
+
+
+def test_read__file_replaced_meanwhile__is_not_read_from_the_old_one(database: SqliteDatabase) -> None:
+    old = database._readers
+    assert count(database) == 0
+    reader = old.at_hand.pop()
+    database.path.unlink()
+    database.write([MAKE, ADD], {"n": 1})
+    old.put_back(reader)
+    assert count(database) == 1
 
 
 def test_write__two_threads__one_after_the_other(tmp_path: Path) -> None:

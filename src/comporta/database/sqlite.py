@@ -58,6 +58,36 @@ _left_behind: list[object] = []
 """Connections that must be neither used nor closed: a parent process's, and those to a file that is gone."""
 
 
+class Readers:
+    """The connections that read one file: those at hand, and a mark for every one there is."""
+
+    __slots__ = ("at_hand", "open")
+
+    def __init__(self) -> None:
+        self.at_hand: deque[sqlite3.Connection] = deque()
+        self.open: deque[None] = deque()
+
+    def put_back(self, reader: sqlite3.Connection) -> None:
+        """Keep it at hand, unless there are enough."""
+        if len(self.at_hand) < READERS_MAX:
+            self.at_hand.append(reader)
+        else:
+            self.let_go(reader)
+
+    def let_go(self, reader: sqlite3.Connection | None) -> None:
+        """Close it, or take note that it could not be opened."""
+        if reader is not None:
+            reader.close()
+        self.open.pop()
+
+    def close(self) -> int:
+        """Close those at hand, and return how many are in use."""
+        with suppress(IndexError):
+            while True:
+                self.let_go(self.at_hand.pop())
+        return len(self.open)
+
+
 class SqliteDatabase:
     """See :class:`comporta.database.base.Database`."""
 
@@ -77,9 +107,12 @@ class SqliteDatabase:
         self._lock = Lock()
         self._writer: sqlite3.Connection | None = None
         self._file = (0, 0)
-        self._readers: deque[sqlite3.Connection] = deque()
+        self._readers = Readers()
+        self._opening = Lock()
+        self._rested: list[Lock] = []
         self._crew = Crew(self.address, THREADS, self.timeout)
         forks.register(self)
+        forks.register_thread(self)
 
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Read without waiting; if somebody holds the whole file, wait for them."""
@@ -117,17 +150,42 @@ class SqliteDatabase:
         with self._lock:
             self._close()
 
+    def before_fork(self) -> None:
+        """Hold no connection while the process forks.
+
+        SQLite knows within a process who has a file open. A child would take its parent's connections for
+        its own and lock nothing, and the parent, the last one as it thinks, would remove the log in which
+        the child writes.
+        """
+        deadline = monotonic() + self.timeout
+        for lock in (self._lock, self._opening):
+            if lock.acquire(timeout=max(deadline - monotonic(), 0)):
+                self._rested.append(lock)
+        if self._lock in self._rested:
+            self._close()
+        while self._readers.close() and monotonic() < deadline:
+            time.sleep(0.001)
+
+    def after_fork_in_parent(self) -> None:
+        """Go on; what is wanted is opened again."""
+        while self._rested:
+            self._rested.pop().release()
+
     def after_fork(self) -> None:
-        """Leave the parent's connections alone."""
+        """Leave alone what the parent could not close in time."""
         forks.renew(self._lock)
+        forks.renew(self._opening)
+        self._rested.clear()
         self._leave_behind()
 
     def _read(self, statement: Statement, parameters: Parameters, seconds: float) -> Rows:
-        reader = None
+        readers, reader = self._readers, None
         try:
             try:
-                reader = self._readers.pop()
+                reader = readers.at_hand.pop()
             except IndexError:
+                with self._opening:
+                    readers.open.append(None)
                 reader = self._opened(seconds)
             if seconds:
                 _patient(reader, seconds)
@@ -135,19 +193,12 @@ class SqliteDatabase:
             if seconds:
                 _patient(reader, 0)
         except BaseException as error:
-            if reader is not None:
-                reader.close()
+            readers.let_go(reader)
             if isinstance(error, sqlite3.Error):
                 raise _translated(error, self.address) from error
             raise
-        self._put_back(reader)
+        readers.put_back(reader)
         return found
-
-    def _put_back(self, reader: sqlite3.Connection) -> None:
-        if len(self._readers) < READERS_MAX:
-            self._readers.append(reader)
-        else:
-            reader.close()
 
     @contextmanager
     def _writing(self, seconds: float) -> Iterator[sqlite3.Connection]:
@@ -197,14 +248,12 @@ class SqliteDatabase:
         return connection
 
     def _leave_behind(self) -> None:
-        _left_behind.extend((self._writer, *self._readers))
+        _left_behind.extend((self._writer, self._readers))
         self._writer = None
-        self._readers = deque()
+        self._readers = Readers()
 
     def _close(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._readers.pop().close()
+        self._readers.close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
