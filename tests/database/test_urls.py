@@ -79,9 +79,13 @@ def test_open__server__takes_our_options_and_leaves_the_others() -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("mysql://me:secret@db/app", "must start with sqlite:/// or postgresql://, got 'db/app'"),
-        ("file.db", "must start with sqlite:/// or postgresql://, got 'file.db'"),
-        ("sqlite://", "must name a file, as in sqlite:///file.db, got 'sqlite://'"),
+        ("mysql://me:secret@db/app", "must start with sqlite:/// or postgresql://, got 'mysql'"),
+        ("mysql://db/app?password=secret", "must start with sqlite:/// or postgresql://, got 'mysql'"),
+        ("postgresql+psycopg://me:secret@db/app", "or postgresql://, got 'postgresql+psycopg'"),
+        ("host=db password=secret", "must start with sqlite:/// or postgresql://, got 'none'"),
+        ("file.db", "must start with sqlite:/// or postgresql://, got 'none'"),
+        ("sqlite://", "must name a file, as in sqlite:///file.db"),
+        ("sqlite:///x%00.db", "must name a file"),
         ("sqlite:///", "must name a file"),
         ("sqlite://file.db", "must name a file"),
         ("sqlite:///x.db?connections=3", "sqlite:// takes timeout, got 'connections'"),
@@ -91,6 +95,7 @@ def test_open__server__takes_our_options_and_leaves_the_others() -> None:
         ("postgresql://db/app?connections=0", "connections must be 1 to 100, got 0"),
         ("postgresql://me:sec/ret@db/app", "database cannot be read: the port must be a number"),
         ("postgresql://me:1/secret@db/app", "database cannot be read"),
+        ("postgresql://me:1@secret@db/app", "database cannot be read"),
         ("postgresql://me:secret@db/app?nonsense=1", "database cannot be read"),
     ],
 )
@@ -101,8 +106,9 @@ def test_open__wrong_url__says_what_and_shows_no_password(url: str, said: str) -
 
 
 def test_open__no_text__is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="database must be a URL or a database, got 7"):
-        open_database(7)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="database must be a URL or a database, got bytes") as caught:
+        open_database(b"postgresql://me:secret@db/app")  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["psycopg", "another"])

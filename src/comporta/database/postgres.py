@@ -247,12 +247,12 @@ def _read_url(url: str) -> tuple[str, str]:
     except psycopg.Error:
         found = {"port": "?"}
     ports, name = str(found.get("port") or ""), str(found.get("dbname") or found.get("user") or "")
-    if "@" in name or not all(port.isdecimal() for port in ports.split(",") if port):
+    where = str(found.get("host") or "localhost")
+    if "@" in name + where or not all(port.isdecimal() for port in ports.split(",") if port):
         raise ValueError(
             "database cannot be read: the port must be a number, an option one of libpq's, and in a user or "
             "password / is written %2F, ? %3F, # %23, @ %40"
         )
-    where = found.get("host") or "localhost"
     return make_conninfo("", **found), f"postgresql://{where}{ports and f':{ports}'}/{name}"
 
 

@@ -44,13 +44,13 @@ def open_database(url: str | None = None) -> Database:
     if url is None:
         url = default_url()
     if not isinstance(url, str):
-        raise TypeError(f"database must be a URL or a database, got {url!r:.100}")
+        raise TypeError(f"database must be a URL or a database, got {type(url).__name__}")
     scheme = url.partition("://")[0]
     if scheme == "sqlite":
         return _sqlite(url)
     if scheme in ("postgresql", "postgres"):
         return _postgres(url)
-    raise ValueError(f"database must start with sqlite:/// or postgresql://, got {_shown(url)!r}")
+    raise ValueError(f"database must start with sqlite:/// or postgresql://, got {_shown(scheme)!r}")
 
 
 def _sqlite(url: str) -> Database:
@@ -58,8 +58,8 @@ def _sqlite(url: str) -> Database:
 
     rest, options = _options(url)
     name = unquote(rest.removeprefix("sqlite:///"))
-    if rest == name or not name:
-        raise ValueError(f"database must name a file, as in sqlite:///file.db, got {_shown(url)!r}")
+    if rest == name or not name or "\0" in name:
+        raise ValueError("database must name a file, as in sqlite:///file.db, or with four / from the root")
     if "connections" in options:
         raise ValueError("sqlite:// takes timeout, got 'connections'")
     path, timeout = Path(name), _number(options, "timeout", float, TIMEOUT_SECONDS)
@@ -94,6 +94,9 @@ def _number(options: dict[str, str], name: str, kind: Callable[[str], T], defaul
         raise ValueError(f"{name} must be a number, got {options[name]!r:.50}") from None
 
 
-def _shown(url: str) -> str:
-    """Return a URL for an error message: nothing that could be a password."""
-    return url.rpartition("@")[2][:100]
+def _shown(scheme: str) -> str:
+    """Return the beginning of a URL for an error message: nothing that could be a password.
+
+    It may be none: ``host=db password=secret`` is a way to write it elsewhere.
+    """
+    return scheme[:30] if scheme.replace("+", "").isalnum() else "none"
