@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import NoReturn
 
+import psycopg
 import pytest
 
 from comporta.database import postgres as postgres_module
@@ -129,6 +131,49 @@ def test_server__frozen__is_unavailable_within_the_bound_and_then_there_again(
     database = PostgresDatabase(postgres.url, timeout=30)
     assert database.read(ONE, {}) == [(1,)]
     database.close()
+
+
+def test_transaction__server_frozen__does_not_wait_for_a_connection_as_long_as_for_its_work(
+    postgres: PostgresServer,
+) -> None:
+    database = PostgresDatabase(postgres.url, timeout=2)
+    postgres.freeze()
+    try:
+        with pytest.raises(DatabaseUnavailableError), database.transaction(600):
+            pass
+    finally:
+        postgres.thaw()
+    database.close()
+
+
+def test_connection__cannot_be_made_ready__is_closed(postgres: PostgresServer) -> None:
+    database = PostgresDatabase(postgres.url, timeout=2)
+    made = []
+
+    class Refused(postgres_module.Connection):
+        def execute(self, *_: object, **__: object) -> NoReturn:
+            made.append(self)
+            raise psycopg.OperationalError("no")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DatabaseUnavailableError):
+        patch.setattr(postgres_module, "Connection", Refused)
+        database.read(ONE, {})
+    assert [each.closed for each in made] == [True]
+    database.close()
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_read__database_of_another_encoding__is_text(postgres: PostgresServer, encoding: str) -> None:
+    name = f"in_{encoding.lower()}"
+    postgres.command(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    database = PostgresDatabase(postgres.url.removesuffix("postgres") + name, timeout=10)
+    told = Statement("SELECT CAST(:text AS text)")
+    assert database.read(told, {"text": "ação"}) == [("ação",)]
+    if encoding == "LATIN1":
+        with pytest.raises(DatabaseError):
+            database.read(told, {"text": "日本"})
+    database.close()
+    postgres.command(f"DROP DATABASE {name}")
 
 
 def test_server__restarted__is_connected_to_again(postgres: PostgresServer) -> None:

@@ -201,15 +201,19 @@ class PostgresDatabase:
         until, why = self._down
         if monotonic() < until:
             raise DatabaseUnavailableError(why)
-        seconds = max(_CONNECT_SECONDS_MIN, round(deadline - monotonic()))
+        seconds = max(_CONNECT_SECONDS_MIN, round(min(deadline - monotonic(), self.timeout)))
         try:
             connection = Connection.connect(self._conninfo, autocommit=True, connect_timeout=seconds)
         except psycopg.Error as error:
             named = _translated(error, self.address)
             self._down = (monotonic() + _DOWN_SECONDS, str(named))
             raise named from error
-        connection.deadline = deadline
-        connection.execute(f"SET statement_timeout = {round(self.timeout * 1000)}")
+        connection.deadline = min(deadline, monotonic() + self.timeout)
+        try:
+            connection.execute(f"SET statement_timeout = {round(self.timeout * 1000)}")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _put_back(self, connection: Connection) -> None:
@@ -253,7 +257,9 @@ def _read_url(url: str) -> tuple[str, str]:
             "database cannot be read: the port must be a number, an option one of libpq's, and in a user or "
             "password / is written %2F, ? %3F, # %23, @ %40"
         )
-    return make_conninfo("", **found), f"postgresql://{where}{ports and f':{ports}'}/{name}"
+    return make_conninfo(
+        "", **found, client_encoding="utf8"
+    ), f"postgresql://{where}{ports and f':{ports}'}/{name}"
 
 
 def _translated(error: psycopg.Error, address: str) -> DatabaseError:
