@@ -146,7 +146,9 @@ def test_transaction__server_frozen__does_not_wait_for_a_connection_as_long_as_f
     database.close()
 
 
-def test_connection__cannot_be_made_ready__is_closed(postgres: PostgresServer) -> None:
+def test_connection__cannot_be_made_ready__is_closed(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database = PostgresDatabase(postgres.url, timeout=2)
     made = []
 
@@ -155,8 +157,8 @@ def test_connection__cannot_be_made_ready__is_closed(postgres: PostgresServer) -
             made.append(self)
             raise psycopg.OperationalError("no")
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(DatabaseUnavailableError):
-        patch.setattr(postgres_module, "Connection", Refused)
+    monkeypatch.setattr(postgres_module, "Connection", Refused)
+    with pytest.raises(DatabaseUnavailableError):
         database.read(ONE, {})
     assert [each.closed for each in made] == [True]
     database.close()
@@ -166,7 +168,9 @@ def test_connection__cannot_be_made_ready__is_closed(postgres: PostgresServer) -
 def test_read__database_of_another_encoding__is_text(postgres: PostgresServer, encoding: str) -> None:
     name = f"in_{encoding.lower()}"
     postgres.command(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
-    database = PostgresDatabase(postgres.url.removesuffix("postgres") + name, timeout=10)
+    database = PostgresDatabase(
+        postgres.url.removesuffix("postgres") + f"{name}?client_encoding=latin1", timeout=10
+    )
     told = Statement("SELECT CAST(:text AS text)")
     assert database.read(told, {"text": "ação"}) == [("ação",)]
     if encoding == "LATIN1":

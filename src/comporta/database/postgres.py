@@ -257,9 +257,8 @@ def _read_url(url: str) -> tuple[str, str]:
             "database cannot be read: the port must be a number, an option one of libpq's, and in a user or "
             "password / is written %2F, ? %3F, # %23, @ %40"
         )
-    return make_conninfo(
-        "", **found, client_encoding="utf8"
-    ), f"postgresql://{where}{ports and f':{ports}'}/{name}"
+    found["client_encoding"] = "utf8"  # whatever the server's is: text comes as text
+    return make_conninfo("", **found), f"postgresql://{where}{ports and f':{ports}'}/{name}"
 
 
 def _translated(error: psycopg.Error, address: str) -> DatabaseError:
