@@ -230,6 +230,27 @@ def test_claim__clock_set_back__does_not_wait_for_a_lease_of_hours(table: Face) 
     assert second.token > first.token
 
 
+def test_claim__clock_set_back__does_not_wait_for_a_backoff_of_hours(table: Face) -> None:
+    table.keep()
+    for _ in range(4):
+        table.fail(HASH, None, USER, HASH)
+    assert not table.claim(HASH, "me", 10).granted
+    table.clock.now -= 3600
+    assert table.look(HASH).degraded_until is None
+    assert table.entry().degraded_until is None
+    table.mark_due(HASH)
+    assert [each.user_id for each in table.due(10, 0)] == [USER]
+    assert table.claim(HASH, "me", 10).granted
+
+
+def test_claim__clock_set_back__does_not_wait_for_a_success_to_come(table: Face) -> None:
+    table.keep()
+    table.clock.now -= 30  # no more than who waited for the record is behind
+    assert not table.claim(HASH, "me", 10, not_within=600).granted
+    table.clock.now -= 3600
+    assert table.claim(HASH, "me", 10, not_within=600).granted
+
+
 def test_claim__key_degraded__is_refused_until_then_unless_forced(table: Face) -> None:
     table.fail(HASH, None, USER, HASH)
     table.clock.now += 59
@@ -533,6 +554,14 @@ def test_prune__old_rows_and_records__go_but_saved_searches(table: Face) -> None
     assert {row.user_id for row in table.rows()} == {"b", USER}
     assert table.look(HASH).token == 0
     assert table.look("new").token > 0
+
+
+def test_prune__claimed_and_given_back__goes(table: Face) -> None:
+    claim = table.claim(HASH, "me", 10)
+    assert table.prune(0) == 0
+    table.release(HASH, claim.token)
+    assert table.prune(50) == 1
+    assert table.look(HASH).token == 0
 
 
 @pytest.mark.parametrize(

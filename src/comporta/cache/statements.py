@@ -40,10 +40,14 @@ _PRIORITY = f"""
     WHEN saved OR {_ACCESSES} >= 3 THEN 'warm' ELSE 'cold' END
 """
 
-_ENTRY = """
+# What lasts longer than anything may is from before somebody set the clock back. Not to the second: who
+# waited for a record began before the one who changed it.
+_BACKOFF = "CASE WHEN degraded_until <= AT(:now + 1860) THEN UNIX(degraded_until) END"
+
+_ENTRY = f"""
     SELECT user_id, params_hash, TEXT(search_params), TEXT(results), total_results, TEXT(sources_json),
         UNIX(fetched_at), UNIX(created_at), UNIX(last_success_at), UNIX(last_attempt_at), fail_streak,
-        UNIX(degraded_until), TEXT(coverage), fetch_duration_ms, has_value, priority, access_count,
+        {_BACKOFF}, TEXT(coverage), fetch_duration_ms, has_value, priority, access_count,
         UNIX(last_accessed_at), :now
     FROM search_results_cache
 """
@@ -55,8 +59,8 @@ READ_SHARED = Statement(
 )
 
 LOOK = Statement(
-    """
-    SELECT token, UNIX(lease_until), owner, UNIX(degraded_until), fail_streak, UNIX(last_success_at), :now
+    f"""
+    SELECT token, UNIX(lease_until), owner, {_BACKOFF}, fail_streak, UNIX(last_success_at), :now
     FROM search_fetches WHERE fetch_key = :key
     """
 )
@@ -74,10 +78,14 @@ CLAIM = Statement(
     )
     AND (
         :forced
-        OR (search_fetches.degraded_until IS NULL OR search_fetches.degraded_until <= AT(:now))
+        OR (
+            search_fetches.degraded_until IS NULL OR search_fetches.degraded_until <= AT(:now)
+            OR search_fetches.degraded_until > AT(:now + 1860)
+        )
         AND (
             search_fetches.last_success_at IS NULL
             OR search_fetches.last_success_at <= AT(:now - :not_within)
+            OR search_fetches.last_success_at > AT(:now + 60)
         )
     )
     RETURNING token
@@ -216,7 +224,7 @@ DUE = Statement(
         OR last_accessed_at > AT(:now - 86400) AND has_value AND fetched_at <= AT(:now - :age)
         AND {_PRIORITY} = 'hot'
     )
-    AND (degraded_until IS NULL OR degraded_until <= AT(:now))
+    AND (degraded_until IS NULL OR degraded_until <= AT(:now) OR degraded_until > AT(:now + 1860))
     ORDER BY due_at IS NULL, fetched_at LIMIT :limit
     """
 )
@@ -254,7 +262,7 @@ FORGET_FETCHES = Statement(
     """
     DELETE FROM search_fetches WHERE fetch_key IN (
         SELECT fetch_key FROM search_fetches
-        WHERE COALESCE(last_attempt_at, lease_until) <= AT(:now - :older_than)
+        WHERE COALESCE(last_attempt_at, lease_until, AT(0)) <= AT(:now - :older_than)
         AND (lease_until IS NULL OR lease_until <= AT(:now - :older_than))
         AND (degraded_until IS NULL OR degraded_until <= AT(:now))
         LIMIT :limit
