@@ -18,7 +18,7 @@ from comporta.cache.cached import Cached
 from comporta.cache.config import BY_PARAMS, CacheConfig
 from comporta.cache.coverage import Coverage
 from comporta.cache.flights import Landing, in_thread
-from comporta.cache.params import hashed
+from comporta.cache.params import check_hash, hashed
 from comporta.clock import MONOTONIC, Clock
 from comporta.flow import run, run_async
 from comporta.stores.base import Store
@@ -142,7 +142,7 @@ class HealthCache:
 
     async def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
         """Return what is kept for ``params`` (or their hash), however old; nothing is fetched."""
-        params_hash = params if isinstance(params, str) else hashed(params)[0]
+        params_hash = check_hash(params) if isinstance(params, str) else hashed(params)[0]
         if user_id in self._users:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
@@ -258,7 +258,7 @@ class SyncHealthCache:
 
     def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
         """Return what is kept, however old; nothing is fetched."""
-        params_hash = params if isinstance(params, str) else hashed(params)[0]
+        params_hash = check_hash(params) if isinstance(params, str) else hashed(params)[0]
         if user_id in self._users:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
