@@ -25,3 +25,14 @@ def test_get__a_name_that_holds_another_users_key__is_refused(make: Make, source
     cache.fetch({"q": "other"}, source, user="a")
     with pytest.raises(ValueError, match="params_hash must be 64 digits"):
         cache.get_from_cache("a", f"b:{theirs.params_hash}")
+
+
+def test_evict__ten_hot_answers__the_one_just_fetched_stays(make: Make, source: Source) -> None:
+    cache = make(entries_per_user=2)
+    for number in range(2):
+        for _ in range(12):
+            cache.fetch({"q": number}, source)
+    cache.flush()
+    new = cache.fetch(Q, source)
+    assert cache.row(new.params_hash).has_value
+    assert make().fetch(Q, source).source == "database"

@@ -126,9 +126,9 @@ class Books:
         claim = yield from self._asked(READ, "look at a key", "look", key)
         return (self.alone.left(key) if claim is _LOST else left_of(claim)) > 0
 
-    def evicting(self, user_id: str, keep: int) -> Flow[None]:
-        """Let go of what a user has too many of."""
-        yield from self._asked(WRITE, "evict", "evict", user_id, keep)
+    def evicting(self, user_id: str, keep: int, spared: str) -> Flow[None]:
+        """Let go of what a user has too many of, but not of this."""
+        yield from self._asked(WRITE, "evict", "evict", user_id, keep, spared)
 
     def renew(self, key: str, token: int, seconds: float) -> bool:
         """Hold a turn for longer; false if it is lost."""

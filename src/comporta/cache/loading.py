@@ -295,7 +295,7 @@ class Loads:
         if kept:
             yield from self._changes.telling(digest_of(job.key))
             if job.found is None:
-                yield from self._books.evicting(job.user_id, self._config.entries_per_user)
+                yield from self._books.evicting(job.user_id, self._config.entries_per_user, job.params_hash)
         return kept
 
 

@@ -143,14 +143,15 @@ def touch(touches: Iterable[Touch | tuple[str, str, int, float]]) -> Request[Non
     return Request(statements.touches(len(known)) if known else (), told, _nothing)
 
 
-def evict(user_id: str, keep: int) -> Request[int]:
+def evict(user_id: str, keep: int, spared: str = "") -> Request[int]:
     """Remove all but so many of a user's rows.
 
-    Those without a value go first, then cold before warm before hot, the oldest access first.
+    Those without a value go first, then cold before warm before hot, the oldest access first; ``spared``, a
+    ``params_hash``, is among those that stay: what was just fetched had no time to become hot.
     """
     if keep < 0:
         raise ValueError(f"keep must be at least 0, got {keep}")
-    return Request((statements.EVICT,), {"user_id": user_id, "keep": keep}, _count)
+    return Request((statements.EVICT,), {"user_id": user_id, "keep": keep, "spared": spared}, _count)
 
 
 def rm(user_id: str, params_hash: str, key: str | None = None) -> Request[bool]:

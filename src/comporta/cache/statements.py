@@ -187,7 +187,8 @@ EVICT = Statement(
     f"""
     DELETE FROM search_results_cache WHERE user_id = :user_id AND id IN (
         SELECT id FROM search_results_cache WHERE user_id = :user_id
-        ORDER BY has_value DESC, CASE {_PRIORITY} WHEN 'hot' THEN 2 WHEN 'warm' THEN 1 ELSE 0 END DESC,
+        ORDER BY params_hash = :spared DESC, has_value DESC,
+            CASE {_PRIORITY} WHEN 'hot' THEN 2 WHEN 'warm' THEN 1 ELSE 0 END DESC,
             COALESCE(last_accessed_at, fetched_at, created_at) DESC
         LIMIT 1000000000 OFFSET :keep
     )
