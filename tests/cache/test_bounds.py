@@ -36,3 +36,34 @@ def test_evict__ten_hot_answers__the_one_just_fetched_stays(make: Make, source: 
     new = cache.fetch(Q, source)
     assert cache.row(new.params_hash).has_value
     assert make().fetch(Q, source).source == "database"
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), StopIteration(), KeyError("x")])
+def test_fetch__loader_raises_anything__is_called_once(
+    make: Make, source: Source, error: BaseException
+) -> None:
+    cache = make()
+    source.error = error
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whichever: what counts is the calls
+        cache.fetch(Q, source)
+    with pytest.raises(CacheUnavailableError):
+        cache.fetch(Q, source)
+    assert source.calls == 1
+
+
+def test_fetch__coroutine_cancels_itself__is_a_failure(database_url: str) -> None:
+    calls = 0
+
+    async def search() -> list[str]:
+        nonlocal calls
+        calls += 1
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        async with HealthCache(database_url, state="memory://", migrate=True) as cache:
+            for _ in range(2):
+                with pytest.raises(Exception):  # noqa: B017, PT011 - see above
+                    await cache.fetch("ana", Q, search)
+
+    asyncio.run(main())
+    assert calls == 1

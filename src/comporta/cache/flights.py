@@ -129,18 +129,38 @@ class Call:
 
         async with asyncio.timeout(self._seconds):
             if iscoroutinefunction(self._function):
-                return await self._function()
+                return await _awaited(self._function())
             flight = in_thread(self._function)
             result = _landed(flight, await Landing(flight).wait(), self._seconds)
-            return await result if hasattr(result, "__await__") else result
+            return await _awaited(result) if hasattr(result, "__await__") else result
 
 
 def _landed(flight: Flight, landed: bool, seconds: float) -> Any:
     if not landed:
         raise TimeoutError(f"no answer within {seconds:g} s")
+    if flight.error is not None and not isinstance(flight.error, Exception):
+        raise _ended(flight.error) from flight.error
     if flight.error is not None:
         raise flight.error
     return flight.result
+
+
+def _ended(error: BaseException) -> RuntimeError:
+    """Return what ends a loader and nothing else as a failure like others: it would be called again at once."""
+    return RuntimeError(f"the loader ended with {error!r:.100}")
+
+
+async def _awaited(awaitable: Any) -> Any:
+    """Await a loader; a cancellation that is its own is told from one of the load."""
+    import asyncio  # noqa: PLC0415 - see clock.py
+
+    try:
+        return await awaitable
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise _ended(error) from error
 
 
 def in_thread(function: Callable[[], Any]) -> Flight:
