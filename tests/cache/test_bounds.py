@@ -67,3 +67,88 @@ def test_fetch__coroutine_cancels_itself__is_a_failure(database_url: str) -> Non
 
     asyncio.run(main())
     assert calls == 1
+
+
+def test_fetch__loop_of_the_load_was_closed__another_loop_starts_anew(database_url: str) -> None:
+    cache = HealthCache(database_url, state="memory://", migrate=True, lease_seconds=0.2)
+    begun = threading.Event()
+    waits: list[Any] = []
+
+    async def never() -> None:
+        waits.append(asyncio.get_running_loop().create_future())
+        begun.set()
+        await waits[0]
+
+    async def impatient() -> None:
+        task = asyncio.create_task(cache.fetch("ana", Q, never))
+        waits.append(task)
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(impatient())
+    loop.close()
+
+    async def found() -> list[str]:
+        return ["found"]
+
+    async def main() -> Any:
+        async with asyncio.timeout(10):
+            return (await cache.fetch("ana", Q, found)).value
+
+    assert asyncio.run(main()) == ["found"]
+    cache.sync.close()
+
+
+def test_fetch__loop_ended_before_a_refresh_began__the_next_loop_refreshes(
+    database_url: str, clock: ManualClock
+) -> None:
+    cache = HealthCache(database_url, state="memory://", migrate=True, fresh=100, stale=1000, clock=clock)
+    value = "a"
+
+    async def search() -> list[str]:
+        return [value]
+
+    async def main() -> list[str]:
+        async with asyncio.timeout(20):
+            found: list[str] = (await cache.fetch("ana", Q, search)).value
+            return found
+
+    assert asyncio.run(main()) == ["a"]
+    value = "b"
+    clock.advance(150)
+    for _ in range(4):
+        assert asyncio.run(main()) == ["a"]
+        clock.advance(2)
+    assert len(cache._asking.loads.flights) == cache._asking.loads._refreshing == 0
+    clock.advance(1000)
+    assert asyncio.run(main()) == ["b"]
+    cache.sync.close()
+
+
+def test_fetch__loop_of_the_load_is_closed_while_another_thread_waits__that_one_starts_anew(
+    database_url: str,
+) -> None:
+    cache = HealthCache(database_url, state="memory://", migrate=True, lease_seconds=0.2)
+    loop = asyncio.new_event_loop()
+    waits: list[Any] = []
+    found: list[Any] = []
+
+    async def never() -> None:
+        waits.append(loop.create_future())
+        await waits[0]
+
+    async def until_begun() -> None:
+        waiting = asyncio.create_task(cache.fetch("ana", Q, never))
+        while not waits:
+            await asyncio.sleep(0.01)
+        waits.append(waiting)
+
+    loop.run_until_complete(until_begun())
+    thread = threading.Thread(target=lambda: found.append(cache.sync.fetch("ana", Q, lambda: ["found"])))
+    thread.start()
+    thread.join(0.1)
+    loop.close()
+    thread.join(30)
+    assert [one.value for one in found] == [["found"]]
+    cache.sync.close()

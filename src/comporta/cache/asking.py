@@ -40,6 +40,9 @@ USERS_MAX = 100_000
 DURATION_MS_MAX = 2**31 - 1
 DUE_MAX = 1000
 _TRIES = 10
+_LOOK_SECONDS = 2.0
+"""How often those who wait look whether there is still an event loop to wait for."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -293,10 +296,11 @@ class Asking:
         return flight
 
     def _launched(self, job: Job, flight: Flight) -> Flow[None]:
+        flight.give_up = partial(self.loads.gave_up, job, flight)
         try:
-            yield Launch(self.loads.flights, self.loads.load(job, flight))
+            yield Launch(self.loads.flights, self.loads.load(job, flight), flight)
         except BaseException:  # no thread to be had: nobody will land it
-            self.loads.gave_up(job, flight)
+            flight.give_up()
             raise
 
     def _awaited(self, job: Job, soft_timeout: float | None) -> Flow[Cached]:
@@ -308,7 +312,11 @@ class Asking:
             if mine:
                 job.background = False
                 yield from self._launched(job, flight)
-            landed: bool = yield Landing(flight, soft_timeout if job.found is not None else None)
+            patience = soft_timeout if job.found is not None else None
+            landed: bool = yield Landing(flight, _LOOK_SECONDS if patience is None else patience)
+            while not landed and patience is None:
+                self.loads.flights.bury(job.key)
+                landed = yield Landing(flight, _LOOK_SECONDS)
             result: Cached | None = flight.result if landed else job.found
             if result is not None:
                 return result

@@ -27,7 +27,7 @@ FLIGHTS_MAX = 1000
 class Flight:
     """Something under way, and who waits for it; threads and coroutines alike."""
 
-    __slots__ = ("_lock", "_wakes", "error", "landed", "result")
+    __slots__ = ("_lock", "_wakes", "error", "give_up", "landed", "result", "task")
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -35,6 +35,13 @@ class Flight:
         self.landed = False
         self.result: Any = None
         self.error: BaseException | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.give_up: Callable[[], None] = self.land
+
+    @property
+    def lost(self) -> bool:
+        """Whether it can never land by itself: its event loop was closed under it."""
+        return self.task is not None and not self.landed and self.task.get_loop().is_closed()
 
     def land(self, result: Any = None, error: BaseException | None = None) -> None:
         """Tell all who wait; only the first time counts."""
@@ -146,7 +153,7 @@ def _landed(flight: Flight, landed: bool, seconds: float) -> Any:
 
 
 def _ended(error: BaseException) -> RuntimeError:
-    """Return what ends a loader and nothing else as a failure like others: it would be called again at once."""
+    """Return what ends a loader and nothing else as a failure: it would be called again at once."""
     return RuntimeError(f"the loader ended with {error!r:.100}")
 
 
@@ -178,13 +185,14 @@ def in_thread(function: Callable[[], Any]) -> Flight:
 
 
 class Launch:
-    """Effect: have a flow run by itself; it goes on whatever becomes of the caller."""
+    """Effect: have a flow run by itself, which lands a flight; it goes on whatever becomes of the caller."""
 
-    __slots__ = ("_flights", "_flow")
+    __slots__ = ("_flight", "_flights", "_flow")
 
-    def __init__(self, flights: Flights, flow: Flow[None]) -> None:
+    def __init__(self, flights: Flights, flow: Flow[None], flight: Flight) -> None:
         self._flights = flights
         self._flow = flow
+        self._flight = flight
 
     def block(self) -> None:
         """Start a thread."""
@@ -194,7 +202,13 @@ class Launch:
         """Start a task."""
         import asyncio  # noqa: PLC0415 - see clock.py
 
-        self._flights.keep_task(asyncio.create_task(run_async(self._flow)))
+        task = self._flight.task = asyncio.create_task(run_async(self._flow))
+        self._flights.keep_task(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, _: object) -> None:
+        if not self._flight.landed:  # cancelled before its first step: the flow never began
+            self._flight.give_up()
 
 
 class Flights:
@@ -212,6 +226,7 @@ class Flights:
 
     def join(self, key: str) -> tuple[Flight | None, bool]:
         """Return the flight of a key, and whether the caller has to start it; none if there are too many."""
+        self.bury(key)
         with self._lock:
             flight = self._by_key.get(key)
             if flight is not None:
@@ -220,6 +235,19 @@ class Flights:
                 return None, False
             flight = self._by_key[key] = Flight()
             return flight, True
+
+    def bury(self, key: str) -> None:
+        """End the flight of a key if its event loop was closed, so that somebody can start anew."""
+        flight = self._by_key.get(key)
+        if flight is None or flight.task is None or not flight.lost:
+            return
+        self._tasks.discard(flight.task)
+        coroutine = flight.task.get_coro()
+        with suppress(RuntimeError, ValueError):  # it does not want to end, or another thread is ending it
+            if coroutine is not None:
+                coroutine.close()
+        if not flight.landed:
+            flight.give_up()
 
     def leave(self, key: str, flight: Flight) -> None:
         """Forget a flight that is about to land."""
