@@ -238,12 +238,14 @@ class Flights:
 
     def bury(self, key: str) -> None:
         """End the flight of a key if its event loop was closed, so that somebody can start anew."""
-        flight = self._by_key.get(key)
-        if flight is None or flight.task is None or not flight.lost:
-            return
+        with self._lock:
+            flight = self._by_key.get(key)
+            if flight is None or flight.task is None or not flight.lost:
+                return
+            del self._by_key[key]  # so that one thread ends it, and no other
         self._tasks.discard(flight.task)
         coroutine = flight.task.get_coro()
-        with suppress(RuntimeError, ValueError):  # it does not want to end, or another thread is ending it
+        with suppress(RuntimeError):  # it does not want to end
             if coroutine is not None:
                 coroutine.close()
         if not flight.landed:
