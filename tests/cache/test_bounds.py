@@ -152,3 +152,32 @@ def test_fetch__loop_of_the_load_is_closed_while_another_thread_waits__that_one_
     thread.join(30)
     assert [one.value for one in found] == [["found"]]
     cache.sync.close()
+
+
+def test_refresh__loader_gives_garbage__is_said_and_backs_off(
+    make: Make, source: Source, clock: ManualClock
+) -> None:
+    cache = make()
+    cache.fetch(Q, source)
+    source.value = object()
+    for _ in range(5):
+        clock.advance(150 if source.calls == 1 else 2)
+        assert cache.fetch(Q, source).value == ["a"]
+        cache.settle()
+    assert source.calls == 2
+    assert any("JSON can say" in event.text for event in latest_events())
+
+
+def test_fetch__merge_fails__gives_the_turn_back(make: Make, clock: ManualClock) -> None:
+    cache = make(refresh_every=30)
+    covered = {"succeeded_ufs": ["SP"], "failed_ufs": ["RJ"], "total_requested": 2}
+
+    def merge(old: Any, new: Any) -> Any:
+        raise KeyError("x")
+
+    cache.fetch(Q, lambda missing=None: Loaded(["SP"], covered), merge=merge)
+    clock.advance(40)
+    found = cache.fetch(Q, lambda missing=None: ["RJ"], merge=merge)
+    cache.settle()
+    assert cache.figures()["fetching"] == 0
+    assert found.value == ["SP"]

@@ -226,8 +226,11 @@ class Loads:
         try:
             whole = joined(found, missing, given, job.merge) if missing and found is not None else given
             answer = answer_of(whole)
-        except (TypeError, ValueError):  # nothing that could be kept: that says nothing about the source
-            yield from self._books.releasing(job.key, turn.token)
+        except Exception as error:
+            if found is None:  # the caller hears of it: that says nothing about the source
+                yield from self._books.releasing(job.key, turn.token)
+            else:  # nobody would, and the source would be asked again every second
+                yield from self._failed(job, turn, error)
             raise
         usable = found is not None and self._serving.as_of_now(found).freshness != EXPIRED
         if not is_better(answer.coverage, found.coverage if found else None, usable=usable):
@@ -264,10 +267,11 @@ class Loads:
     def _kept(self, job: Job, turn: Turn, answer: Answer, duration_ms: int) -> Flow[Cached | None]:
         now = turn.now + (self._clock.now_ns() - turn.at_ns) / 1e9
         cached = self._serving.of_load(answer, _row(job, answer, duration_ms, now))
+        stamp = self._serving.level.stamp()  # what another writes from now on is newer
         kept = yield from self.keeping(job, turn.token, answer, duration_ms)
         if kept is False:
             return (yield from self._reread(job)) or cached
-        self._serving.shelve(job.key, cached, len(answer.body), self._serving.level.stamp())
+        self._serving.shelve(job.key, cached, len(answer.body), stamp)
         return cached
 
     def keeping(
