@@ -181,3 +181,25 @@ def test_fetch__merge_fails__gives_the_turn_back(make: Make, clock: ManualClock)
     cache.settle()
     assert cache.figures()["fetching"] == 0
     assert found.value == ["SP"]
+
+
+def test_partial__what_is_missing_keeps_failing__does_not_make_the_rest_young(
+    make: Make, clock: ManualClock
+) -> None:
+    cache = make(fresh=100, stale=1000, refresh_every=30)
+    covered = {"succeeded_ufs": ["SP"], "failed_ufs": ["RJ"], "total_requested": 2}
+    asked: list[Any] = []
+
+    def search(missing: list[str] | None = None) -> Loaded:
+        asked.append(missing)
+        if missing is None:
+            return Loaded(["SP"], covered)
+        return Loaded([], {"succeeded_ufs": [], "failed_ufs": missing})
+
+    cache.fetch(Q, search)
+    for _ in range(4):
+        clock.advance(31)
+        found = cache.fetch(Q, search)
+        cache.settle()
+    assert (found.age, found.freshness) == (124, "stale")
+    assert asked == [None, ["RJ"], ["RJ"], ["RJ"], None]

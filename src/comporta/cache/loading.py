@@ -236,7 +236,9 @@ class Loads:
         if not is_better(answer.coverage, found.coverage if found else None, usable=usable):
             yield from self._failed(job, turn, f"only {answer.coverage}, less than there is")
             return job.found
-        return (yield from self._kept(job, turn, answer, (self._clock.now_ns() - began_ns) // 1_000_000))
+        age = found.age if missing and found is not None else 0.0  # that of its oldest part
+        duration_ms = (self._clock.now_ns() - began_ns) // 1_000_000
+        return (yield from self._kept(job, turn, answer, duration_ms, age))
 
     def _called(self, job: Job, turn: Turn, missing: tuple[str, ...]) -> Flow[Any]:
         """Call the loader; what is not the source's fault gives the turn back and is not held against it."""
@@ -264,18 +266,20 @@ class Loads:
         text = f"{job.params_hash[:16]} failed {streak} times, left alone for {seconds:.0f} s: {_told(why)}"
         events.publish("cache_fetch_failed", self._name, text, "warning")
 
-    def _kept(self, job: Job, turn: Turn, answer: Answer, duration_ms: int) -> Flow[Cached | None]:
+    def _kept(
+        self, job: Job, turn: Turn, answer: Answer, duration_ms: int, age: float
+    ) -> Flow[Cached | None]:
         now = turn.now + (self._clock.now_ns() - turn.at_ns) / 1e9
-        cached = self._serving.of_load(answer, _row(job, answer, duration_ms, now))
+        cached = self._serving.of_load(answer, _row(job, answer, duration_ms, now, age), age)
         stamp = self._serving.level.stamp()  # what another writes from now on is newer
-        kept = yield from self.keeping(job, turn.token, answer, duration_ms)
+        kept = yield from self.keeping(job, turn.token, answer, duration_ms, age)
         if kept is False:
             return (yield from self._reread(job)) or cached
         self._serving.shelve(job.key, cached, len(answer.body), stamp)
         return cached
 
     def keeping(
-        self, job: Job, token: int | None, answer: Answer, duration_ms: int | None
+        self, job: Job, token: int | None, answer: Answer, duration_ms: int | None, age: float = 0.0
     ) -> Flow[bool | None]:
         """Write a row and tell the others; false if a later turn has begun, nothing if it could not."""
         if len(answer.body) > VALUE_BYTES_MAX:
@@ -295,6 +299,7 @@ class Loads:
             list(answer.sources),
             coverage,
             duration_ms,
+            age,
         )
         if kept:
             yield from self._changes.telling(digest_of(job.key))
@@ -303,7 +308,7 @@ class Loads:
         return kept
 
 
-def _row(job: Job, answer: Answer, duration_ms: int, now: float) -> Entry:
+def _row(job: Job, answer: Answer, duration_ms: int, now: float, age: float) -> Entry:
     """Return a row as it is written, but for the body, which nobody reads here."""
     return Entry(
         user_id=job.user_id,
@@ -312,7 +317,7 @@ def _row(job: Job, answer: Answer, duration_ms: int, now: float) -> Entry:
         results=b"",
         total_results=answer.total_results,
         sources=list(answer.sources),
-        fetched_at=now,
+        fetched_at=now - age,
         created_at=now,
         last_success_at=now,
         last_attempt_at=now,

@@ -96,8 +96,12 @@ def succeed(  # noqa: PLR0917 - a row, in the order of its columns
     sources: Sequence[str],
     coverage: bytes | None = None,
     fetch_duration_ms: int | None = None,
+    age: float = 0.0,
 ) -> Request[bool]:
-    """Keep what was fetched; ``False`` if another was granted the key later. No token: nobody claimed it."""
+    """Keep what was fetched; ``False`` if another was granted the key later. No token: nobody claimed it.
+
+    ``age``: so many seconds ago its oldest part was fetched.
+    """
     told = {
         "key": key,
         "token": token,
@@ -109,6 +113,7 @@ def succeed(  # noqa: PLR0917 - a row, in the order of its columns
         "sources": json.dumps(list(sources)),
         "coverage": None if coverage is None else coverage.decode(),
         "fetch_duration_ms": fetch_duration_ms,
+        "age": _seconds("age", age),
     }
     return Request((statements.SUCCEEDED, statements.KEEP, statements.HEALED), told, _any)
 

@@ -61,7 +61,7 @@ class Serving:
             retry_ns=now_ns + round(left * 1e9) if left > 0 else None,
         )
 
-    def of_load(self, answer: Answer, row: Entry) -> Cached:
+    def of_load(self, answer: Answer, row: Entry, age: float) -> Cached:
         """Return the answer that a loader just gave, and that was or was not written as this row."""
         return Cached(
             answer.value,
@@ -70,7 +70,7 @@ class Serving:
             ORIGIN,
             row=row,
             clock=self._clock,
-            born_ns=self._clock.now_ns(),
+            born_ns=self._clock.now_ns() - round(age * 1e9),
         )
 
     def as_of_now(self, cached: Cached) -> Cached:
@@ -90,7 +90,7 @@ class Serving:
         if cached.freshness != FRESH:
             return True
         if cached.coverage is not None and not cached.coverage.complete:
-            return age >= config.refresh_pause
+            return _since_success(cached) >= config.refresh_pause
         return cached.priority == HOT and age >= self.ahead_age
 
     def shelve(
@@ -111,10 +111,15 @@ class Serving:
         config, age = self.config, cached.age
         if cached.freshness == STALE:
             return config.stale - age
-        if cached.coverage is not None and not cached.coverage.complete and age < config.refresh_pause:
-            return config.refresh_pause - age
+        if cached.coverage is not None and not cached.coverage.complete:
+            return min(config.refresh_pause - _since_success(cached), config.fresh - age)
         hot = cached.priority == HOT and age < self.ahead_age
         return (self.ahead_age if hot else config.fresh) - age
+
+
+def _since_success(cached: Cached) -> float:
+    """Return how many seconds ago a key succeeded; parts of a joined answer may be older than that."""
+    return cached.age - max(0.0, (cached.last_success_at or 0.0) - cached.fetched_at)
 
 
 def _coverage(text: bytes | None) -> Coverage | None:

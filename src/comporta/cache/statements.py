@@ -120,8 +120,8 @@ KEEP = Statement(
         last_success_at, last_attempt_at, fail_streak, degraded_until, coverage, fetch_duration_ms, has_value
     )
     SELECT NEW_ID(), :user_id, :params_hash, JSON(:search_params), JSON(:results),
-        CAST(:total_results AS INTEGER), JSON(:sources), AT(:now), AT(:now), AT(:now), AT(:now), 0, NULL,
-        JSON(:coverage), CAST(:fetch_duration_ms AS INTEGER), TRUE
+        CAST(:total_results AS INTEGER), JSON(:sources), AT(:now - :age), AT(:now), AT(:now), AT(:now), 0,
+        NULL, JSON(:coverage), CAST(:fetch_duration_ms AS INTEGER), TRUE
     WHERE {_CURRENT}
     ON CONFLICT (user_id, params_hash) DO UPDATE SET
         search_params = excluded.search_params, results = excluded.results,
