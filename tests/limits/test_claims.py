@@ -280,6 +280,15 @@ def test_claims__more_than_are_kept__wait_without_one(store: Store, clock: Manua
     assert late.waits()
 
 
+def test_claims__more_than_are_kept__those_without_one_stop_nobody(store: Store, clock: ManualClock) -> None:
+    busy, *patient, late = (Process(store, number) for number in range(1, CLAIMS_MAX + 3))
+    assert busy.takes()
+    waited_long(clock, *patient, late)
+    assert not any(process.takes(LastTake) for process in patient)
+    busy.gives()
+    assert busy.takes()
+
+
 def test_shared__as_many_permits_as_there_is_room_for__still_keeps_ten_claims(clock: ManualClock) -> None:
     room = Room("pncp", SHARED_MAX, 60_000_000)
     with shared_store(clock) as store:
