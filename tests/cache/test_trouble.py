@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cache.faces import PATIENCE_SECONDS, Face, Source
+from tests.cache.faces import Face, Source
 
 from comporta import CacheUnavailableError, HealthCache
 from comporta.cache import books
@@ -112,24 +112,11 @@ def _moved(path: Path) -> Iterator[None]:
         (aside / found.name).rename(found)
 
 
-def _started(server: PostgresServer) -> None:
-    """Start it again; what was killed may take a moment to be gone."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            server.start()
-        except RuntimeError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        else:
-            return
-
-
 @contextmanager
 def _dead(server: PostgresServer) -> Iterator[None]:
     server.kill()
     yield
-    _started(server)
+    server.start()
 
 
 @contextmanager
@@ -229,3 +216,14 @@ def test_cache__database_out_of_reach_at_the_start__is_said_and_lived_with(
     assert not cache.sync.is_cache_key_degraded("ana", Q)
     assert {"cache_unreadable", "cache_not_kept"} <= {event.kind for event in latest_events()}
     cache.sync.close()
+
+
+def test_save__one_answer_the_database_cannot_take__the_next_is_kept(own_postgres: PostgresServer) -> None:
+    with closing(open_database(f"{own_postgres.url}?timeout=10")) as database:
+        cache = HealthCache(database, migrate=True, state="memory://")
+        cache.sync.save_to_cache("u", {"q": "odd"}, [1], sources=["\0"])
+        cache.sync.save_to_cache("u", {"q": "plain"}, [2])
+        cache.sync.close()
+        rows = CacheTable(database).rows(user_id="u")
+    assert len(rows) == 1
+    assert any("cache_not_kept" in str(event) for event in latest_events())

@@ -147,7 +147,8 @@ class Books:
         except DatabaseSchemaError:
             raise
         except DatabaseError as error:
-            self._failed_ns[way] = MONOTONIC.now_ns()
+            if type(error) is not DatabaseError:  # that one is about what was asked, not about the database
+                self._failed_ns[way] = MONOTONIC.now_ns()
             self._say(_KINDS[way], f"could not {what}: {error}", what)
             return _LOST
 
