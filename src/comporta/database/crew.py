@@ -35,17 +35,18 @@ class Crew:
         self._waiting = 0
         forks.register(self)
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Do it on a thread; whoever stops waiting for it does not stop it."""
+    async def run(self, work: Callable[[float], T]) -> T:
+        """Do it on a thread, in the seconds that are left; whoever stops waiting for it does not stop it."""
         from asyncio import get_running_loop, wrap_future  # noqa: PLC0415 - blocking programs never need it
 
         deadline = monotonic() + self._seconds
 
         def in_turn() -> T:
             try:
-                if monotonic() > deadline:
+                left = deadline - monotonic()
+                if left <= 0:
                     raise self._busy(f"its turn did not come within {self._seconds:g} s")
-                return work()
+                return work(left)
             finally:
                 self._waiting_less()
 

@@ -109,28 +109,19 @@ class PostgresDatabase:
 
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Ask in one round trip."""
-        told = {"now": None, **parameters}
-        with self._connected(self.timeout) as connection:
-            return connection.execute(statement.postgresql, told).fetchall()
+        return self._read(statement, parameters, self.timeout)
 
     async def read_async(self, statement: Statement, parameters: Parameters, *, small: bool = True) -> Rows:
         """Ask on a thread: a server is never there without waiting."""
-        return await self._crew.run(partial(self.read, statement, parameters))
+        return await self._crew.run(partial(self._read, statement, parameters))
 
     def write(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
         """Run the transaction, again if it met another in a deadlock."""
-        deadline, told = monotonic() + self.timeout, {"now": None, **parameters}
-        for _ in range(DEADLOCK_TRIES_MAX - 1):
-            try:
-                return self._written(statements, told, deadline - monotonic())
-            except DatabaseBusyError as error:
-                if not _was_deadlock(error):
-                    raise
-        return self._written(statements, told, deadline - monotonic())
+        return self._write(statements, parameters, self.timeout)
 
     async def write_async(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
         """Do the same on a thread."""
-        return await self._crew.run(partial(self.write, statements, parameters))
+        return await self._crew.run(partial(self._write, statements, parameters))
 
     @contextmanager
     def transaction(self, seconds: float) -> Iterator[Execute]:
@@ -158,6 +149,21 @@ class PostgresDatabase:
         self._idle = []
         self._free = BoundedSemaphore(self._connections)
 
+    def _read(self, statement: Statement, parameters: Parameters, seconds: float) -> Rows:
+        told = {"now": None, **parameters}
+        with self._connected(seconds) as connection:
+            return connection.execute(statement.postgresql, told).fetchall()
+
+    def _write(self, statements: Sequence[Statement], parameters: Parameters, seconds: float) -> list[Rows]:
+        deadline, told = monotonic() + seconds, {"now": None, **parameters}
+        for _ in range(DEADLOCK_TRIES_MAX - 1):
+            try:
+                return self._written(statements, told, deadline - monotonic())
+            except DatabaseBusyError as error:
+                if not _was_deadlock(error):
+                    raise
+        return self._written(statements, told, deadline - monotonic())
+
     def _written(self, statements: Sequence[Statement], told: Parameters, seconds: float) -> list[Rows]:
         with self._connected(seconds) as connection:
             with connection.pipeline(), connection.transaction():
@@ -178,7 +184,7 @@ class PostgresDatabase:
             yield connection
         except NoAnswerError:
             raise DatabaseUnavailableError(
-                f"{self.address}: no answer within {seconds:g} s; whether it took effect is unknown"
+                f"{self.address}: no answer within {round(seconds, 3):g} s; whether it took effect is unknown"
             ) from None
         except psycopg.Error as error:
             raise _translated(error, self.address) from error

@@ -126,17 +126,15 @@ class SqliteDatabase:
         if small:
             with suppress(DatabaseBusyError):
                 return self._read(statement, parameters, 0)
-        return await self._crew.run(partial(self._read, statement, parameters, self.timeout))
+        return await self._crew.run(partial(self._read, statement, parameters))
 
     def write(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
         """Write as the only one who does."""
-        with self._writing(self.timeout) as writer:
-            told = {**parameters, "now": _now(parameters)}  # after the wait for the others
-            return [writer.execute(statement.sqlite, told).fetchall() for statement in statements]
+        return self._write(statements, parameters, self.timeout)
 
     async def write_async(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
         """Write on a thread: it may have to wait."""
-        return await self._crew.run(partial(self.write, statements, parameters))
+        return await self._crew.run(partial(self._write, statements, parameters))
 
     @contextmanager
     def transaction(self, seconds: float) -> Iterator[Execute]:
@@ -200,12 +198,19 @@ class SqliteDatabase:
         readers.put_back(reader)
         return found
 
+    def _write(self, statements: Sequence[Statement], parameters: Parameters, seconds: float) -> list[Rows]:
+        with self._writing(seconds) as writer:
+            told = {**parameters, "now": _now(parameters)}  # after the wait for the others
+            return [writer.execute(statement.sqlite, told).fetchall() for statement in statements]
+
     @contextmanager
     def _writing(self, seconds: float) -> Iterator[sqlite3.Connection]:
         """Be the one writer: of this process by our lock, of the machine by SQLite's."""
         deadline = monotonic() + seconds
         if not self._lock.acquire(timeout=seconds):
-            raise DatabaseBusyError(f"{self.address}: others of this process wrote for {seconds:g} s")
+            raise DatabaseBusyError(
+                f"{self.address}: others of this process wrote for {round(seconds, 3):g} s"
+            )
         try:
             with self._named():
                 writer = self._current_writer()
