@@ -25,6 +25,10 @@ ROWS_MAX: Final = 10_000
 SECONDS_MAX: Final = 1e9
 
 
+_KEEPING = (statements.LOCK_UNWELL, statements.KEEP, statements.HEALED)
+_HURTING = (statements.REMEMBER, statements.LOCK_ROWS, statements.HURT)
+
+
 class Request(NamedTuple, Generic[T]):
     """Statements of one transaction, and what to make of what they return.
 
@@ -115,7 +119,7 @@ def succeed(  # noqa: PLR0917 - a row, in the order of its columns
         "fetch_duration_ms": fetch_duration_ms,
         "age": _seconds("age", age),
     }
-    return Request((statements.SUCCEEDED, statements.KEEP, statements.HEALED), told, _any)
+    return Request((statements.SUCCEEDED, *_KEEPING), told, _any)
 
 
 def fail(
@@ -129,8 +133,7 @@ def fail(
         "params_hash": params_hash,
         "search_params": "{}" if search_params is None else search_params.decode(),
     }
-    steps = (statements.FAILED, statements.REMEMBER, statements.HURT, statements.HEALTH)
-    return Request(steps, told, _health)
+    return Request((statements.FAILED, *_HURTING, statements.HEALTH), told, _health)
 
 
 def touch(touches: Iterable[Touch | tuple[str, str, int, float]]) -> Request[None]:
@@ -162,12 +165,14 @@ def evict(user_id: str, keep: int, spared: str = "") -> Request[int]:
 def rm(user_id: str, params_hash: str, key: str | None = None) -> Request[bool]:
     """Remove a row; a key (``params_hash``, unless said otherwise) without rows forgets its failures."""
     told = {"user_id": user_id, "params_hash": params_hash, "key": params_hash if key is None else key}
-    return Request((statements.REMOVE, statements.START_ANEW), told, _any)
+    steps = (statements.LOCK_KEY, statements.REMOVE, statements.START_ANEW)
+    return Request(steps, told, _removed)
 
 
 def mark_due(params_hash: str, user_id: str | None = None) -> Request[int]:
     """Have a key refreshed by whoever next asks what is ``due``, and return how many rows it has."""
-    return Request((statements.MARK_DUE,), {"params_hash": params_hash, "user_id": user_id}, _count)
+    told = {"params_hash": params_hash, "user_id": user_id}
+    return Request((statements.LOCK_MARKED, statements.MARK_DUE), told, _count)
 
 
 def due(limit: int, age: float) -> Request[list[Due]]:
@@ -259,12 +264,16 @@ def _any(found: list[Rows]) -> bool:
     return bool(found[0])
 
 
+def _removed(found: list[Rows]) -> bool:
+    return bool(found[1])
+
+
 def _nothing(found: list[Rows]) -> None:
     """Nobody waits for an answer."""
 
 
 def _count(found: list[Rows]) -> int:
-    return len(found[0])
+    return len(found[-1])
 
 
 def _counts(found: list[Rows]) -> int:

@@ -3,6 +3,9 @@
 Whatever changes a key begins with its record in ``search_fetches`` and so waits there for whoever changes the
 same key; the rows come after it and follow what the record says. ``_CURRENT`` is how they see whether the
 change was accepted: a fetcher whose token is no longer the latest changes nothing.
+
+Whatever changes several rows locks them in the order of their ids first, and what may as well be removed
+later leaves out those in use: each deadlock costs PostgreSQL a second.
 """
 
 from __future__ import annotations
@@ -113,6 +116,19 @@ SUCCEEDED = Statement(
     """
 )
 
+LOCK_KEY = Statement("SELECT token FROM search_fetches WHERE fetch_key = :key LOCK()")
+
+LOCK_ROWS = Statement(f"SELECT id FROM search_results_cache WHERE {ROWS_IN_SCOPE} ORDER BY id LOCK()")
+
+_UNWELL = "(fail_streak > 0 OR degraded_until IS NOT NULL OR due_at IS NOT NULL)"
+
+LOCK_UNWELL = Statement(
+    f"""
+    SELECT id FROM search_results_cache
+    WHERE {ROWS_IN_SCOPE} AND (user_id = :user_id OR {_UNWELL}) ORDER BY id LOCK()
+    """
+)
+
 KEEP = Statement(
     f"""
     INSERT INTO search_results_cache (
@@ -139,7 +155,7 @@ HEALED = Statement(
     UPDATE search_results_cache
     SET fail_streak = 0, degraded_until = NULL, due_at = NULL, last_attempt_at = AT(:now)
     WHERE {ROWS_IN_SCOPE} AND user_id <> :user_id AND {_CURRENT}
-    AND (fail_streak > 0 OR degraded_until IS NOT NULL OR due_at IS NOT NULL)
+    AND {_UNWELL}
     """
 )
 
@@ -186,11 +202,13 @@ HEALTH = Statement(
 EVICT = Statement(
     f"""
     DELETE FROM search_results_cache WHERE user_id = :user_id AND id IN (
+        SELECT id FROM search_results_cache WHERE user_id = :user_id AND id IN (
         SELECT id FROM search_results_cache WHERE user_id = :user_id
         ORDER BY params_hash = :spared DESC, has_value DESC,
             CASE {_PRIORITY} WHEN 'hot' THEN 2 WHEN 'warm' THEN 1 ELSE 0 END DESC,
             COALESCE(last_accessed_at, fetched_at, created_at) DESC
         LIMIT 1000000000 OFFSET :keep
+        ) FREE()
     )
     RETURNING id
     """
@@ -208,13 +226,11 @@ START_ANEW = Statement(
     """
 )
 
-MARK_DUE = Statement(
-    """
-    UPDATE search_results_cache SET due_at = AT(:now)
-    WHERE params_hash = :params_hash AND (CAST(:user_id AS TEXT) IS NULL OR user_id = CAST(:user_id AS TEXT))
-    RETURNING id
-    """
-)
+_MARKED = """
+    params_hash = :params_hash AND (CAST(:user_id AS TEXT) IS NULL OR user_id = CAST(:user_id AS TEXT))
+"""
+LOCK_MARKED = Statement(f"SELECT id FROM search_results_cache WHERE {_MARKED} ORDER BY id LOCK()")
+MARK_DUE = Statement(f"UPDATE search_results_cache SET due_at = AT(:now) WHERE {_MARKED} RETURNING id")
 
 DUE = Statement(
     f"""
@@ -266,7 +282,7 @@ FORGET_FETCHES = Statement(
         WHERE COALESCE(last_attempt_at, lease_until, AT(0)) <= AT(:now - :older_than)
         AND (lease_until IS NULL OR lease_until <= AT(:now - :older_than))
         AND (degraded_until IS NULL OR degraded_until <= AT(:now))
-        LIMIT :limit
+        LIMIT :limit FREE()
     )
     RETURNING fetch_key
     """
@@ -279,7 +295,7 @@ FORGET_ROWS = Statement(
         WHERE COALESCE(last_accessed_at, last_attempt_at, fetched_at) <= AT(:now - :older_than)
         AND fetched_at <= AT(:now - :older_than) AND (degraded_until IS NULL OR degraded_until <= AT(:now))
         AND NOT saved
-        LIMIT :limit
+        LIMIT :limit FREE()
     )
     RETURNING id
     """
@@ -287,8 +303,8 @@ FORGET_ROWS = Statement(
 
 
 @cache
-def touches(count: int) -> tuple[Statement, Statement]:
-    """Return what counts accesses to so many rows, and what draws the conclusion.
+def touches(count: int) -> tuple[Statement, ...]:
+    """Return what locks so many rows, what counts accesses to them, and what draws the conclusion.
 
     A count fades within 24 hours in which nobody comes, so that it stays near the number of accesses in them.
     """
@@ -301,6 +317,10 @@ def touches(count: int) -> tuple[Statement, Statement]:
     match = """
         FROM told WHERE search_results_cache.user_id = told.user_id
         AND search_results_cache.params_hash = told.params_hash
+    """
+    locked = f"""
+        {told} SELECT id FROM search_results_cache
+        WHERE (user_id, params_hash) IN (SELECT user_id, params_hash FROM told) ORDER BY id LOCK()
     """
     passed = "told.at - UNIX(last_accessed_at)"
     counted = f"""
@@ -319,4 +339,4 @@ def touches(count: int) -> tuple[Statement, Statement]:
         SET priority = {_PRIORITY.replace("saved", "search_results_cache.saved")}
         {match}
     """
-    return Statement(counted), Statement(ranked)
+    return Statement(locked), Statement(counted), Statement(ranked)

@@ -12,6 +12,8 @@ word                SQLite                              PostgreSQL
 ``JSON(text)``      as it is                            ``json``
 ``TEXT(json)``      bytes                               text
 ``NEW_ID()``        32 random hex digits                a random UUID
+``LOCK()``          nothing: all of it is locked        the rows found are, in their order
+``FREE()``          nothing                             those that nobody locked are, others left out
 ==================  ==================================  ===========================================
 
 What stands in their brackets has none of its own. No statement knows a clock of this process: several
@@ -35,7 +37,7 @@ TIMEOUT_SECONDS: Final = 5.0
 
 TIMEOUT_SECONDS_MAX: Final = 3600.0
 
-_WORDS = re.compile(r"\b(AT|UNIX|JSON|TEXT|NEW_ID)\(([^()]*)\)")
+_WORDS = re.compile(r"\b(AT|UNIX|JSON|TEXT|NEW_ID|LOCK|FREE)\(([^()]*)\)")
 _NAMES = re.compile(r":([a-z_][a-z_0-9]*)")
 
 _IN_SQLITE = {
@@ -44,6 +46,8 @@ _IN_SQLITE = {
     "JSON": "{}",
     "TEXT": "CAST({} AS BLOB)",
     "NEW_ID": "lower(hex(randomblob(16)))",
+    "LOCK": "",
+    "FREE": "",
 }
 _IN_POSTGRESQL = {
     "AT": "to_timestamp({})",
@@ -51,6 +55,8 @@ _IN_POSTGRESQL = {
     "JSON": "CAST({} AS json)",
     "TEXT": "CAST({} AS text)",
     "NEW_ID": "gen_random_uuid()",
+    "LOCK": "FOR UPDATE",
+    "FREE": "FOR UPDATE SKIP LOCKED",
 }
 _NOW_IN_POSTGRESQL = "COALESCE(CAST(%(now)s AS float8), CAST(extract(epoch FROM now()) AS float8))"
 
