@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from comporta.cache.requests import LEASE_SECONDS_MAX, TOUCHES_MAX
 from comporta.cache.table import CacheTable, Claim, Entry, Health
+from comporta.database import postgres as postgres_module
 from comporta.database.base import Database, Statement
 
 START = 1_750_000_000.0
@@ -590,3 +592,24 @@ def test_table__no_clock_given__goes_by_the_databases(database: Database) -> Non
     assert claim.lease_until == pytest.approx(claim.now + 10, abs=0.001)
     [[back]] = database.read(NOW, {"now": START})
     assert back == START
+
+
+def test_table__many_change_the_same_rows__nobody_meets_in_a_deadlock(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_module, "DEADLOCK_TRIES_MAX", 1)
+    table, users = CacheTable(database), [f"user {n}" for n in range(30)]
+    for user in users:
+        table.succeed(HASH, None, user, HASH, PARAMS, b"1", 1, [])
+    verbs: list[Callable[[str], object]] = [
+        lambda user: table.touch([(each, HASH, 1, START) for each in sorted(users, key=user.__add__)]),
+        lambda _: table.touch([(each, HASH, 1, START) for each in reversed(users)]),
+        lambda user: table.fail(HASH, None, user, HASH),
+        lambda user: table.succeed(HASH, None, user, HASH, PARAMS, b"1", 1, []),
+        lambda user: table.evict(user, 0),
+        lambda user: table.rm(user, HASH),
+        lambda _: table.mark_due(HASH),
+    ]
+    with ThreadPoolExecutor(len(verbs)) as threads:
+        done = [threads.submit(verb, user) for user in users for verb in verbs]
+    assert [each.exception() for each in done if each.exception()] == []

@@ -171,8 +171,8 @@ def rm(user_id: str, params_hash: str, key: str | None = None) -> Request[bool]:
 
 def mark_due(params_hash: str, user_id: str | None = None) -> Request[int]:
     """Have a key refreshed by whoever next asks what is ``due``, and return how many rows it has."""
-    told = {"params_hash": params_hash, "user_id": user_id}
-    return Request((statements.LOCK_MARKED, statements.MARK_DUE), told, _count)
+    told = {"key": params_hash, "params_hash": params_hash, "user_id": user_id}
+    return Request((statements.LOCK_KEY, statements.LOCK_MARKED, statements.MARK_DUE), told, _count)
 
 
 def due(limit: int, age: float) -> Request[list[Due]]:
