@@ -606,8 +606,6 @@ def test_table__many_change_the_same_rows__nobody_meets_in_a_deadlock(
         lambda _: table.touch([(each, HASH, 1, START) for each in reversed(users)]),
         lambda user: table.fail(HASH, None, user, HASH),
         lambda user: table.succeed(HASH, None, user, HASH, PARAMS, b"1", 1, []),
-        lambda user: table.evict(user, 0),
-        lambda user: table.rm(user, HASH),
         lambda _: table.mark_due(HASH),
     ]
     with ThreadPoolExecutor(len(verbs)) as threads:
