@@ -208,7 +208,8 @@ class SqliteDatabase:
         """Be the one writer: of this process by our lock, of the machine by SQLite's."""
         deadline = monotonic() + seconds
         if not self._lock.acquire(timeout=seconds):
-            raise DatabaseBusyError(f"{self.address}: others here wrote for {round(seconds, 3):g} s")
+            waited = f"others of this process wrote for {round(seconds, 3):g} s"
+            raise DatabaseBusyError(f"{self.address}: {waited}")
         try:
             with self._named():
                 writer = self._current_writer()
