@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
-from tests.cli.running import listed, run
+from tests.cli.running import listed, run, run_for_real
 
 from comporta import HealthCache
 from comporta.cache.params import hashed
@@ -72,7 +73,8 @@ def test_refresh__a_key__is_fetched_by_whoever_looks_for_what_is_due(
 
 def test_rm__a_key__is_gone_with_its_failures(cache: HealthCache, database_url: str) -> None:
     cache.sync.record_cache_fetch_failure("ana", Q)
-    assert run("cache", "rm", "ana", NAME, "--database", database_url).stdout == "Removed.\n"
+    ran = run("cache", "rm", "ana", NAME, "--database", database_url, "--state", "memory://")
+    assert ran.stdout.startswith("Removed. Nobody shares memory://: workers that hold it in memory forget")
     assert not cache.sync.is_cache_key_degraded("ana", Q)
 
 
@@ -97,3 +99,31 @@ def test_command__a_migration_is_missing__is_one_sentence(empty_database_url: st
 )
 def test_rough__length_of_time__is_in_its_largest_unit(seconds: float, said: str) -> None:
     assert command._rough(seconds) == said
+
+
+def test_rm__a_key_that_a_worker_holds_in_memory__is_forgotten_there(
+    database_url: str, shared_name: str
+) -> None:
+    state = f"shared://{shared_name}"
+    worker = HealthCache(database_url, state=state, name="held", level_seconds=3600)
+    try:
+        worker.sync.fetch("ana", Q, lambda: ["old"])
+        assert worker.sync.fetch("ana", Q, lambda: ["new"]).source == "memory"
+        where = ("--database", database_url, "--state", state, "--name", "held")
+        ran = run_for_real("cache", "rm", "ana", NAME, *where)
+        assert ran.stdout == "Removed. Workers that hold it in memory forget it now.\n"
+        deadline = time.monotonic() + 30
+        while worker.sync.fetch("ana", Q, lambda: ["new"]).value == ["old"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        worker.sync.close()
+
+
+def test_rm__state_out_of_reach__removes_and_says_who_was_not_told(
+    cache: HealthCache, database_url: str
+) -> None:
+    cache.sync.save_to_cache("ana", Q, ["old"])
+    ran = run("cache", "rm", "ana", NAME, "--database", database_url, "--state", "redis://127.0.0.1:1/0")
+    assert ran.stdout.startswith("Removed. The workers could not be told (")
+    assert cache.sync.get_from_cache("ana", Q) is None

@@ -111,8 +111,9 @@ class Serving:
         config, age = self.config, cached.age
         if cached.freshness == STALE:
             return config.stale - age
-        if cached.coverage is not None and not cached.coverage.complete:
-            return min(config.refresh_pause - _since_success(cached), config.fresh - age)
+        pause = config.refresh_pause - _since_success(cached)
+        if cached.coverage is not None and not cached.coverage.complete and pause > 0:
+            return min(pause, config.fresh - age)
         hot = cached.priority == HOT and age < self.ahead_age
         return (self.ahead_age if hot else config.fresh) - age
 

@@ -6,6 +6,7 @@ A command has no loader: ``refresh`` marks a key, and whichever worker next call
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +14,19 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from comporta.cache.changes import Announce
+from comporta.cache.level import digest_of
 from comporta.cache.params import check_hash, check_user
 from comporta.cache.rows import Entry, Listed
 from comporta.cache.table import CacheTable
 from comporta.cli.db import DATABASE_HELP, opened
 from comporta.cli.output import print_table
+from comporta.cli.states import opened as opened_state
+from comporta.cli.states import shared_url, state_url
+from comporta.errors import StateError
 
 ROWS_MAX = 10_000
+_UNTOLD = "workers that hold it in memory forget it within level_seconds (a minute)."
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 _database = click.option("--database", metavar="URL", help="Where the tables are.")
@@ -92,10 +99,12 @@ def refresh(params_hash: str, database: str | None, user: str | None) -> None:
 @click.argument("user")
 @click.argument("params_hash")
 @_database
-def rm(user: str, params_hash: str, database: str | None) -> None:
+@click.option("--state", metavar="STATE", help="Where the workers hear of changes, as in HealthCache.")
+@click.option("--name", default="cache", show_default=True, help="The name of the cache, as in HealthCache.")
+def rm(user: str, params_hash: str, database: str | None, state: str | None, name: str) -> None:
     """Remove what is kept for a user under a key.
 
-    Workers that hold it in memory forget it within a minute.
+    The workers are told through the state (left out: COMPORTA_STATE, else REDIS_URL, else shared://).
     """
     _check(user, params_hash)
     with opened(database) as found:
@@ -104,7 +113,22 @@ def rm(user: str, params_hash: str, database: str | None) -> None:
         table.rm(user, params_hash, f"{user}:{params_hash}")  # where users are kept apart
     if not removed:
         raise click.ClickException(f"nothing is kept for {user} under {params_hash}")
-    click.echo("Removed.")
+    why = _told(state, name, params_hash)
+    click.echo(f"Removed. {why or 'Workers that hold it in memory forget it now.'}")
+
+
+def _told(state: str | None, name: str, params_hash: str) -> str:
+    """Tell the workers that a key has changed; returns why they could not be told, if so."""
+    url = state_url(state)
+    shared = shared_url(url)
+    if url.startswith("memory://") or (shared is not None and not os.path.lexists(shared.path)):
+        return f"Nobody shares {url}: {_UNTOLD}"
+    try:
+        with opened_state(url) as (store, _):
+            store.apply(Announce(name, digest_of(params_hash)))
+    except (StateError, click.ClickException) as error:
+        return f"The workers could not be told ({str(error).rstrip('.')}): {_UNTOLD}"
+    return ""
 
 
 def _checked(database: Any) -> CacheTable:
