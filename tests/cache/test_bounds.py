@@ -203,3 +203,17 @@ def test_partial__what_is_missing_keeps_failing__does_not_make_the_rest_young(
         cache.settle()
     assert (found.age, found.freshness) == (124, "stale")
     assert asked == [None, ["RJ"], ["RJ"], ["RJ"], None]
+
+
+def test_figures__stale_from_memory__counts_as_stale(make: Make, source: Source, clock: ManualClock) -> None:
+    cache = make()
+    cache.fetch(Q, source)
+    clock.advance(150)
+    source.error = OSError("down")
+    cache.fetch(Q, source)
+    cache.settle()
+    for _ in range(8):
+        assert cache.fetch(Q, source).freshness == "stale"
+    cache.flush()
+    told = cache.figures()["last_24_hours"]
+    assert (told["answers"], told["stale_rate"], told["hit_rate"]) == (10, 0.9, 0.0)

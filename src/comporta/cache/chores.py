@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from comporta import events, forks
-from comporta.cache.figures import FRESH_HIT, Rates
+from comporta.cache.figures import FRESH_HIT, STALE_HIT, Rates
 from comporta.cache.rows import Touch
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ class Chores:
     def flush(self) -> None:
         """Write accesses down now."""
         touches = self._level.touches()
-        self._rates.count(FRESH_HIT, sum(touches.values()))
+        stale, self._level.stale_touches = self._level.stale_touches, 0
+        self._rates.count(STALE_HIT, stale)
+        self._rates.count(FRESH_HIT, sum(touches.values()) - stale)
         with self._lock:
             more, self._accesses = self._accesses, {}
             saved, self._saved = self._saved, {}

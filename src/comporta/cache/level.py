@@ -14,6 +14,7 @@ from threading import Lock
 
 from comporta import forks
 from comporta.cache.cached import Cached
+from comporta.cache.health import FRESH
 from comporta.clock import Clock
 
 MEMORY = "memory"
@@ -31,11 +32,12 @@ class Slot:
     One that was taken out has none, so that what is counted does not keep it in memory.
     """
 
-    __slots__ = ("cached", "hits", "row", "size", "until_ns", "used")
+    __slots__ = ("cached", "hits", "row", "size", "stale", "until_ns", "used")
 
     def __init__(self, cached: Cached, until_ns: int, size: int) -> None:
         self.cached: Cached | None = cached
         self.row = cached.user_id, cached.params_hash
+        self.stale = cached.freshness != FRESH
         self.until_ns = until_ns
         self.size = size
         self.hits = 0
@@ -52,6 +54,7 @@ class Level:
 
     def __init__(self, entries_max: int, bytes_max: int, clock: Clock) -> None:
         self.last_put_ns = 0
+        self.stale_touches = 0
         self._entries_max = entries_max
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -144,6 +147,8 @@ class Level:
             slot = self._touched.popleft()
             hits, slot.hits = slot.hits, 0
             found[slot.row] = found.get(slot.row, 0) + hits
+            if slot.stale:
+                self.stale_touches += hits
         return found
 
     def after_fork(self) -> None:
