@@ -217,3 +217,17 @@ def test_figures__stale_from_memory__counts_as_stale(make: Make, source: Source,
     cache.flush()
     told = cache.figures()["last_24_hours"]
     assert (told["answers"], told["stale_rate"], told["hit_rate"]) == (10, 0.9, 0.0)
+
+
+def test_fork__child__asks_the_table_before_it_serves_from_memory(database_url: str) -> None:
+    cache = HealthCache(database_url, state="memory://", migrate=True).sync
+    cache.fetch("ana", Q, lambda: ["a"])
+    pid = os.fork()
+    if not pid:
+        source = "none"
+        try:
+            source = cache.fetch("ana", Q, lambda: ["b"]).source
+        finally:
+            os._exit(0 if source == "database" else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    cache.close()

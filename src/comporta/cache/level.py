@@ -152,11 +152,10 @@ class Level:
         return found
 
     def after_fork(self) -> None:
-        """Leave what the parent counted to the parent."""
+        """Begin with nothing: the parent counts its own, and nobody here listens for changes yet."""
         forks.renew(self._lock)
-        for slot in self._touched:
-            slot.hits = 0
         self._touched.clear()
+        self.clear()
 
     def _drop(self, key: str) -> None:
         self._stamp += 1
