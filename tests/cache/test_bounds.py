@@ -231,3 +231,13 @@ def test_fork__child__asks_the_table_before_it_serves_from_memory(database_url: 
             os._exit(0 if source == "database" else 1)
     assert os.waitpid(pid, 0)[1] == 0
     cache.close()
+
+
+def test_level__what_is_kept__holds_no_second_copy(make: Make, source: Source) -> None:
+    source.value = ["x" * 10_000]
+    make().fetch({"q": "y" * 5000}, source)
+    cache = make(level_bytes=14_000)
+    found = cache.fetch({"q": "y" * 5000}, source)
+    assert found.source == "database"
+    assert found._row.results == b""
+    assert cache.figures()["memory"]["entries"] == 0

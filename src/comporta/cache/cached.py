@@ -78,6 +78,11 @@ class Cached:
         return self._row.params_hash
 
     @property
+    def params_bytes(self) -> int:
+        """How long the parameters are as JSON."""
+        return len(self._row.search_params)
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Where the loader had it from."""
         return tuple(self._row.sources)

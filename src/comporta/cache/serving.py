@@ -55,7 +55,7 @@ class Serving:
             freshness(age, self.config.fresh, self.config.stale),
             _coverage(entry.coverage),
             DATABASE,
-            row=entry,
+            row=entry._replace(results=b""),  # which would be kept in memory as well
             clock=self._clock,
             born_ns=now_ns - round(age * 1e9),
             retry_ns=now_ns + round(left * 1e9) if left > 0 else None,
@@ -104,7 +104,7 @@ class Serving:
             kept = min(seconds, kept)
         until_ns = self._clock.now_ns() + round(kept * 1e9)
         self._changes.listen()
-        return self.level.put(key, cached, until_ns, size, stamp)
+        return self.level.put(key, cached, until_ns, size + cached.params_bytes, stamp)
 
     def _undisturbed(self, cached: Cached) -> float:
         """Return for how many seconds nothing about an answer changes by itself."""
