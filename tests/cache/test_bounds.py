@@ -241,3 +241,19 @@ def test_level__what_is_kept__holds_no_second_copy(make: Make, source: Source) -
     assert found.source == "database"
     assert found._row.results == b""
     assert cache.figures()["memory"]["entries"] == 0
+
+
+def test_refresh_due__users_kept_apart__loader_is_told_whose_it_is(make: Make, source: Source) -> None:
+    cache = make(scope="user")
+    for user in ("ana", "bob"):
+        cache.save_to_cache(user, Q, [f"old of {user}"])
+    table = cache.cache._asking._table
+    entry = cache.get_from_cache("ana", Q)
+    assert table.mark_due(entry.params_hash) == 2
+    assert cache.refresh_due(lambda params, user_id: [f"new of {user_id}"]) == 2
+    assert [cache.get_from_cache(user, Q).value for user in ("ana", "bob")] == [
+        ["new of ana"],
+        ["new of bob"],
+    ]
+    with pytest.raises(TypeError, match="user_id"):
+        cache.refresh_due(lambda params: ["whose?"])

@@ -58,7 +58,7 @@ def missing_of(found: Cached | None, loader: Loader) -> tuple[str, ...]:
     """Return what a loader that takes ``missing`` has to bring to make a fresh answer whole; nothing: all."""
     if found is None or found.freshness != FRESH or found.coverage is None or found.coverage.complete:
         return ()
-    return found.coverage.failed_ufs if _takes_missing(loader) else ()
+    return found.coverage.failed_ufs if takes(loader, "missing") else ()
 
 
 def bound(loader: Loader, missing: tuple[str, ...]) -> Callable[[], Any]:
@@ -87,10 +87,11 @@ def _merged(old: Any, new: Any) -> Any:
     )
 
 
-def _takes_missing(loader: Loader) -> bool:
+def takes(loader: Loader, name: str) -> bool:
+    """Whether a loader has an argument of this name."""
     from inspect import signature  # noqa: PLC0415 - costs 10 ms
 
     try:
-        return "missing" in signature(loader).parameters
+        return name in signature(loader).parameters
     except (TypeError, ValueError):  # a built-in that does not tell
         return False

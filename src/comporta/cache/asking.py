@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from comporta import events
-from comporta.cache.answers import Loader, Merge, answer_of
+from comporta.cache.answers import Loader, Merge, answer_of, takes
 from comporta.cache.body import decoded
 from comporta.cache.books import Ask, Books
 from comporta.cache.cached import Cached, Loaded
@@ -188,10 +188,13 @@ class Asking:
         job = self._job(user_id, _named(params)[0], b"", answer_of)
         return (yield from self._books.degraded(job.key))
 
-    def refreshing_due(self, loader: Callable[[dict[str, Any]], Any], limit: int) -> Flow[int]:
+    def refreshing_due(self, loader: Loader, limit: int) -> Flow[int]:
         """Refresh what is due, as many at once as may be."""
         if not callable(loader):
             raise TypeError(f"loader must be a function, got {loader!r:.50}")
+        told_who = takes(loader, "user_id")
+        if self.config.scope != BY_PARAMS and not told_who:  # one user's answer would become another's
+            raise TypeError(f"loader must take user_id where users are kept apart, got {loader!r:.50}")
         check_count("limit", limit, 1, DUE_MAX)
         rows: list[Due] = yield Ask(self._table, "due", limit, self._serving.ahead_age)
         begun: list[Flight] = []
@@ -200,7 +203,7 @@ class Asking:
                 row.user_id,
                 row.params_hash,
                 row.search_params,
-                partial(loader, decoded(row.search_params)),
+                partial(loader, decoded(row.search_params), **({"user_id": row.user_id} if told_who else {})),
             )
             job.forced = row.wanted
             yield from self._look(job)

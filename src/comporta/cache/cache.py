@@ -181,10 +181,11 @@ class HealthCache:
         """Whether ``params`` (or their hash) failed too recently to be fetched again."""
         return await run_async(self._asking.degraded(user_id, params))
 
-    async def refresh_due(self, loader: Callable[[dict[str, Any]], Any], limit: int = 100) -> int:
+    async def refresh_due(self, loader: Callable[..., Any], limit: int = 100) -> int:
         """Refresh, with ``loader(params)``, what an operator asked for and hot keys that are soon stale.
 
-        For a service to call every minute or so, on each worker; returns how many were begun.
+        A loader that takes ``user_id`` is told whose it is; with ``scope="user"`` it must. For a service to call
+        every minute or so, on each worker; returns how many were begun.
         """
         return await run_async(self._asking.refreshing_due(loader, limit))
 
@@ -297,7 +298,7 @@ class SyncHealthCache:
         """Whether it failed too recently to be fetched."""
         return run(self._asking.degraded(user_id, params))
 
-    def refresh_due(self, loader: Callable[[dict[str, Any]], Any], limit: int = 100) -> int:
+    def refresh_due(self, loader: Callable[..., Any], limit: int = 100) -> int:
         """Refresh what is due; see :meth:`HealthCache.refresh_due`."""
         return run(self._asking.refreshing_due(loader, limit))
 
