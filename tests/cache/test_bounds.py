@@ -257,3 +257,26 @@ def test_refresh_due__users_kept_apart__loader_is_told_whose_it_is(make: Make, s
     ]
     with pytest.raises(TypeError, match="user_id"):
         cache.refresh_due(lambda params: ["whose?"])
+
+
+def test_fetch__second_caller_with_a_soft_timeout__waits_as_well(
+    make: Make, source: Source, clock: ManualClock
+) -> None:
+    cache = make(soft_timeout=20.0)
+    cache.fetch(Q, source)
+    clock.advance(150)
+    source.value = ["b"]
+    source.asked.clear()
+    source.go.clear()
+    found: list[Any] = []
+    both = [
+        threading.Thread(target=lambda: found.append(cache.cache.sync.fetch("ana", Q, source))) for _ in "12"
+    ]
+    both[0].start()
+    assert source.asked.wait(20)
+    both[1].start()
+    both[1].join(0.3)
+    source.go.set()
+    for thread in both:
+        thread.join(30)
+    assert [one.value for one in found] == [["b"], ["b"]]

@@ -275,7 +275,8 @@ class Asking:
         found = job.found
         assert found is not None  # noqa: S101 - see fetching
         pause = found.next_retry
-        self._serving.shelve(job.key, found, job.size, job.stamp, seconds=pause or ASK_AGAIN_SECONDS)
+        if pause or not soft_timeout:  # else the next caller waits for something fresh as well
+            self._serving.shelve(job.key, found, job.size, job.stamp, seconds=pause or ASK_AGAIN_SECONDS)
         flight = None if pause else (yield from self._begun(job))
         if flight is not None and soft_timeout:
             yield Landing(flight, soft_timeout)
