@@ -280,3 +280,21 @@ def test_fetch__second_caller_with_a_soft_timeout__waits_as_well(
     for thread in both:
         thread.join(30)
     assert [one.value for one in found] == [["b"], ["b"]]
+
+
+def test_chores__rows_that_nobody_asks_for__are_forgotten_after_a_month(
+    make: Make, source: Source, clock: ManualClock
+) -> None:
+    cache = make()
+    cache.record_cache_fetch_failure("ana", Q)
+    cache.fetch({"q": "saved"}, source, saved=True)
+    cache.flush()
+    clock.advance(29 * 86_400)
+    chores = cache.cache._asking._chores
+    chores._prune_at = chores._touch_at = 0.0
+    chores.turn()
+    assert cache.figures()["entries"] == 2
+    clock.advance(2 * 86_400)
+    chores._prune_at = chores._touch_at = 0.0
+    chores.turn()
+    assert cache.figures()["entries"] == 1

@@ -82,7 +82,14 @@ class Asking:
         self._books = Books(self._table, name, clock)
         self._changes = Changes(name, store, self.level, config.level_seconds)
         self._serving = Serving(config, self.level, self._changes, clock)
-        self._chores = Chores(self._books, self.level, config.lease_seconds, self._serving.wall, self.rates)
+        self._chores = Chores(
+            self._books,
+            self.level,
+            config.lease_seconds,
+            self._serving.wall,
+            self.rates,
+            stale=config.stale,
+        )
         self.loads = Loads(
             name, self._books, self._serving, changes=self._changes, chores=self._chores, clock=clock
         )

@@ -138,6 +138,11 @@ class Books:
         """Write down accesses, all at once."""
         run(self._asked(WRITE, "count accesses", "touch", list(rows)))
 
+    def prune(self, older_than: float, limit: int) -> int:
+        """Forget what nobody asks for any more; returns how much that was."""
+        pruned = run(self._asked(WRITE, "forget what is old", "prune", older_than, limit))
+        return 0 if pruned is _LOST else int(pruned)
+
     def _asked(self, way: str, what: str, verb: str, *given: Any, **named: Any) -> Flow[Any]:
         """Ask the table, unless it failed just now; ``_LOST`` if it cannot answer."""
         if MONOTONIC.now_ns() - self._failed_ns[way] < AWAY_NS:

@@ -184,8 +184,8 @@ class HealthCache:
     async def refresh_due(self, loader: Callable[..., Any], limit: int = 100) -> int:
         """Refresh, with ``loader(params)``, what an operator asked for and hot keys that are soon stale.
 
-        A loader that takes ``user_id`` is told whose it is; with ``scope="user"`` it must. For a service to call
-        every minute or so, on each worker; returns how many were begun.
+        A loader that takes ``user_id`` is told whose it is; with ``scope="user"`` it must. For a service to
+        call every minute or so, on each worker; returns how many were begun.
         """
         return await run_async(self._asking.refreshing_due(loader, limit))
 

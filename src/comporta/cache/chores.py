@@ -5,6 +5,7 @@ It does not keep its cache alive, and begins with the first thing there is to do
 
 from __future__ import annotations
 
+from random import random
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -26,6 +27,15 @@ TOUCH_SECONDS = 5.0
 TOUCHES_AT_ONCE = 100
 """How many rows are written in one statement."""
 
+PRUNE_SECONDS = 3600.0
+"""How often what is old is looked for."""
+
+KEPT_SECONDS = 30 * 86_400.0
+"""What nobody asked for in so long is forgotten, unless it is saved, or may be served for longer."""
+
+PRUNED_AT_ONCE = 1000
+"""Of what is old so much is removed in one transaction; if there was more, again with the next accesses."""
+
 ROWS_MAX = 10_000
 """Of how many rows accesses are remembered until then; of more they are not counted."""
 
@@ -34,11 +44,19 @@ class Chores:
     """The thread, and what it looks after."""
 
     def __init__(
-        self, books: Books, level: Level, lease_seconds: float, wall: Callable[[], float], rates: Rates
+        self,
+        books: Books,
+        level: Level,
+        lease_seconds: float,
+        wall: Callable[[], float],
+        rates: Rates,
+        *,
+        stale: float,
     ) -> None:
         self._books = books
         self._level = level
         self._lease_seconds = lease_seconds
+        self._kept_seconds = max(KEPT_SECONDS, stale)
         self._wall = wall
         self._rates = rates
         self._held: dict[str, tuple[int, float]] = {}
@@ -48,6 +66,7 @@ class Chores:
         self._wake = Event()
         self._thread: Thread | None = None
         self._touch_at = 0.0
+        self._prune_at = monotonic() + PRUNE_SECONDS * random()
         self._closed = False
         forks.register(self)
 
@@ -126,6 +145,8 @@ class Chores:
         if now >= self._touch_at:
             self._touch_at = now + TOUCH_SECONDS
             self.flush()
+            if now >= self._prune_at:
+                self._prune(now)
         with self._lock:
             due = [(key, token) for key, (token, at) in self._held.items() if now >= at]
         for key, token in due:
@@ -133,6 +154,11 @@ class Chores:
         with self._lock:
             moments = [at for _, at in self._held.values()]
         return max(0.01, min([self._touch_at, *moments]) - monotonic())
+
+    def _prune(self, now: float) -> None:
+        pruned = self._books.prune(self._kept_seconds, PRUNED_AT_ONCE)
+        if pruned < PRUNED_AT_ONCE:
+            self._prune_at = now + PRUNE_SECONDS
 
     def after_fork(self) -> None:
         """Leave the parent's turns to the parent."""
