@@ -298,3 +298,17 @@ def test_chores__rows_that_nobody_asks_for__are_forgotten_after_a_month(
     chores._prune_at = chores._touch_at = 0.0
     chores.turn()
     assert cache.figures()["entries"] == 1
+
+
+def test_fetch__another_user_does_not_keep_a_search__whose_it_is_still_does(
+    make: Make, source: Source
+) -> None:
+    cache = make()
+    cache.fetch(Q, source, saved=True)
+    cache.fetch(Q, source, user="bob", saved=False)
+    cache.flush()
+    found = make().get_from_cache("ana", Q)
+    assert found.priority == "warm"
+    cache.fetch(Q, source, saved=False)
+    cache.flush()
+    assert make().get_from_cache("ana", Q).priority == "cold"

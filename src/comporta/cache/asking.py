@@ -119,12 +119,13 @@ class Asking:
         job.forced, job.merge = force, merge
         found = yield from self._fetched(job, soft_timeout)
         if saved is not None:
-            self.note_saved(found, saved=saved)
+            self.note_saved(user_id, found, saved=saved)
         return found
 
-    def note_saved(self, found: Cached, *, saved: bool) -> None:
-        """Note whether the search of an answer is one that somebody keeps."""
-        self._chores.save(found.user_id, found.params_hash, saved=saved)
+    def note_saved(self, user_id: str, found: Cached, *, saved: bool) -> None:
+        """Note whether the search of an answer is one that somebody keeps; only its owner can undo that."""
+        if saved or user_id == found.user_id:
+            self._chores.save(found.user_id, found.params_hash, saved=saved)
 
     def _fetched(self, job: Job, soft_timeout: float | None) -> Flow[Cached]:
         yield from self._look(job)

@@ -125,7 +125,7 @@ class HealthCache:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
                 if saved is not None:
-                    self._asking.note_saved(hit, saved=saved)
+                    self._asking.note_saved(user_id, hit, saved=saved)
                 return hit
         return await run_async(
             self._asking.fetching(
@@ -242,7 +242,7 @@ class SyncHealthCache:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
                 if saved is not None:
-                    self._asking.note_saved(hit, saved=saved)
+                    self._asking.note_saved(user_id, hit, saved=saved)
                 return hit
         return run(
             self._asking.fetching(
