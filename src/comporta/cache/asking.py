@@ -20,7 +20,7 @@ from comporta.cache.figures import FRESH_HIT, MISS, STALE_HIT, Rates
 from comporta.cache.flights import Flight, Landing, Launch
 from comporta.cache.health import EXPIRED, FRESH
 from comporta.cache.level import Level, digest_of
-from comporta.cache.loading import AbandonedError, Job, Loads
+from comporta.cache.loading import AbandonedError, Job, Loads, owner
 from comporta.cache.params import check_hash, check_user, hashed
 from comporta.cache.serving import ASK_AGAIN_SECONDS, Serving
 from comporta.clock import MONOTONIC, Clock
@@ -229,7 +229,7 @@ class Asking:
         """Return how the keys fare, and how this worker answered."""
         figures: dict[str, Any] = yield Ask(self._table, "figures", self.config.fresh, self.config.stale)
         level = {"entries": len(self.level), "loading": len(self.loads.flights)}
-        return {**figures, "last_24_hours": self.rates.of_a_day(), "memory": level}
+        return {**figures, "worker": owner(), "last_24_hours": self.rates.of_a_day(), "memory": level}
 
     def close(self, seconds: float) -> None:
         """End the chores, and give the database back if it was opened here."""
