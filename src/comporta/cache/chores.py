@@ -5,7 +5,6 @@ It does not keep its cache alive, and begins with the first thing there is to do
 
 from __future__ import annotations
 
-from random import random
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from weakref import ref
 from comporta import events, forks
 from comporta.cache.figures import FRESH_HIT, STALE_HIT, Rates
 from comporta.cache.rows import Touch
+from comporta.chance import fraction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Chores:
         self._wake = Event()
         self._thread: Thread | None = None
         self._touch_at = 0.0
-        self._prune_at = monotonic() + PRUNE_SECONDS * random()
+        self._prune_at = monotonic() + PRUNE_SECONDS * fraction()
         self._closed = False
         forks.register(self)
 

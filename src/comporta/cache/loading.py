@@ -8,7 +8,6 @@ cannot write over what its successor wrote.
 from __future__ import annotations
 
 import os
-import random
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -27,6 +26,7 @@ from comporta.cache.health import EXPIRED, is_better
 from comporta.cache.level import digest_of
 from comporta.cache.rows import Entry
 from comporta.cache.serving import Serving
+from comporta.chance import uniform
 from comporta.clock import Clock
 from comporta.errors import CacheUnavailableError, RefusedError
 from comporta.flow import Flow
@@ -173,7 +173,7 @@ class Loads:
     def _rested(self, job: Job, left: float, patience_ns: int) -> Flow[None]:
         """Wait until another's turn seems to be over."""
         while left > 0 and self._clock.now_ns() < patience_ns:
-            yield Sleep(self._clock, min(left + 0.001, random.uniform(*_POLL_SECONDS)))
+            yield Sleep(self._clock, min(left + 0.001, uniform(*_POLL_SECONDS)))
             left = yield from self._books.leased(job.key)
 
     def _claimed(self, job: Job, *, forced: bool, looked: bool) -> Flow[Claim | None]:

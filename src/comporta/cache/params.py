@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from hashlib import sha256
 from math import isfinite
 from typing import Any, Final
 
@@ -34,6 +33,8 @@ def hashed(params: Mapping[str, Any]) -> tuple[str, bytes]:
         raise ValueError(f"params must be at most {PARAMS_BYTES_MAX} bytes as JSON, got {len(text)}")
     if b"null" in text:  # which is also what becomes of a number that JSON has no word for
         _check_finite("params", params)
+    from hashlib import sha256  # noqa: PLC0415 - 3 ms that only a cache needs
+
     return sha256(text).hexdigest(), text
 
 
