@@ -300,6 +300,22 @@ def test_chores__rows_that_nobody_asks_for__are_forgotten_after_a_month(
     assert cache.figures()["entries"] == 1
 
 
+def test_chores__more_to_forget_than_at_once__go_on_at_the_next_turn(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comporta.cache.chores.PRUNED_AT_ONCE", 1)
+    cache = make()
+    for number in range(2):
+        cache.record_cache_fetch_failure("ana", {"q": number})
+    clock.advance(40 * 86_400)
+    chores = cache.cache._asking._chores
+    for _ in range(5):  # rows and records of two questions, one at a time, and then nothing
+        chores._prune_at = chores._touch_at = 0.0
+        chores.turn()
+    assert cache.figures()["entries"] == 0
+    assert chores._prune_at > 0
+
+
 def test_fetch__another_user_does_not_keep_a_search__whose_it_is_still_does(
     make: Make, source: Source
 ) -> None:

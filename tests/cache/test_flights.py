@@ -13,8 +13,9 @@ from tests.cache.faces import PATIENCE_SECONDS, Face, Source
 
 from comporta import CacheUnavailableError, HealthCache
 from comporta.cache import flights
-from comporta.cache.flights import Call, Flight, Flights, Landing
+from comporta.cache.flights import Call, Flight, Flights, Landing, Launch
 from comporta.database.base import Database
+from comporta.flow import Flow, run_async
 
 Q = {"q": 1}
 
@@ -200,6 +201,35 @@ def test_flight__waiters_loop_is_closed__lands_all_the_same() -> None:
     loop.close()
     flight.land("one")
     assert flight.landed
+
+
+def _never_begun() -> Flow[None]:
+    yield from ()
+    raise AssertionError("it was not to begin")
+
+
+def test_flight__cancelled_before_its_first_step__is_given_up() -> None:
+    async def main() -> bool:
+        under_way, flight = Flights(), Flight()
+        await Launch(under_way, _never_begun(), flight).wait()
+        assert flight.task is not None
+        flight.task.cancel()
+        return await Landing(flight, PATIENCE_SECONDS).wait()
+
+    assert asyncio.run(main())
+
+
+def test_flight__loop_closed_before_its_first_step__is_given_up_by_the_next_who_comes() -> None:
+    under_way, loop = Flights(), asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # a task that is never done is what this is about
+    flight, _ = under_way.join("k")
+    assert flight is not None
+    flight.task = loop.create_task(run_async(_never_begun()))
+    loop.close()
+    successor, starts = under_way.join("k")
+    assert flight.landed
+    assert starts
+    assert successor is not flight
 
 
 def test_close__something_under_way__is_ended_and_given_back(database: Database) -> None:

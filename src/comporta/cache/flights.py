@@ -12,13 +12,14 @@ from contextlib import suppress
 from contextvars import copy_context
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from comporta import forks
 from comporta.flow import Flow, run, run_async
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Coroutine
 
 FLIGHTS_MAX = 1000
 """How many loads may be under way in one process."""
@@ -244,10 +245,8 @@ class Flights:
                 return
             del self._by_key[key]  # so that one thread ends it, and no other
         self._tasks.discard(flight.task)
-        coroutine = flight.task.get_coro()
         with suppress(RuntimeError):  # it does not want to end
-            if coroutine is not None:
-                coroutine.close()
+            cast("Coroutine[Any, Any, None]", flight.task.get_coro()).close()
         if not flight.landed:
             flight.give_up()
 
