@@ -29,8 +29,9 @@ from comporta.limits.take import Asked, Take
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.stores import failover
 from comporta.stores.base import Operation
+from comporta.stores.census import Census
 from comporta.stores.failover import FailoverStore, fallback_of
-from comporta.stores.keeper import PROBE_LONGEST_SECONDS, Census, Keeper, Life, _stop_all
+from comporta.stores.keeper import PROBE_LONGEST_SECONDS, Keeper, Life, _stop_all
 from comporta.stores.known import recalled
 from comporta.stores.records import Delete, Read, Write
 from comporta.stores.workers import BEAT_SECONDS, RETURN, Beat, Gather, Roll, Worker
@@ -514,7 +515,7 @@ def test_keeper_thread__a_mistake_in_a_turn__is_said_and_survived(monkeypatch: p
 
 def test_census__a_count_that_falls__is_believed_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
-    monkeypatch.setattr("comporta.stores.keeper.MONOTONIC", clock)
+    monkeypatch.setattr("comporta.stores.census.MONOTONIC", clock)
     census = Census(f"test://{time.time_ns()}")
     assert census.workers == 1
     census.heard(8)
