@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+import pytest
+
 from comporta.clock import MONOTONIC, Clock
 from comporta.stores.base import Store
 from comporta.stores.memory import MemoryStore
@@ -51,3 +53,17 @@ def command(server: Server, *words: str | int) -> bytes:
         packed = b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in (str(word).encode() for word in words))
         connection.sendall(b"*%d\r\n%s" % (len(words), packed))
         return connection.recv(65536)
+
+
+@contextmanager
+def store_by_hand(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Store]:
+    """Open the kind of store that a fixture is parametrised with, on a clock moved by hand."""
+    if request.param == "memory":
+        with memory_store(clock) as memory:
+            yield memory
+    elif request.param == "shared":
+        with shared_store(clock) as shared:
+            yield shared
+    else:
+        with redis_store(request.getfixturevalue("valkey"), clock) as redis:
+            yield redis

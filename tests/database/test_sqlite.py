@@ -193,7 +193,6 @@ def test_opening__interrupted__leaves_nothing_open(tmp_path: Path) -> None:
     database.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_database__after_a_fork__leaves_the_parents_connections(database: SqliteDatabase) -> None:
     assert count(database) == 0
     writer, readers = database._writer, list(database._readers.at_hand)
@@ -207,7 +206,6 @@ def test_database__after_a_fork__leaves_the_parents_connections(database: Sqlite
         connection.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_write__in_a_child_whose_parent_closes_the_file__is_not_lost(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "x.db", timeout=30)
     database.write([MAKE], {})

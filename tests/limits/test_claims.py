@@ -9,7 +9,7 @@ import pytest
 from tests.limits import permit_worker
 from tests.processes import fleet
 from tests.processes.fleet import flushed, new_name, remove, shared_url, started, together
-from tests.support import command, memory_store, redis_store, shared_store
+from tests.support import command, redis_store, shared_store, store_by_hand
 
 from comporta import ConcurrencyLimit
 from comporta.errors import StateTypeError
@@ -44,15 +44,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["memory", "shared", "redis"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
-    if request.param == "memory":
-        with memory_store(clock) as memory:
-            yield memory
-    elif request.param == "shared":
-        with shared_store(clock) as shared:
-            yield shared
-    else:
-        with redis_store(request.getfixturevalue("valkey"), clock) as redis:
-            yield redis
+    with store_by_hand(request, clock) as made:
+        yield made
 
 
 class Process:

@@ -15,7 +15,7 @@ from tests.limits import permit_worker
 from tests.processes import fleet
 from tests.processes.fleet import Worker, flushed, new_name, remove, shared_url, started, together
 from tests.stores.switchable import ByHand, Switchable, by_hand, moved
-from tests.support import command, memory_store, redis_store, shared_store
+from tests.support import command, redis_store, shared_store, store_by_hand
 
 from comporta import ConcurrencyLimit, LimitReachedError, Permit
 from comporta.errors import (
@@ -45,15 +45,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["memory", "shared", "redis"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
-    if request.param == "memory":
-        with memory_store(clock) as memory:
-            yield memory
-    elif request.param == "shared":
-        with shared_store(clock) as shared:
-            yield shared
-    else:
-        with redis_store(request.getfixturevalue("valkey"), clock) as redis:
-            yield redis
+    with store_by_hand(request, clock) as made:
+        yield made
 
 
 class Blocking:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support import memory_store, redis_store, shared_store
+from tests.support import store_by_hand
 
 from comporta.flow import Flow, run, run_async
 from comporta.stores.base import Store
@@ -24,15 +24,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["memory", "shared", "redis"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
-    if request.param == "memory":
-        with memory_store(clock) as memory:
-            yield memory
-    elif request.param == "shared":
-        with shared_store(clock) as shared:
-            yield shared
-    else:
-        with redis_store(request.getfixturevalue("valkey"), clock) as redis:
-            yield redis
+    with store_by_hand(request, clock) as made:
+        yield made
 
 
 @pytest.fixture(params=["blocking", "awaiting"])
