@@ -6,7 +6,7 @@ Twin: ``breaker.lua``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import partial
 from typing import Any, NamedTuple
 
 from comporta.breaker.codec import CIRCUIT
@@ -24,6 +24,7 @@ from comporta.breaker.state import (
 )
 from comporta.errors import StateTypeError
 from comporta.stores.base import GONE, Codec, Outage, Part, Script, State, key_text
+from comporta.stores.lua import lua
 from comporta.stores.naming import named
 from comporta.stores.records import RECORD
 
@@ -33,14 +34,7 @@ _KEYS = ("failures", "degraded_until", "half_open", "calls")
 _FIELDS = 12
 
 
-@cache
-def _script_text() -> str:
-    from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
-
-    return files("comporta.breaker").joinpath("breaker.lua").read_text("utf-8")
-
-
-SCRIPT = Script("breaker", _script_text, joins=True)
+SCRIPT = Script("breaker", partial(lua, "breaker", "breaker"), joins=True)
 
 
 class Known(NamedTuple):

@@ -13,7 +13,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import partial
 from typing import Any, NamedTuple
 
 from comporta.cache.level import DIGEST_CHARS, Level
@@ -22,6 +22,7 @@ from comporta.flow import Flow
 from comporta.stores.base import Part, Script, State, Store, key_text
 from comporta.stores.effects import Apply
 from comporta.stores.failover import FailoverStore
+from comporta.stores.lua import lua
 from comporta.stores.records import RECORD, Read
 
 SPACE = "cache_changes"
@@ -39,19 +40,12 @@ class Log(NamedTuple):
     digests: list[str]
 
 
-@cache
-def _script_text() -> str:
-    from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
-
-    return files("comporta.cache").joinpath("changes.lua").read_text("utf-8")
-
-
 class Announce:
     """Add a change to the log; returns its number."""
 
     __slots__ = ("_digest", "_name")
 
-    script = Script("cache_changes", _script_text)
+    script = Script("cache_changes", partial(lua, "cache", "changes"))
     followed = False
     fields = 1
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import Any, NamedTuple
 
 from comporta.limits.in_force import DEGRADED_US, Record, one_request
-from comporta.limits.operation import CHANGES, lua
+from comporta.limits.operation import CHANGES
 from comporta.limits.rule import Numbers
 from comporta.steps import WHOLE, is_due, lowered, lowered_to, raised
 from comporta.stores.base import GONE, Part, Script, State, key_text
+from comporta.stores.lua import lua
 from comporta.stores.records import NEVER_US, RECORD
 
 
@@ -32,17 +33,12 @@ class Adjusted(NamedTuple):
     record: bytes
 
 
-@cache
-def _script_text() -> str:
-    return lua("support", "adjust")
-
-
 class _Adjust:
     """What all changes have in common: they read the record as of now, and write what becomes of it."""
 
     __slots__ = ("_arguments", "name", "numbers")
 
-    script = Script("adjust", _script_text)
+    script = Script("adjust", partial(lua, "limits", "support", "adjust"))
     verb = "look"
     followed = True
     fields = 5

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from comporta.limits import claims as claiming
 from comporta.limits.claims import DUE_US, Claim, Claims
-from comporta.limits.operation import lua
 from comporta.stores.base import GONE, Outage, Part, Script, State, key_text
+from comporta.stores.lua import lua
 from comporta.stores.naming import named
 from comporta.stores.workers import Worker
 
@@ -150,7 +150,7 @@ class PermitOperation(ABC):
 
     __slots__ = ("_permits", "_room", "_texts")
 
-    script = Script("permits", partial(lua, "permits"), joins=True)
+    script = Script("permits", partial(lua, "limits", "permits"), joins=True)
     followed = False
     fields = 3
     verb = ""
@@ -329,7 +329,7 @@ class Holders:
 
     __slots__ = ("_room",)
 
-    script = Script("holders", partial(lua, "holders"))
+    script = Script("holders", partial(lua, "limits", "holders"))
     followed = False
     fields = 1
 

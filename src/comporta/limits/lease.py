@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
-from comporta.limits.operation import CHANGES, SPACE, STRATEGIES, Question, lua, unusable
+from comporta.limits.operation import CHANGES, SPACE, STRATEGIES, Question, unusable
 from comporta.limits.rule import Ended, Lending
 from comporta.limits.take import Asked, Take
 from comporta.stores.base import Operation, Outage, Part, Script, State, key_text
+from comporta.stores.lua import lua
 
 
 class Lease(NamedTuple):
@@ -40,7 +41,11 @@ REFUSED = Lease(0, 0, 0, 0)
 def _script_text(code: int) -> str:
     name = STRATEGIES[code - 1]
     return "\n".join(
-        [lua("support", "traffic", name), f"local strategy, code = {name}, {code}", lua("lease")]
+        [
+            lua("limits", "support", "traffic", name),
+            f"local strategy, code = {name}, {code}",
+            lua("limits", "lease"),
+        ]
     )
 
 

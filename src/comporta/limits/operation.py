@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from comporta.errors import StateError, StateTypeError
 from comporta.limits.rule import Rule
 from comporta.stores.base import Outage, Part, Script, State, key_text
+from comporta.stores.lua import lua
 from comporta.stores.naming import named
 
 SPACE = "rate_limiter"
@@ -60,14 +61,6 @@ STRATEGIES = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window")
 """In the order of their codes in ``limit.lua``, from 1."""
 
 
-def lua(*names: str) -> str:
-    """Return the text of some of the Lua files beside this one."""
-    from importlib.resources import files  # noqa: PLC0415 - a sixth of all that importing comporta costs
-
-    folder = files("comporta.limits")
-    return "\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names)
-
-
 @cache
 def script_for(codes: frozenset[int]) -> Script:
     """Return the script that knows just these strategies: what it defines, it pays for at each call."""
@@ -75,7 +68,7 @@ def script_for(codes: frozenset[int]) -> Script:
     absent = [f"local {name}" for name in STRATEGIES if name not in names]
 
     def text() -> str:
-        return "\n".join([lua("support", "traffic", *names), *absent, lua("limit")])
+        return "\n".join([lua("limits", "support", "traffic", *names), *absent, lua("limits", "limit")])
 
     return Script("limit:" + ",".join(names), text, joins=True, counted=True)
 

@@ -12,15 +12,18 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-from comporta.limits.operation import CHANGES, SPACE, STRATEGIES, LimitOperation, Question, lua, unusable
+from comporta.limits.operation import CHANGES, SPACE, STRATEGIES, LimitOperation, Question, unusable
 from comporta.limits.rule import Rule
 from comporta.stores.base import Outage, Part, Script, State, key_text
+from comporta.stores.lua import lua
 
 
 @cache
 def _script_text(code: int) -> str:
     name = STRATEGIES[code - 1]
-    return "\n".join([lua("support", "traffic", name), f"local strategy = {name}", lua("take")])
+    return "\n".join(
+        [lua("limits", "support", "traffic", name), f"local strategy = {name}", lua("limits", "take")]
+    )
 
 
 class Asked:

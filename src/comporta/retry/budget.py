@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from comporta.retry.backoff import check_range
 from comporta.stores.base import Outage, Part, Script, State, Store, key_text
 from comporta.stores.effects import Apply
 from comporta.stores.failover import FailoverStore
+from comporta.stores.lua import lua
 from comporta.stores.memory import MemoryStore
 from comporta.stores.naming import named
 
@@ -90,19 +91,12 @@ class _BudgetKind:
 BUDGET = _BudgetKind()
 
 
-@cache
-def _script_text() -> str:
-    from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
-
-    return files("comporta.retry").joinpath("budget.lua").read_text("utf-8")
-
-
 class Spend:
     """Add calls to a budget, and ask it for a retry if one is wanted."""
 
     __slots__ = ("_budget", "_calls", "_least", "_name", "_retry")
 
-    script = Script("retry_budget", _script_text, joins=True)
+    script = Script("retry_budget", partial(lua, "retry", "budget"), joins=True)
     followed = False
     fields = 3
 

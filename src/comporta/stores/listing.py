@@ -8,10 +8,11 @@ keys of different slots in one step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from comporta.stores.base import Part, Script, State
+from comporta.stores.lua import lua
 from comporta.stores.slots import tagged, untagged
 
 _SPECIAL = frozenset("*?[]\\")
@@ -29,13 +30,6 @@ class Keys(NamedTuple):
 
     cursor: bytes
     keys: list[str]
-
-
-@cache
-def _script_text(name: str) -> str:
-    from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
-
-    return files("comporta.stores").joinpath(f"{name}.lua").read_text("utf-8")
 
 
 class _Listing:
@@ -81,7 +75,7 @@ class ListRecords(_Listing):
 
     __slots__ = ()
 
-    script = Script("listing", partial(_script_text, "listing"))
+    script = Script("listing", partial(lua, "stores", "listing"))
 
     def __init__(self, space: str, cursor: bytes) -> None:
         super().__init__(f"{space}:", cursor)
@@ -101,7 +95,7 @@ class ListKeys(_Listing):
 
     __slots__ = ("_in_space",)
 
-    script = Script("keys", partial(_script_text, "keys"))
+    script = Script("keys", partial(lua, "stores", "keys"))
 
     def __init__(self, space: str, cursor: bytes) -> None:
         self._in_space = ":" in space  # then the tag is part of the space, not of the keys

@@ -9,12 +9,13 @@ Twin: ``record.lua``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import partial
 from struct import Struct
 from typing import Any
 
 from comporta.clock import to_us
 from comporta.stores.base import GONE, KEY_BYTES_MAX, Kind, Part, Script, State, key_text
+from comporta.stores.lua import lua
 
 VALUE_BYTES_MAX = 4096
 NEVER_US = 2**62
@@ -56,19 +57,12 @@ class _RecordKind:
 RECORD = _RecordKind()
 
 
-@cache
-def _script_text() -> str:
-    from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
-
-    return files("comporta.stores").joinpath("record.lua").read_text("utf-8")
-
-
 class _RecordOperation:
     """What reading, writing and deleting have in common."""
 
     __slots__ = ("expected", "followed", "key", "space")
 
-    script = Script("record", _script_text)
+    script = Script("record", partial(lua, "stores", "record"))
     verb = ""
     fields = 1
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from comporta.errors import StateError, StateUnavailableError
 from comporta.stores.base import Operation, Script, key_text
+from comporta.stores.lua import lua
 from comporta.stores.slots import slot_of, tagged
 
 JOINED_MAX = 256
@@ -146,18 +147,12 @@ def loaded(script: Script, *, counted: bool) -> tuple[str, str]:
     if found is None:
         text = script.text()
         if script.counted:
-            text = f"{text}\n{_lua('counted') if counted else 'return reply'}"
+            text = f"{text}\n{lua('stores', 'counted') if counted else 'return reply'}"
         if script.stripped:
-            text = f"{_lua('stripped')}\n{text}"
+            text = f"{lua('stores', 'stripped')}\n{text}"
         sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
         found = _loaded[script.name, counted, script.stripped] = (sha, text)
     return found
-
-
-def _lua(name: str) -> str:
-    from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
-
-    return files("comporta.stores").joinpath(f"{name}.lua").read_text("utf-8")
 
 
 def _pack_here(arguments: tuple[Argument, ...]) -> bytes:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from struct import Struct
 from typing import Any, NamedTuple, Self, cast
 
 from comporta.clock import to_us
 from comporta.stores.base import GONE, Part, Script, State
+from comporta.stores.lua import lua
 from comporta.stores.records import RECORD, VALUE_BYTES_MAX
 
 WORKERS = "comporta_workers"
@@ -76,19 +77,12 @@ def _host() -> str:
     return os.uname().nodename[:_HOST_CHARS_MAX] or "localhost"
 
 
-@cache
-def _script_text() -> str:
-    from importlib.resources import files  # noqa: PLC0415 - see limits/operation.py
-
-    return files("comporta.stores").joinpath("workers.lua").read_text("utf-8")
-
-
 class _RegistryOperation:
     """What signing, leaving and listing have in common."""
 
     __slots__ = ("_worker",)
 
-    script = Script("workers", _script_text)
+    script = Script("workers", partial(lua, "stores", "workers"))
     parts: Sequence[Part] = (Part(WORKERS, "", RECORD),)
     verb = ""
     followed = False
