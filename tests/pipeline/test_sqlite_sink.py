@@ -105,6 +105,21 @@ def test_sqlite__one_column__is_enough(path: Path) -> None:
     assert read(path) == [(1,), (2,)]
 
 
+def test_sqlite__batch_that_fails_though_no_row_does_alone__blames_none(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE results (id PRIMARY KEY, a)")
+        connection.execute(
+            "CREATE TRIGGER third AFTER INSERT ON results WHEN (SELECT count(*) FROM results) = 3 "
+            "BEGIN SELECT RAISE(FAIL, 'not the third'); END"
+        )
+    connection.close()
+    sink = opened(path)
+    with pytest.raises(SinkUnavailableError, match="not the third"):
+        sink.write([{"id": number, "a": 1} for number in range(3)])
+    sink.close()
+    assert read(path) == []
+
+
 @pytest.mark.parametrize("row", [{"id": None, "a": 1}, {"a": 1}])
 def test_sqlite__row_without_a_key__is_named(path: Path, row: dict[str, Any]) -> None:
     sink = opened(path, columns=["id", "a"])

@@ -25,10 +25,12 @@ from comporta.errors import (
     WriterClosedError,
 )
 from comporta.events import latest_events
+from comporta.limits.waiting import Ticket
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.pipeline import gathering
 from comporta.pipeline.letters import DeadLetters
 from comporta.pipeline.sinks import CsvSink, Row
+from comporta.pipeline.waits import Wait
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
 
@@ -447,6 +449,31 @@ def test_writer__forked_before_it_is_open__opens_in_the_child() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_writer__told_of_a_fork__has_nothing_of_the_parents(face: Face, tmp_path: Path) -> None:
+    """What the child is told, told here, where it can be looked at."""
+    sink = CsvSink(tmp_path / "rows.csv")
+    letters = DeadLetters(tmp_path / "dead.jsonl")
+    writer = face.opened(sink=sink, dead_letters=letters)
+    face.write(1)
+    lane = writer._gathering._lanes[0]
+    for thing in (writer._gathering, letters, sink):
+        thing.after_fork()
+    assert lane.rows
+    assert writer.unwritten() == []
+    assert writer.statistics().state == "closed"
+    with pytest.raises(WriterClosedError):
+        face.write(2)
+
+
+def test_writer__loop_that_ends_while_it_opens__may_be_opened_again() -> None:
+    writer = BatchWriter(AwaitedSink())
+    writer._gathering.after_fork()
+    life = writer._gathering._life(writer._gathering._lanes[0], lambda flow: None)
+    next(life)
+    life.close()
+    assert writer.statistics().state == "not open yet"
+
+
 # -- quotas
 
 
@@ -671,6 +698,42 @@ def test_writer__awaited_sink_on_a_slow_day__pushes_back() -> None:
 
     asyncio.run(main())
     assert sink.told.ids == [1, 2, 4]
+
+
+def test_writer__awaited_sink_and_full_letters__stops_and_says_so(tmp_path: Path) -> None:
+    sink = AwaitedSink()
+    sink.told.errors = [DOWN]
+
+    async def main() -> None:
+        letters = DeadLetters(tmp_path / "dead.jsonl", max_bytes=10)
+        async with BatchWriter(sink, retry=None, dead_letters=letters) as writer:
+            await writer.write({"id": 1})
+            with pytest.raises(DeadLettersFullError):
+                await writer.flush()
+
+    asyncio.run(main())
+    assert sink.told.ids == [1]
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_wait__ticket_called_before_or_meanwhile__ends_at_once(calls: int) -> None:
+    ticket = Ticket()
+    for _ in range(calls):
+        ticket.call()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            loop.call_later(0.01, ticket.call)
+        await Wait(ticket, 30).wait()
+
+    asyncio.run(main())
+    for _ in range(calls):
+        ticket.call()
+    timer = threading.Timer(0.01, lambda: [ticket.call(), ticket.call()])
+    timer.start()
+    Wait(ticket, 30).block()
+    timer.join()
 
 
 def test_writer__awaited_sink__needs_a_loop() -> None:
