@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NEW, OPENING, OPEN, CLOSING, CLOSED = "not open yet", "opening", "open", "closing", "closed"
 
-LOOK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 1.0
 """Whoever waits looks again after this: an interrupt may have come between a change and its bell."""
 
 _LINE: Final = "room"
