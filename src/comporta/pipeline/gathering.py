@@ -18,7 +18,7 @@ from comporta.events import publish
 from comporta.flow import Flow
 from comporta.limits.waiting import WAITERS_MAX, Lines, Ticket
 from comporta.pipeline.book import Book
-from comporta.pipeline.delivery import Delivery
+from comporta.pipeline.delivery import AbandonedError, Delivery
 from comporta.pipeline.lanes import Batching, Key, Lane
 from comporta.pipeline.statistics import WriterStatistics, count_dead, count_written
 from comporta.pipeline.waits import Call, Wait
@@ -225,11 +225,17 @@ class Gathering:
         except BaseException as error:  # a loop that ends, a sink that exits: the others still finish
             with self._lock:
                 self._state = CLOSING
-                self._errors.append((None, error))
+                self._errors.append((None, self._told(error)))
             self._call_lanes()
             if isinstance(error, GeneratorExit):
                 raise
         yield from self._ended()
+
+    def _told(self, error: BaseException) -> BaseException:
+        """Return what users hear of an end: that a writer was given up is no error of the program's."""
+        if isinstance(error, AbandonedError):
+            return WriterClosedError(f"{self.name}: given up; see unwritten()")
+        return error
 
     def _is_due(self, lane: Lane) -> Flow[bool]:
         """Wait until a batch is due; false at the end."""
