@@ -48,8 +48,8 @@ class SheetsServer(Loopback):
             assert server.rows(spreadsheet_id) == [["id"], ["1"]]
 
     ``latency`` is in seconds, before each answer. ``fail``, ``lose`` and ``hang`` happen to the next
-    ``count`` requests whose method and path (``"POST /v4/spreadsheets/…/values:batchUpdate"``) contain ``to``;
-    :meth:`heal` ends them. ``requests`` are the methods and paths it has seen.
+    ``count`` requests whose method and path (``"POST /v4/spreadsheets/…/values:batchUpdate"``) contain
+    ``to``; :meth:`heal` ends them. ``requests`` are the methods and paths it has seen.
     """
 
     def __init__(self) -> None:

@@ -92,7 +92,7 @@ class Addresses:
         self.database = database
 
     def prepare(self, *, may_migrate: bool | None) -> None:
-        """Bring the tables up to date, or refuse a database in which they are not; a file is always brought."""
+        """Bring the tables up to date, or refuse a database in which they are not; nobody says: a file is."""
         if may_migrate if may_migrate is not None else self.database.dialect == "sqlite":
             migrate(self.database, MIGRATIONS)
         else:

@@ -8,33 +8,38 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from http.client import HTTPException
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from comporta import forks
 from comporta.errors import (
-    SheetsBusyError,
-    SheetsDeniedError,
-    SheetsError,
-    SheetsMissingError,
-    SheetsUnavailableError,
+    SinkBusyError,
+    SinkDeniedError,
+    SinkError,
+    SinkFullError,
+    SinkMissingError,
+    SinkUnavailableError,
 )
 from comporta.headers import retry_after_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TIMEOUT_SECONDS: Final = 30.0
 TIMEOUT_SECONDS_MAX: Final = 600.0
 
 QUOTA_SECONDS: Final = 15.0
-"""How long to stay away when a quota is used up and nobody says until when: they are counted by the minute."""
+"""How long to stay away when a quota is used up and nobody says until when; it is counted by the minute."""
 
 IDLE_MAX: Final = 8
 """How many connections are kept at hand."""
 
+_FULL = "above the limit of"
+_KINDS: dict[int, type[SinkError]] = {
+    401: SinkDeniedError,
+    403: SinkDeniedError,
+    404: SinkMissingError,
+}
 SCOPES: Final = (
     "https://www.googleapis.com/auth/spreadsheets",
     "https://www.googleapis.com/auth/drive.file",
@@ -66,36 +71,41 @@ class GoogleAccount:
         self._endpoint = endpoint.rstrip("/") if endpoint else None
         self._given = credentials
         self._credentials: Any = None
-        self._services: dict[str, Any] = {}
+        self._parts: dict[str, Any] = {}
         self._idle: deque[Any] = deque(maxlen=IDLE_MAX)
         forks.register(self)
 
     @property
     def sheets(self) -> Any:
         """The spreadsheets of Sheets v4, as Google's client offers them."""
-        return self._service("sheets", "v4", "").spreadsheets()
+        return self._made("sheets", lambda: self._built("sheets", "v4", "").spreadsheets())
+
+    @property
+    def values(self) -> Any:
+        """Their values."""
+        return self._made("values", lambda: self.sheets.values())
 
     @property
     def files(self) -> Any:
         """The files of Drive v3."""
-        return self._service("drive", "v3", "/drive/v3/").files()
+        return self._made("files", lambda: self._built("drive", "v3", "/drive/v3/").files())
 
     def ask(self, request: Any, about: str, *, once: bool = False) -> Any:
-        """Carry out a request of the client's; what goes wrong is a ``SheetsError`` that says what about.
+        """Carry out a request of the client's; what goes wrong is a ``SinkError`` that says what about.
 
         A connection that turns out to be dead is made anew and the request sent again, by the client itself.
         ``once`` prevents that, for what must not be done twice.
         """
-        http = self._connection() if once else self._at_hand()
+        http = _Once(self._connection()) if once else self._at_hand()
         try:
-            answer = request.execute(http=_Once(http) if once else http)
+            answer = request.execute(http=http)
         except BaseException as error:
             http.close()
             named = _named(error, about)
             if named is None:
                 raise
             raise named from error
-        self._put_back(http)
+        self._put_back(http, once=once)
         return answer
 
     def close(self) -> None:
@@ -108,25 +118,28 @@ class GoogleAccount:
         _left_behind.append(self._idle)
         self._idle = deque(maxlen=IDLE_MAX)
 
-    def _service(self, name: str, version: str, path: str) -> Any:
-        if name not in self._services:
-            build = _imported().build
-            options = {"api_endpoint": f"{self._endpoint}{path}"} if self._endpoint else None
-            self._services[name] = build(
-                name,
-                version,
-                http=self._connection(),  # never used: each request is given one
-                client_options=options,
-                static_discovery=True,
-                cache_discovery=False,
-            )
-        return self._services[name]
+    def _made(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return a part of the client, made once: it writes its own manual each time, for 30 ms."""
+        if name not in self._parts:
+            self._parts[name] = make()
+        return self._parts[name]
+
+    def _built(self, name: str, version: str, path: str) -> Any:
+        options = {"api_endpoint": f"{self._endpoint}{path}"} if self._endpoint else None
+        return _imported().build(
+            name,
+            version,
+            http=self._connection(),  # never used: each request is given one
+            client_options=options,
+            static_discovery=True,
+            cache_discovery=False,
+        )
 
     def _at_hand(self) -> Any:
         return _popped(self._idle) or self._connection()
 
-    def _put_back(self, http: Any) -> None:
-        if len(self._idle) < IDLE_MAX:
+    def _put_back(self, http: Any, *, once: bool) -> None:
+        if not once and len(self._idle) < IDLE_MAX:
             self._idle.append(http)
         else:
             http.close()
@@ -146,6 +159,7 @@ class _Once:
 
     def __init__(self, http: Any) -> None:
         self._http = http
+        self.close = http.close
 
     def request(self, uri: str, *given: Any, **named: Any) -> Any:
         import httplib2  # noqa: PLC0415 - see above
@@ -188,19 +202,21 @@ def _credentials(given: Any, *, anonymous: bool) -> Any:
             return _of_file(Path(given))
         if given is not None:
             return given
-        return AnonymousCredentials() if anonymous else default(scopes=SCOPES)[0]
+        if anonymous:
+            return AnonymousCredentials()  # type: ignore[no-untyped-call] # google-auth types half of it
+        return default(scopes=SCOPES)[0]
     except exceptions.GoogleAuthError as error:
-        raise SheetsDeniedError(f"Google's credentials: {error}") from error
+        raise SinkDeniedError(f"Google's credentials: {error}") from error
 
 
 def _of_file(path: Path) -> Any:
     from google.oauth2.service_account import Credentials  # noqa: PLC0415 - see above
 
     try:
-        return Credentials.from_service_account_file(str(path), scopes=SCOPES)
+        return Credentials.from_service_account_file(str(path), scopes=SCOPES)  # type: ignore[no-untyped-call] # see above
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "is not the file of a service account"
-        raise SheetsDeniedError(f"{path}: {why}") from None
+        raise SinkDeniedError(f"{path}: {why}") from None
 
 
 def _popped(idle: deque[Any]) -> Any:
@@ -210,7 +226,7 @@ def _popped(idle: deque[Any]) -> Any:
         return None
 
 
-def _named(error: BaseException, about: str) -> SheetsError | None:
+def _named(error: BaseException, about: str) -> SinkError | None:
     """Call an error of the client's, or of what is below it, by one of our names."""
     import httplib2  # noqa: PLC0415 - see above
     from google.auth.exceptions import GoogleAuthError, RefreshError  # noqa: PLC0415 - see above
@@ -219,28 +235,22 @@ def _named(error: BaseException, about: str) -> SheetsError | None:
     if isinstance(error, HttpError):
         return _refused(error, about)
     if isinstance(error, TimeoutError):
-        return SheetsUnavailableError(f"{about}: no answer in time; whether it took effect is unknown")
+        return SinkUnavailableError(f"{about}: no answer in time; whether it took effect is unknown")
     if isinstance(error, RefreshError) and not error.retryable:
-        return SheetsDeniedError(f"{about}: {error}")
+        return SinkDeniedError(f"{about}: {error}")
     if isinstance(error, OSError | HTTPException | httplib2.HttpLib2Error | GoogleAuthError):
-        return SheetsUnavailableError(f"{about}: {error}; whether it took effect is unknown")
+        return SinkUnavailableError(f"{about}: {error}; whether it took effect is unknown")
     return None
 
 
-def _refused(error: Any, about: str) -> SheetsError:
-    status = int(error.resp.status)
-    text = f"{about}: {status} {error.reason}"
+def _refused(error: Any, about: str) -> SinkError:
+    status, why = int(error.resp.status), str(error.reason)
+    text = f"{about}: {status} {why}"
     wait = retry_after_seconds(error.resp.get("retry-after"), time.time())
     if status == 429 or (status == 403 and any(word in str(error.content) for word in _QUOTA)):
-        return SheetsBusyError(text, QUOTA_SECONDS if wait is None else wait)
+        return SinkBusyError(text, QUOTA_SECONDS if wait is None else wait)
     if status >= 500 or status == 408:
-        return SheetsUnavailableError(text, wait or 0.0)
-    kind: Callable[[str], SheetsError] = _KINDS.get(status, SheetsError)
-    return kind(text)
-
-
-_KINDS: dict[int, type[SheetsError]] = {
-    401: SheetsDeniedError,
-    403: SheetsDeniedError,
-    404: SheetsMissingError,
-}
+        return SinkUnavailableError(text) if wait is None else SinkBusyError(text, wait)
+    if _FULL in why:
+        return SinkFullError(text)
+    return _KINDS.get(status, SinkError)(text)
