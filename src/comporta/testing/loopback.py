@@ -10,7 +10,8 @@ import contextlib
 import socket
 import struct
 import threading
-from typing import NamedTuple, Self
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Self, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from comporta.testing.programs import free_port
@@ -38,55 +39,64 @@ class NoAnswer(NamedTuple):
     reset: bool = False
 
 
-class Loopback(Started):
-    """Listens from ``start`` to ``close``; whoever is still being answered then is cut off."""
+Answers = Callable[[Request], Awaitable[bytes | NoAnswer]]
 
-    def __init__(self) -> None:
+
+class Running(NamedTuple):
+    """What there is between ``start`` and ``close``."""
+
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    server: asyncio.Server
+
+
+class Loopback(Started):
+    """Listens from ``start`` to ``close``; whoever is still being answered then is cut off.
+
+    ``answer`` says what goes back to a request, headers and all.
+    """
+
+    def __init__(self, answer: Answers) -> None:
         self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._answers = answer
+        self._running: Running | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-
-    async def answer(self, request: Request) -> bytes | NoAnswer:
-        """Say what goes back, headers and all."""
-        raise NotImplementedError
 
     def start(self) -> Self:
         """Listen."""
-        loop = self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=loop.run_forever, name="loopback", daemon=True)
-        self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="loopback", daemon=True)
+        thread.start()
+        server = asyncio.run_coroutine_threadsafe(
             asyncio.start_server(self._connected, HOST, self.port), loop
         ).result(_CLOSE_SECONDS)
+        self._running = Running(loop, thread, server)
         return self
 
     def close(self) -> None:
         """End, with all who are still being answered; a second time nothing happens."""
-        loop, self._loop = self._loop, None
-        if loop is None or self._thread is None:
+        running, self._running = self._running, None
+        if running is None:
             return
-        asyncio.run_coroutine_threadsafe(self._ended(), loop).result(_CLOSE_SECONDS)
+        loop, thread, server = running
+        asyncio.run_coroutine_threadsafe(self._ended(server), loop).result(_CLOSE_SECONDS)
         loop.call_soon_threadsafe(loop.stop)
-        self._thread.join(_CLOSE_SECONDS)
+        thread.join(_CLOSE_SECONDS)
         loop.close()
 
-    async def _ended(self) -> None:
-        if self._server is not None:
-            self._server.close()
+    async def _ended(self, server: asyncio.Server) -> None:
+        server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while not isinstance(answer := await self.answer(await _request(reader)), NoAnswer):
+            while not isinstance(answer := await self._answers(await _request(reader)), NoAnswer):
                 writer.write(answer)
                 await writer.drain()
             if answer.reset:

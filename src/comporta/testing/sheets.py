@@ -33,6 +33,7 @@ class Fault:
     done: bool = False  # the work is done all the same
     reset: bool = False
     status: int = 0
+    reason: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -53,16 +54,24 @@ class SheetsServer(Loopback):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._answer)
         self.latency = 0.0
         self.requests: deque[str] = deque(maxlen=REQUESTS_MAX)
         self._faults: list[Fault] = []
         self._service = SheetsService()
 
-    def fail(self, status: int, count: int = 1, *, retry_after: str | None = None, to: str = "") -> None:
+    def fail(
+        self,
+        status: int,
+        count: int = 1,
+        *,
+        retry_after: str | None = None,
+        reason: str = "on purpose",
+        to: str = "",
+    ) -> None:
         """Answer with an error, and do nothing."""
         headers = {} if retry_after is None else {"retry-after": retry_after}
-        self._faults.append(Fault("fail", count, to, status=status, headers=headers))
+        self._faults.append(Fault("fail", count, to, status=status, reason=reason, headers=headers))
 
     def lose(self, count: int = 1, *, reset: bool = False, to: str = "") -> None:
         """Do what is asked, and end the connection without an answer."""
@@ -72,10 +81,15 @@ class SheetsServer(Loopback):
         """Never answer; ``done``: but do what is asked."""
         self._faults.append(Fault("hang", count, to, done=done))
 
+    def overlook(self, count: int = 1) -> None:
+        """Find nothing in the next searches, as Drive may for a while after something was made."""
+        self._service.overlooked = count
+
     def heal(self) -> None:
         """Answer as ever, at once, from now on."""
         self.latency = 0.0
         self._faults = []
+        self._service.overlooked = 0
 
     def create(self, name: str = "made by hand", *, rows: int = 1000, columns: int = 26) -> str:
         """Make a spreadsheet, as a person would; returns its id."""
@@ -106,7 +120,7 @@ class SheetsServer(Loopback):
         """Return what became a formula."""
         return list(self.grid(spreadsheet_id).tab(sheet).formulas.values())
 
-    async def answer(self, request: Request) -> bytes | NoAnswer:
+    async def _answer(self, request: Request) -> bytes | NoAnswer:
         """Do what is asked, unless a fault has been ordered for it."""
         line = f"{request.method} {request.path}"
         self.requests.append(line)
@@ -116,7 +130,7 @@ class SheetsServer(Loopback):
         if fault is None:
             return self._done(request)
         if fault.kind == "fail":
-            return _error(fault.status, "on purpose", fault.headers)
+            return _error(fault.status, fault.reason, fault.headers)
         if fault.done:
             self._done(request)
         if fault.kind == "hang":

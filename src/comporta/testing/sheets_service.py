@@ -46,6 +46,7 @@ class SheetsService:
     def __init__(self) -> None:
         self.files: dict[str, Stored] = {}
         self.forbidden: set[str] = set()
+        self.overlooked = 0  # searches to come that find nothing
         self._made = 0
 
     def do(self, request: Request) -> Any:
@@ -78,6 +79,9 @@ class SheetsService:
         parsed = _QUERY.fullmatch(request.query.get("q", ""))
         if parsed is None:
             raise RefusedRequest(400, "Invalid Value")
+        if self.overlooked > 0:
+            self.overlooked -= 1
+            return {"files": []}
         key, value = (re.sub(r"\\(.)", r"\1", text) for text in parsed.groups())
         found = [stored for stored in self.files.values() if stored.marks.get(key) == value]
         return {"files": [stored.told() for stored in sorted(found, key=lambda each: each.created)]}

@@ -29,7 +29,7 @@ class SimulatedUpstream(Loopback):
     """
 
     def __init__(self, rate: float | None = None, burst: int = 10, *, retry_after: bool = True) -> None:
-        super().__init__()
+        super().__init__(self._answer)
         self.status = 200
         self.headers: dict[str, str] = {}
         self.upcoming: list[int] = []
@@ -41,8 +41,7 @@ class SimulatedUpstream(Loopback):
         self._tokens = float(burst)
         self._filled = time.monotonic()
 
-    async def answer(self, request: Request) -> bytes:
-        """Answer as is set, whatever was asked."""
+    async def _answer(self, _: Request) -> bytes:
         self.present += 1
         self.most = max(self.most, self.present)
         try:

@@ -83,7 +83,7 @@ class GoogleAccount:
     @property
     def values(self) -> Any:
         """Their values."""
-        return self._made("values", lambda: self.sheets.values())
+        return self._made("values", self.sheets.values)
 
     @property
     def files(self) -> Any:

@@ -130,23 +130,21 @@ class Sheet:
 
     def _added(self) -> Tab:
         """Make the sheet; if another process made it at the same moment, it is there all the same."""
-        failed: SinkError | None = None
+        if self._title is None:
+            raise SinkMissingError(f"{self}: it has no sheet with cells")
         try:
-            self._change([{"addSheet": {"properties": {"title": self._title}}}])
+            told = self._change([{"addSheet": {"properties": {"title": self._title}}}])
         except SinkError as error:
-            if type(error) is not SinkError:
+            if type(error) is not SinkError or (found := self._found()) is None:
                 raise
-            failed = error
-        found = self._found()
-        if found is None:
-            raise failed or SinkMissingError(f"{self}: it was made, and is not there")
-        return found
+            return found
+        return _tab(told["replies"][0]["addSheet"]["properties"])
 
-    def _change(self, requests: list[dict[str, Any]]) -> None:
+    def _change(self, requests: list[dict[str, Any]]) -> Any:
         request = self._account.sheets.batchUpdate(
-            spreadsheetId=self._spreadsheet_id, body={"requests": requests}, fields="spreadsheetId"
+            spreadsheetId=self._spreadsheet_id, body={"requests": requests}, fields="replies"
         )
-        self._account.ask(request, str(self))
+        return self._account.ask(request, str(self))
 
 
 def column_name(number: int) -> str:
