@@ -274,6 +274,20 @@ def test_open__header_by_hand__is_taken_over(make: MakesSink, server: SheetsServ
     assert server.rows(spreadsheet) == [["value", "id"], [1, "a"]]
 
 
+def test_open__header_by_hand_without_the_key__is_refused(
+    make: MakesSink, server: SheetsServer, spreadsheet: str
+) -> None:
+    server.grid(spreadsheet).write([{"range": "A1", "values": [["value"]]}], entered=True)
+    with pytest.raises(SinkError, match="its header cannot be used: columns must hold the key 'id'"):
+        make()
+
+
+def test_write__first_row_cannot_be_a_header__names_the_row(make: MakesSink) -> None:
+    with pytest.raises(SinkColumnError, match="columns must be texts, each once") as caught:
+        make().write([{"id": 1, "": 2}])
+    assert caught.value.index == 0
+
+
 def test_open__other_columns_than_the_header__are_refused(make: MakesSink) -> None:
     make(columns=["id", "value", "more"]).write(rows("a"))
     make(columns=["more", "id"]).write([{"id": "b", "more": 1}])
