@@ -164,8 +164,7 @@ class _Once:
     def request(self, uri: str, *given: Any, **named: Any) -> Any:
         import httplib2  # noqa: PLC0415 - see above
 
-        kinds = (httplib2.HTTPSConnectionWithTimeout, httplib2.HTTPConnectionWithTimeout)
-        kind = kinds[not uri.startswith("https:")]
+        kind = httplib2.SCHEME_TO_CONNECTION[uri.partition(":")[0]]
         return self._http.request(uri, *given, **{**named, "connection_type": _told_of_the_end(kind)})
 
 
