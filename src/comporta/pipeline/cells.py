@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from datetime import date, datetime, time
 from decimal import Decimal
+from string import ascii_letters, digits
 from typing import Any, Final
 
 Cell = str | int | float | bool
@@ -26,7 +27,10 @@ _SKIPPED = '\\s\\x00-\\x1f\\x7f"\u200b-\u200f\u2060\ufeff'
 _SEPARATORS = ";|\\t\\r\\n"
 
 _STARTS = re.compile(rf"[\t\r\n]|[{_SKIPPED}]*[{_OPERATORS}]")
+_SEPARATOR = re.compile(f"[{_SEPARATORS}]")
 _STARTS_LATER = re.compile(rf"[{_SEPARATORS}](?=[{_SKIPPED}]*[{_OPERATORS}])")
+_HARMLESS: Final = frozenset({"", *ascii_letters, *digits})
+"""Most texts begin with one of these, and need no second look unless there is a separator in them."""
 
 
 def cell(value: Any) -> Cell:
@@ -40,13 +44,15 @@ def cell(value: Any) -> Cell:
         return int(value) if -WHOLE_MAX < value < WHOLE_MAX else str(value)
     if kind is float:
         return float(value) if value - value == 0 else str(value)  # what is not finite is no number there
-    return "" if value is None else clean(_as_text(value))
+    return "" if value is None else clean(as_text(value))
 
 
 def guarded(value: Any) -> Cell:
     """Return a value as a cell of a target that takes everything for text and guesses: a CSV file."""
+    if type(value) is str and value[:1] in _HARMLESS and value.isascii() and not _SEPARATOR.search(value):
+        return value
     kept = cell(value)
-    if type(kept) is not str or kept.isalnum():
+    if type(kept) is not str:
         return kept
     if _STARTS.match(kept):
         kept = "'" + kept
@@ -60,7 +66,8 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return what is no number and no text as one, in the form in which others read it."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, datetime | date | time):
@@ -78,6 +85,6 @@ def _as_json(value: Any) -> str:
     import json  # noqa: PLC0415 - most rows hold none
 
     try:
-        return json.dumps(value, ensure_ascii=False, default=_as_text)
+        return json.dumps(value, ensure_ascii=False, default=as_text)
     except (TypeError, ValueError, RecursionError):  # it has keys that are no texts, or holds itself
         return str(value)

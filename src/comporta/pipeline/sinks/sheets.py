@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from comporta.database.base import Database
-from comporta.database.urls import open_database
 from comporta.errors import SinkColumnError, SinkError, SinkRowError
 from comporta.pipeline.cells import Cell, cell
 from comporta.pipeline.sinks.addresses import Addresses
@@ -47,6 +46,8 @@ class SheetsSink:
         database: str | Database | None = None,
         migrate: bool | None = None,
     ) -> None:
+        from comporta.database.urls import open_database  # noqa: PLC0415 - brings in paths
+
         if not spreadsheet_id:
             raise ValueError("spreadsheet_id must not be empty")
         self.spreadsheet_id = spreadsheet_id
