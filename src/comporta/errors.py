@@ -18,6 +18,9 @@
         │   └── StateTypeError          something else lives at the key (names it; left untouched)
         ├── SinkError                   rows could not be written: which sink, where, why
         │   ├── SinkUnavailableError    it cannot be opened, reached or written
+        │   │   └── SinkBusyError       it asks to come back later: carries ``retry_after``
+        │   ├── SinkDeniedError         it does not let us in, or not do this: somebody has to act
+        │   ├── SinkMissingError        what was to be written to is not there
         │   ├── SinkFullError           no room: a disk, the last row of a workbook
         │   └── SinkRowError            one row cannot be kept as it is: ``index`` says which of those given
         │       └── SinkColumnError     it has a column that is not there
@@ -137,6 +140,25 @@ class SinkError(ComportaError):
 
 class SinkUnavailableError(SinkError):
     """A sink cannot be opened, reached or written."""
+
+
+class SinkBusyError(SinkUnavailableError):
+    """A sink says that it has had enough for now, such as a quota that is used up."""
+
+    def __init__(self, text: str, retry_after: float) -> None:
+        super().__init__(text, retry_after)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class SinkDeniedError(SinkError):
+    """A sink refuses the credentials or the permission; waiting does not help, somebody has to act."""
+
+
+class SinkMissingError(SinkError):
+    """What was to be written to is not there, or no longer."""
 
 
 class SinkFullError(SinkError):

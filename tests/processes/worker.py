@@ -35,9 +35,10 @@ def main() -> None:
     from tests.cache.cache_jobs import JOBS as CACHE_JOBS  # noqa: PLC0415 - see above
     from tests.cache.table_jobs import JOBS as TABLE_JOBS  # noqa: PLC0415 - see above
     from tests.outages.jobs import JOBS as OUTAGE_JOBS  # noqa: PLC0415 - see above
+    from tests.pipeline.sheets.jobs import JOBS as SHEET_JOBS  # noqa: PLC0415 - see above
     from tests.processes.jobs import JOBS  # noqa: PLC0415 - see above
 
-    (JOBS | OUTAGE_JOBS | BREAKER_JOBS | CACHE_JOBS | TABLE_JOBS)[job](**told)
+    (JOBS | OUTAGE_JOBS | BREAKER_JOBS | CACHE_JOBS | TABLE_JOBS | SHEET_JOBS)[job](**told)
 
 
 if __name__ == "__main__":

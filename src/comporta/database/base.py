@@ -14,6 +14,7 @@ word                SQLite                              PostgreSQL
 ``NEW_ID()``        32 random hex digits                a random UUID
 ``LOCK()``          nothing: all of it is locked        the rows found are, in their order
 ``FREE()``          nothing                             those that nobody locked are, others left out
+``EACH(texts)``     a table of a JSON list's texts: ``item``, and its ``place`` in the list
 ==================  ==================================  ===========================================
 
 What stands in their brackets has none of its own. No statement knows a clock of this process: several
@@ -37,7 +38,7 @@ TIMEOUT_SECONDS: Final = 5.0
 
 TIMEOUT_SECONDS_MAX: Final = 3600.0
 
-_WORDS = re.compile(r"\b(AT|UNIX|JSON|TEXT|NEW_ID|LOCK|FREE)\(([^()]*)\)")
+_WORDS = re.compile(r"\b(AT|UNIX|JSON|TEXT|NEW_ID|LOCK|FREE|EACH)\(([^()]*)\)")
 _NAMES = re.compile(r":([a-z_][a-z_0-9]*)")
 
 _IN_SQLITE = {
@@ -48,6 +49,7 @@ _IN_SQLITE = {
     "NEW_ID": "lower(hex(randomblob(16)))",
     "LOCK": "",
     "FREE": "",
+    "EACH": "(SELECT value AS item, key AS place FROM json_each({}))",
 }
 _IN_POSTGRESQL = {
     "AT": "to_timestamp({})",
@@ -57,6 +59,10 @@ _IN_POSTGRESQL = {
     "NEW_ID": "gen_random_uuid()",
     "LOCK": "FOR UPDATE",
     "FREE": "FOR UPDATE SKIP LOCKED",
+    "EACH": (
+        "(SELECT item, place FROM json_array_elements_text(CAST({} AS json))"
+        " WITH ORDINALITY AS listed (item, place))"
+    ),
 }
 _NOW_IN_POSTGRESQL = "COALESCE(CAST(%(now)s AS float8), CAST(extract(epoch FROM now()) AS float8))"
 

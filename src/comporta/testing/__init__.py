@@ -3,7 +3,7 @@
 ``ManualClock`` moves time by hand; ``StoreConformance`` is what every store must pass; ``Server``,
 ``Sentinels`` and ``Cluster`` start real Valkeys or Redises on free ports, and ``FaultProxy`` stands between
 them and whoever asks; ``PostgresServer`` starts a real database; ``SimulatedUpstream`` is what a program
-depends on, with a limit of its own.
+depends on, with a limit of its own, ``SheetsServer`` stands in for Google Sheets.
 """
 
 from comporta.testing.certificates import Certificate
@@ -15,6 +15,7 @@ from comporta.testing.programs import find_postgres, find_servers
 from comporta.testing.proxy import FaultProxy
 from comporta.testing.sentinels import Sentinels
 from comporta.testing.servers import Server
+from comporta.testing.sheets import SheetsServer
 from comporta.testing.upstreams import SimulatedUpstream
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "PostgresServer",
     "Sentinels",
     "Server",
+    "SheetsServer",
     "SimulatedUpstream",
     "StoreConformance",
     "find_postgres",

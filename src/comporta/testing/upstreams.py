@@ -7,21 +7,13 @@ against it: any client, any number of processes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import threading
 import time
-from typing import Self
 
-from comporta.testing.programs import free_port
-from comporta.testing.servers import HOST
-from comporta.testing.started import Started
-
-_CLOSE_SECONDS = 5.0
-_HEAD_BYTES_MAX = 65_536
+from comporta.testing.loopback import Loopback, Request, response
 
 
-class SimulatedUpstream(Started):
+class SimulatedUpstream(Loopback):
     """A server that answers ``rate`` requests a second, ``burst`` at once, and refuses others with 429.
 
     ::
@@ -37,8 +29,7 @@ class SimulatedUpstream(Started):
     """
 
     def __init__(self, rate: float | None = None, burst: int = 10, *, retry_after: bool = True) -> None:
-        self.port = free_port()
-        self.url = f"http://{HOST}:{self.port}"
+        super().__init__(self._answer)
         self.status = 200
         self.headers: dict[str, str] = {}
         self.upcoming: list[int] = []
@@ -49,63 +40,8 @@ class SimulatedUpstream(Started):
         self._burst = burst
         self._tokens = float(burst)
         self._filled = time.monotonic()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
 
-    def start(self) -> Self:
-        """Listen."""
-        loop = self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=loop.run_forever, name="upstream", daemon=True)
-        self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._connected, HOST, self.port), loop
-        ).result(_CLOSE_SECONDS)
-        return self
-
-    def close(self) -> None:
-        """End, with all who are still being answered; a second time nothing happens."""
-        loop, self._loop = self._loop, None
-        if loop is None or self._thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._ended(), loop).result(_CLOSE_SECONDS)
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join(_CLOSE_SECONDS)
-        loop.close()
-
-    async def _ended(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while True:
-                await self._request(reader)
-                writer.write(await self._answer())
-                await writer.drain()
-        writer.close()
-
-    @staticmethod
-    async def _request(reader: asyncio.StreamReader) -> None:
-        """Read a request to its end, and forget it."""
-        head = (await reader.readuntil(b"\r\n\r\n"))[:_HEAD_BYTES_MAX].lower()
-        _, found, rest = head.partition(b"\r\ncontent-length:")
-        if found:
-            await reader.readexactly(int(rest.partition(b"\r\n")[0]))
-        elif b"\r\ntransfer-encoding: chunked" in head:
-            while size := int(await reader.readline(), 16):
-                await reader.readexactly(size + 2)
-            await reader.readline()
-
-    async def _answer(self) -> bytes:
+    async def _answer(self, _: Request) -> bytes:
         self.present += 1
         self.most = max(self.most, self.present)
         try:
@@ -123,7 +59,7 @@ class SimulatedUpstream(Started):
         headers = {name.lower(): value for name, value in self.headers.items()}
         if retry_after is not None and self.retry_after:
             headers.setdefault("retry-after", str(max(1, math.ceil(retry_after))))
-        return _written(status, headers)
+        return response(status, f'{{"status": {status}}}', headers)
 
     def _take(self) -> float:
         """Take from the bucket; returns the seconds until there is something in it again."""
@@ -139,10 +75,3 @@ class SimulatedUpstream(Started):
         self._tokens -= 1
         self.accepted += 1
         return 0.0
-
-
-def _written(status: int, headers: dict[str, str]) -> bytes:
-    body = f'{{"status": {status}}}'
-    told = {"content-type": "application/json", "content-length": str(len(body)), **headers}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
-    return f"HTTP/1.1 {status} -\r\n{lines}\r\n{body}".encode()
