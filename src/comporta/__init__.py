@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from comporta.cache.health import calculate_backoff_minutes
     from comporta.errors import (
         CacheUnavailableError,
+        ChannelClosedError,
         CircuitOpenError,
         ComportaError,
         LimitReachedError,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from comporta.limits.manager import RateLimitManager
     from comporta.limits.monitor import RateLimitMonitor
     from comporta.limits.permits import ConcurrencyLimit
+    from comporta.pipeline.channel import Channel
     from comporta.retry.budget import Budget, RetryBudget
     from comporta.retry.retry import Retry
     from comporta.upstream.report import CallReport, last_call
@@ -64,6 +66,8 @@ __all__ = [
     "CacheUnavailableError",
     "Cached",
     "CallReport",
+    "Channel",
+    "ChannelClosedError",
     "CircuitBreaker",
     "CircuitOpenError",
     "ComportaError",
@@ -117,6 +121,7 @@ _HOMES = {
     "cache.health": ("calculate_backoff_minutes",),
     "errors": (
         "CacheUnavailableError",
+        "ChannelClosedError",
         "CircuitOpenError",
         "ComportaError",
         "LimitReachedError",
@@ -152,6 +157,7 @@ _HOMES = {
     "limits.manager": ("RateLimitManager",),
     "limits.monitor": ("RateLimitMonitor",),
     "limits.permits": ("ConcurrencyLimit",),
+    "pipeline.channel": ("Channel",),
     "retry.budget": (
         "Budget",
         "RetryBudget",

@@ -16,6 +16,7 @@
         │   ├── StateTimeoutError       no answer within the bound
         │   ├── StateFullError          no room for a new key; live keys are never evicted
         │   └── StateTypeError          something else lives at the key (names it; left untouched)
+        ├── ChannelClosedError          a channel takes nothing more in, or holds nothing more
         └── DatabaseError               the database could not do what was asked
             ├── DatabaseUnavailableError  unreachable, refused, or no answer within the bound
             ├── DatabaseBusyError       others held what was needed for longer than the bound
@@ -97,6 +98,10 @@ class StateFullError(StateError):
 
 class StateTypeError(StateError):
     """The key holds something that comporta did not write; it was left as it is."""
+
+
+class ChannelClosedError(ComportaError):
+    """A channel was closed: nothing more can be sent, or all that was in it was received."""
 
 
 class DatabaseError(ComportaError):
