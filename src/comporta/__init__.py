@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from comporta.limits.monitor import RateLimitMonitor
     from comporta.limits.permits import ConcurrencyLimit
     from comporta.pipeline.channel import Channel
+    from comporta.pipeline.throttle import HierarchicalThrottle
     from comporta.retry.budget import Budget, RetryBudget
     from comporta.retry.retry import Retry
     from comporta.upstream.report import CallReport, last_call
@@ -77,6 +78,7 @@ __all__ = [
     "Degradation",
     "FixedWindowLimiter",
     "HealthCache",
+    "HierarchicalThrottle",
     "LeakyBucketLimiter",
     "LimitConfig",
     "LimitGroup",
@@ -158,6 +160,7 @@ _HOMES = {
     "limits.monitor": ("RateLimitMonitor",),
     "limits.permits": ("ConcurrencyLimit",),
     "pipeline.channel": ("Channel",),
+    "pipeline.throttle": ("HierarchicalThrottle",),
     "retry.budget": (
         "Budget",
         "RetryBudget",
