@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from comporta.limits.permits import ConcurrencyLimit
     from comporta.pipeline.channel import Channel
     from comporta.pipeline.throttle import HierarchicalThrottle
+    from comporta.pipeline.writer import BatchWriter
     from comporta.retry.budget import Budget, RetryBudget
     from comporta.retry.retry import Retry
     from comporta.upstream.report import CallReport, last_call
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BaseLimiter",
+    "BatchWriter",
     "BreakerConfig",
     "Budget",
     "CacheUnavailableError",
@@ -161,6 +163,7 @@ _HOMES = {
     "limits.permits": ("ConcurrencyLimit",),
     "pipeline.channel": ("Channel",),
     "pipeline.throttle": ("HierarchicalThrottle",),
+    "pipeline.writer": ("BatchWriter",),
     "retry.budget": (
         "Budget",
         "RetryBudget",
