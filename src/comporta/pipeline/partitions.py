@@ -50,17 +50,17 @@ class Line:
 
 
 class Partition:
-    """One partition: its states, its line, and when this process last looked whether it may climb."""
+    """One partition: the name of its limit, its line, and when this process last tried to have it climb."""
 
-    __slots__ = ("_levels", "_parts", "line", "take", "text", "tried_us")
+    __slots__ = ("_levels", "_parts", "line", "name", "text", "tried_us")
 
     def __init__(self, levels: Levels, text: str) -> None:
         self._levels = levels
         self._parts = levels.parts(text)
         self.text = text
+        self.name = levels.partition_name(text)
         self.line = Line()
         self.tried_us: int | None = None
-        self.take = self.taking(1)
 
     def taking(self, cost: int) -> TakeBoth:
         """Return what takes ``cost``."""

@@ -23,6 +23,7 @@ from comporta.pipeline.degrading import PartitionDegradation, check_number
 from comporta.pipeline.levels import GRANTED, Levels, Settling, TakeBoth, Waits
 from comporta.pipeline.partitions import Book, Partition
 from comporta.pipeline.places import Place
+from comporta.pipeline.short_way import short_way
 from comporta.steps import WHOLE, millionths
 from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply
@@ -94,7 +95,7 @@ class HierarchicalThrottle:
         self._levels = Levels(self.name, whole.rule(), rule, Settling(rule, floor), fallback)
         self._book = Book(self._levels)
         self._known, self._whole = self._book.known, self._book.whole
-        self._apply = self.store.apply if isinstance(self.store, MemoryStore) else None
+        self._short = short_way(self.store, self._levels) if isinstance(self.store, MemoryStore) else None
         self._granted = self._waited = self._refused = 0
         self.sync = SyncThrottle(self)
 
@@ -104,15 +105,15 @@ class HierarchicalThrottle:
         A cost may be as large as the smaller of the two bursts (``cost_max``). Where a partition is degraded
         and its burst is smaller than that, the cost waits for all of the burst and leaves a debt.
         """
-        if self._apply is not None and cost == 1:
+        if self._short is not None and not timeout and type(cost) is int and 0 < cost <= self.cost_max:
             known = self._known(partition)
             if (
                 known is not None
                 and not known.line.places
                 and not self._whole.places
-                and self._apply(known.take) is GRANTED
+                and self._short(known.text, known.name, cost) is GRANTED
             ):
-                self._granted += 1
+                self._granted += cost
                 return True
         return await run_async(self.acquiring(partition, cost, timeout))
 
@@ -167,7 +168,10 @@ class HierarchicalThrottle:
         check_timeout(timeout)
         known = self._partition(partition)
         take = known.taking(cost)
-        if not (known.line.places or self._whole.places) and (yield from self._asking(take)) == GRANTED:
+        if (
+            not (known.line.places or self._whole.places)
+            and (yield from self._asking(known, take)) == GRANTED
+        ):
             return self._counted(cost)
         if timeout == 0:
             return self._refused_one()
@@ -186,7 +190,7 @@ class HierarchicalThrottle:
         known = self._partition(partition)
         known.tried_us = self._now_us()
         shares = (millionths(told.drop), millionths(told.floor))
-        adjusted = yield from self._adjusting(Drop(self._named(known), self._numbers, *shares))
+        adjusted = yield from self._adjusting(Drop(known.name, self._numbers, *shares))
         if adjusted is not None and adjusted.changed:
             self._tell("degraded", known, "lowered", adjusted, "warning")
 
@@ -197,7 +201,7 @@ class HierarchicalThrottle:
             return
         known.tried_us = self._now_us()
         steps = (millionths(told.climb), to_us(told.every))
-        adjusted = yield from self._adjusting(Climb(self._named(known), self._numbers, *steps))
+        adjusted = yield from self._adjusting(Climb(known.name, self._numbers, *steps))
         if adjusted is not None and adjusted.changed:
             with self._book.lock:
                 known.line.call_first()
@@ -212,7 +216,7 @@ class HierarchicalThrottle:
 
     def looking(self, partition: str) -> Flow[float]:
         """The flow of ``current_limit``."""
-        look = Look(self._named(self._partition(partition)), self._numbers)
+        look = Look(self._partition(partition).name, self._numbers)
         adjusted: Adjusted = yield Apply(self.store, look)
         return self.partition_limit * adjusted.share / WHOLE
 
@@ -233,20 +237,22 @@ class HierarchicalThrottle:
             while known.line.places[0] is not place:
                 if not (yield from self._rest(place, None, until_us)):
                     return self._refused_one()
-            granted = yield from self._at_the_head(place, whole, take, until_us)
+            granted = yield from self._at_the_head(known, (place, whole), take, until_us)
             return self._counted(take.cost) if granted else self._refused_one()
         finally:
             book.leave(known, place, whole)
 
-    def _at_the_head(self, place: Place, whole: Place, take: TakeBoth, until_us: int) -> Flow[bool]:
+    def _at_the_head(
+        self, known: Partition, places: tuple[Place, Place], take: TakeBoth, until_us: int
+    ) -> Flow[bool]:
         """Ask until both grant; where others wait for the global limit alone, after them."""
-        others = self._whole.places
+        others, (place, whole) = self._whole.places, places
         while True:
             if others and others[0] is not whole:
                 self._book.join_whole(whole)
                 rested = yield from self._rest(whole, None, until_us)
             else:
-                waits = yield from self._asking(take)
+                waits = yield from self._asking(known, take)
                 if waits == GRANTED:
                     return True
                 if waits.partition_us:
@@ -271,8 +277,10 @@ class HierarchicalThrottle:
         place.renew()
         return True
 
-    def _asking(self, take: TakeBoth) -> Flow[Waits]:
-        waits: Waits = yield Apply(self.store, take)
+    def _asking(self, known: Partition, take: TakeBoth) -> Flow[Waits]:
+        waits = None if self._short is None else self._short(known.text, known.name, take.cost)
+        if waits is None:
+            waits = yield Apply(self.store, take)
         return waits
 
     def _adjusting(self, operation: Operation[Adjusted]) -> Flow[Adjusted | None]:
@@ -289,9 +297,6 @@ class HierarchicalThrottle:
         if not name:
             raise ValueError("partition must not be empty, got ''")
         return self._book.partition(name)
-
-    def _named(self, known: Partition) -> str:
-        return self._levels.partition_name(known.text)
 
     def _check_cost(self, cost: int) -> None:
         check_cost(cost)
