@@ -439,10 +439,9 @@ def test_book__all_remembered_partitions_have_waiters__forgets_none(monkeypatch:
     throttle = HierarchicalThrottle(100, 10)
     known = throttle._partition("a")
     throttle._book.join(known, Place())
-    monkeypatch.setattr(partitions_module, "PARTITIONS_MAX", -1)
-    assert throttle._partition("a") is known
-    monkeypatch.setattr(partitions_module, "PARTITIONS_MAX", -2)
-    assert throttle._partition("a") is known
+    for most in (-1, -2):
+        monkeypatch.setattr(partitions_module, "PARTITIONS_MAX", most)
+        assert throttle._book.partition("a") is known
 
 
 def test_levels__many_records__are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,6 +487,7 @@ def test_degradation__bad_input__is_named(field: str) -> None:
     [
         (("", 1), ValueError, "partition must not be empty"),
         ((5, 1), TypeError, "partition must be a str, got 5"),
+        (([], 1), TypeError, r"partition must be a str, got \[\]"),
         (("a", 0), ValueError, "cost must be at least 1, got 0"),
         (("a", 11), ValueError, "cost must be at most the smaller burst, 10, got 11"),
         (("a", 1.5), TypeError, "cost must be an int"),
