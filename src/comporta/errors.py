@@ -16,6 +16,7 @@
         │   ├── StateTimeoutError       no answer within the bound
         │   ├── StateFullError          no room for a new key; live keys are never evicted
         │   └── StateTypeError          something else lives at the key (names it; left untouched)
+        ├── ChannelClosedError          a channel takes nothing more in, or holds nothing more
         ├── SinkError                   rows could not be written: which sink, where, why
         │   ├── SinkUnavailableError    it cannot be opened, reached or written
         │   │   └── SinkBusyError       it asks to come back later: carries ``retry_after``
@@ -108,6 +109,10 @@ class StateFullError(StateError):
 
 class StateTypeError(StateError):
     """The key holds something that comporta did not write; it was left as it is."""
+
+
+class ChannelClosedError(ComportaError):
+    """A channel was closed: nothing more can be sent, or all that was in it was received."""
 
 
 class DatabaseError(ComportaError):
