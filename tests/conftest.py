@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -17,6 +18,47 @@ from comporta.stores.known import _path
 from comporta.testing import PostgresServer, Server, find_servers
 
 SERVERS = find_servers()
+
+
+ON_ONE_KIND = {"cli", "integrations", "outages", "processes", "testing", "topologies", "upstream"}
+"""Folders of tests that take real time, and show what does not depend on the kind of server."""
+
+ON_OLD_AND_NEW = {"faults"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out repetitions on further kinds of servers; ``COMPORTA_SOAK=1 make test`` leaves out none."""
+    if os.environ.get("COMPORTA_SOAK"):
+        return
+    cases = {_case(item) for item in items}
+    left_out = {item for item in items if any(_case(item, kind) in cases for kind in _repeated_on(item))}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _repeated_on(item: pytest.Item) -> set[str]:
+    """Return the kinds of servers on which this test shows nothing that it does not show on Valkey."""
+    folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    if folder in ON_ONE_KIND:
+        return {"redis", "redis-6.2"} & _words(item)
+    return {"redis"} & _words(item) if folder in ON_OLD_AND_NEW else set()
+
+
+def _words(item: pytest.Item) -> set[str]:
+    return {word for _, word in _case(item)[1]}
+
+
+def _case(item: pytest.Item, kind: str = "") -> tuple[str, frozenset[tuple[str, str]]]:
+    """Return a test with its parameters; if a kind of server is given, with Valkey in its place."""
+    given = getattr(getattr(item, "callspec", None), "params", {})
+    words = frozenset((name, _word(value, kind)) for name, value in given.items())
+    return item.nodeid.partition("[")[0], words
+
+
+def _word(value: object, kind: str) -> str:
+    if not isinstance(value, str):
+        return str(id(value))
+    return "valkey" if value == kind else value
 
 
 @pytest.fixture(scope="session", autouse=True)
