@@ -16,6 +16,9 @@
         │   ├── StateTimeoutError       no answer within the bound
         │   ├── StateFullError          no room for a new key; live keys are never evicted
         │   └── StateTypeError          something else lives at the key (names it; left untouched)
+        ├── PipelineError               a run of a pipeline cannot go on
+        │   ├── SourceError             what is read cannot be read: which file and line, and why
+        │   └── CheckpointError         where it stood cannot be read, written, or is about another source
         └── DatabaseError               the database could not do what was asked
             ├── DatabaseUnavailableError  unreachable, refused, or no answer within the bound
             ├── DatabaseBusyError       others held what was needed for longer than the bound
@@ -97,6 +100,18 @@ class StateFullError(StateError):
 
 class StateTypeError(StateError):
     """The key holds something that comporta did not write; it was left as it is."""
+
+
+class PipelineError(ComportaError):
+    """A run of a pipeline cannot go on; what was confirmed stays so."""
+
+
+class SourceError(PipelineError):
+    """A source cannot be read, or is not of the form it was said to have."""
+
+
+class CheckpointError(PipelineError):
+    """A checkpoint cannot be used: the message says why, and what to do."""
 
 
 class DatabaseError(ComportaError):
