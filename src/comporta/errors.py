@@ -19,6 +19,14 @@
         ├── PipelineError               a run of a pipeline cannot go on
         │   ├── SourceError             what is read cannot be read: which file and line, and why
         │   └── CheckpointError         where it stood cannot be read, written, or is about another source
+        ├── SinkError                   rows could not be written: which sink, where, why
+        │   ├── SinkUnavailableError    it cannot be opened, reached or written
+        │   ├── SinkFullError           no room: a disk, the last row of a workbook
+        │   └── SinkRowError            one row cannot be kept as it is: ``index`` says which of those given
+        │       └── SinkColumnError     it has a column that is not there
+        ├── WriterClosedError           a batch writer is not open, or no longer
+        ├── DeadLettersError            the file of dead letters cannot be written or read
+        │   └── DeadLettersFullError    it has grown to its bound: somebody has to look
         └── DatabaseError               the database could not do what was asked
             ├── DatabaseUnavailableError  unreachable, refused, or no answer within the bound
             ├── DatabaseBusyError       others held what was needed for longer than the bound
@@ -136,3 +144,52 @@ class DatabaseReadOnlyError(DatabaseError):
 
 class DatabaseSchemaError(DatabaseError):
     """A table or a column is missing: a migration was not run."""
+
+
+class SinkError(ComportaError):
+    """Rows could not be written; the message says which sink, where and why."""
+
+
+class SinkUnavailableError(SinkError):
+    """A sink cannot be opened, reached or written."""
+
+
+class SinkFullError(SinkError):
+    """There is no room for more rows."""
+
+
+class SinkRowError(SinkError):
+    """A row cannot be kept as it is, now or later; nothing of its batch was, the others can be.
+
+    ``index`` is its place among the rows that were given.
+    """
+
+    def __init__(self, text: str, index: int) -> None:
+        super().__init__(text, index)
+        self.index = index
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class SinkColumnError(SinkRowError):
+    """A row has a column for which the sink has no place."""
+
+
+class WriterClosedError(ComportaError):
+    """A batch writer that is not open takes no rows."""
+
+
+class DeadLettersError(ComportaError):
+    """The file of dead letters cannot be used; ``line`` is where, if it is one of its lines."""
+
+    def __init__(self, text: str, line: int | None = None) -> None:
+        super().__init__(text, line)
+        self.line = line
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DeadLettersFullError(DeadLettersError):
+    """There is no room for another letter within the bound; nothing was thrown away."""
