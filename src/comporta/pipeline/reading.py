@@ -1,44 +1,53 @@
 """From a source to the event loop, a handful at a time, whatever kind of source it is.
 
 What may block is read on a thread of its own. It is a daemon: a file on a dead network or a terminal that
-nobody types on must not keep a program from ending. Entries cross in a deque, and the loop is woken once
-for as many as are there: one crossing each would be ten times slower.
+nobody types on must not keep a program from ending.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
-from contextlib import suppress
+from abc import abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import count, islice
-from threading import Lock, Thread
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
-from comporta.pipeline.sources import Entry, Items, Source
+from comporta.errors import ChannelClosedError
+from comporta.pipeline.channel import Channel
+from comporta.pipeline.sources import Entry, FileSource, Items, Source, source_of
 
-AHEAD_MAX = 512
-"""How many entries are read ahead of whoever takes them."""
+T = TypeVar("T")
 
-_POLL_SECONDS = 1.0
+HANDFUL_MAX = 512
+"""How many entries are read ahead of whoever takes them, and taken at a time."""
+
+_LAST_SECONDS = 0.2
+"""How long one waits, at the end, for an entry that a thread may have in hand."""
 
 
 class Reading(AsyncIterator[list[Entry]]):
     """The entries of a source, by handfuls. ``stop`` ends it: what was read is still given, then no more."""
 
+    def __init__(self, total: int | None, *, rereadable: bool) -> None:
+        self.total = total
+        self.rereadable = rereadable
+
+    @abstractmethod
     def stop(self) -> None:
         """Read no further."""
-        raise NotImplementedError
 
 
 class FromMemory(Reading):
     """Items that are all there: nothing to wait for."""
 
     def __init__(self, items: Sequence[Any]) -> None:
+        super().__init__(len(items), rereadable=True)
         self._entries: Iterator[Entry] = Items(items).entries()
 
     async def __anext__(self) -> list[Entry]:
-        found = list(islice(self._entries, AHEAD_MAX))
+        found = list(islice(self._entries, HANDFUL_MAX))
         if not found:
             raise StopAsyncIteration
         return found
@@ -48,13 +57,91 @@ class FromMemory(Reading):
         self._entries = iter(())
 
 
+class FromChannel(Reading):
+    """What others send, as it comes."""
+
+    def __init__(self, channel: Channel[Any], total: int | None = None, *, rereadable: bool = False) -> None:
+        super().__init__(total, rereadable=rereadable)
+        self._channel = channel
+        self._positions = count()
+        self._stopped = asyncio.Event()
+
+    async def __anext__(self) -> list[Entry]:
+        try:
+            found = await self._received()
+        except ChannelClosedError:
+            raise StopAsyncIteration from None
+        if not found:
+            raise StopAsyncIteration
+        return [self._entry(item) for item in found]
+
+    def stop(self) -> None:
+        """Take what is there, and wait for no more."""
+        self._stopped.set()
+
+    def _entry(self, item: Any) -> Entry:
+        position = next(self._positions)
+        return Entry(position, position, item)
+
+    async def _received(self) -> list[Any]:
+        """Receive some; none, once it is stopped and there is nothing."""
+        if self._stopped.is_set():
+            return await self._channel.receive_many(HANDFUL_MAX, _LAST_SECONDS)
+        receiving = asyncio.ensure_future(self._channel.receive_many(HANDFUL_MAX))
+        stopping = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait((receiving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                receiving.cancel()
+                await asyncio.wait((receiving,))
+            if receiving.cancelled():
+                return await self._channel.receive_many(HANDFUL_MAX, _LAST_SECONDS)
+            return receiving.result()
+        finally:
+            stopping.cancel()
+            receiving.cancel()
+
+
+class FromThread(FromChannel):
+    """What may block, read on a thread. What it raises comes out here, after what it read before."""
+
+    def __init__(self, source: Source, total: int | None) -> None:
+        super().__init__(Channel(HANDFUL_MAX), total, rereadable=isinstance(source, FileSource))
+        self._source = source
+        self._error: BaseException | None = None
+        Thread(target=self._run, name="comporta-source", daemon=True).start()
+
+    async def __anext__(self) -> list[Entry]:
+        try:
+            return await super().__anext__()
+        except StopAsyncIteration:
+            if self._error is not None:
+                raise self._error from None
+            raise
+
+    def _entry(self, item: Any) -> Entry:
+        entry: Entry = item
+        return entry
+
+    def _run(self) -> None:
+        try:
+            for entry in self._source.entries():
+                self._channel.sync.send(entry)
+                if self._stopped.is_set():
+                    break
+        except BaseException as error:
+            self._error = error
+        self._channel.close()
+
+
 class FromAwaited(Reading):
     """Items that are awaited one by one."""
 
     def __init__(self, items: AsyncIterable[Any]) -> None:
+        super().__init__(None, rereadable=False)
         self._items = aiter(items)
         self._positions = count()
-        self._next: asyncio.Task[Any] | None = None
+        self._next: asyncio.Future[Any] | None = None
         self._stopped = False
 
     async def __anext__(self) -> list[Entry]:
@@ -77,66 +164,39 @@ class FromAwaited(Reading):
             self._next.cancel()
 
 
-class FromThread(Reading):
-    """What may block, read on a thread. What it raises comes out here, after what it read before."""
+async def reading_of(given: Any) -> Reading:
+    """Begin to read what a program gave as a source."""
+    if isinstance(given, Channel):
+        return FromChannel(given)
+    if isinstance(given, AsyncIterable):
+        return FromAwaited(given)
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        return FromMemory(given)
+    source = source_of(given)
+    return FromThread(source, await _on_a_thread(lambda: source.total))
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._loop = asyncio.get_running_loop()
-        self._read: deque[Entry] = deque()
-        self._ended = self._stopped = False
-        self._error: BaseException | None = None
-        self._some = asyncio.Event()
-        self._wake_sent = False
-        self._room = Lock()  # a bell: locked while there is no room
-        self._thread = Thread(target=self._run, name="comporta-source", daemon=True)
-        self._thread.start()
 
-    async def __anext__(self) -> list[Entry]:
-        while not self._read and not self._ended:
-            self._some.clear()
-            self._wake_sent = False
-            if not self._read and not self._ended:
-                await self._some.wait()
-        if not self._read:
-            if self._error is not None:
-                raise self._error
-            raise StopAsyncIteration
-        return self._taken()
+async def identity_of(given: Any) -> Mapping[str, Any]:
+    """Return what a source is known by; one that cannot be read again cannot be gone on with."""
+    identity: Mapping[str, Any] | None = None
+    if isinstance(given, AsyncIterable):
+        identity = None if isinstance(given, Channel) else {"kind": "items", "total": None}
+    else:
+        identity = await _on_a_thread(source_of(given).identity)
+    if identity is None:
+        raise ValueError("checkpoint needs a source that can be read again: a channel or a pipe cannot")
+    return identity
 
-    def stop(self) -> None:
-        """Have the thread end as soon as it can; one that waits for its source is not waited for."""
-        self._stopped = self._ended = True
-        self._some.set()
-        self._ring()
 
-    def _taken(self) -> list[Entry]:
-        found = [self._read.popleft() for _ in range(len(self._read))]
-        self._ring()
-        return found
+async def _on_a_thread(work: Callable[[], T]) -> T:
+    """Do what may block, on a daemon: a path can hang as well as a file."""
+    future: Future[T] = Future()
 
-    def _ring(self) -> None:
-        with suppress(RuntimeError):  # nobody waits
-            self._room.release()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            for entry in self._source.entries():
-                self._read.append(entry)
-                self._tell()
-                while len(self._read) >= AHEAD_MAX and not self._stopped:
-                    self._room.acquire(timeout=_POLL_SECONDS)
-                if self._stopped:
-                    break
+            future.set_result(work())
         except BaseException as error:
-            self._error = error
-        self._ended = True
-        self._wake_sent = False
-        self._tell()
+            future.set_exception(error)
 
-    def _tell(self) -> None:
-        """Wake the loop, unless it was told already and has not looked yet."""
-        if not self._wake_sent:
-            self._wake_sent = True
-            with suppress(RuntimeError):  # the loop is closed: nobody wants to know
-                self._loop.call_soon_threadsafe(self._some.set)
+    Thread(target=run, name="comporta-source", daemon=True).start()
+    return await asyncio.wrap_future(future)
