@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from comporta.limits.manager import RateLimitManager
     from comporta.limits.monitor import RateLimitMonitor
     from comporta.limits.permits import ConcurrencyLimit
+    from comporta.pipeline.writer import BatchWriter
     from comporta.retry.budget import Budget, RetryBudget
     from comporta.retry.retry import Retry
     from comporta.upstream.report import CallReport, last_call
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BaseLimiter",
+    "BatchWriter",
     "BreakerConfig",
     "Budget",
     "CacheUnavailableError",
@@ -152,6 +154,7 @@ _HOMES = {
     "limits.manager": ("RateLimitManager",),
     "limits.monitor": ("RateLimitMonitor",),
     "limits.permits": ("ConcurrencyLimit",),
+    "pipeline.writer": ("BatchWriter",),
     "retry.budget": (
         "Budget",
         "RetryBudget",
