@@ -16,6 +16,7 @@
         │   ├── StateTimeoutError       no answer within the bound
         │   ├── StateFullError          no room for a new key; live keys are never evicted
         │   └── StateTypeError          something else lives at the key (names it; left untouched)
+        ├── ChannelClosedError          a channel takes nothing more in, or holds nothing more
         ├── PipelineError               a run of a pipeline cannot go on
         │   ├── SourceError             what is read cannot be read: which file and line, and why
         │   └── CheckpointError         where it stood cannot be read, written, or is about another source
@@ -108,6 +109,10 @@ class StateFullError(StateError):
 
 class StateTypeError(StateError):
     """The key holds something that comporta did not write; it was left as it is."""
+
+
+class ChannelClosedError(ComportaError):
+    """A channel was closed: nothing more can be sent, or all that was in it was received."""
 
 
 class PipelineError(ComportaError):

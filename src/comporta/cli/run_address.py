@@ -48,7 +48,9 @@ def _parsed(text: str) -> list[tuple[Any, ...]]:
     try:
         return list(Formatter().parse(text))
     except ValueError as error:
-        raise ValueError(f"url must have its columns in braces, such as {{id}}: {error}, got {text!r:.200}") from None
+        raise ValueError(
+            f"url must have its columns in braces, such as {{id}}: {error}, got {text!r:.200}"
+        ) from None
 
 
 def _column(name: str | None, form: str | None, conversion: str | None) -> str | None:
@@ -77,7 +79,9 @@ def _value(fields: Mapping[str, Any], column: str) -> str:
         raise ColumnError(f"there is no column {column!r}, only {known}"[:500])
     value = fields[column]
     if value is None or isinstance(value, dict | list):
-        raise ColumnError(f"column {column!r} must be a text or a number to stand in a URL, got {value!r:.100}")
+        raise ColumnError(
+            f"column {column!r} must be a text or a number to stand in a URL, got {value!r:.100}"
+        )
     text = json.dumps(value) if isinstance(value, bool) else str(value)
     if text.strip() in _CLIMBS:
         raise ColumnError(f"column {column!r} must not be empty, '.' or '..' in a URL, got {text!r}")

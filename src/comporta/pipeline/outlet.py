@@ -46,7 +46,7 @@ class Outlet:
             threads=1,
             retry=pipeline.sink_retry,
             limiter=pipeline.limiter,
-            dead_letters=cast(DeadLetters | None, letters),
+            dead_letters=letters,
             on_written=self._written,
             on_dead=self._dead,
         )
@@ -62,9 +62,9 @@ class Outlet:
         self._entries[entry.position] = entry
         await self._writer.write(placed)
 
-    async def close(self) -> None:
-        """Write what is there, and close the sink."""
-        await self._writer.close()
+    async def close(self, timeout: float | None) -> None:
+        """Write what is there, and close the sink; after ``timeout`` seconds the rest is left undone."""
+        await self._writer.close(timeout)
         await asyncio.sleep(0)  # for what threads had called from the loop
 
     def _written(self, rows: Sequence[Row]) -> None:
@@ -85,18 +85,18 @@ class Outlet:
             self._books.say_dead(entries[0].number, str(error))
 
 
-class ItemLetters:
+class ItemLetters(DeadLetters):
     """Dead letters about rows, turned into such about their items; a row is known by its position."""
 
     def __init__(self, letters: DeadLetters, entries: dict[int, Entry]) -> None:
-        self._letters = letters
+        super().__init__(letters.path, max_bytes=letters.max_bytes)
         self._entries = entries
 
     def extend(self, letters: Iterable[Letter]) -> None:
         """Keep several, all or none."""
-        self._letters.extend([self._about_items(letter) for letter in letters])
+        super().extend([self._about_its_item(letter) for letter in letters])
 
-    def _about_items(self, letter: Letter) -> Letter:
+    def _about_its_item(self, letter: Letter) -> Letter:
         entry = self._entries[letter.key]
         return replace(letter, item=entry.item, key=None, position=entry.number)
 

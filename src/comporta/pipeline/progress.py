@@ -17,10 +17,10 @@ Progress = Callable[[Report], None]
 
 
 class Terminal:
-    """A line that moves, on standard error; ``limit`` says what the limit is just now."""
+    """A line that moves, on standard error; ``more`` says what only others know, such as the limit now."""
 
-    def __init__(self, limit: Callable[[], str] | None = None) -> None:
-        self._limit = limit
+    def __init__(self, more: Callable[[], str] | None = None) -> None:
+        self._more = more
         self._drawn: Any = None
         self._task: Any = None
 
@@ -44,28 +44,28 @@ class Terminal:
             description=report.name,
             total=report.total,
             completed=report.skipped + report.done,
-            figures=shown(report, self._limit() if self._limit else ""),
+            figures=shown(report, self._more() if self._more else ""),
         )
 
 
 def progress_of(given: Progress | bool | None) -> AbstractContextManager[Progress]:
     """Return what shows progress; ``True`` is a terminal, where there is one."""
-    if given is True:
-        given = Terminal() if sys.stderr.isatty() else None
-    if not given:
+    if given is True and sys.stderr.isatty():
+        return Terminal()
+    if not callable(given):
         return nullcontext(_unseen)
-    return given if isinstance(given, AbstractContextManager) else nullcontext(given)
+    return given if isinstance(given, Terminal) else nullcontext(given)
 
 
 def _unseen(report: Report) -> None:
     """Show nothing."""
 
 
-def shown(report: Report, limit: str = "") -> str:
+def shown(report: Report, more: str = "") -> str:
     """Return the figures of a run in one line."""
     parts = [str(report)]
-    if limit:
-        parts.append(f"limit {limit}")
+    if more:
+        parts.append(more)
     if report.seconds_left is not None:
         parts.append(f"{duration(report.seconds_left)} left")
     return ", ".join(parts)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from itertools import count, islice
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from comporta.errors import ChannelClosedError
 from comporta.pipeline.channel import Channel
 from comporta.pipeline.sources import Entry, FileSource, Items, Source, source_of
-
-T = TypeVar("T")
+from comporta.pipeline.waits import Call
 
 HANDFUL_MAX = 512
 """How many entries are read ahead of whoever takes them, and taken at a time."""
@@ -173,7 +171,7 @@ async def reading_of(given: Any) -> Reading:
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
         return FromMemory(given)
     source = source_of(given)
-    return FromThread(source, await _on_a_thread(lambda: source.total))
+    return FromThread(source, await Call(lambda: source.total).wait())
 
 
 async def identity_of(given: Any) -> Mapping[str, Any]:
@@ -182,21 +180,7 @@ async def identity_of(given: Any) -> Mapping[str, Any]:
     if isinstance(given, AsyncIterable):
         identity = None if isinstance(given, Channel) else {"kind": "items", "total": None}
     else:
-        identity = await _on_a_thread(source_of(given).identity)
+        identity = await Call(source_of(given).identity).wait()
     if identity is None:
         raise ValueError("checkpoint needs a source that can be read again: a channel or a pipe cannot")
     return identity
-
-
-async def _on_a_thread(work: Callable[[], T]) -> T:
-    """Do what may block, on a daemon: a path can hang as well as a file."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="comporta-source", daemon=True).start()
-    return await asyncio.wrap_future(future)

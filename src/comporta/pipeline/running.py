@@ -213,7 +213,7 @@ class Run:
             self._work.close()
         if self._outlet is not None:
             patience = STOP_SECONDS if self._ended == STOPPED else None
-            await self._kept(asyncio.wait_for(self._outlet.close(), patience))
+            await self._kept(self._outlet.close(patience))
         await self._kept(_gone(self._helpers))
         await self._kept(self._books.close(complete=self._ended == COMPLETE))
 
