@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from comporta.cache.health import calculate_backoff_minutes
     from comporta.errors import (
         CacheUnavailableError,
+        ChannelClosedError,
         CircuitOpenError,
         ComportaError,
         LimitReachedError,
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from comporta.limits.manager import RateLimitManager
     from comporta.limits.monitor import RateLimitMonitor
     from comporta.limits.permits import ConcurrencyLimit
+    from comporta.pipeline.channel import Channel
+    from comporta.pipeline.pipeline import Pipeline
     from comporta.pipeline.writer import BatchWriter
     from comporta.retry.budget import Budget, RetryBudget
     from comporta.retry.retry import Retry
@@ -66,6 +69,8 @@ __all__ = [
     "CacheUnavailableError",
     "Cached",
     "CallReport",
+    "Channel",
+    "ChannelClosedError",
     "CircuitBreaker",
     "CircuitOpenError",
     "ComportaError",
@@ -83,6 +88,7 @@ __all__ = [
     "LimitStrategy",
     "Loaded",
     "Permit",
+    "Pipeline",
     "RateLimitManager",
     "RateLimitMonitor",
     "RedisLimiter",
@@ -119,6 +125,7 @@ _HOMES = {
     "cache.health": ("calculate_backoff_minutes",),
     "errors": (
         "CacheUnavailableError",
+        "ChannelClosedError",
         "CircuitOpenError",
         "ComportaError",
         "LimitReachedError",
@@ -154,6 +161,8 @@ _HOMES = {
     "limits.manager": ("RateLimitManager",),
     "limits.monitor": ("RateLimitMonitor",),
     "limits.permits": ("ConcurrencyLimit",),
+    "pipeline.channel": ("Channel",),
+    "pipeline.pipeline": ("Pipeline",),
     "pipeline.writer": ("BatchWriter",),
     "retry.budget": (
         "Budget",

@@ -1,0 +1,123 @@
+"""A place where one waits to be called: a thread or a coroutine, told from outside that it may look again.
+
+Being called says that there may be something to find, never what: nothing is handed to one who waits, so
+nothing is lost when it is cancelled, times out or goes with its event loop. A thread never rests for longer
+than :data:`NAP_SECONDS` without looking: where signal handlers raise, a call may be begun and not made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Protocol
+
+from comporta.clock import MONOTONIC, Clock
+
+NAP_SECONDS = 1.0
+"""A thread that waits looks at least this often."""
+
+
+class _Bell(Protocol):
+    def set(self) -> bool:
+        """Wake who waits; false if there is nobody any more."""
+
+
+class Place:
+    """A place in some line. As an effect: rest on it until it is called, or for ``seconds``.
+
+    A thread may look up sooner; none of those who rest is told why it is awake.
+    """
+
+    __slots__ = ("_bell", "_clock", "called", "seconds")
+
+    def __init__(self, clock: Clock = MONOTONIC) -> None:
+        self._clock = clock
+        self._bell: _Bell | None = None
+        self.called = False
+        self.seconds: float | None = None
+
+    def call(self) -> bool:
+        """Wake the holder, now or when it comes to rest; false if nothing can wake it any more.
+
+        It is marked first, then looked for a bell; who comes to rest hangs up the bell first. So a call that
+        comes in between is seen, or rings, or both.
+        """
+        self.called = True
+        bell = self._bell
+        return bell is None or bell.set()
+
+    def renew(self) -> None:
+        """Be as if never called."""
+        self._bell = None
+        self.called = False
+
+    def block(self) -> None:
+        """Hold the thread."""
+        self._bell = bell = _ThreadBell()
+        if not self.called:
+            seconds = NAP_SECONDS if self.seconds is None else min(NAP_SECONDS, self.seconds)
+            self._clock.wait(bell, seconds)  # type: ignore[arg-type]  # all that is asked of an Event
+
+    async def wait(self) -> None:
+        """Hold nothing."""
+        self._bell = bell = _LoopBell()
+        if self.called:
+            return
+        if self.seconds is None:
+            await bell.future
+        else:
+            await self._clock.wait_async(bell, self.seconds)  # type: ignore[arg-type]  # see above
+
+
+class _ThreadBell:
+    """What is asked of a ``threading.Event``, on one plain lock: an interrupt cannot leave it half locked."""
+
+    __slots__ = ("_lock", "_rung")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._lock.acquire()  # it guards nothing: it is a thing to wait for
+        self._rung = False
+
+    def is_set(self) -> bool:
+        return self._rung
+
+    def set(self) -> bool:
+        self._rung = True
+        with suppress(RuntimeError):  # two rang
+            self._lock.release()
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        return self._lock.acquire(timeout=max(0.0, seconds))
+
+
+class _LoopBell:
+    """What is asked of an ``asyncio.Event``; but it can be rung from anywhere."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+
+    def is_set(self) -> bool:
+        return self.future.done()
+
+    def set(self) -> bool:
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - the public one raises where there is none
+            self._ring()
+            return True
+        try:
+            self._loop.call_soon_threadsafe(self._ring)
+        except RuntimeError:  # its loop was closed over it
+            return False
+        return True
+
+    def _ring(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    async def wait(self) -> Any:
+        await self.future
