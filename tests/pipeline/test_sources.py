@@ -27,7 +27,7 @@ def test_lines__some_empty__are_items_with_the_numbers_of_their_lines(tmp_path: 
 def test_lines__not_text__says_so_and_keeps_the_bytes(tmp_path: Path) -> None:
     [good, bad, after] = read(tmp_path / "x.txt", b"a\nb\xff\xe9c\nd\n")
     assert (good.trouble, after) == ("", Entry(2, 3, "d"))
-    assert bad == Entry(1, 2, r"b\xff\xe9c", "is not UTF-8: byte 2 is 0xff")
+    assert bad == Entry(1, 2, r"b\xff\xe9c", "line 2 is not UTF-8: byte 2 is 0xff")
 
 
 def test_lines__too_long__is_cut_and_the_next_is_read(
@@ -48,8 +48,8 @@ def test_json_lines__some_are_none__say_so(tmp_path: Path) -> None:
     assert [entry.item for entry in found if not entry.trouble] == [{"a": 1}, [1, 2], "s"]
     bad, deep = (entry for entry in found if entry.trouble)
     assert (bad.number, bad.item) == (3, "nonsense")
-    assert bad.trouble.startswith("is not JSON: Expecting value")
-    assert deep.trouble.startswith("is not JSON")
+    assert "is t JSON: Expecting value" in bad.trouble
+    assert "is t JSON" in deep.trouble
 
 
 def test_csv__rows__are_dictionaries_and_may_span_lines(tmp_path: Path) -> None:
@@ -65,23 +65,23 @@ def test_csv__rows_that_are_none__say_so_and_nothing_else_is_lost(tmp_path: Path
     found = read(tmp_path / "x.csv", content)
     assert [entry.item for entry in found if not entry.trouble] == [{"id": "5", "name": "good"}]
     told = {entry.number: (entry.item, entry.trouble) for entry in found if entry.trouble}
-    assert told[2] == ("1,a,b\n", "must have 2 columns, has 3")
-    assert told[3] == ("2\n", "must have 2 columns, has 1")
-    assert told[4][1].startswith("is not CSV")
-    assert told[5] == (r"4,\xff", "is not UTF-8")
-    assert told[7] == ('6,"never closed\n', "is not CSV: unexpected end of data")
+    assert told[2] == ("1,a,b\n", "line 2 must have 2 columns, has 3")
+    assert told[3] == ("2\n", "line 3 must have 2 columns, has 1")
+    assert told[4][1].startswith("line 4 is not CSV")
+    assert told[5] == (r"4,\xff", "line 5 is not UTF-8")
+    assert told[7] == ('6,"never closed\n', "line 7 is not CSV: unexpected end of data")
 
 
 def test_csv__broken_and_not_text__can_still_be_kept_as_json(tmp_path: Path) -> None:
     [found] = read(tmp_path / "x.csv", b'id\n"\xff"x\n')
     assert json.dumps(found.item).isascii()
-    assert found.trouble.startswith("is not CSV")
+    assert "is t CSV" in found.trouble
 
 
 def test_csv__line_too_long__is_no_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "LINE_BYTES_MAX", 64)
     found = read(tmp_path / "x.csv", f"id\n{'y' * 500}\nz\n")
-    assert found[0].trouble.startswith("is longer than 64 bytes")
+    assert "is longer than 64 bytes" in found[0].trouble
     assert found[1].item == {"id": "z"}
 
 
@@ -106,8 +106,8 @@ def test_letters__fed_in_again__are_the_items_by_their_old_numbers(tmp_path: Pat
     good, unnumbered, other, torn = FileSource(path).entries()
     assert good == Entry(0, 17, {"id": 7})
     assert unnumbered == Entry(1, 2, "text")
-    assert other.trouble.startswith("is no dead letter")
-    assert torn.trouble.startswith("is not JSON")
+    assert "is dead letter" in other.trouble
+    assert "is t JSON" in torn.trouble
 
 
 def test_file__identity__is_path_size_and_beginning(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def _tell(report: Report, files: Files, *, as_json: bool) -> NoReturn:
             click.echo(line)
     if report.ended != COMPLETE:
         sys.exit(INTERRUPTED)
-    sys.exit(DEAD_LETTERS_LEFT if report.dead else 0)
+    sys.exit(DEAD_LETTERS_LEFT if report.dead + report.dead_before else 0)
 
 
 def _summary(report: Report, files: Files) -> dict[str, Any]:
@@ -286,6 +286,7 @@ def _summary(report: Report, files: Files) -> dict[str, Any]:
         "done": report.done,
         "written": report.written,
         "dead": report.dead,
+        "dead_before": report.dead_before,
         "skipped": report.skipped,
         "retries": report.retries,
         "seconds": round(report.seconds, 3),
@@ -300,10 +301,11 @@ def _lines(report: Report, files: Files) -> list[str]:
     took = f"{duration(report.seconds)} ({report.rate:,.1f}/s)"
     lines = [
         f"{report.ended.capitalize()}: {report.done:,} items in {took}{before}.",
-        f"{files.output}: {report.written:,} rows.",
+        f"{files.output}: {report.written:,} rows" + (f", {report.retries:,} retries." if report.retries else "."),
     ]
-    if report.dead:
-        lines.append(f"{files.letters}: {report.dead:,} dead letters; feed them in again as INPUT.")
+    dead = report.dead + report.dead_before
+    if dead:
+        lines.append(f"{files.letters}: {dead:,} dead letters; feed them in again as INPUT.")
     if report.ended != COMPLETE and files.checkpoint is not None:
         lines.append("The same command with --resume goes on.")
     return lines

@@ -17,10 +17,10 @@ from comporta.chance import uniform
 from comporta.cli.run_address import Address, fields_of
 from comporta.errors import ComportaError, RefusedError
 from comporta.headers import pause_told
+from comporta.retry import IDEMPOTENT_METHODS
 from comporta.retry.retry import retry_after_of
 from comporta.upstream.report import last_call
 
-NOT_NOW = (429, 503)
 COLUMNS = ("input", "url", "status", "body", "attempts", "seconds")
 """What a row has, beside the number of its line."""
 
@@ -78,7 +78,7 @@ class Calls:
             try:
                 answer = await self._answer(url, item)
             except (RefusedError, HttpStatusError) as error:
-                if not _is_not_now(error):
+                if not self._is_not_now(error):
                     raise
                 await self._wait_out(error, began)
             else:
@@ -106,6 +106,11 @@ class Calls:
                 raise BodyTooLongError(f"the answer is longer than {self._body_bytes_max} bytes")
         return bytes(content)
 
+    def _is_not_now(self, error: ComportaError) -> bool:
+        """Whether it was not done, and may be later. What a 503 did to a POST, nobody knows."""
+        status = getattr(error, "status", None)
+        return status in (None, 429) or (status == 503 and self._method in IDEMPOTENT_METHODS)
+
     async def _wait_out(self, error: ComportaError, began: float) -> None:
         """Wait as long as is asked for, or end it where patience does."""
         left = self._patience - (time.monotonic() - began)
@@ -125,10 +130,6 @@ class Calls:
             "attempts": response.extensions["comporta"].attempts,
             "seconds": round(seconds, 3),
         }
-
-
-def _is_not_now(error: ComportaError) -> bool:
-    return isinstance(error, RefusedError) or getattr(error, "status", 0) in NOT_NOW
 
 
 def _parsed(text: str) -> Any:

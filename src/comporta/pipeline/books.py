@@ -112,6 +112,7 @@ class Books:
         if self._checkpoint is not None:
             self._held.enter_context(self._checkpoint.hold())
             self._standing = self._checkpoint.load(identity)
+            self._report.dead_before = self._standing.dead
             self._checkpoint.save(self._standing)  # so that a run that is killed at once can be gone on with
 
     def _let_go(self) -> None:

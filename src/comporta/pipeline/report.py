@@ -9,8 +9,9 @@ COMPLETE, DRAINED, STOPPED = "complete", "drained", "stopped"
 
 @dataclass(slots=True)
 class Report:
-    """Figures of one run. ``skipped`` were done before it, by the checkpoint; ``dead`` are in the letters.
+    """Figures of one run. ``skipped`` were done before it, by the checkpoint, and ``dead_before`` given up.
 
+    ``dead`` are in the letters since it began.
     ``done`` are the items that are confirmed: written, given up to the letters, or with nothing to write.
     ``total`` is about how many there are, if that is known. ``ended`` says how: ``complete``, ``drained`` or
     ``stopped``; empty while it goes on.
@@ -23,6 +24,7 @@ class Report:
     written: int = 0
     dead: int = 0
     retries: int = 0
+    dead_before: int = 0
     seconds: float = 0.0
     ended: str = ""
 

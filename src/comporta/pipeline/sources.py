@@ -116,7 +116,7 @@ class FileSource:
         with self._opened() as file:
             found = FORMS[self.form](_Lines(file, self.path))
             for position, (number, item, trouble) in enumerate(found):
-                yield Entry(position, number, item, trouble)
+                yield Entry(position, number, item, trouble and f"line {number} {trouble}")
 
     def _opened(self) -> IO[bytes]:
         try:

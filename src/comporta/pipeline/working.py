@@ -42,7 +42,7 @@ class Work:
             key = self._pipeline.key(entry.item)
             hash(key)
         except Exception as error:
-            return entry._replace(trouble=f"has no key: {_told(error)}"), object()
+            return entry._replace(trouble=f"item {entry.number} has no key: {_told(error)}"), object()
         return entry, key
 
     async def do(self, entry: Entry, key: Hashable) -> None:
@@ -115,7 +115,7 @@ class _Tries:
 def given_up(entry: Entry, reason: str, error: Exception | None) -> Exception:
     """Return what ends a run that has nowhere to put what it gives up: the error itself, with the item."""
     if error is None:
-        return SourceError(f"item {entry.number} {reason}")
+        return SourceError(reason)
     error.add_note(f"This was item {entry.number}; give dead_letters to go on without it.")
     return error
 

@@ -2,7 +2,8 @@
 
 from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 from comporta.pipeline.sinks.csv_file import CsvSink
+from comporta.pipeline.sinks.json_lines import JsonLinesSink
 from comporta.pipeline.sinks.sqlite import SqliteSink
 from comporta.pipeline.sinks.xlsx import XlsxSink
 
-__all__ = ["AsyncSink", "CsvSink", "Row", "Sink", "SqliteSink", "XlsxSink"]
+__all__ = ["AsyncSink", "CsvSink", "JsonLinesSink", "Row", "Sink", "SqliteSink", "XlsxSink"]
