@@ -48,8 +48,8 @@ def test_json_lines__some_are_none__say_so(tmp_path: Path) -> None:
     assert [entry.item for entry in found if not entry.trouble] == [{"a": 1}, [1, 2], "s"]
     bad, deep = (entry for entry in found if entry.trouble)
     assert (bad.number, bad.item) == (3, "nonsense")
-    assert "is t JSON: Expecting value" in bad.trouble
-    assert "is t JSON" in deep.trouble
+    assert "is not JSON: Expecting value" in bad.trouble
+    assert "is not JSON" in deep.trouble
 
 
 def test_csv__rows__are_dictionaries_and_may_span_lines(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_csv__rows_that_are_none__say_so_and_nothing_else_is_lost(tmp_path: Path
 def test_csv__broken_and_not_text__can_still_be_kept_as_json(tmp_path: Path) -> None:
     [found] = read(tmp_path / "x.csv", b'id\n"\xff"x\n')
     assert json.dumps(found.item).isascii()
-    assert "is t CSV" in found.trouble
+    assert "is not CSV" in found.trouble
 
 
 def test_csv__line_too_long__is_no_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +106,8 @@ def test_letters__fed_in_again__are_the_items_by_their_old_numbers(tmp_path: Pat
     good, unnumbered, other, torn = FileSource(path).entries()
     assert good == Entry(0, 17, {"id": 7})
     assert unnumbered == Entry(1, 2, "text")
-    assert "is dead letter" in other.trouble
-    assert "is t JSON" in torn.trouble
+    assert "is no dead letter" in other.trouble
+    assert "is not JSON" in torn.trouble
 
 
 def test_file__identity__is_path_size_and_beginning(tmp_path: Path) -> None:

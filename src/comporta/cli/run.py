@@ -301,7 +301,8 @@ def _lines(report: Report, files: Files) -> list[str]:
     took = f"{duration(report.seconds)} ({report.rate:,.1f}/s)"
     lines = [
         f"{report.ended.capitalize()}: {report.done:,} items in {took}{before}.",
-        f"{files.output}: {report.written:,} rows" + (f", {report.retries:,} retries." if report.retries else "."),
+        f"{files.output}: {report.written:,} rows"
+        + (f", {report.retries:,} retries." if report.retries else "."),
     ]
     dead = report.dead + report.dead_before
     if dead:

@@ -16,6 +16,7 @@ from comporta.pipeline.letters import DeadLetters, Letter
 from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 from comporta.pipeline.sources import Entry
 from comporta.pipeline.writer import BatchWriter
+from comporta.retry.retry import Retry
 
 if TYPE_CHECKING:
     from comporta.pipeline.pipeline import Pipeline
@@ -44,7 +45,7 @@ class Outlet:
             max_delay=pipeline.max_delay,
             key=_position,
             threads=1,
-            retry=pipeline.sink_retry,
+            retry=_retry_of(pipeline.sink_retry),
             limiter=pipeline.limiter,
             dead_letters=letters,
             on_written=self._written,
@@ -99,6 +100,12 @@ class ItemLetters(DeadLetters):
     def _about_its_item(self, letter: Letter) -> Letter:
         entry = self._entries[letter.key]
         return replace(letter, item=entry.item, key=None, position=entry.number)
+
+
+def _retry_of(given: Retry | bool) -> Retry | None:
+    if isinstance(given, Retry):
+        return given
+    return Retry(budget=None) if given else None  # the one who calls is one, and has nobody to spare
 
 
 def _position(row: Row) -> int:

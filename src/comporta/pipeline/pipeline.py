@@ -42,7 +42,8 @@ class Pipeline:
     lines, by its name), a :class:`Channel` that others fill, or a ``FileSource``. ``step`` is a function of
     an item, plain (it gets threads of its own) or awaited, that returns a row, or ``None`` if there is
     nothing to write. ``sink`` keeps the rows, ``max_rows`` at a time or after ``max_delay`` seconds, under
-    a ``limiter`` if there is one; left out, an item is done with its step.
+    a ``limiter`` if there is one, tried again by ``sink_retry`` (``False``: not at all); left out, an item
+    is done with its step.
 
     So many ``workers`` do steps at the same time. With ``key``, a function of an item, those of one key go
     one after another, in order. ``number`` is a column for what an item is called in its source: its line,
@@ -69,7 +70,7 @@ class Pipeline:
         max_rows: int = 50,
         max_delay: float = 2.0,
         limiter: Any = None,
-        sink_retry: Retry | None = None,
+        sink_retry: Retry | bool = True,
         capacity: int = 100,
         window: int = 10_000,
         progress: Progress | bool | None = None,
@@ -82,6 +83,8 @@ class Pipeline:
             raise TypeError(f"key must be a function of an item or None, got {key!r:.100}")
         if retry is not None and not isinstance(retry, Retry):
             raise TypeError(f"retry must be a Retry or None, got {retry!r:.50}")
+        if not isinstance(sink_retry, Retry | bool):
+            raise TypeError(f"sink_retry must be a Retry or a bool, got {sink_retry!r:.50}")
         self.awaited = is_awaited(step)
         self.source = source
         self.step = step

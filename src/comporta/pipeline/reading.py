@@ -19,7 +19,7 @@ from comporta.pipeline.sources import Entry, FileSource, Items, Source, source_o
 from comporta.pipeline.waits import Call
 
 HANDFUL_MAX = 512
-"""How many entries are read ahead of whoever takes them, and taken at a time."""
+"""How many entries are taken at a time, at the most."""
 
 _LAST_SECONDS = 0.2
 """How long one waits, at the end, for an entry that a thread may have in hand."""
@@ -103,8 +103,8 @@ class FromChannel(Reading):
 class FromThread(FromChannel):
     """What may block, read on a thread. What it raises comes out here, after what it read before."""
 
-    def __init__(self, source: Source, total: int | None) -> None:
-        super().__init__(Channel(HANDFUL_MAX), total, rereadable=isinstance(source, FileSource))
+    def __init__(self, source: Source, total: int | None, ahead: int) -> None:
+        super().__init__(Channel(ahead), total, rereadable=isinstance(source, FileSource))
         self._source = source
         self._error: BaseException | None = None
         Thread(target=self._run, name="comporta-source", daemon=True).start()
@@ -162,8 +162,8 @@ class FromAwaited(Reading):
             self._next.cancel()
 
 
-async def reading_of(given: Any) -> Reading:
-    """Begin to read what a program gave as a source."""
+async def reading_of(given: Any, ahead: int) -> Reading:
+    """Begin to read what a program gave as a source, so many entries ahead."""
     if isinstance(given, Channel):
         return FromChannel(given)
     if isinstance(given, AsyncIterable):
@@ -171,7 +171,7 @@ async def reading_of(given: Any) -> Reading:
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
         return FromMemory(given)
     source = source_of(given)
-    return FromThread(source, await Call(lambda: source.total).wait())
+    return FromThread(source, await Call(lambda: source.total).wait(), min(ahead, HANDFUL_MAX))
 
 
 async def identity_of(given: Any) -> Mapping[str, Any]:

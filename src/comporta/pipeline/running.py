@@ -59,6 +59,7 @@ class Run:
         self._error: BaseException | None = None
         self._ended = COMPLETE
         self._dropping = False
+        self._stopping = asyncio.Event()
         self._began = time.monotonic()
 
     async def made(self, *, signals: bool) -> Report:
@@ -88,6 +89,7 @@ class Run:
     def stop(self) -> None:
         """End now."""
         self._ended = STOPPED
+        self._stopping.set()
         for task in self._crew:
             task.cancel()
 
@@ -110,7 +112,7 @@ class Run:
             await outlet.open()
             self._outlet = outlet
         self._work = Work(pipeline, self.report, self._books, self._outlet)
-        self._reading = await reading_of(pipeline.source)
+        self._reading = await reading_of(pipeline.source, pipeline.capacity)
         self.report.total = self._reading.total
 
     def _hire(self, jobs: list[Coroutine[Any, Any, None]], group: set[_Task]) -> list[_Task]:
@@ -212,10 +214,24 @@ class Run:
         if self._work is not None:
             self._work.close()
         if self._outlet is not None:
-            patience = STOP_SECONDS if self._ended == STOPPED else None
-            await self._kept(self._outlet.close(patience))
+            await self._kept(self._close(self._outlet))
         await self._kept(_gone(self._helpers))
         await self._kept(self._books.close(complete=self._ended == COMPLETE))
+
+    async def _close(self, outlet: Outlet) -> None:
+        """Write what is done, however long it takes; somebody who stops the run waits only so long."""
+        closing = asyncio.create_task(outlet.close(None))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((closing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as error:
+            self._fail(error)
+        stopping.cancel()
+        if closing.done():
+            closing.result()
+            return
+        await _gone({closing})
+        await outlet.close(STOP_SECONDS)
 
     async def _kept(self, work: Awaitable[None]) -> None:
         """Await something, and keep its error for the end; the first one counts."""
@@ -225,7 +241,7 @@ class Run:
             self._fail(error)
 
 
-async def _gone(tasks: set[_Task]) -> None:
+async def _gone(tasks: set[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
