@@ -23,6 +23,7 @@ _PACKAGES = (
     *("comporta", "limits", "throttled-py", "pyrate-limiter", "aiolimiter"),
     *("circuitbreaker", "pybreaker", "hyx", "interlock-cb", "pyresilience", "redis", "hiredis"),
     *("cashews", "dogpile.cache", "aiocache", "msgspec"),
+    *("anyio", "janus", "culsans"),
 )
 
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from comporta.limits.permits import ConcurrencyLimit
     from comporta.pipeline.channel import Channel
     from comporta.pipeline.pipeline import Pipeline
+    from comporta.pipeline.throttle import HierarchicalThrottle
     from comporta.pipeline.writer import BatchWriter
     from comporta.retry.budget import Budget, RetryBudget
     from comporta.retry.retry import Retry
@@ -80,6 +81,7 @@ __all__ = [
     "Degradation",
     "FixedWindowLimiter",
     "HealthCache",
+    "HierarchicalThrottle",
     "LeakyBucketLimiter",
     "LimitConfig",
     "LimitGroup",
@@ -163,6 +165,7 @@ _HOMES = {
     "limits.permits": ("ConcurrencyLimit",),
     "pipeline.channel": ("Channel",),
     "pipeline.pipeline": ("Pipeline",),
+    "pipeline.throttle": ("HierarchicalThrottle",),
     "pipeline.writer": ("BatchWriter",),
     "retry.budget": (
         "Budget",

@@ -443,7 +443,7 @@ def test_channel__a_waiter_whose_loop_was_closed__keeps_nobody_out() -> None:
 
 
 def test_call__interrupted_half_way__leaves_the_next_one_to_be_called() -> None:
-    """One who was called, but is still in line since the caller was interrupted, takes no call from others."""
+    """One who was called, but is still in line since the caller was interrupted, takes nobody's call."""
     channel: Channel[int] = Channel()
     called, waiting = Place(), Place()
     called.call()
@@ -451,6 +451,32 @@ def test_call__interrupted_half_way__leaves_the_next_one_to_be_called() -> None:
     channel.sync.send(1)
     assert waiting.called
     assert not channel._receivers
+
+
+def test_send__room_made_between_the_look_and_the_line__does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As another thread can make it; and the same with an item, for one who receives."""
+    channel: Channel[int] = Channel(2)
+    for look, verb, argument in (
+        ("put", "send", 1),
+        ("_promise", "send_many", [2]),
+        ("take", "receive", None),
+    ):
+        real, times = getattr(channel, look), iter(range(2))
+
+        def in_vain(*told: Any, real: Any = real, times: Iterator[int] = times) -> Any:
+            return real(*told) if next(times, None) is None else []
+
+        monkeypatch.setattr(channel, look, in_vain)
+        getattr(channel.sync, verb)(*[] if argument is None else [argument])
+    assert channel.statistics()[:4] == (1, 2, 0, 0)
+
+
+def test_send_many__a_large_channel__is_filled_by_chunks() -> None:
+    channel: Channel[int] = Channel(2500)
+    channel.sync.send_many(range(2500))
+    assert len(channel.sync.receive_many(5000)) == 2500
 
 
 def test_place__called_before_it_is_rested_on__does_not_rest() -> None:

@@ -31,6 +31,12 @@ T = TypeVar("T")
 
 CAPACITY_MAX = 10_000_000
 DEADLINE_MAX = 366 * 86_400.0
+CALL_AGAIN = 255
+"""A receiver is called for the first item, and passes the call on as long as there are more. Should it be lost,
+with an event loop that is closed or by an interrupt, another is called when the channel is full, and whenever
+the count of items is 0 under this mask.
+"""
+
 CHUNK_MAX = 1000
 """How many are taken from a sender's iterator at once: for so many, room is kept from others meanwhile."""
 
@@ -82,10 +88,11 @@ class Channel(Generic[T]):
         """Put an item in, waiting as long as the channel is full."""
         room = self._room
         if room > 0 and ONE_THREAD_AT_A_TIME and not self._closed:
-            self._room = room - 1  # no call and no loop from the look at the room to here: see Channel
+            empty = not self._items
+            self._room = room - 1  # no call and no loop from the look at the room to the append: see Channel
             self._items.append(item)
-            self._sent += 1
-            if self._receivers:
+            self._sent = sent = self._sent + 1
+            if (empty or room == 1 or not sent & CALL_AGAIN) and self._receivers:
                 self._call(self._receivers)
         else:
             await run_async(self.sending(item))
@@ -161,10 +168,11 @@ class Channel(Generic[T]):
             room = self._room
             if room <= 0 or self._closed:
                 return False
+            empty = not self._items
             self._room = room - 1
             self._items.append(item)
-            self._sent += 1
-        if self._receivers:
+            self._sent = sent = self._sent + 1
+        if (empty or room == 1 or not sent & CALL_AGAIN) and self._receivers:
             self._call(self._receivers)
         return True
 
@@ -239,12 +247,12 @@ class Channel(Generic[T]):
         """Stand in line, unless there is an item by now; where none can come any more it is an error."""
         with self._lock:
             _stand(self._receivers, place)
-            over = self._closed and not self._promises
-            if self._items or over:
+            over, empty = self._closed and not self._promises, not self._items  # in this order
+            if over or not empty:
                 self._receivers.remove(place)
-            if over and not self._items:
+            if over and empty:
                 raise ChannelClosedError("the channel is closed, and all that was in it was received")
-            return not self._items
+            return empty
 
     def _rest(self, line: deque[Place], place: Place) -> Flow[None]:
         """Wait to be called; whoever is stopped meanwhile passes the call on."""

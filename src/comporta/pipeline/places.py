@@ -22,6 +22,10 @@ class _Bell(Protocol):
     def set(self) -> bool:
         """Wake who waits; false if there is nobody any more."""
 
+    @property
+    def gone(self) -> bool:
+        """Whether nobody can wait for it any more."""
+
 
 class Place:
     """A place in some line. As an effect: rest on it until it is called, or for ``seconds``.
@@ -46,6 +50,11 @@ class Place:
         self.called = True
         bell = self._bell
         return bell is None or bell.set()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the holder rests in an event loop that was closed over it."""
+        return self._bell is not None and self._bell.gone
 
     def renew(self) -> None:
         """Be as if never called."""
@@ -75,6 +84,8 @@ class _ThreadBell:
 
     __slots__ = ("_lock", "_rung")
 
+    gone = False
+
     def __init__(self) -> None:
         self._lock = Lock()
         self._lock.acquire()  # it guards nothing: it is a thing to wait for
@@ -101,6 +112,10 @@ class _LoopBell:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def gone(self) -> bool:
+        return self._loop.is_closed()
 
     def is_set(self) -> bool:
         return self.future.done()

@@ -138,6 +138,13 @@ class MemoryStore:
 
         return self._alone(bound)
 
+    def states(self, space: str, kind: Kind) -> dict[str, State]:
+        """Return the states of a space themselves, for one who goes the short way of :class:`MemoryBound`.
+
+        What is new is never put in here: it has to be counted.
+        """
+        return self._alone(lambda _: self._space(space, kind).table)
+
     def revisit(self, visit: Callable[[str, str, Kind, State, int], State | None]) -> None:
         """Show every state to ``visit``, and keep in its place what that returns (``None``: as it is).
 

@@ -1,0 +1,143 @@
+"""What a process remembers of the partitions of a throttle: who waits, and when it last tried to climb.
+
+Nothing of this decides anything: the buckets are in the state. So a partition for which nobody waits may be
+forgotten at any time, and at :data:`PARTITIONS_MAX` the one that was longest without use is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+
+from comporta import forks
+from comporta.limits.key import state_key
+from comporta.pipeline.levels import Levels, TakeBoth
+from comporta.pipeline.places import Place
+
+PARTITIONS_MAX = 10_000
+"""How many partitions a process remembers beyond those in which somebody waits."""
+
+WAITERS_MAX = 100_000
+"""How many may wait for one throttle in one process; the next one is refused at once."""
+
+
+class Line:
+    """Those who wait for one thing, in the order in which they came; changed only under the book's lock."""
+
+    __slots__ = ("places",)
+
+    def __init__(self) -> None:
+        self.places: deque[Place] = deque()
+
+    def join(self, place: Place) -> None:
+        """Stand at the end; whoever is at the head and went with its event loop is in nobody's way."""
+        while self.places and self.places[0].gone:
+            self.places.popleft()
+        self.places.append(place)
+
+    def leave(self, place: Place) -> None:
+        """Go away, served or not, and have whoever is first then look."""
+        was_first = bool(self.places) and self.places[0] is place
+        if was_first or place in self.places:
+            self.places.remove(place)
+        if was_first:
+            self.call_first()
+
+    def call_first(self) -> None:
+        """Call the first who can still hear it; who cannot is struck, or nobody behind it would be served."""
+        while self.places and not self.places[0].call():
+            self.places.popleft()
+
+
+class Partition:
+    """One partition: the name of its limit, its line, and when this process last tried to have it climb."""
+
+    __slots__ = ("_levels", "_parts", "line", "name", "text", "tried_us")
+
+    def __init__(self, levels: Levels, text: str) -> None:
+        self._levels = levels
+        self._parts = levels.parts(text)
+        self.text = text
+        self.name = levels.partition_name(text)
+        self.line = Line()
+        self.tried_us: int | None = None
+
+    def taking(self, cost: int) -> TakeBoth:
+        """Return what takes ``cost``."""
+        return TakeBoth(self._levels, self.text, cost, self._parts)
+
+
+class Book:
+    """The partitions of one throttle, and the line of those whom only the global limit keeps waiting.
+
+    Who stands at the head of a partition's line and is held up by the global limit alone stands in that
+    second line too: so a large cost is not overtaken for ever by small ones of other partitions.
+    """
+
+    def __init__(self, levels: Levels) -> None:
+        self.lock = Lock()
+        self.whole = Line()
+        self.waiting = 0
+        self._levels = levels
+        self._partitions: dict[object, Partition] = {}
+        self.known = self._partitions.get
+        forks.register(self)
+
+    def __len__(self) -> int:
+        """Return how many partitions are remembered."""
+        return len(self._partitions)
+
+    def after_fork(self) -> None:
+        """Leave those who wait to the parent."""
+        forks.renew(self.lock)
+        self.whole.places.clear()
+        self._partitions.clear()
+        self.waiting = 0
+
+    def partition(self, name: str) -> Partition:
+        """Return what is remembered of a partition; it is the last to be forgotten now.
+
+        Who looks by the name itself (``known``) finds only names that are kept as they are written.
+        """
+        text = state_key(name)
+        key = text if text == name else (text,)
+        with self.lock:
+            found = self._partitions.pop(key, None) or Partition(self._levels, text)
+            self._partitions[key] = found
+            if len(self._partitions) > PARTITIONS_MAX + self.waiting:
+                self._forget()
+            return found
+
+    def join(self, partition: Partition, place: Place) -> bool:
+        """Stand at the end of a partition's line; false if too many wait already."""
+        with self.lock:
+            if self.waiting >= WAITERS_MAX:
+                return False
+            self.waiting += 1
+            partition.line.join(place)
+            return True
+
+    def leave(self, partition: Partition, place: Place, whole: Place) -> None:
+        """Leave both lines."""
+        with self.lock:
+            self.waiting -= 1
+            partition.line.leave(place)
+            self.whole.leave(whole)
+
+    def join_whole(self, place: Place) -> None:
+        """Stand in the line for the global limit, if not there already."""
+        with self.lock:
+            if place not in self.whole.places:
+                self.whole.join(place)
+
+    def leave_whole(self, place: Place) -> None:
+        """Leave the line for the global limit."""
+        with self.lock:
+            self.whole.leave(place)
+
+    def _forget(self) -> None:
+        """Forget the one that was longest without use and has nobody waiting."""
+        for key, partition in self._partitions.items():
+            if not partition.line.places:
+                del self._partitions[key]
+                return
