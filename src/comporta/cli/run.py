@@ -61,7 +61,7 @@ class Files:
 @click.option("--url", required=True, help="What to call, columns in braces: 'https://host/{id}'.")
 @click.option("--output", required=True, metavar="FILE", help="For results: .jsonl, .csv or .db (SQLite).")
 @click.option("--format", "form", type=click.Choice(list(FORMS)), help="Of INPUT; left out: by its name.")
-@click.option("--method", type=click.Choice(METHODS), default="GET", show_default=True)
+@click.option("--method", type=click.Choice(METHODS), default="GET", show_default=True, help="Of each call.")
 @click.option("--send-json", is_flag=True, help="Send each item as the body, as JSON.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="Send this header.")
 @click.option(
@@ -71,7 +71,9 @@ class Files:
 @click.option("--config", type=click.Path(), help="A settings file, with the upstream in it.")
 @click.option("--upstream", "name", metavar="NAME", help="Its name; left out: the host of the URL.")
 @click.option("--limit", default="10/s", show_default=True, help="Calls, all runs on one STATE together.")
-@click.option("--in-flight", type=click.IntRange(1, WORKERS_MAX), default=10, show_default=True)
+@click.option(
+    "--in-flight", type=click.IntRange(1, WORKERS_MAX), default=10, show_default=True, help="At once."
+)
 @click.option("--retries", type=click.IntRange(0, 100), default=3, show_default=True, help="For each call.")
 @click.option(
     "--backoff", type=click.FloatRange(0, 60), default=2.0, show_default=True, help="Seconds, doubling."

@@ -22,7 +22,7 @@ from comporta.pipeline.report import Report
 T = TypeVar("T")
 
 SAVE_SECONDS = 0.05
-"""What was confirmed less than so long ago may be done again by the next run, if this one is killed."""
+"""The longest rest between two checkpoints: what was confirmed since may be done again after a kill."""
 
 _SAY_SECONDS = 10.0
 
@@ -88,8 +88,9 @@ class Books:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            began = time.monotonic()
             await self._save()
-            await asyncio.sleep(SAVE_SECONDS)
+            await asyncio.sleep(min(SAVE_SECONDS, time.monotonic() - began))  # no more than half of the time
 
     async def close(self, *, complete: bool) -> None:
         """Note the last of it, and let go."""
