@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import pty
 import signal
 import sqlite3
 import subprocess
@@ -328,6 +330,26 @@ def _interrupt(process: subprocess.Popen[bytes], times: int) -> bytes:
         with suppress(subprocess.TimeoutExpired):
             process.wait(10)
     return process.communicate(timeout=PATIENCE_SECONDS)[0]
+
+
+def test_run__on_a_terminal__shows_how_far_it_is(server: SimulatedUpstream, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    server.delay = 0.05
+    with subprocess.Popen(
+        command(str(lines(tmp_path, 100)), *options(server, tmp_path / "out.jsonl")),
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "200", "TERM": "xterm"},
+    ) as process:
+        os.close(theirs)
+        told = b""
+        with suppress(OSError):  # the other end is closed
+            while chunk := os.read(ours, 65536):
+                told += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"of about 100 done" in told
+    assert b"limit 100000/s" in told
 
 
 # addresses --------------------------------------------------------------------------------------------

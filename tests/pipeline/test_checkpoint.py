@@ -132,3 +132,13 @@ def test_hold__lock_is_replaced_just_then__takes_the_new_one(
     with checkpoint.hold(), pytest.raises(CheckpointError), Checkpoint(checkpoint.path).hold():
         pass
     assert len(tidied) == 2
+
+
+def test_hold__lock_is_always_tidied_away__gives_up(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl  # noqa: PLC0415 - see above
+
+    monkeypatch.setattr(fcntl, "flock", lambda descriptor, how: checkpoint._lock.unlink())
+    with pytest.raises(CheckpointError, match="another run uses it"), checkpoint.hold():
+        pass

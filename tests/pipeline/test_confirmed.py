@@ -37,6 +37,13 @@ def test_confirmed__all_done__holds_one_number() -> None:
     assert (confirmed.low, confirmed.ranges()) == (10_000, [])
 
 
+def test_confirmed__added_twice__is_there_once() -> None:
+    confirmed = Confirmed()
+    for position in (0, 0, 2, 2, 1, 1):
+        confirmed.add(position)
+    assert (confirmed.low, len(confirmed)) == (3, 3)
+
+
 def test_turns__items_of_one_key__go_one_after_another_and_others_at_once() -> None:
     turns: Turns[str] = Turns()
     assert turns.enter("a", "a1")

@@ -297,6 +297,18 @@ def test_sink__fails_for_good__its_items_are_dead_letters(tmp_path: Path) -> Non
     assert sorted(letter["position"] for letter in letters_in(path)) == [0, 1, 2]
 
 
+def test_sink__fails_at_first__is_tried_again_as_asked() -> None:
+    class Shaky(Kept):
+        def write(self, rows: Sequence[Row]) -> None:
+            self.error = None if self.error else OSError("not yet")
+            super().write(rows)
+
+    sink = Shaky()
+    retry = Retry(3, 0.0, jitter=(0.0, 0.0), budget=None)
+    report = Pipeline(range(5), named, sink, sink_retry=retry).sync.run()
+    assert (sorted(sink.ids), report.written) == ([0, 1, 2, 3, 4], 5)
+
+
 def test_sink__fails_and_there_are_no_letters__ends_the_run(tmp_path: Path) -> None:
     sink = Kept()
     sink.error = OSError("no disk")
@@ -568,6 +580,49 @@ def test_cancelled__in_the_middle__writes_what_is_done_and_is_cancelled() -> Non
     asyncio.run(main())
     assert sorted(sink.ids) == list(range(100))
     assert sink.closed
+
+
+def test_cancelled__while_the_sink_is_slow_at_the_end__still_writes_what_is_done(tmp_path: Path) -> None:
+    sink = Kept()
+    sink.gate.clear()
+
+    async def main() -> None:
+        pipeline = Pipeline(range(10), named, sink)
+        running = asyncio.create_task(pipeline.run())
+        await until_async(lambda: pipeline._run is not None and pipeline._run._crew != set())
+        run = pipeline._run
+        assert run is not None
+        await until_async(lambda: all(task.done() for task in run._crew))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.sleep(0.05)
+        sink.gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+    assert sorted(sink.ids) == list(range(10))
+    assert sink.closed
+
+
+def test_cancelled__while_it_waits_for_an_item__is_cancelled() -> None:
+    async def main() -> None:
+        async def silent() -> AsyncIterator[int]:
+            await asyncio.sleep(PATIENCE_SECONDS)
+            yield 1
+
+        for source in (silent(), Channel()):
+            pipeline = Pipeline(source, named)
+            running = asyncio.create_task(pipeline.run())
+            await until_async(
+                lambda pipeline=pipeline: bool(pipeline._run and pipeline._run._crew)  # type: ignore[misc]
+            )
+            await asyncio.sleep(0.01)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    asyncio.run(main())
 
 
 def test_run__twice_at_once__is_refused_and_one_after_another_is_fine() -> None:

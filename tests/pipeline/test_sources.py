@@ -131,6 +131,13 @@ def test_file__absent__is_a_named_error(tmp_path: Path) -> None:
 def test_file__that_cannot_be_read_on__is_a_named_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"cannot be read: Is a directory"):
         list(FileSource(tmp_path).entries())
+    with pytest.raises(SourceError, match=r"/proc/self/mem:1: cannot be read"):
+        list(FileSource("/proc/self/mem").entries())
+
+
+def test_file__standard_input__has_no_identity_and_no_length() -> None:
+    source = FileSource("-")
+    assert (source.identity(), source.total) == (None, None)
 
 
 def test_file__form__is_by_its_name_or_as_told(tmp_path: Path) -> None:
