@@ -7,6 +7,7 @@ the item: so every row carries its entry, and letters about rows become letters 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -38,6 +39,8 @@ class Outlet:
         self._books = books
         self._number = pipeline.number
         self._entries: dict[int, Entry] = {}
+        self._settled: deque[tuple[Sequence[Row], Exception | None]] = deque()
+        self._told = False
         letters = None if books.letters is None else ItemLetters(books.letters, self._entries)
         self._writer = BatchWriter(
             sink,
@@ -66,13 +69,28 @@ class Outlet:
     async def close(self, timeout: float | None) -> None:
         """Write what is there, and close the sink; after ``timeout`` seconds the rest is left undone."""
         await self._writer.close(timeout)
-        await asyncio.sleep(0)  # for what threads had called from the loop
+        self._confirm_all()
 
     def _written(self, rows: Sequence[Row]) -> None:
-        self._loop.call_soon_threadsafe(self._confirm, rows, None)
+        self._settle(rows, None)
 
     def _dead(self, rows: Sequence[Row], error: Exception) -> None:
-        self._loop.call_soon_threadsafe(self._confirm, rows, error)
+        self._settle(rows, error)
+
+    def _settle(self, rows: Sequence[Row], error: Exception | None) -> None:
+        """Tell the loop, from the thread that wrote; once for all batches until it looks.
+
+        Waking it makes this thread wait for its turn again: for each batch that would cost more than writing.
+        """
+        self._settled.append((rows, error))
+        if not self._told:
+            self._told = True
+            self._loop.call_soon_threadsafe(self._confirm_all)
+
+    def _confirm_all(self) -> None:
+        self._told = False
+        while self._settled:
+            self._confirm(*self._settled.popleft())
 
     def _confirm(self, rows: Sequence[Row], error: Exception | None) -> None:
         entries = [cast(Placed, row).entry for row in rows]
