@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count, islice
 from threading import Thread
 from typing import Any
@@ -65,13 +66,12 @@ class FromChannel(Reading):
         self._stopped = asyncio.Event()
 
     async def __anext__(self) -> list[Entry]:
-        try:
+        found: list[Any] = []
+        with suppress(ChannelClosedError):
             found = await self._received()
-        except ChannelClosedError:
-            raise StopAsyncIteration from None
-        if not found:
-            raise StopAsyncIteration
-        return [self._entry(item) for item in found]
+        if found:
+            return [self._entry(item) for item in found]
+        raise StopAsyncIteration
 
     def stop(self) -> None:
         """Take what is there, and wait for no more."""
