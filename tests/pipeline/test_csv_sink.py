@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comporta.errors import SinkColumnError, SinkFullError, SinkRowError, SinkUnavailableError
@@ -90,6 +90,7 @@ def test_csv__more_keys_than_are_remembered__forgets_the_oldest(
     assert [row[1] for row in read(path)] == ["repeated", "", "", "", "", "yes"]
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_csv__cut_anywhere_by_a_kill__goes_on_with_whole_rows(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
