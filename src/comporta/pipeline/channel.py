@@ -32,9 +32,9 @@ T = TypeVar("T")
 CAPACITY_MAX = 10_000_000
 DEADLINE_MAX = 366 * 86_400.0
 CALL_AGAIN = 255
-"""A receiver is called for the first item, and passes the call on as long as there are more. Should it be lost,
-with an event loop that is closed or by an interrupt, another is called when the channel is full, and whenever
-the count of items is 0 under this mask.
+"""A receiver is called for the first item, and passes the call on as long as there are more. Should that be
+lost, with an event loop that is closed or by an interrupt, another is called when the channel is full, and
+when the count of items is 0 under this mask.
 """
 
 CHUNK_MAX = 1000

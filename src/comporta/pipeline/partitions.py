@@ -1,7 +1,7 @@
 """What a process remembers of the partitions of a throttle: who waits, and when it last tried to climb.
 
 Nothing of this decides anything: the buckets are in the state. So a partition for which nobody waits may be
-forgotten at any time, and at :data:`PARTITIONS_MAX` the one that was longest without use is.
+forgotten at any time, and at :data:`PARTITIONS_MAX` the one that was remembered for longest is.
 """
 
 from __future__ import annotations
@@ -95,15 +95,16 @@ class Book:
         self.waiting = 0
 
     def partition(self, name: str) -> Partition:
-        """Return what is remembered of a partition; it is the last to be forgotten now.
+        """Return what is remembered of a partition.
 
         Who looks by the name itself (``known``) finds only names that are kept as they are written.
         """
         text = state_key(name)
         key = text if text == name else (text,)
         with self.lock:
-            found = self._partitions.pop(key, None) or Partition(self._levels, text)
-            self._partitions[key] = found
+            found = self._partitions.get(key)
+            if found is None:
+                found = self._partitions[key] = Partition(self._levels, text)
             if len(self._partitions) > PARTITIONS_MAX + self.waiting:
                 self._forget()
             return found
@@ -136,7 +137,7 @@ class Book:
             self.whole.leave(place)
 
     def _forget(self) -> None:
-        """Forget the one that was longest without use and has nobody waiting."""
+        """Forget the one that was remembered for longest and has nobody waiting."""
         for key, partition in self._partitions.items():
             if not partition.line.places:
                 del self._partitions[key]

@@ -7,12 +7,14 @@ than :data:`NAP_SECONDS` without looking: where signal handlers raise, a call ma
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from threading import Lock
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from comporta.clock import MONOTONIC, Clock
+
+if TYPE_CHECKING:
+    import asyncio
 
 NAP_SECONDS = 1.0
 """A thread that waits looks at least this often."""
@@ -110,6 +112,8 @@ class _LoopBell:
     __slots__ = ("_loop", "future")
 
     def __init__(self) -> None:
+        import asyncio  # noqa: PLC0415 - see clock.py
+
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
 
@@ -121,6 +125,8 @@ class _LoopBell:
         return self.future.done()
 
     def set(self) -> bool:
+        import asyncio  # noqa: PLC0415 - see clock.py
+
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - the public one raises where there is none
             self._ring()
             return True

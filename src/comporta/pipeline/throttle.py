@@ -106,7 +106,7 @@ class HierarchicalThrottle:
         and its burst is smaller than that, the cost waits for all of the burst and leaves a debt.
         """
         if self._short is not None and not timeout and type(cost) is int and 0 < cost <= self.cost_max:
-            known = self._known(partition)
+            known = self._known(partition) if type(partition) is str else None
             if (
                 known is not None
                 and not known.line.places
@@ -296,7 +296,7 @@ class HierarchicalThrottle:
             raise TypeError(f"partition must be a str, got {name!r:.100}")
         if not name:
             raise ValueError("partition must not be empty, got ''")
-        return self._book.partition(name)
+        return self._known(name) or self._book.partition(name)
 
     def _check_cost(self, cost: int) -> None:
         check_cost(cost)
