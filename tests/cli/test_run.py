@@ -370,7 +370,7 @@ def test_address__columns__can_be_nothing_but_values() -> None:
 @pytest.mark.parametrize(
     "wrong",
     ["", "host/{x}", "https://{host}/x", "https://a{b}.com/", "https://host/{", "https://host/{}",
-     "https://host/{x!r}", "https://host/{x:d}", "file:///{x}", "https://[::1/{x}"],
+     "https://host/{x!r}", "https://host/{x:d}", "gopher://host/{x}", "https://[::1/{x}"],
 )  # fmt: skip
 def test_address__that_is_none__is_a_value_error(wrong: str) -> None:
     with pytest.raises(ValueError, match="url must"):
