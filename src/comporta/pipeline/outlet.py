@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from comporta.pipeline.books import Books
+from comporta.pipeline.lanes import BATCHES_WAITING
 from comporta.pipeline.letters import DeadLetters, Letter
 from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 from comporta.pipeline.sources import Entry
@@ -21,6 +22,11 @@ from comporta.retry.retry import Retry
 
 if TYPE_CHECKING:
     from comporta.pipeline.pipeline import Pipeline
+
+
+ROWS_WAITING = 2000
+"""How many rows may wait for the sink, if that is more than ten batches: in small ones workers and sink would
+stop for each other at every batch."""
 
 
 class Placed(dict[str, Any]):
@@ -48,6 +54,7 @@ class Outlet:
             max_delay=pipeline.max_delay,
             key=_position,
             threads=1,
+            capacity=max(ROWS_WAITING, BATCHES_WAITING * pipeline.max_rows),
             retry=_retry_of(pipeline.sink_retry),
             limiter=pipeline.limiter,
             dead_letters=letters,
