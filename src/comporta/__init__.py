@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from comporta.limits.monitor import RateLimitMonitor
     from comporta.limits.permits import ConcurrencyLimit
     from comporta.pipeline.channel import Channel
+    from comporta.pipeline.pipeline import Pipeline
     from comporta.pipeline.throttle import HierarchicalThrottle
     from comporta.pipeline.writer import BatchWriter
     from comporta.retry.budget import Budget, RetryBudget
@@ -89,6 +90,7 @@ __all__ = [
     "LimitStrategy",
     "Loaded",
     "Permit",
+    "Pipeline",
     "RateLimitManager",
     "RateLimitMonitor",
     "RedisLimiter",
@@ -162,6 +164,7 @@ _HOMES = {
     "limits.monitor": ("RateLimitMonitor",),
     "limits.permits": ("ConcurrencyLimit",),
     "pipeline.channel": ("Channel",),
+    "pipeline.pipeline": ("Pipeline",),
     "pipeline.throttle": ("HierarchicalThrottle",),
     "pipeline.writer": ("BatchWriter",),
     "retry.budget": (

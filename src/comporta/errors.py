@@ -17,6 +17,9 @@
         │   ├── StateFullError          no room for a new key; live keys are never evicted
         │   └── StateTypeError          something else lives at the key (names it; left untouched)
         ├── ChannelClosedError          a channel takes nothing more in, or holds nothing more
+        ├── PipelineError               a run of a pipeline cannot go on
+        │   ├── SourceError             what is read cannot be read: which file and line, and why
+        │   └── CheckpointError         where it stood cannot be read, written, or is about another source
         ├── SinkError                   rows could not be written: which sink, where, why
         │   ├── SinkUnavailableError    it cannot be opened, reached or written
         │   │   └── SinkBusyError       it asks to come back later: carries ``retry_after``
@@ -113,6 +116,18 @@ class StateTypeError(StateError):
 
 class ChannelClosedError(ComportaError):
     """A channel was closed: nothing more can be sent, or all that was in it was received."""
+
+
+class PipelineError(ComportaError):
+    """A run of a pipeline cannot go on; what was confirmed stays so."""
+
+
+class SourceError(PipelineError):
+    """A source cannot be read, or is not of the form it was said to have."""
+
+
+class CheckpointError(PipelineError):
+    """A checkpoint cannot be used: the message says why, and what to do."""
 
 
 class DatabaseError(ComportaError):

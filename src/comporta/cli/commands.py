@@ -9,6 +9,7 @@ from comporta.cli.cache import cache
 from comporta.cli.db import db
 from comporta.cli.demo import demo
 from comporta.cli.doctor import doctor
+from comporta.cli.run import run
 from comporta.cli.workers import workers
 
 
@@ -22,4 +23,5 @@ comporta.add_command(cache)
 comporta.add_command(db)
 comporta.add_command(demo)
 comporta.add_command(doctor)
+comporta.add_command(run)
 comporta.add_command(workers)

@@ -3,6 +3,7 @@
 from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 from comporta.pipeline.sinks.csv_file import CsvSink
 from comporta.pipeline.sinks.google import GoogleAccount
+from comporta.pipeline.sinks.json_lines import JsonLinesSink
 from comporta.pipeline.sinks.sheets import SheetsSink
 from comporta.pipeline.sinks.spreadsheets import Spreadsheet, Spreadsheets
 from comporta.pipeline.sinks.sqlite import SqliteSink
@@ -12,6 +13,7 @@ __all__ = [
     "AsyncSink",
     "CsvSink",
     "GoogleAccount",
+    "JsonLinesSink",
     "Row",
     "SheetsSink",
     "Sink",

@@ -1,0 +1,314 @@
+"""``comporta run``: call an endpoint for every line of a file, by an upstream's rules, and keep what it says.
+
+The everyday use: a flaky, limited interface, a hundred thousand rows, one night. It may be interrupted,
+killed and gone on with; what cannot be done ends in a file that can be fed in again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from comporta.cli.run_address import Address, fields_of
+from comporta.cli.run_calls import COLUMNS, Calls
+from comporta.cli.states import state_url
+from comporta.errors import ComportaError
+from comporta.limits.config import LimitConfig
+from comporta.pipeline.pipeline import WORKERS_MAX, Pipeline
+from comporta.pipeline.progress import Terminal, duration
+from comporta.pipeline.report import COMPLETE, Report
+from comporta.pipeline.sinks import CsvSink, JsonLinesSink, Sink, SqliteSink
+from comporta.pipeline.sources import FORMS, FileSource
+from comporta.retry.retry import Retry
+from comporta.stores.urls import forget_stores
+from comporta.upstream.upstream import Upstream
+from comporta.upstream.upstreams import Upstreams
+
+T = TypeVar("T")
+
+LINE = "line"
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
+DEAD_LETTERS_LEFT = 3
+INTERRUPTED = 130
+
+_EPILOG = (
+    "Exit status: 0 all is done; 3 all is done, but some of it are dead letters; 130 interrupted (--resume "
+    "goes on); 1 it could not go on; 2 something is wrong with the options."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a run reads and writes."""
+
+    source: FileSource
+    output: Path
+    letters: Path
+    checkpoint: Path | None
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("input", metavar="INPUT")
+@click.option("--url", required=True, help="What to call, columns in braces: 'https://host/{id}'.")
+@click.option("--output", required=True, metavar="FILE", help="For results: .jsonl, .csv or .db (SQLite).")
+@click.option("--format", "form", type=click.Choice(list(FORMS)), help="Of INPUT; left out: by its name.")
+@click.option("--method", type=click.Choice(METHODS), default="GET", show_default=True, help="Of each call.")
+@click.option("--send-json", is_flag=True, help="Send each item as the body, as JSON.")
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="Send this header.")
+@click.option(
+    "--header-env", "secrets", multiple=True, metavar="NAME=VARIABLE", help="Its value: a variable's."
+)
+@click.option("--accept", multiple=True, type=click.IntRange(300, 599), help="A status that is a result too.")
+@click.option("--config", type=click.Path(), help="A settings file, with the upstream in it.")
+@click.option("--upstream", "name", metavar="NAME", help="Its name; left out: the host of the URL.")
+@click.option("--limit", default="10/s", show_default=True, help="Calls, all runs on one STATE together.")
+@click.option(
+    "--in-flight", type=click.IntRange(1, WORKERS_MAX), default=10, show_default=True, help="At once."
+)
+@click.option("--retries", type=click.IntRange(0, 100), default=3, show_default=True, help="For each call.")
+@click.option(
+    "--backoff", type=click.FloatRange(0, 60), default=2.0, show_default=True, help="Seconds, doubling."
+)
+@click.option(
+    "--timeout", type=click.FloatRange(0.01, 3600), default=30.0, show_default=True, help="Seconds."
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(0, 86_400),
+    default=3600.0,
+    show_default=True,
+    help="Seconds to wait out an open circuit, 429 or 503.",
+)
+@click.option("--state", metavar="STATE", help="Where the limit is kept, as in Upstream.")
+@click.option("--key", metavar="COLUMN", help="One after another where this column is the same.")
+@click.option(
+    "--max-body", type=click.IntRange(1, 1 << 30), default=1 << 20, show_default=True, help="Bytes."
+)
+@click.option("--table", default="results", show_default=True, help="Of SQLite.")
+@click.option("--dead-letters", "letters", metavar="FILE", help="Left out: the output's name + .dead.jsonl.")
+@click.option("--resume", is_flag=True, help="Go on where an earlier run of the same files ended.")
+@click.option("--append", is_flag=True, help="Add to an output that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for scripts.")
+def run(
+    input: str,  # noqa: A002 - it is what the page calls it
+    **options: Any,
+) -> None:
+    """Call an endpoint for every line of INPUT, and keep the answers.
+
+    INPUT is a file of lines (a column called line), CSV, JSON lines or dead letters; - is the standard
+    input. Ctrl-C finishes what is under way, a second one stops.
+    """
+    address = _typed("--url", lambda: Address(options["url"]))
+    files = _files(input, options)
+    sink = _sink(files.output, options["table"])
+    headers = _headers(options["headers"], options["secrets"])
+    try:
+        report = asyncio.run(_ran(files, address, sink, headers, options))
+    except (ComportaError, ImportError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        forget_stores()
+    _tell(report, files, as_json=options["as_json"])
+
+
+async def _ran(
+    files: Files, address: Address, sink: Sink, headers: dict[str, str], options: dict[str, Any]
+) -> Report:
+    async with _client(address, headers, options) as (client, upstream):
+        calls = Calls(
+            client,
+            address,
+            method=options["method"],
+            send_item=options["send_json"],
+            accepted=frozenset(options["accept"]),
+            patience=options["patience"],
+            body_bytes_max=options["max_body"],
+            parsed=isinstance(sink, JsonLinesSink),
+        )
+        pipeline = Pipeline(
+            files.source,
+            calls,
+            sink,
+            workers=options["in_flight"],
+            key=_key(options["key"]),
+            number=LINE,
+            dead_letters=files.letters,
+            checkpoint=files.checkpoint,
+            capacity=2 * options["in_flight"],
+            progress=Terminal(lambda: _told_of(upstream, calls)) if sys.stderr.isatty() else None,
+            name="run",
+        )
+        report = await pipeline.run(signals=True)
+    report.retries = calls.retries
+    return report
+
+
+@asynccontextmanager
+async def _client(
+    address: Address, headers: dict[str, str], options: dict[str, Any]
+) -> AsyncIterator[tuple[Any, Upstream]]:
+    import httpx2  # noqa: PLC0415 - an extra of its own
+
+    upstream = _upstream(address, options)
+    transport = upstream.transport()
+    async with httpx2.AsyncClient(
+        transport=transport, headers=headers, timeout=options["timeout"], follow_redirects=False
+    ) as client:
+        yield client, upstream
+    await upstream.aclose()
+
+
+def _upstream(address: Address, options: dict[str, Any]) -> Upstream:
+    """Return the upstream: from a file, where there is one, else as the options say."""
+    name = options["name"] or address.host
+    if options["config"] is not None:
+        return _typed("--config", lambda: Upstreams.from_file(options["config"])[name])
+    limit = _typed("--limit", lambda: LimitConfig.parse(options["limit"]))
+    return _typed(
+        "--upstream",
+        lambda: Upstream(
+            name,
+            limit,
+            max_wait=options["patience"],
+            retry=Retry(options["retries"], options["backoff"], budget=None),
+            timeout=options["timeout"],
+            state=state_url(options["state"]),
+        ),
+    )
+
+
+def _files(given: str, options: dict[str, Any]) -> Files:
+    """Find out which files are meant, and that none of them is written over."""
+    source = _typed("INPUT", lambda: FileSource(given, options["form"]))
+    output = Path(options["output"])
+    letters = Path(options["letters"] or f"{output}.dead.jsonl")
+    if given == "-":
+        if options["resume"]:
+            raise click.BadParameter("the standard input cannot be read again", param_hint="--resume")
+        files = Files(source, output, letters, None)
+    else:
+        files = Files(source, output, letters, Path(f"{output}.{source.path.name}.checkpoint"))
+        if source.path.absolute() in (output.absolute(), letters.absolute()):
+            raise click.BadParameter(f"{given} is read: results and dead letters need other files")
+    if output.exists() and not options["append"] and not (options["resume"] and _is_begun(files)):
+        raise click.BadParameter(
+            f"{output} is there already: --resume goes on with a run, --append adds to it",
+            param_hint="--output",
+        )
+    if _is_begun(files) and not options["resume"]:
+        raise click.BadParameter(
+            f"a run of these files was begun ({files.checkpoint}): --resume goes on with it, removing that "
+            "file begins anew"
+        )
+    return files
+
+
+def _is_begun(files: Files) -> bool:
+    return files.checkpoint is not None and files.checkpoint.exists()
+
+
+def _sink(output: Path, table: str) -> Sink:
+    made: dict[str, Callable[[], Sink]] = {
+        ".jsonl": lambda: JsonLinesSink(output, key=LINE),
+        ".ndjson": lambda: JsonLinesSink(output, key=LINE),
+        ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=LINE),
+        ".db": lambda: SqliteSink(output, table=table, key=LINE, columns=[LINE, *COLUMNS]),
+    }
+    made[".sqlite"] = made[".sqlite3"] = made[".db"]
+    make = made.get(output.suffix.lower())
+    if make is None:
+        raise click.BadParameter(
+            f"must end in one of {', '.join(made)}, got {str(output)!r:.200}", param_hint="--output"
+        )
+    return _typed("--output", make)
+
+
+def _headers(plain: tuple[str, ...], secrets: tuple[str, ...]) -> dict[str, str]:
+    """Return the headers; secrets come from the environment, where no list of processes shows them."""
+    found: dict[str, str] = {}
+    for text in plain:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip():
+            raise click.BadParameter(f"must look like 'Name: value', got {text!r:.50}", param_hint="--header")
+        found[name.strip()] = value.strip()
+    for text in secrets:
+        name, _, variable = text.partition("=")
+        if variable not in os.environ:
+            raise click.BadParameter(
+                f"must name a variable that is set, as in Authorization=TOKEN, got {text!r:.100}",
+                param_hint="--header-env",
+            )
+        found[name] = os.environ[variable]
+    return found
+
+
+def _key(column: str | None) -> Callable[[Any], Any] | None:
+    return None if column is None else lambda item: fields_of(item)[column]
+
+
+def _told_of(upstream: Upstream, calls: Calls) -> str:
+    """Return what only the upstream knows, for people who watch."""
+    degradation = upstream.parts.degradation
+    rate = upstream.limiter.config.rate if degradation is None else degradation.current
+    retries = f", {calls.retries:,} retries" if calls.retries else ""
+    return f"limit {rate:g}/s{retries}"
+
+
+def _typed(option: str, make: Callable[[], T]) -> T:
+    """Make something of what was typed; what is wrong with it is a usage error."""
+    try:
+        return make()
+    except (ValueError, TypeError, KeyError) as error:
+        raise click.BadParameter(str(error.args[0]), param_hint=option) from None
+
+
+def _tell(report: Report, files: Files, *, as_json: bool) -> NoReturn:
+    if as_json:
+        click.echo(json.dumps(_summary(report, files)))
+    else:
+        for line in _lines(report, files):
+            click.echo(line)
+    if report.ended != COMPLETE:
+        sys.exit(INTERRUPTED)
+    sys.exit(DEAD_LETTERS_LEFT if report.dead + report.dead_before else 0)
+
+
+def _summary(report: Report, files: Files) -> dict[str, Any]:
+    return {
+        "ended": report.ended,
+        "done": report.done,
+        "written": report.written,
+        "dead": report.dead,
+        "dead_before": report.dead_before,
+        "skipped": report.skipped,
+        "retries": report.retries,
+        "seconds": round(report.seconds, 3),
+        "output": str(files.output),
+        "dead_letters": str(files.letters),
+        "checkpoint": None if files.checkpoint is None else str(files.checkpoint),
+    }
+
+
+def _lines(report: Report, files: Files) -> list[str]:
+    before = f", {report.skipped:,} were done before" if report.skipped else ""
+    took = f"{duration(report.seconds)} ({report.rate:,.1f}/s)"
+    lines = [
+        f"{report.ended.capitalize()}: {report.done:,} items in {took}{before}.",
+        f"{files.output}: {report.written:,} rows"
+        + (f", {report.retries:,} retries." if report.retries else "."),
+    ]
+    dead = report.dead + report.dead_before
+    if dead:
+        lines.append(f"{files.letters}: {dead:,} dead letters; feed them in again as INPUT.")
+    if report.ended != COMPLETE and files.checkpoint is not None:
+        lines.append("The same command with --resume goes on.")
+    return lines

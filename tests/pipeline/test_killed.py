@@ -1,0 +1,17 @@
+"""A run that is killed goes on: nothing is missing, and nothing that was confirmed is done again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.pipeline.killed import kill_and_resume
+
+
+@pytest.mark.parametrize(
+    ("kind", "items", "kills"), [("sqlite", 100_000, 2), ("csv", 20_000, 2), ("jsonl", 10_000, 1)]
+)
+def test_run__killed_at_random_moments__is_gone_on_with(
+    kind: str, items: int, kills: int, tmp_path: Path
+) -> None:
+    kill_and_resume(kind, tmp_path, items=items, kills=kills, seed=items + kills)
