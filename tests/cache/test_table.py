@@ -97,7 +97,7 @@ def test_succeed__all_given__is_read_back(table: Face) -> None:
         search_params=PARAMS,
         results=b"[1, 2]",
         total_results=2,
-        sources=["pncp", "pcp"],
+        sources=("pncp", "pcp"),
         fetched_at=START,
         created_at=START,
         last_success_at=START,
@@ -128,7 +128,7 @@ def test_succeed__again__replaces_the_answer_and_keeps_the_birthday(table: Face)
     table.clock.now += 60
     table.keep(results=b"[]", total_results=0, sources=[])
     entry = table.entry()
-    assert (entry.results, entry.total_results, entry.sources) == (b"[]", 0, [])
+    assert (entry.results, entry.total_results, entry.sources) == (b"[]", 0, ())
     assert (entry.created_at, entry.fetched_at) == (START, START + 60)
     assert (entry.coverage, entry.fetch_duration_ms) == (None, None)
 
@@ -157,7 +157,7 @@ def test_fail__after_a_success__leaves_the_answer_alone(table: Face) -> None:
     table.clock.now += 5
     table.fail(HASH, None, USER, HASH)
     entry = table.entry()
-    assert (entry.results, entry.sources, entry.last_success_at) == (b"[1, 2]", ["pncp", "pcp"], START)
+    assert (entry.results, entry.sources, entry.last_success_at) == (b"[1, 2]", ("pncp", "pcp"), START)
     assert (entry.fetched_at, entry.last_attempt_at, entry.has_value) == (START, START + 5, True)
 
 
@@ -165,7 +165,7 @@ def test_fail__before_the_first_success__is_remembered_without_a_value(table: Fa
     table.fail(HASH, None, USER, HASH, PARAMS)
     entry = table.entry()
     assert (entry.has_value, entry.fail_streak, entry.search_params) == (False, 1, PARAMS)
-    assert (entry.results, entry.sources, entry.last_success_at) == (b"null", [], None)
+    assert (entry.results, entry.sources, entry.last_success_at) == (b"null", (), None)
     assert table.read_shared(HASH) is None
     table.keep()
     assert table.entry().has_value

@@ -57,7 +57,7 @@ def test_record__failures__climb_the_ladder_and_leave_the_results(make: Make, cl
     row = cache.row(NAME)
     assert (row.results, row.sources, row.last_success_at) == (
         before.results,
-        ["pncp"],
+        ("pncp",),
         before.last_success_at,
     )
     assert (row.fail_streak, row.last_attempt_at) == (5, health.now)

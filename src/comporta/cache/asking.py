@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from comporta import events
+from comporta.cache import requests
 from comporta.cache.answers import Loader, Merge, answer_of, takes
 from comporta.cache.body import decoded
-from comporta.cache.books import Ask, Books
+from comporta.cache.books import LOST, Ask, Books
 from comporta.cache.cached import Cached, Loaded
 from comporta.cache.changes import Changes
 from comporta.cache.chores import Chores
@@ -70,6 +71,7 @@ class Asking:
         state = default_url(distributed=True) if state is None else state
         store = open_store(state) if isinstance(state, str) else state
         self.config = config
+        self._by_params = config.scope == BY_PARAMS
         self.users: set[str] = set()
         self.rates = Rates(clock)
         self.level = Level(config.level_entries, config.level_bytes, clock)
@@ -80,7 +82,7 @@ class Asking:
             self._let_go()
             raise
         self._books = Books(self._table, name, clock)
-        self._changes = Changes(name, store, self.level, config.level_seconds)
+        self._changes = Changes(name, store, self.level)
         self._serving = Serving(config, self.level, self._changes, clock)
         self._chores = Chores(
             self._books,
@@ -133,8 +135,7 @@ class Asking:
         if found is None or job.forced:
             self.rates.count(MISS)
             return (yield from self._awaited(job, soft_timeout))
-        if not self._serving.wants_refresh(found):
-            self._counted(job.key, found, job.size, job.stamp)
+        if self._counted(job.key, found, job.size, job.stamp):
             return found
         if found.freshness == FRESH:
             self.rates.count(FRESH_HIT)
@@ -146,17 +147,17 @@ class Asking:
 
     def getting(self, user_id: str, params_hash: str) -> Flow[Cached | None]:
         """Return what there is, however old."""
-        key = self._key(user_id, check_hash(params_hash))
-        stamp = self.level.stamp()
-        entry, reached = yield from self._books.reading(None if key == params_hash else user_id, params_hash)
-        if entry is None or not entry.has_value:
-            left = None if reached else self.level.leftover(key)
+        key = self._key(user_id, params_hash)
+        stamp = self.level.stamp
+        entry = yield from self._books.reading(None if self._by_params else user_id, params_hash)
+        if entry is LOST:
+            left = self.level.leftover(key)
             return None if left is None else self._serving.as_of_now(left)
-        cached = self._serving.of_row(entry)
-        if self._serving.wants_refresh(cached):
-            self._chores.note(entry.user_id, entry.params_hash)
-        else:
-            self._counted(key, cached, len(entry.results), stamp)
+        if entry is None or not entry.has_value:
+            return None
+        cached, size = self._serving.of_row(entry), len(entry.results)
+        if not self._counted(key, cached, size, stamp):
+            self._chores.note(cached.user_id, cached.params_hash)
         return cached
 
     def saving(
@@ -201,10 +202,10 @@ class Asking:
         if not callable(loader):
             raise TypeError(f"loader must be a function, got {loader!r:.50}")
         told_who = takes(loader, "user_id")
-        if self.config.scope != BY_PARAMS and not told_who:  # one user's answer would become another's
+        if not self._by_params and not told_who:  # one user's answer would become another's
             raise TypeError(f"loader must take user_id where users are kept apart, got {loader!r:.50}")
         check_count("limit", limit, 1, DUE_MAX)
-        rows: list[Due] = yield Ask(self._table, "due", limit, self._serving.ahead_age)
+        rows: list[Due] = yield Ask(self._table, requests.due(limit, self._serving.ahead_age))
         begun: list[Flight] = []
         for row in rows:
             job = self._job(
@@ -227,7 +228,9 @@ class Asking:
 
     def figuring(self) -> Flow[dict[str, Any]]:
         """Return how the keys fare, and how this worker answered."""
-        figures: dict[str, Any] = yield Ask(self._table, "figures", self.config.fresh, self.config.stale)
+        figures: dict[str, Any] = yield Ask(
+            self._table, requests.figures(self.config.fresh, self.config.stale)
+        )
         level = {"entries": len(self.level), "loading": len(self.loads.flights)}
         return {**figures, "worker": owner(), "last_24_hours": self.rates.of_a_day(), "memory": level}
 
@@ -251,31 +254,34 @@ class Asking:
             if len(self.users) >= USERS_MAX:
                 self.users.clear()
             self.users.add(user_id)
-        return params_hash if self.config.scope == BY_PARAMS else f"{user_id}:{params_hash}"
+        return params_hash if self._by_params else f"{user_id}:{params_hash}"
 
-    def _reader(self, job: Job) -> str | None:
-        return None if self.config.scope == BY_PARAMS else job.user_id
+    def _counted(self, key: str, found: Cached, size: int, stamp: int) -> bool:
+        """Count an access to what need not be fetched anew, and have those that follow answered from memory.
 
-    def _counted(self, key: str, found: Cached, size: int, stamp: int) -> None:
-        """Keep what was found in memory, and count the access with those that follow from there."""
-        slot = self._serving.shelve(key, found, size, stamp)
-        if slot is not None:
-            self.level.used(slot)
+        False if it is due; then nothing was done.
+        """
+        until_ns = self._serving.undisturbed_until_ns(found)
+        if not until_ns:
+            return False
+        if self.level.put(key, found, until_ns, size + found.params_bytes, stamp, used=True):
+            self._changes.listen()
             self._chores.start()
         else:
             self.rates.count(FRESH_HIT)
             self._chores.note(found.user_id, found.params_hash)
+        return True
 
     def _look(self, job: Job) -> Flow[None]:
         """Find what there is and can still be served; without a database, what this process has left."""
-        job.stamp = self.level.stamp()
-        entry, reached = yield from self._books.reading(self._reader(job), job.params_hash)
+        job.stamp = self.level.stamp
+        entry = yield from self._books.reading(None if self._by_params else job.user_id, job.params_hash)
         found = None
-        if entry is not None and entry.has_value:
-            found, job.size = self._serving.of_row(entry), len(entry.results)
-        elif not reached:
+        if entry is LOST:
             left = self.level.leftover(job.key)
             found = None if left is None else self._serving.as_of_now(left)
+        elif entry is not None and entry.has_value:
+            found, job.size = self._serving.of_row(entry), len(entry.results)
         job.found = None if found is None or found.freshness == EXPIRED else found
 
     def _refreshed(self, job: Job, soft_timeout: float | None) -> Flow[Cached]:
@@ -284,7 +290,7 @@ class Asking:
         assert found is not None  # noqa: S101 - see fetching
         pause = found.next_retry
         if pause or not soft_timeout:  # else the next caller waits for something fresh as well
-            self._serving.shelve(job.key, found, job.size, job.stamp, seconds=pause or ASK_AGAIN_SECONDS)
+            self._serving.shelve(job.key, found, job.size, job.stamp, pause or ASK_AGAIN_SECONDS)
         flight = None if pause else (yield from self._begun(job))
         if flight is not None and soft_timeout:
             yield Landing(flight, soft_timeout)

@@ -100,11 +100,10 @@ class Chores:
 
     def start(self) -> None:
         """See that the thread runs."""
-        thread = self._thread
-        if self._closed or (thread is not None and thread.is_alive()):
+        if self._thread is not None or self._closed:
             return
         with self._lock:
-            if self._thread is thread:
+            if self._thread is None:
                 self._touch_at = monotonic() + TOUCH_SECONDS
                 self._thread = Thread(
                     target=_work, args=(ref(self), self._wake), name="comporta-cache", daemon=True
@@ -184,7 +183,7 @@ def _work(chores_ref: ref[Chores], wake: Event) -> None:
         chores = chores_ref()
         try:
             pause = None if chores is None else chores.turn()
-        except Exception as error:  # nobody else would notice that the thread is gone
+        except BaseException as error:  # nobody else would notice that the thread is gone
             events.publish("cache_chores_failed", "cache", repr(error), "error")
             pause = 1.0
         del chores

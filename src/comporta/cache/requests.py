@@ -25,6 +25,7 @@ ROWS_MAX: Final = 10_000
 SECONDS_MAX: Final = 1e9
 
 
+_READ_SHARED = (statements.READ_SHARED,)
 _KEEPING = (statements.LOCK_UNWELL, statements.KEEP, statements.HEALED)
 _HURTING = (statements.REMEMBER, statements.LOCK_ROWS, statements.HURT)
 
@@ -51,7 +52,7 @@ def read(user_id: str, params_hash: str) -> Request[Entry | None]:
 def read_shared(params_hash: str) -> Request[Entry | None]:
     """Return the freshest row with a value, of whichever user."""
     told = {"params_hash": params_hash}
-    return Request((statements.READ_SHARED,), told, _entry, writes=False, small=True)
+    return Request(_READ_SHARED, told, _entry, False, True)
 
 
 def look(key: str) -> Request[Claim]:
@@ -233,12 +234,11 @@ def _bytes(value: bytes | str) -> bytes:
 def _entry(found: list[Rows]) -> Entry | None:
     if not found[0]:
         return None
-    row = found[0][0]
-    coverage = None if row[12] is None else _bytes(row[12])
-    sources = [*_sources(row[5])]
-    fetched, created = row[6] or row[7] or 0.0, row[7] or row[6] or 0.0
-    head = (*row[:2], _bytes(row[2]), _bytes(row[3]), row[4] or 0, sources, fetched, created)
-    return Entry._make((*head, *row[8:12], coverage, row[13], bool(row[14]), *row[15:]))
+    [row] = found[0]
+    rest = row[12:]
+    if isinstance(rest[0], str):  # as a server tells it; a file gives bytes
+        rest = (*(text and text.encode() for text in rest[:3]), *rest[3:])
+    return Entry._make((*row[:10], _sources(row[10]), bool(row[11]), *rest))
 
 
 @lru_cache(1024)

@@ -13,20 +13,20 @@ class Entry(NamedTuple):
 
     user_id: str
     params_hash: str
-    search_params: bytes
-    results: bytes
     total_results: int
-    sources: list[str]
     fetched_at: float
-    created_at: float
     last_success_at: float | None
     last_attempt_at: float | None
     fail_streak: int
     degraded_until: float | None
-    coverage: bytes | None
     fetch_duration_ms: int | None
-    has_value: bool
     priority: str | None
+    sources: tuple[str, ...]
+    has_value: bool
+    search_params: bytes
+    results: bytes
+    coverage: bytes | None
+    created_at: float
     access_count: int
     last_accessed_at: float | None
     now: float

@@ -48,10 +48,11 @@ _PRIORITY = f"""
 _BACKOFF = "CASE WHEN degraded_until <= AT(:now + 1860) THEN UNIX(degraded_until) END"
 
 _ENTRY = f"""
-    SELECT user_id, params_hash, TEXT(search_params), TEXT(results), total_results, TEXT(sources_json),
-        UNIX(fetched_at), UNIX(created_at), UNIX(last_success_at), UNIX(last_attempt_at), fail_streak,
-        {_BACKOFF}, TEXT(coverage), fetch_duration_ms, has_value, priority, access_count,
-        UNIX(last_accessed_at), :now
+    SELECT user_id, params_hash, COALESCE(total_results, 0),
+        COALESCE(UNIX(fetched_at), UNIX(created_at), 0.0), UNIX(last_success_at), UNIX(last_attempt_at),
+        fail_streak, {_BACKOFF}, fetch_duration_ms, priority, TEXT(sources_json), has_value,
+        TEXT(search_params), TEXT(results), TEXT(coverage),
+        COALESCE(UNIX(created_at), UNIX(fetched_at), 0.0), access_count, UNIX(last_accessed_at), :now
     FROM search_results_cache
 """
 
