@@ -66,7 +66,7 @@ def test_migrations__hundred_thousand_old_rows__are_read_and_the_degraded_found_
     migrate(empty, MIGRATIONS[:1])
     run(empty, OLD_ROWS[empty.dialect])
     before = time.time()
-    assert [done.number for done in migrate(empty, MIGRATIONS)] == [2, 3, 4]
+    assert [done.number for done in migrate(empty, MIGRATIONS)] == [2, 3, 4, 5]
     table = CacheTable(empty)
     entry = table.read(user(empty, 5), "hash-5")
     assert entry is not None
@@ -119,7 +119,7 @@ def test_check__some_missing__names_them_and_the_command(empty: Database) -> Non
     with pytest.raises(DatabaseSchemaError, match="run `comporta db migrate`"):
         table.read("u", "h")
     migrate(empty, MIGRATIONS[:3])
-    with pytest.raises(DatabaseSchemaError, match=r"migration 4 \(who fetches\) was not run"):
+    with pytest.raises(DatabaseSchemaError, match=r"migration 4 \(who fetches\), 5 .* was not run"):
         table.check()
     with pytest.raises(DatabaseSchemaError, match="run `comporta db migrate`"):
         table.read("u", "h")

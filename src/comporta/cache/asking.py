@@ -8,10 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from comporta import events
-from comporta.cache import requests
 from comporta.cache.answers import Loader, Merge, answer_of, takes
 from comporta.cache.body import decoded
-from comporta.cache.books import LOST, Ask, Books
+from comporta.cache.books import LOST, Books
 from comporta.cache.cached import Cached, Loaded
 from comporta.cache.changes import Changes
 from comporta.cache.chores import Chores
@@ -31,9 +30,12 @@ from comporta.stores.base import Store
 from comporta.stores.urls import default_url, open_store
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import Due, Health
+    from comporta.cache.rows import Health
     from comporta.cache.table import CacheTable
     from comporta.database.base import Database
+
+NAME = "cache"
+"""The name of a cache that was given none; its keys are the hashes of the parameters and nothing else."""
 
 USERS_MAX = 100_000
 """How many users' ids are known to be in order; then they are checked anew."""
@@ -61,8 +63,12 @@ class Asking:
         breaker_open: Callable[[], bool] | None,
         migrate: bool | None,
     ) -> None:
-        if not _NAME.fullmatch(name):
+        if type(name) is not str or not _NAME.fullmatch(name):
             raise ValueError(f"name must be 1 to 100 of A-Z a-z 0-9 _ . -, got {name!r:.120}")
+        if breaker_open is not None and not callable(breaker_open):
+            raise TypeError(f"breaker_open must be a function, got {breaker_open!r:.50}")
+        if not isinstance(database, str | None) and not hasattr(database, "dialect"):
+            raise TypeError(f"database must be a URL or a database, got {database!r:.50}")
         from comporta.cache.table import CacheTable  # noqa: PLC0415 - only who has a cache needs a database
         from comporta.database.urls import open_database  # noqa: PLC0415 - see above
 
@@ -71,9 +77,10 @@ class Asking:
         state = default_url(distributed=True) if state is None else state
         store = open_store(state) if isinstance(state, str) else state
         self.config = config
+        self.prefix = b"" if name == NAME else name.encode() + b":"
         self._by_params = config.scope == BY_PARAMS
         self.users: set[str] = set()
-        self.rates = Rates(clock)
+        self.rates = Rates()
         self.level = Level(config.level_entries, config.level_bytes, clock)
         self._table = CacheTable(self.database, None if clock is MONOTONIC else lambda: clock.now_ns() / 1e9)
         try:
@@ -117,6 +124,8 @@ class Asking:
             soft_timeout = self.config.soft_timeout
         else:
             check_seconds("soft_timeout", soft_timeout)
+        if merge is not None and not callable(merge):
+            raise TypeError(f"merge must be a function, got {merge!r:.50}")
         job = self._job(user_id, params_hash, text, loader)
         job.forced, job.merge = force, merge
         found = yield from self._fetched(job, soft_timeout)
@@ -126,6 +135,8 @@ class Asking:
 
     def note_saved(self, user_id: str, found: Cached, *, saved: bool) -> None:
         """Note whether the search of an answer is one that somebody keeps; only its owner can undo that."""
+        if not isinstance(saved, bool):
+            raise TypeError(f"saved must be true, false or None, got {saved!r:.50}")
         if saved or user_id == found.user_id:
             self._chores.save(found.user_id, found.params_hash, saved=saved)
 
@@ -134,6 +145,7 @@ class Asking:
         found = job.found
         if found is None or job.forced:
             self.rates.count(MISS)
+            self._chores.start()
             return (yield from self._awaited(job, soft_timeout))
         if self._counted(job.key, found, job.size, job.stamp):
             return found
@@ -172,7 +184,7 @@ class Asking:
         total_results: int | None,
     ) -> Flow[bool]:
         """Keep an answer as it is given: whoever saves by hand has decided."""
-        params_hash, text = hashed(params)
+        params_hash, text = hashed(params, self.prefix)
         job = self._job(user_id, params_hash, text, answer_of)
         if fetch_duration_ms is not None:
             check_count("fetch_duration_ms", fetch_duration_ms, 0, DURATION_MS_MAX)
@@ -183,7 +195,7 @@ class Asking:
 
     def recording(self, user_id: str, params: Mapping[str, Any] | str) -> Flow[Health]:
         """Note a failure of somebody who fetched by themselves."""
-        params_hash, text = _named(params)
+        params_hash, text = self._named(params)
         job = self._job(user_id, params_hash, text or b"", answer_of)
         health = yield from self._books.failing(
             job.key, None, user_id, params_hash, text, now=self._serving.wall()
@@ -194,7 +206,7 @@ class Asking:
 
     def degraded(self, user_id: str, params: Mapping[str, Any] | str) -> Flow[bool]:
         """Whether a key is left alone for now."""
-        job = self._job(user_id, _named(params)[0], b"", answer_of)
+        job = self._job(user_id, self._named(params)[0], b"", answer_of)
         return (yield from self._books.degraded(job.key))
 
     def refreshing_due(self, loader: Loader, limit: int) -> Flow[int]:
@@ -205,7 +217,7 @@ class Asking:
         if not self._by_params and not told_who:  # one user's answer would become another's
             raise TypeError(f"loader must take user_id where users are kept apart, got {loader!r:.50}")
         check_count("limit", limit, 1, DUE_MAX)
-        rows: list[Due] = yield Ask(self._table, requests.due(limit, self._serving.ahead_age))
+        rows = yield from self._books.due(limit, self._serving.ahead_age)
         begun: list[Flight] = []
         for row in rows:
             job = self._job(
@@ -227,12 +239,10 @@ class Asking:
         return len(begun)
 
     def figuring(self) -> Flow[dict[str, Any]]:
-        """Return how the keys fare, and how this worker answered."""
-        figures: dict[str, Any] = yield Ask(
-            self._table, requests.figures(self.config.fresh, self.config.stale)
-        )
-        level = {"entries": len(self.level), "loading": len(self.loads.flights)}
-        return {**figures, "worker": owner(), "last_24_hours": self.rates.of_a_day(), "memory": level}
+        """Return how the keys fare, how the fleet answered, and what this worker keeps."""
+        figures = yield from self._books.figuring(self.config.fresh, self.config.stale)
+        memory = {"entries": len(self.level), "loading": len(self.loads.flights)}
+        return {**figures, "worker": owner(), "memory": memory}
 
     def close(self, seconds: float) -> None:
         """End the chores, and give the database back if it was opened here."""
@@ -247,9 +257,12 @@ class Asking:
         key = self._key(user_id, params_hash)
         return Job(key, user_id, params_hash, text, loader, self._clock.now_ns())
 
+    def _named(self, params: Mapping[str, Any] | str) -> tuple[str, bytes | None]:
+        return (check_hash(params), None) if isinstance(params, str) else hashed(params, self.prefix)
+
     def _key(self, user_id: str, params_hash: str) -> str:
         """Return what is fetched as one, for a user whose id is in order."""
-        if user_id not in self.users:
+        if type(user_id) is not str or user_id not in self.users:
             check_user(user_id)
             if len(self.users) >= USERS_MAX:
                 self.users.clear()
@@ -343,10 +356,6 @@ class Asking:
                     return job.found
                 raise flight.error
         raise self.loads.refused("whoever fetches it is ended again and again", job, 1.0)
-
-
-def _named(params: Mapping[str, Any] | str) -> tuple[str, bytes | None]:
-    return (check_hash(params), None) if isinstance(params, str) else hashed(params)
 
 
 def _migrated(table: CacheTable, name: str, migrate: bool | None) -> None:

@@ -21,7 +21,7 @@ from comporta.errors import DatabaseError, DatabaseSchemaError
 from comporta.flow import Flow, run
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import Claim, Entry, Touch
+    from comporta.cache.rows import Answers, Claim, Due, Entry, Touch
     from comporta.cache.table import CacheTable
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class Books:
         self.alone = Alone(clock)
         self._name = name
         self._said_ns: dict[str, int] = {}
+        self._unreadable = ""
         self._failed_ns = dict.fromkeys(_KINDS, -AWAY_NS)
 
     def reading(self, user_id: str | None, params_hash: str) -> Flow[Entry | Lost | None]:
@@ -137,13 +138,25 @@ class Books:
         """Let go of what a user has too many of, but not of this."""
         yield from self._asked(WRITE, "evict", requests.evict(user_id, keep, spared))
 
+    def due(self, limit: int, age: float) -> Flow[list[Due]]:
+        """Return what is to be refreshed; nothing if nobody can tell."""
+        found = yield from self._asked(READ, "look for what is due", requests.due(limit, age))
+        return [] if found is LOST else found
+
+    def figuring(self, fresh: float, stale: float) -> Flow[dict[str, Any]]:
+        """Return how the table fares; what cannot be read is ``None``, and ``unreadable`` says why."""
+        found = yield from self._asked(READ, "read the figures", requests.figures(fresh, stale))
+        if found is LOST:
+            return {**requests.NO_FIGURES, "unreadable": self._unreadable}
+        return {**found, "unreadable": None}
+
     def renew(self, key: str, token: int, seconds: float) -> bool:
         """Hold a turn for longer; false if it is lost."""
         return self._done("renew a turn", requests.renew(key, token, seconds)) is not False
 
-    def touch(self, rows: Sequence[Touch]) -> None:
-        """Write down accesses, all at once."""
-        self._done("count accesses", requests.touch(rows))
+    def touch(self, rows: Sequence[Touch], answers: Answers | None = None) -> None:
+        """Write down accesses and answers, all at once."""
+        self._done("count accesses", requests.touch(rows, answers))
 
     def prune(self, older_than: float, limit: int) -> int:
         """Forget what nobody asks for any more; returns how much that was."""
@@ -169,6 +182,8 @@ class Books:
         except DatabaseError as error:
             if type(error) is not DatabaseError:  # that one is about what was asked, not about the database
                 self._failed_ns[way] = MONOTONIC.now_ns()
+            if way == READ:
+                self._unreadable = str(error)
             self._say(_KINDS[way], f"could not {what}: {error}", what)
             return LOST
         return answer

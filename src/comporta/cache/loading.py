@@ -78,7 +78,7 @@ class Loads:
     def __init__(
         self, name: str, books: Books, serving: Serving, *, changes: Changes, chores: Chores, clock: Clock
     ) -> None:
-        self.flights = Flights()
+        self.flights = Flights(serving.config.lease_seconds)
         self._refreshing = 0
         self._lock = Lock()
         forks.register(self)
@@ -95,7 +95,7 @@ class Loads:
         result: Cached | None = None
         error: Exception | None = None
         try:
-            result = yield from self._loaded(job)
+            result = yield from self._loaded(job, flight)
         except Exception as failed:
             error = failed
         except BaseException:
@@ -117,11 +117,10 @@ class Loads:
         self._ended(job, flight, None, AbandonedError())
 
     def _ended(self, job: Job, flight: Flight, result: Cached | None, error: Exception | None) -> None:
-        if job.background:
+        self.flights.leave(job.key, flight)
+        if flight.land(result, error) and job.background:
             with self._lock:
                 self._refreshing -= 1
-        self.flights.leave(job.key, flight)
-        flight.land(result, error)
 
     def after_fork(self) -> None:
         """Leave what is under way to the parent."""
@@ -133,15 +132,15 @@ class Loads:
         text = f"{self._name}: nothing to serve for {job.params_hash[:16]}: {why}"
         return CacheUnavailableError(text, self._name, seconds)
 
-    def _loaded(self, job: Job) -> Flow[Cached | None]:
+    def _loaded(self, job: Job, flight: Flight) -> Flow[Cached | None]:
         turn, found = yield from self._turn(job)
         if turn is None:
             return found
-        self._chores.hold(job.key, turn.token)
+        self._chores.hold(job.key, turn.token, flight.runs)
         try:
             return (yield from self._fetched(job, turn))
         finally:
-            self._chores.drop(job.key)
+            self._chores.drop(job.key, turn.token)
 
     def _turn(self, job: Job) -> Flow[tuple[Turn | None, Cached | None]]:
         """Ask for the turn until it is given, or somebody else's brought a result."""

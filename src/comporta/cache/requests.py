@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from comporta.cache import statements
-from comporta.cache.rows import Claim, Due, Entry, Health, Listed, Touch
+from comporta.cache.rows import Answers, Claim, Due, Entry, Health, Listed, Touch
 from comporta.database.base import Parameters, Rows, Statement
 
 T = TypeVar("T")
@@ -27,6 +27,7 @@ SECONDS_MAX: Final = 1e9
 
 _READ_SHARED = (statements.READ_SHARED,)
 _KEEPING = (statements.LOCK_UNWELL, statements.KEEP, statements.HEALED)
+_COUNTING = (statements.COUNT_ANSWERS, statements.FORGET_ANSWERS)
 _HURTING = (statements.REMEMBER, statements.LOCK_ROWS, statements.HURT)
 
 
@@ -137,8 +138,10 @@ def fail(
     return Request((statements.FAILED, *_HURTING, statements.HEALTH), told, _health)
 
 
-def touch(touches: Iterable[Touch | tuple[str, str, int, float]]) -> Request[None]:
-    """Count accesses, of up to 500 rows at once; rows that are gone are left out."""
+def touch(
+    touches: Iterable[Touch | tuple[str, str, int, float]], answers: Answers | None = None
+) -> Request[None]:
+    """Count accesses, of up to 500 rows at once, and ``answers``; rows that are gone are left out."""
     known: dict[tuple[str, str], Touch] = {}
     for each in map(Touch._make, map(_filled, touches)):
         before = known.get(each[:2])
@@ -149,7 +152,11 @@ def touch(touches: Iterable[Touch | tuple[str, str, int, float]]) -> Request[Non
     for n, each in enumerate(known.values()):
         names = (f"user_{n}", f"hash_{n}", f"accesses_{n}", f"at_{n}", f"saved_{n}")
         told |= zip(names, each, strict=True)
-    return Request(statements.touches(len(known)) if known else (), told, _nothing)
+    steps = (statements.touches(len(known)),) if known else ()
+    if answers is not None:
+        told |= answers._asdict()
+        steps = (*steps, *_COUNTING)
+    return Request(steps, told, _nothing)
 
 
 def evict(user_id: str, keep: int, spared: str = "") -> Request[int]:
@@ -173,7 +180,7 @@ def rm(user_id: str, params_hash: str, key: str | None = None) -> Request[bool]:
 def mark_due(params_hash: str, user_id: str | None = None) -> Request[int]:
     """Have a key refreshed by whoever next asks what is ``due``, and return how many rows it has."""
     told = {"key": params_hash, "params_hash": params_hash, "user_id": user_id}
-    return Request((statements.LOCK_KEY, statements.LOCK_MARKED, statements.MARK_DUE), told, _count)
+    return Request((statements.LOCK_KEY, statements.MARK_DUE), told, _count)
 
 
 def due(limit: int, age: float) -> Request[list[Due]]:
@@ -192,9 +199,9 @@ def rows(
 
 
 def figures(fresh: float = 6 * 3600.0, stale: float = 24 * 3600.0) -> Request[dict[str, Any]]:
-    """Return how the whole cache fares."""
+    """Return how the whole cache fares, and how all workers answered in the last 24 hours."""
     told = {"fresh": _seconds("fresh", fresh), "stale": _seconds("stale", stale)}
-    steps = (statements.FIGURES, statements.DEGRADED, statements.FETCHING)
+    steps = (statements.FIGURES, statements.DEGRADED, statements.FETCHING, statements.ANSWERS)
     return Request(steps, told, _figures, writes=False)
 
 
@@ -298,7 +305,7 @@ def _listed(found: list[Rows]) -> list[Listed]:
 
 def _figures(found: list[Rows]) -> dict[str, Any]:
     [[entries, values, streak, streak_max, hot, warm, fresh, usable, _]] = found[0]
-    [[degraded]], [[fetching]] = found[1:]
+    [[degraded]], [[fetching]], [answers] = found[1:]
     return {
         "entries": entries,
         "degraded_keys_count": degraded,
@@ -312,4 +319,14 @@ def _figures(found: list[Rows]) -> dict[str, Any]:
             "expired": values - usable,
             "without_value": entries - values,
         },
+        "last_24_hours": Answers(*answers).as_dict(),
     }
+
+
+NO_FIGURES: Final[dict[str, Any]] = dict.fromkeys(
+    (
+        *("entries", "degraded_keys_count", "avg_fail_streak", "max_fail_streak", "fetching", "priorities"),
+        *("ages", "last_24_hours"),
+    )
+)
+"""What is known of a table that cannot be read."""

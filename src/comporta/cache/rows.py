@@ -66,6 +66,20 @@ class Touch(NamedTuple):
     saved: bool | None = None
 
 
+class Answers(NamedTuple):
+    """How often callers were answered with something fresh, something stale, or only by a fetch."""
+
+    hits: int = 0
+    stale: int = 0
+    misses: int = 0
+
+    def as_dict(self) -> dict[str, float]:
+        """Return how many there were, and what part of them was which."""
+        total = sum(self)
+        shares = [count / total if total else 0.0 for count in self]
+        return {"answers": total, **dict(zip(("hit_rate", "stale_rate", "miss_rate"), shares, strict=True))}
+
+
 class Listed(NamedTuple):
     """A row for people to look at, without its body."""
 
