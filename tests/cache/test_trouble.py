@@ -241,3 +241,18 @@ def test_figures__server_gone__say_what_could_not_be_read(source: Source) -> Non
     assert source.calls == 0
     assert "cache_unreadable" in {event.kind for event in latest_events()}
     cache.sync.close()
+
+
+def test_get__table_gone_and_memory_out_of_date__gives_what_is_left(
+    tmp_path: Path, source: Source, clock: ManualClock
+) -> None:
+    cache = HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://", clock=clock, fresh=10, stale=100)
+    cache.sync.fetch("ana", Q, source)
+    clock.advance(50)
+    cache._asking._books._failed_ns[books.READ] = time.monotonic_ns() + 10**12
+    found = cache.sync.get_from_cache("ana", Q)
+    assert found is not None
+    assert (found.value, found.freshness) == (["a"], "stale")
+    assert cache.sync.get_from_cache("ana", {"q": 2}) is None
+    assert cache.sync.figures()["unreadable"] == ""
+    cache.sync.close()
