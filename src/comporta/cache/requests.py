@@ -5,7 +5,6 @@ Pure: a request knows neither a database nor a clock, and whoever carries it out
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from math import isfinite
@@ -116,7 +115,7 @@ def succeed(  # noqa: PLR0917 - a row, in the order of its columns
         "search_params": search_params.decode(),
         "results": results.decode(),
         "total_results": total_results,
-        "sources": json.dumps(list(sources)),
+        "sources": _sources_json(tuple(sources)),
         "coverage": None if coverage is None else coverage.decode(),
         "fetch_duration_ms": fetch_duration_ms,
         "age": _seconds("age", age),
@@ -251,7 +250,16 @@ def _entry(found: list[Rows]) -> Entry | None:
 @lru_cache(1024)
 def _sources(text: bytes | str | None) -> tuple[str, ...]:
     """There are few of them, in many rows."""
-    return tuple(json.loads(text)) if text else ()
+    from json import loads  # noqa: PLC0415 - costs milliseconds that only a cache needs
+
+    return tuple(loads(text)) if text else ()
+
+
+@lru_cache(1024)
+def _sources_json(sources: tuple[str, ...]) -> str:
+    from json import dumps  # noqa: PLC0415 - see above
+
+    return dumps(sources)
 
 
 def _looked(found: list[Rows]) -> Claim:
