@@ -137,7 +137,8 @@ def database_url(
     if request.param == "sqlite":
         shutil.copy(migrated["sqlite"].removeprefix("sqlite:///"), tmp_path / "test.db")
         return f"sqlite:///{tmp_path}/test.db"
-    postgres.command("TRUNCATE migrated.search_results_cache, migrated.search_fetches")
+    tables = ("search_results_cache", "search_fetches", "search_cache_answers")
+    postgres.command("TRUNCATE " + ", ".join(f"migrated.{table}" for table in tables))
     return migrated["postgresql"]
 
 

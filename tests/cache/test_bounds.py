@@ -154,6 +154,60 @@ def test_fetch__loop_of_the_load_is_closed_while_another_thread_waits__that_one_
     cache.sync.close()
 
 
+class Paused:
+    """A load on an event loop that is stopped before it ends, and may be run again."""
+
+    def __init__(self, cache: HealthCache) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.calls = 0
+        self._cache = cache
+        self._go = asyncio.Event()
+        self._fetch: asyncio.Task[Any] | None = None
+        self.loop.run_until_complete(self._begin())
+
+    async def _begin(self) -> None:
+        self._fetch = asyncio.create_task(self._cache.fetch("ana", Q, self._load))
+        while not self.calls:  # noqa: ASYNC110 - two lines, for a loop that is to be stopped
+            await asyncio.sleep(0.01)
+
+    async def _load(self) -> list[str]:
+        self.calls += 1
+        await self._go.wait()
+        return ["paused"]
+
+    def resume(self) -> Any:
+        async def end() -> Any:
+            self._go.set()
+            assert self._fetch is not None
+            return await self._fetch
+
+        return self.loop.run_until_complete(end())
+
+
+def test_fetch__loop_of_the_load_is_stopped__others_take_over_when_its_turn_ends(database_url: str) -> None:
+    config: dict[str, Any] = {"state": "memory://", "migrate": True, "lease_seconds": 0.3}
+    cache, elsewhere = HealthCache(database_url, **config), HealthCache(database_url, **config)
+    paused = Paused(cache)
+    assert elsewhere.sync.fetch("ana", Q, lambda: ["elsewhere"]).value == ["elsewhere"]
+    assert cache.sync.fetch("ana", Q, lambda: ["here"], force=True).value == ["here"]
+    assert paused.resume().value == ["here"]
+    assert cache._asking.loads._refreshing == len(cache._asking.loads.flights) == 0
+    found = elsewhere.sync.get_from_cache("ana", Q)
+    assert found is not None
+    paused.loop.close()
+    for each in (cache, elsewhere):
+        each.sync.close()
+
+
+def test_fetch__loop_of_the_load_is_run_again_in_time__goes_on(database_url: str) -> None:
+    cache = HealthCache(database_url, state="memory://", migrate=True, lease_seconds=30)
+    paused = Paused(cache)
+    assert paused.resume().value == ["paused"]
+    assert paused.calls == 1
+    paused.loop.close()
+    cache.sync.close()
+
+
 def test_refresh__loader_gives_garbage__is_said_and_backs_off(
     make: Make, source: Source, clock: ManualClock
 ) -> None:
@@ -239,7 +293,8 @@ def test_level__what_is_kept__holds_no_second_copy(make: Make, source: Source) -
     cache = make(level_bytes=14_000)
     found = cache.fetch({"q": "y" * 5000}, source)
     assert found.source == "database"
-    assert found._row.results == b""
+    held = [getattr(found, name) for name in type(found).__slots__ if name != "value"]
+    assert sum(len(each) for each in held if isinstance(each, bytes | str)) < 1000
     assert cache.figures()["memory"]["entries"] == 0
 
 

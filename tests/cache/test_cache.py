@@ -9,6 +9,7 @@ from tests.cache.conftest import Make
 from tests.cache.faces import Source
 
 from comporta import CacheUnavailableError, CircuitOpenError, Coverage, Loaded
+from comporta.database.base import Statement
 from comporta.events import latest_events
 from comporta.testing import ManualClock
 
@@ -387,3 +388,26 @@ def test_figures__some_keys__are_told(make: Make, source: Source, clock: ManualC
     assert figures["ages"]["fresh"] == 1
     assert figures["last_24_hours"] == {"answers": 4, "hit_rate": 0.75, "stale_rate": 0, "miss_rate": 0.25}
     assert figures["memory"] == {"entries": 1, "loading": 0}
+    assert figures["unreadable"] is None
+
+
+def test_figures__several_workers__are_those_of_all_in_a_day(
+    make: Make, source: Source, clock: ManualClock
+) -> None:
+    one, two = make(), make()
+    one.fetch(Q, source)
+    for _ in range(3):
+        two.fetch(Q, source)
+    one.flush()
+    two.flush()
+    want = {"answers": 4, "hit_rate": 0.75, "stale_rate": 0, "miss_rate": 0.25}
+    assert one.figures()["last_24_hours"] == two.figures()["last_24_hours"] == want
+    clock.advance(23 * 3600)
+    assert make().figures()["last_24_hours"]["answers"] == 4
+    clock.advance(2 * 3600)
+    assert one.figures()["last_24_hours"]["answers"] == 0
+    one.fetch({"q": "other"}, source)
+    one.flush()
+    assert one.figures()["last_24_hours"]["miss_rate"] == 1
+    [[hours]] = one.cache._asking.database.read(Statement("SELECT COUNT(*) FROM search_cache_answers"), {})
+    assert hours == 1

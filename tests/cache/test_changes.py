@@ -38,7 +38,7 @@ class Peer:
 
     def __init__(self, store: FailoverStore, clock: ManualClock) -> None:
         self.level = Level(100, 1000, clock)
-        self.changes = Changes("n", store, self.level, 60)
+        self.changes = Changes("n", store, self.level)
         self._store = store
         self._clock = clock
         self.look()
@@ -142,13 +142,13 @@ def test_telling__state_is_out_of_reach__is_left_unsaid(clock: ManualClock) -> N
 
     store = FailoverStore(fails, "gone", clock)
     level = Level(1, 1, clock)
-    run(Changes("n", store, level, 60).telling("0" * 16))
+    run(Changes("n", store, level).telling("0" * 16))
     store.close()
 
 
 def test_telling__state_of_one_process__nobody_is_told(clock: ManualClock) -> None:
     store = MemoryStore(clock)
-    changes = Changes("n", store, Level(1, 1, clock), 60)
+    changes = Changes("n", store, Level(1, 1, clock))
     run(changes.telling("0" * 16))
     changes.listen()
     assert store.apply(Read(SPACE, "n")) is None

@@ -16,8 +16,10 @@ from comporta import CacheUnavailableError, HealthCache, Loaded
 from comporta.cache import asking, body, books, chores, flights, loading
 from comporta.cache.answers import answer_of, missing_of
 from comporta.cache.books import Alone
+from comporta.cache.chores import Held
 from comporta.cache.figures import Rates
 from comporta.cache.params import hashed
+from comporta.cache.rows import Answers
 from comporta.database.base import Database, Statement
 from comporta.errors import DatabaseSchemaError
 from comporta.events import latest_events
@@ -201,12 +203,12 @@ def test_alone__very_many_keys__the_oldest_is_forgotten(
     assert alone.left("b") == 0
 
 
-def test_rates__a_day_later__are_forgotten_and_sinks_may_fail(clock: ManualClock) -> None:
+def test_rates__taken__begin_anew_and_sinks_may_fail() -> None:
     class Failing(InMemoryMetrics):
         def counter(self, name: str, value: float, /, **labels: str) -> None:
             raise OSError(name)
 
-    rates, sink = Rates(clock), InMemoryMetrics()
+    rates, sink = Rates(), InMemoryMetrics()
     before = use_metrics(sink)
     try:
         rates.count("hit", 3)
@@ -215,12 +217,11 @@ def test_rates__a_day_later__are_forgotten_and_sinks_may_fail(clock: ManualClock
         rates.count("miss")
     finally:
         use_metrics(before)
-    assert rates.of_a_day()["answers"] == 4
-    clock.advance(86_400)
+    assert rates.taken() == Answers(3, 0, 1)
+    assert rates.taken() is None
     rates.count("stale")
-    assert rates.of_a_day() == {"answers": 1, "hit_rate": 0, "stale_rate": 1, "miss_rate": 0}
     rates.after_fork()
-    assert rates.of_a_day()["answers"] == 0
+    assert rates.taken() is None
 
 
 def test_chores__turn_is_another_s_by_now__is_not_renewed_again(face: Face) -> None:
@@ -228,14 +229,14 @@ def test_chores__turn_is_another_s_by_now__is_not_renewed_again(face: Face) -> N
     table = face.cache._asking._table
     name = hashed(Q)[0]
     token = table.claim(name, "me", 10).token
-    work._held[name] = token, 0.0
+    work._held[name] = Held(token, 0.0, lambda: True)
     work.turn()
-    assert work._held[name][1] > 0
-    work._held[name] = token - 1, 0.0
+    assert work._held[name].at > 0
+    work._held[name] = Held(token - 1, 0.0, lambda: True)
     work.turn()
     assert name not in work._held
-    work._renew(name, token)
-    work.drop(name)
+    work._renew(name, Held(token, 0.0, lambda: True))
+    work.drop(name, token)
 
 
 def test_chores__bounds__are_kept(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +354,7 @@ def test_call__awaitable_that_cannot_be_closed__is_a_mistake_too() -> None:
 
 
 def test_flights__thread_that_is_over_already__is_not_kept() -> None:
-    made, over = flights.Flights(), flights.Flight()
+    made, over = flights.Flights(1.0), flights.Flight()
     over.land()
     made.keep(over)
     assert not made._threads
@@ -361,7 +362,7 @@ def test_flights__thread_that_is_over_already__is_not_kept() -> None:
 
 
 def test_flights__tasks_of_a_closed_loop__are_left_alone() -> None:
-    made = flights.Flights()
+    made = flights.Flights(1.0)
     loop = asyncio.new_event_loop()
     task = loop.create_task(asyncio.sleep(0))
     made.keep_task(task)

@@ -210,7 +210,7 @@ def _never_begun() -> Flow[None]:
 
 def test_flight__cancelled_before_its_first_step__is_given_up() -> None:
     async def main() -> bool:
-        under_way, flight = Flights(), Flight()
+        under_way, flight = Flights(1.0), Flight()
         await Launch(under_way, _never_begun(), flight).wait()
         assert flight.task is not None
         flight.task.cancel()
@@ -220,7 +220,7 @@ def test_flight__cancelled_before_its_first_step__is_given_up() -> None:
 
 
 def test_flight__loop_closed_before_its_first_step__is_given_up_by_the_next_who_comes() -> None:
-    under_way, loop = Flights(), asyncio.new_event_loop()
+    under_way, loop = Flights(1.0), asyncio.new_event_loop()
     loop.set_exception_handler(lambda *_: None)  # a task that is never done is what this is about
     flight, _ = under_way.join("k")
     assert flight is not None
@@ -270,7 +270,7 @@ def test_close__threads__are_waited_for(database: Database, source: Source) -> N
 
 
 def test_flights__after_a_fork__are_the_parents() -> None:
-    made = Flights()
+    made = Flights(1.0)
     made.join("a")
     made.after_fork()
     assert len(made) == 0

@@ -15,8 +15,8 @@ KEYS = [f"{n:064x}" for n in range(100)]
 
 
 def answer(value: object, clock: ManualClock, user: str = "u", name: str = KEYS[0]) -> Cached:
-    row = Entry(user, name, b"", b"", 0, [], 0, 0, None, None, 0, None, None, None, True, None, 0, None, 0)
-    return Cached(value, "fresh", None, "database", row=row, clock=clock, born_ns=clock.now_ns())
+    row = Entry(user, name, 0, 0, None, None, 0, None, None, None, (), True, b"", b"", None, 0, 0, None, 0)
+    return Cached(value, "fresh", None, "database", row, clock, clock.now_ns())
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def level(clock: ManualClock) -> Level:
 
 def put(level: Level, clock: ManualClock, key: str, size: int = 1, stamp: int | None = None) -> None:
     until_ns = clock.now_ns() + 10**9
-    level.put(key, answer(key, clock), until_ns, size, level.stamp() if stamp is None else stamp)
+    level.put(key, answer(key, clock), until_ns, size, level.stamp if stamp is None else stamp)
 
 
 def held(level: Level) -> list[str]:
@@ -75,21 +75,21 @@ def test_put__too_many_bytes__makes_room_and_what_never_fits_stays_out(
 
 
 def test_put__dropped_since_it_was_read__is_not_kept(level: Level, clock: ManualClock) -> None:
-    stamp = level.stamp()
+    stamp = level.stamp
     level.drop(KEYS[0])
     put(level, clock, KEYS[0], stamp=stamp)
     put(level, clock, KEYS[1], stamp=stamp)
     assert held(level) == [KEYS[1]]
     put(level, clock, KEYS[0])
     assert held(level) == KEYS[:2]
-    stamp = level.stamp()
+    stamp = level.stamp
     level.clear()
     put(level, clock, KEYS[2], stamp=stamp)
     assert held(level) == []
 
 
 def test_put__very_many_dropped_since__is_not_kept_either(level: Level, clock: ManualClock) -> None:
-    stamp = level.stamp()
+    stamp = level.stamp
     for n in range(1001):
         level.drop(f"{n + 1000:064x}")
     put(level, clock, KEYS[0], stamp=stamp)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from comporta.cache.requests import LEASE_SECONDS_MAX, TOUCHES_MAX
 from comporta.cache.table import CacheTable, Claim, Entry, Health
 from comporta.database import postgres as postgres_module
 from comporta.database.base import Database, Statement
+from comporta.database.postgres import PostgresDatabase
+from comporta.testing import PostgresServer
 
 START = 1_750_000_000.0
 USER = "user-1"
@@ -21,6 +25,7 @@ HASH = "h"
 PARAMS = b'{"uf":"SP"}'
 DAY = 86_400
 NOW = Statement("SELECT :now")
+NO_ANSWERS = {"answers": 0, "hit_rate": 0.0, "stale_rate": 0.0, "miss_rate": 0.0}
 
 
 class Hands:
@@ -97,7 +102,7 @@ def test_succeed__all_given__is_read_back(table: Face) -> None:
         search_params=PARAMS,
         results=b"[1, 2]",
         total_results=2,
-        sources=["pncp", "pcp"],
+        sources=("pncp", "pcp"),
         fetched_at=START,
         created_at=START,
         last_success_at=START,
@@ -128,7 +133,7 @@ def test_succeed__again__replaces_the_answer_and_keeps_the_birthday(table: Face)
     table.clock.now += 60
     table.keep(results=b"[]", total_results=0, sources=[])
     entry = table.entry()
-    assert (entry.results, entry.total_results, entry.sources) == (b"[]", 0, [])
+    assert (entry.results, entry.total_results, entry.sources) == (b"[]", 0, ())
     assert (entry.created_at, entry.fetched_at) == (START, START + 60)
     assert (entry.coverage, entry.fetch_duration_ms) == (None, None)
 
@@ -157,7 +162,7 @@ def test_fail__after_a_success__leaves_the_answer_alone(table: Face) -> None:
     table.clock.now += 5
     table.fail(HASH, None, USER, HASH)
     entry = table.entry()
-    assert (entry.results, entry.sources, entry.last_success_at) == (b"[1, 2]", ["pncp", "pcp"], START)
+    assert (entry.results, entry.sources, entry.last_success_at) == (b"[1, 2]", ("pncp", "pcp"), START)
     assert (entry.fetched_at, entry.last_attempt_at, entry.has_value) == (START, START + 5, True)
 
 
@@ -165,7 +170,7 @@ def test_fail__before_the_first_success__is_remembered_without_a_value(table: Fa
     table.fail(HASH, None, USER, HASH, PARAMS)
     entry = table.entry()
     assert (entry.has_value, entry.fail_streak, entry.search_params) == (False, 1, PARAMS)
-    assert (entry.results, entry.sources, entry.last_success_at) == (b"null", [], None)
+    assert (entry.results, entry.sources, entry.last_success_at) == (b"null", (), None)
     assert table.read_shared(HASH) is None
     table.keep()
     assert table.entry().has_value
@@ -523,6 +528,7 @@ def test_figures__empty__are_zero(table: Face) -> None:
         "fetching": 0,
         "priorities": {"hot": 0, "warm": 0, "cold": 0},
         "ages": {"fresh": 0, "stale": 0, "expired": 0, "without_value": 0},
+        "last_24_hours": NO_ANSWERS,
     }
 
 
@@ -543,6 +549,7 @@ def test_figures__keys_of_all_kinds__are_counted(table: Face) -> None:
         "fetching": 1,
         "priorities": {"hot": 1, "warm": 1, "cold": 2},
         "ages": {"fresh": 1, "stale": 1, "expired": 1, "without_value": 1},
+        "last_24_hours": NO_ANSWERS,
     }
 
 
@@ -611,3 +618,34 @@ def test_table__many_change_the_same_rows__nobody_meets_in_a_deadlock(
     with ThreadPoolExecutor(len(verbs)) as threads:
         done = [threads.submit(verb, user) for user in users for verb in verbs]
     assert [each.exception() for each in done if each.exception()] == []
+
+
+def test_writes__many_at_once__never_meet_in_a_deadlock(
+    postgres: PostgresServer, migrated: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would cost the server a second; run again, they would not be seen here otherwise."""
+    monkeypatch.setattr("comporta.database.postgres.DEADLOCK_TRIES_MAX", 1)
+    with closing(PostgresDatabase(migrated["postgresql"], timeout=30, connections=8)) as database:
+        table, users, names = CacheTable(database), ["a", "b", "c"], [f"{n:064x}" for n in range(6)]
+
+        def touch(user: str, name: str) -> None:
+            table.touch([(one, each, 1, 0.0) for one in users for each in (name, *names[:3])])
+
+        writes: list[Callable[[str, str], object]] = [
+            lambda user, name: table.succeed(name, None, user, name, b"{}", b"[]", 0, []),
+            lambda user, name: table.fail(name, None, user, name),
+            lambda user, name: table.evict(user, 2, name),
+            lambda user, name: table.mark_due(name),
+            lambda user, name: table.prune(0, 3),
+            table.rm,
+            touch,
+            touch,
+        ]
+
+        def work(number: int) -> None:
+            chance = random.Random(number)
+            for _ in range(40):
+                chance.choice(writes)(chance.choice(users), chance.choice(names))
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))

@@ -227,3 +227,32 @@ def test_save__one_answer_the_database_cannot_take__the_next_is_kept(own_postgre
         rows = CacheTable(database).rows(user_id="u")
     assert len(rows) == 1
     assert any("cache_not_kept" in str(event) for event in latest_events())
+
+
+def test_figures__server_gone__say_what_could_not_be_read(source: Source) -> None:
+    with PostgresServer() as server:
+        url = f"{server.url}?timeout=2"
+    cache = HealthCache(url, state="memory://")
+    figures = cache.sync.figures()
+    assert figures["degraded_keys_count"] is figures["last_24_hours"] is None
+    assert "postgresql://127.0.0.1" in figures["unreadable"]
+    assert figures["memory"] == {"entries": 0, "loading": 0}
+    assert asyncio.run(cache.refresh_due(lambda params: source())) == cache.sync.refresh_due(dict) == 0
+    assert source.calls == 0
+    assert "cache_unreadable" in {event.kind for event in latest_events()}
+    cache.sync.close()
+
+
+def test_get__table_gone_and_memory_out_of_date__gives_what_is_left(
+    tmp_path: Path, source: Source, clock: ManualClock
+) -> None:
+    cache = HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://", clock=clock, fresh=10, stale=100)
+    cache.sync.fetch("ana", Q, source)
+    clock.advance(50)
+    cache._asking._books._failed_ns[books.READ] = time.monotonic_ns() + 10**12
+    found = cache.sync.get_from_cache("ana", Q)
+    assert found is not None
+    assert (found.value, found.freshness) == (["a"], "stale")
+    assert cache.sync.get_from_cache("ana", {"q": 2}) is None
+    assert cache.sync.figures()["unreadable"] == ""
+    cache.sync.close()

@@ -57,7 +57,7 @@ def test_record__failures__climb_the_ladder_and_leave_the_results(make: Make, cl
     row = cache.row(NAME)
     assert (row.results, row.sources, row.last_success_at) == (
         before.results,
-        ["pncp"],
+        ("pncp",),
         before.last_success_at,
     )
     assert (row.fail_streak, row.last_attempt_at) == (5, health.now)
@@ -105,6 +105,11 @@ def test_get__coverage_that_is_none__reads_as_nothing_known(make: Make, database
     [
         ("fetch", ("", Q, dict), ValueError, "user_id must be 1 to 200 printable characters, got ''"),
         ("fetch", (None, Q, dict), TypeError, "user_id must be a str, got None"),
+        ("fetch", (["ana"], Q, dict), TypeError, r"user_id must be a str, got \['ana'\]"),
+        ("get_from_cache", ({}, NAME), TypeError, r"user_id must be a str, got \{\}"),
+        ("save_to_cache", ({}, Q, []), TypeError, r"user_id must be a str, got \{\}"),
+        ("record_cache_fetch_failure", ([], Q), TypeError, r"user_id must be a str, got \[\]"),
+        ("is_cache_key_degraded", ([], Q), TypeError, r"user_id must be a str, got \[\]"),
         ("fetch", ("ana", [1], dict), TypeError, r"params must be a mapping, got \[1\]"),
         ("fetch", ("ana", Q, None), TypeError, "loader must be a function, got None"),
         ("get_from_cache", ("ana", "nonsense"), ValueError, "params_hash must be 64 digits"),
@@ -112,6 +117,7 @@ def test_get__coverage_that_is_none__reads_as_nothing_known(make: Make, database
         ("record_cache_fetch_failure", ("ana", "x"), ValueError, "params_hash must be"),
         ("save_to_cache", ("ana", Q, object()), TypeError, "a value to keep must be what JSON can say"),
         ("save_to_cache", ("ana", Q, [], "pncp"), TypeError, "sources must be a list of names, got 'pncp'"),
+        ("save_to_cache", ("ana", Q, [], 5), TypeError, "sources must be a list of names, got 5"),
         ("save_to_cache", ("ana", Q, [], ["x"] * 101), ValueError, "sources must be at most 100 names"),
         ("refresh_due", (None,), TypeError, "loader must be a function, got None"),
         ("refresh_due", (dict, 0), ValueError, "limit must be 1 to 1000, got 0"),
@@ -152,6 +158,8 @@ def test_verbs__bad_options__name_field_and_value(make: Make, source: Source) ->
         ({"entries_per_user": 0}, ValueError, "entries_per_user must be 1 to 100000, got 0"),
         ({"level_entries": 0}, ValueError, "level_entries must be 1 to"),
         ({"name": "a b"}, ValueError, "name must be 1 to 100 of"),
+        ({"name": 5}, ValueError, "name must be 1 to 100 of .* got 5"),
+        ({"breaker_open": True}, TypeError, "breaker_open must be a function, got True"),
         ({"state": "http://x"}, ValueError, "state must start with one of"),
     ],
 )
@@ -175,3 +183,32 @@ def test_cache__used_as_a_block__is_closed_at_its_end(tmp_path: Path) -> None:
             return await cache.fetch("ana", Q, dict)
 
     assert asyncio.run(main()).value == {}
+
+
+def test_database__neither_url_nor_database__is_refused() -> None:
+    with pytest.raises(TypeError, match="database must be a URL or a database, got 5"):
+        HealthCache(5, state="memory://")  # type: ignore[arg-type]  # that is the mistake
+
+
+def test_fetch__bad_options__are_refused(make: Make) -> None:
+    cache = make()
+    with pytest.raises(TypeError, match="merge must be a function, got 5"):
+        cache.fetch(Q, list, merge=5)
+    for _ in range(2):  # fetched, and from memory
+        with pytest.raises(TypeError, match="saved must be true, false or None, got 'yes'"):
+            cache.fetch(Q, list, saved="yes")
+
+
+def test_name__another__keeps_its_answers_apart(make: Make) -> None:
+    one, other = make(), make(name="other")
+    assert one.fetch(Q, lambda: ["one"]).value == ["one"]
+    assert other.get_from_cache("ana", Q) is None
+    assert other.fetch(Q, lambda: ["other"]).value == ["other"]
+    other.record_cache_fetch_failure("ana", Q)
+    assert (one.is_cache_key_degraded("ana", Q), other.is_cache_key_degraded("ana", Q)) == (False, True)
+    assert [make(name=name).get_from_cache("ana", Q).value for name in ("cache", "other")] == [
+        ["one"],
+        ["other"],
+    ]
+    assert one.save_to_cache("ana", Q, ["saved"])
+    assert make(name="other").get_from_cache("ana", Q).value == ["other"]

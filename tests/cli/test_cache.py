@@ -107,10 +107,10 @@ def test_rm__a_key_that_a_worker_holds_in_memory__is_forgotten_there(
     state = f"shared://{shared_name}"
     worker = HealthCache(database_url, state=state, name="held", level_seconds=3600)
     try:
-        worker.sync.fetch("ana", Q, lambda: ["old"])
+        name = worker.sync.fetch("ana", Q, lambda: ["old"]).params_hash
         assert worker.sync.fetch("ana", Q, lambda: ["new"]).source == "memory"
         where = ("--database", database_url, "--state", state, "--name", "held")
-        ran = run_for_real("cache", "rm", "ana", NAME, *where)
+        ran = run_for_real("cache", "rm", "ana", name, *where)
         assert ran.stdout == "Removed. Workers that hold it in memory forget it now.\n"
         deadline = time.monotonic() + 30
         while worker.sync.fetch("ana", Q, lambda: ["new"]).value == ["old"]:

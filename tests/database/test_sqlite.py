@@ -100,7 +100,7 @@ def test_read__file_held_and_not_given_back__is_busy_and_then_free(tmp_path: Pat
 def test_read__large__is_done_on_a_thread(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "x.db", timeout=30)
     database.write([MAKE], {})
-    assert asyncio.run(database.read_async(COUNT, {}, small=False)) == [(0,)]
+    assert asyncio.run(database.read_async(COUNT, {})) == [(0,)]
     database.close()
 
 

@@ -47,7 +47,7 @@ def answer_of(given: Any) -> Answer:
 
 def check_sources(sources: Any) -> tuple[str, ...]:
     """Return names of sources, if they are some."""
-    if isinstance(sources, str) or not all(isinstance(source, str) for source in sources):
+    if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
         raise TypeError(f"sources must be a list of names, got {sources!r:.100}")
     if len(sources) > SOURCES_MAX:
         raise ValueError(f"sources must be at most {SOURCES_MAX} names, got {len(sources)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from comporta import events
 from comporta.cache.answers import Loader, Merge, answer_of, takes
 from comporta.cache.body import decoded
-from comporta.cache.books import Ask, Books
+from comporta.cache.books import LOST, Books
 from comporta.cache.cached import Cached, Loaded
 from comporta.cache.changes import Changes
 from comporta.cache.chores import Chores
@@ -30,9 +30,12 @@ from comporta.stores.base import Store
 from comporta.stores.urls import default_url, open_store
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import Due, Health
+    from comporta.cache.rows import Health
     from comporta.cache.table import CacheTable
     from comporta.database.base import Database
+
+NAME = "cache"
+"""The name of a cache that was given none; its keys are the hashes of the parameters and nothing else."""
 
 USERS_MAX = 100_000
 """How many users' ids are known to be in order; then they are checked anew."""
@@ -60,8 +63,12 @@ class Asking:
         breaker_open: Callable[[], bool] | None,
         migrate: bool | None,
     ) -> None:
-        if not _NAME.fullmatch(name):
+        if type(name) is not str or not _NAME.fullmatch(name):
             raise ValueError(f"name must be 1 to 100 of A-Z a-z 0-9 _ . -, got {name!r:.120}")
+        if breaker_open is not None and not callable(breaker_open):
+            raise TypeError(f"breaker_open must be a function, got {breaker_open!r:.50}")
+        if not isinstance(database, str | None) and not hasattr(database, "dialect"):
+            raise TypeError(f"database must be a URL or a database, got {database!r:.50}")
         from comporta.cache.table import CacheTable  # noqa: PLC0415 - only who has a cache needs a database
         from comporta.database.urls import open_database  # noqa: PLC0415 - see above
 
@@ -70,8 +77,10 @@ class Asking:
         state = default_url(distributed=True) if state is None else state
         store = open_store(state) if isinstance(state, str) else state
         self.config = config
+        self.prefix = b"" if name == NAME else name.encode() + b":"
+        self._by_params = config.scope == BY_PARAMS
         self.users: set[str] = set()
-        self.rates = Rates(clock)
+        self.rates = Rates()
         self.level = Level(config.level_entries, config.level_bytes, clock)
         self._table = CacheTable(self.database, None if clock is MONOTONIC else lambda: clock.now_ns() / 1e9)
         try:
@@ -80,7 +89,7 @@ class Asking:
             self._let_go()
             raise
         self._books = Books(self._table, name, clock)
-        self._changes = Changes(name, store, self.level, config.level_seconds)
+        self._changes = Changes(name, store, self.level)
         self._serving = Serving(config, self.level, self._changes, clock)
         self._chores = Chores(
             self._books,
@@ -115,6 +124,8 @@ class Asking:
             soft_timeout = self.config.soft_timeout
         else:
             check_seconds("soft_timeout", soft_timeout)
+        if merge is not None and not callable(merge):
+            raise TypeError(f"merge must be a function, got {merge!r:.50}")
         job = self._job(user_id, params_hash, text, loader)
         job.forced, job.merge = force, merge
         found = yield from self._fetched(job, soft_timeout)
@@ -124,6 +135,8 @@ class Asking:
 
     def note_saved(self, user_id: str, found: Cached, *, saved: bool) -> None:
         """Note whether the search of an answer is one that somebody keeps; only its owner can undo that."""
+        if not isinstance(saved, bool):
+            raise TypeError(f"saved must be true, false or None, got {saved!r:.50}")
         if saved or user_id == found.user_id:
             self._chores.save(found.user_id, found.params_hash, saved=saved)
 
@@ -132,9 +145,9 @@ class Asking:
         found = job.found
         if found is None or job.forced:
             self.rates.count(MISS)
+            self._chores.start()
             return (yield from self._awaited(job, soft_timeout))
-        if not self._serving.wants_refresh(found):
-            self._counted(job.key, found, job.size, job.stamp)
+        if self._counted(job.key, found, job.size, job.stamp):
             return found
         if found.freshness == FRESH:
             self.rates.count(FRESH_HIT)
@@ -146,17 +159,17 @@ class Asking:
 
     def getting(self, user_id: str, params_hash: str) -> Flow[Cached | None]:
         """Return what there is, however old."""
-        key = self._key(user_id, check_hash(params_hash))
-        stamp = self.level.stamp()
-        entry, reached = yield from self._books.reading(None if key == params_hash else user_id, params_hash)
-        if entry is None or not entry.has_value:
-            left = None if reached else self.level.leftover(key)
+        key = self._key(user_id, params_hash)
+        stamp = self.level.stamp
+        entry = yield from self._books.reading(None if self._by_params else user_id, params_hash)
+        if entry is LOST:
+            left = self.level.leftover(key)
             return None if left is None else self._serving.as_of_now(left)
-        cached = self._serving.of_row(entry)
-        if self._serving.wants_refresh(cached):
-            self._chores.note(entry.user_id, entry.params_hash)
-        else:
-            self._counted(key, cached, len(entry.results), stamp)
+        if entry is None or not entry.has_value:
+            return None
+        cached, size = self._serving.of_row(entry), len(entry.results)
+        if not self._counted(key, cached, size, stamp):
+            self._chores.note(cached.user_id, cached.params_hash)
         return cached
 
     def saving(
@@ -171,7 +184,7 @@ class Asking:
         total_results: int | None,
     ) -> Flow[bool]:
         """Keep an answer as it is given: whoever saves by hand has decided."""
-        params_hash, text = hashed(params)
+        params_hash, text = hashed(params, self.prefix)
         job = self._job(user_id, params_hash, text, answer_of)
         if fetch_duration_ms is not None:
             check_count("fetch_duration_ms", fetch_duration_ms, 0, DURATION_MS_MAX)
@@ -182,7 +195,7 @@ class Asking:
 
     def recording(self, user_id: str, params: Mapping[str, Any] | str) -> Flow[Health]:
         """Note a failure of somebody who fetched by themselves."""
-        params_hash, text = _named(params)
+        params_hash, text = self._named(params)
         job = self._job(user_id, params_hash, text or b"", answer_of)
         health = yield from self._books.failing(
             job.key, None, user_id, params_hash, text, now=self._serving.wall()
@@ -193,7 +206,7 @@ class Asking:
 
     def degraded(self, user_id: str, params: Mapping[str, Any] | str) -> Flow[bool]:
         """Whether a key is left alone for now."""
-        job = self._job(user_id, _named(params)[0], b"", answer_of)
+        job = self._job(user_id, self._named(params)[0], b"", answer_of)
         return (yield from self._books.degraded(job.key))
 
     def refreshing_due(self, loader: Loader, limit: int) -> Flow[int]:
@@ -201,10 +214,10 @@ class Asking:
         if not callable(loader):
             raise TypeError(f"loader must be a function, got {loader!r:.50}")
         told_who = takes(loader, "user_id")
-        if self.config.scope != BY_PARAMS and not told_who:  # one user's answer would become another's
+        if not self._by_params and not told_who:  # one user's answer would become another's
             raise TypeError(f"loader must take user_id where users are kept apart, got {loader!r:.50}")
         check_count("limit", limit, 1, DUE_MAX)
-        rows: list[Due] = yield Ask(self._table, "due", limit, self._serving.ahead_age)
+        rows = yield from self._books.due(limit, self._serving.ahead_age)
         begun: list[Flight] = []
         for row in rows:
             job = self._job(
@@ -226,10 +239,10 @@ class Asking:
         return len(begun)
 
     def figuring(self) -> Flow[dict[str, Any]]:
-        """Return how the keys fare, and how this worker answered."""
-        figures: dict[str, Any] = yield Ask(self._table, "figures", self.config.fresh, self.config.stale)
-        level = {"entries": len(self.level), "loading": len(self.loads.flights)}
-        return {**figures, "worker": owner(), "last_24_hours": self.rates.of_a_day(), "memory": level}
+        """Return how the keys fare, how the fleet answered, and what this worker keeps."""
+        figures = yield from self._books.figuring(self.config.fresh, self.config.stale)
+        memory = {"entries": len(self.level), "loading": len(self.loads.flights)}
+        return {**figures, "worker": owner(), "memory": memory}
 
     def close(self, seconds: float) -> None:
         """End the chores, and give the database back if it was opened here."""
@@ -244,38 +257,44 @@ class Asking:
         key = self._key(user_id, params_hash)
         return Job(key, user_id, params_hash, text, loader, self._clock.now_ns())
 
+    def _named(self, params: Mapping[str, Any] | str) -> tuple[str, bytes | None]:
+        return (check_hash(params), None) if isinstance(params, str) else hashed(params, self.prefix)
+
     def _key(self, user_id: str, params_hash: str) -> str:
         """Return what is fetched as one, for a user whose id is in order."""
-        if user_id not in self.users:
+        if type(user_id) is not str or user_id not in self.users:
             check_user(user_id)
             if len(self.users) >= USERS_MAX:
                 self.users.clear()
             self.users.add(user_id)
-        return params_hash if self.config.scope == BY_PARAMS else f"{user_id}:{params_hash}"
+        return params_hash if self._by_params else f"{user_id}:{params_hash}"
 
-    def _reader(self, job: Job) -> str | None:
-        return None if self.config.scope == BY_PARAMS else job.user_id
+    def _counted(self, key: str, found: Cached, size: int, stamp: int) -> bool:
+        """Count an access to what need not be fetched anew, and have those that follow answered from memory.
 
-    def _counted(self, key: str, found: Cached, size: int, stamp: int) -> None:
-        """Keep what was found in memory, and count the access with those that follow from there."""
-        slot = self._serving.shelve(key, found, size, stamp)
-        if slot is not None:
-            self.level.used(slot)
+        False if it is due; then nothing was done.
+        """
+        until_ns = self._serving.undisturbed_until_ns(found)
+        if not until_ns:
+            return False
+        if self.level.put(key, found, until_ns, size + found.params_bytes, stamp, used=True):
+            self._changes.listen()
             self._chores.start()
         else:
             self.rates.count(FRESH_HIT)
             self._chores.note(found.user_id, found.params_hash)
+        return True
 
     def _look(self, job: Job) -> Flow[None]:
         """Find what there is and can still be served; without a database, what this process has left."""
-        job.stamp = self.level.stamp()
-        entry, reached = yield from self._books.reading(self._reader(job), job.params_hash)
+        job.stamp = self.level.stamp
+        entry = yield from self._books.reading(None if self._by_params else job.user_id, job.params_hash)
         found = None
-        if entry is not None and entry.has_value:
-            found, job.size = self._serving.of_row(entry), len(entry.results)
-        elif not reached:
+        if entry is LOST:
             left = self.level.leftover(job.key)
             found = None if left is None else self._serving.as_of_now(left)
+        elif entry is not None and entry.has_value:
+            found, job.size = self._serving.of_row(entry), len(entry.results)
         job.found = None if found is None or found.freshness == EXPIRED else found
 
     def _refreshed(self, job: Job, soft_timeout: float | None) -> Flow[Cached]:
@@ -284,7 +303,7 @@ class Asking:
         assert found is not None  # noqa: S101 - see fetching
         pause = found.next_retry
         if pause or not soft_timeout:  # else the next caller waits for something fresh as well
-            self._serving.shelve(job.key, found, job.size, job.stamp, seconds=pause or ASK_AGAIN_SECONDS)
+            self._serving.shelve(job.key, found, job.size, job.stamp, pause or ASK_AGAIN_SECONDS)
         flight = None if pause else (yield from self._begun(job))
         if flight is not None and soft_timeout:
             yield Landing(flight, soft_timeout)
@@ -337,10 +356,6 @@ class Asking:
                     return job.found
                 raise flight.error
         raise self.loads.refused("whoever fetches it is ended again and again", job, 1.0)
-
-
-def _named(params: Mapping[str, Any] | str) -> tuple[str, bytes | None]:
-    return (check_hash(params), None) if isinstance(params, str) else hashed(params)
 
 
 def _migrated(table: CacheTable, name: str, migrate: bool | None) -> None:

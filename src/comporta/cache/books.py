@@ -7,19 +7,24 @@ Only a missing migration is an error for everybody: it would lose things silentl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from comporta import events, forks
+from comporta.cache import requests
 from comporta.cache.health import calculate_backoff_minutes
+from comporta.cache.requests import Request
 from comporta.cache.rows import Health
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import DatabaseError, DatabaseSchemaError
 from comporta.flow import Flow, run
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import Claim, Entry, Touch
+    from comporta.cache.rows import Answers, Claim, Due, Entry, Touch
     from comporta.cache.table import CacheTable
+
+T = TypeVar("T")
 
 KEYS_ALONE_MAX = 10_000
 """How many failing keys a worker remembers by itself while the database cannot."""
@@ -29,29 +34,35 @@ AWAY_NS = 1_000_000_000
 
 READ, WRITE = "read", "write"
 _KINDS = {READ: "cache_unreadable", WRITE: "cache_not_kept"}
-_LOST: Any = object()
 
 _SAY_EVERY_NS = 60_000_000_000
 
 
+class Lost(Enum):
+    """In the place of an answer: there was nobody to give one."""
+
+    LOST = "lost"
+
+
+LOST: Final = Lost.LOST
+
+
 class Ask:
-    """Effect: one verb of the table."""
+    """Effect: one request to the table."""
 
-    __slots__ = ("_arguments", "_named", "_table", "_verb")
+    __slots__ = ("_request", "_table")
 
-    def __init__(self, table: CacheTable, verb: str, *arguments: Any, **named: Any) -> None:
+    def __init__(self, table: CacheTable, request: Request[Any]) -> None:
         self._table = table
-        self._verb = verb
-        self._arguments = arguments
-        self._named = named
+        self._request = request
 
     def block(self) -> Any:
         """Ask, holding the thread."""
-        return getattr(self._table, self._verb)(*self._arguments, **self._named)
+        return self._table.ask(self._request)
 
     async def wait(self) -> Any:
         """Ask, holding nothing."""
-        return await getattr(self._table, f"{self._verb}_async")(*self._arguments, **self._named)
+        return await self._table.ask_async(self._request)
 
 
 class Books:
@@ -62,44 +73,41 @@ class Books:
         self.alone = Alone(clock)
         self._name = name
         self._said_ns: dict[str, int] = {}
+        self._unreadable = ""
         self._failed_ns = dict.fromkeys(_KINDS, -AWAY_NS)
 
-    def reading(self, user_id: str | None, params_hash: str) -> Flow[tuple[Entry | None, bool]]:
-        """Read a row (of anybody, without a user); also tells whether the table could be asked at all."""
+    def reading(self, user_id: str | None, params_hash: str) -> Flow[Entry | Lost | None]:
+        """Read a row (of anybody, without a user); ``LOST`` if the table cannot be asked."""
         if user_id is None:
-            entry = yield from self._asked(READ, "read", "read_shared", params_hash)
-        else:
-            entry = yield from self._asked(READ, "read", "read", user_id, params_hash)
-        return (None, False) if entry is _LOST else (entry, True)
+            return self._asked(READ, "read", requests.read_shared(params_hash))
+        return self._asked(READ, "read", requests.read(user_id, params_hash))
 
     def claiming(
         self, key: str, owner: str, seconds: float, *, forced: bool, not_within: float
     ) -> Flow[Claim | None]:
         """Ask for the turn to fetch; nothing if there is nobody to ask."""
-        what = "ask whose turn it is"
-        claim = yield from self._asked(
-            WRITE, what, "claim", key, owner, seconds, forced=forced, not_within=not_within
-        )
-        if claim is _LOST:
+        request = requests.claim(key, owner, seconds, forced=forced, not_within=not_within)
+        claim = yield from self._asked(WRITE, "ask whose turn it is", request)
+        if claim is LOST:
             return None
         self.alone.forget(key)
-        return claim  # type: ignore[no-any-return]  # a verb's answer is what that verb says
+        return claim
 
     def leased(self, key: str) -> Flow[float]:
         """Return for how many seconds somebody's turn still lasts."""
-        claim = yield from self._asked(READ, "look at a key", "look", key)
-        return 0.0 if claim is _LOST or claim.lease_until is None else claim.lease_until - claim.now
+        claim = yield from self._asked(READ, "look at a key", requests.look(key))
+        return 0.0 if claim is LOST or claim.lease_until is None else claim.lease_until - claim.now
 
     def releasing(self, key: str, token: int | None) -> Flow[None]:
         """Give a turn back; where that cannot be said, it ends by itself."""
         if token is not None:
-            yield from self._asked(WRITE, "give a turn back", "release", key, token)
+            yield from self._asked(WRITE, "give a turn back", requests.release(key, token))
 
     def succeeding(self, key: str, token: int | None, *row: Any) -> Flow[bool | None]:
         """Keep an answer; false if a later turn has begun, nothing if it could not be kept."""
         self.alone.forget(key)
-        kept = yield from self._asked(WRITE, "keep an answer", "succeed", key, token, *row)
-        return None if kept is _LOST else bool(kept)
+        kept = yield from self._asked(WRITE, "keep an answer", requests.succeed(key, token, *row))
+        return None if kept is LOST else bool(kept)
 
     def failing(
         self,
@@ -113,9 +121,9 @@ class Books:
     ) -> Flow[Health]:
         """Note a failure, in this process if it cannot be noted for all; ``now`` is this machine's."""
         health = yield from self._asked(
-            WRITE, "note a failure", "fail", key, token, user_id, params_hash, text
+            WRITE, "note a failure", requests.fail(key, token, user_id, params_hash, text)
         )
-        return self._alone(key, now) if health is _LOST else health
+        return self._alone(key, now) if health is LOST else health
 
     def _alone(self, key: str, now: float) -> Health:
         streak, seconds = self.alone.failed(key)
@@ -123,39 +131,62 @@ class Books:
 
     def degraded(self, key: str) -> Flow[bool]:
         """Whether a key is left alone for now."""
-        claim = yield from self._asked(READ, "look at a key", "look", key)
-        return (self.alone.left(key) if claim is _LOST else left_of(claim)) > 0
+        claim = yield from self._asked(READ, "look at a key", requests.look(key))
+        return (self.alone.left(key) if claim is LOST else left_of(claim)) > 0
 
     def evicting(self, user_id: str, keep: int, spared: str) -> Flow[None]:
         """Let go of what a user has too many of, but not of this."""
-        yield from self._asked(WRITE, "evict", "evict", user_id, keep, spared)
+        yield from self._asked(WRITE, "evict", requests.evict(user_id, keep, spared))
+
+    def due(self, limit: int, age: float) -> Flow[list[Due]]:
+        """Return what is to be refreshed; nothing if nobody can tell."""
+        found = yield from self._asked(READ, "look for what is due", requests.due(limit, age))
+        return [] if found is LOST else found
+
+    def figuring(self, fresh: float, stale: float) -> Flow[dict[str, Any]]:
+        """Return how the table fares; what cannot be read is ``None``, and ``unreadable`` says why."""
+        found = yield from self._asked(READ, "read the figures", requests.figures(fresh, stale))
+        if found is LOST:
+            return {**requests.NO_FIGURES, "unreadable": self._unreadable}
+        return {**found, "unreadable": None}
 
     def renew(self, key: str, token: int, seconds: float) -> bool:
         """Hold a turn for longer; false if it is lost."""
-        return run(self._asked(WRITE, "renew a turn", "renew", key, token, seconds)) is not False
+        return self._done("renew a turn", requests.renew(key, token, seconds)) is not False
 
-    def touch(self, rows: Sequence[Touch]) -> None:
-        """Write down accesses, all at once."""
-        run(self._asked(WRITE, "count accesses", "touch", list(rows)))
+    def touch(self, rows: Sequence[Touch], answers: Answers | None = None) -> None:
+        """Write down accesses and answers, all at once."""
+        self._done("count accesses", requests.touch(rows, answers))
 
     def prune(self, older_than: float, limit: int) -> int:
         """Forget what nobody asks for any more; returns how much that was."""
-        pruned = run(self._asked(WRITE, "forget what is old", "prune", older_than, limit))
-        return 0 if pruned is _LOST else int(pruned)
+        pruned = self._done("forget what is old", requests.prune(older_than, limit))
+        return 0 if pruned is LOST else int(pruned)
 
-    def _asked(self, way: str, what: str, verb: str, *given: Any, **named: Any) -> Flow[Any]:
-        """Ask the table, unless it failed just now; ``_LOST`` if it cannot answer."""
+    def _done(self, what: str, request: Request[T]) -> T | Lost:
+        """Ask on a thread of the cache's own."""
+        flow = self._asked(WRITE, what, request)
+        return run(flow)
+
+    def _asked(self, way: str, what: str, request: Request[T]) -> Flow[T | Lost]:
+        """Ask the table, unless it failed just now; ``LOST`` if it cannot answer."""
         if MONOTONIC.now_ns() - self._failed_ns[way] < AWAY_NS:
-            return _LOST
+            return LOST
         try:
-            return (yield Ask(self.table, verb, *given, **named))
+            found = self.table.glance(request) if request.small else None
+            if found is not None:
+                return request.parse(found)
+            answer: T = yield Ask(self.table, request)
         except DatabaseSchemaError:
             raise
         except DatabaseError as error:
             if type(error) is not DatabaseError:  # that one is about what was asked, not about the database
                 self._failed_ns[way] = MONOTONIC.now_ns()
+            if way == READ:
+                self._unreadable = str(error)
             self._say(_KINDS[way], f"could not {what}: {error}", what)
-            return _LOST
+            return LOST
+        return answer
 
     def _say(self, kind: str, text: str, what: str) -> None:
         """Say it, but not each time."""

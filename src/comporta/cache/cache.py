@@ -40,7 +40,7 @@ class HealthCache:
     answer is ``fresh`` for so many seconds, then stale until it is ``stale`` seconds old: it is served at
     once while one worker of the fleet fetches it anew. When that fails the key is left alone for 1, 5, 15,
     then 30 minutes, by all workers. Who fetches and who waits goes by the parameters, whoever asks; with
-    ``scope="user"`` each user is apart.
+    ``scope="user"`` each user is apart. Caches of another ``name`` have answers of their own.
 
     ``lease_seconds``: after so long another worker takes over from one that was killed. ``soft_timeout``:
     wait so long for a fresh answer before a stale one is served. A fetch may take ``refresh_timeout``; at
@@ -100,6 +100,7 @@ class HealthCache:
         self._by_params = scope == BY_PARAMS
         self._hit = self._asking.level.hit
         self._users = self._asking.users
+        self._prefix = self._asking.prefix
         self.sync = SyncHealthCache(self._asking)
 
     async def fetch(
@@ -120,8 +121,8 @@ class HealthCache:
         or wait for whoever does. ``merge(old, new)`` joins what was missing to what there was; lists and
         mappings need none. Nothing to serve and the source left alone: ``CacheUnavailableError``.
         """
-        params_hash, text = hashed(params)
-        if not force and user_id in self._users:
+        params_hash, text = hashed(params, self._prefix)
+        if not force and type(user_id) is str and user_id in self._users:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
                 if saved is not None:
@@ -142,8 +143,8 @@ class HealthCache:
 
     async def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
         """Return what is kept for ``params`` (or their hash), however old; nothing is fetched."""
-        params_hash = check_hash(params) if isinstance(params, str) else hashed(params)[0]
-        if user_id in self._users:
+        params_hash = check_hash(params) if isinstance(params, str) else hashed(params, self._prefix)[0]
+        if type(user_id) is str and user_id in self._users:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
                 return hit
@@ -190,7 +191,7 @@ class HealthCache:
         return await run_async(self._asking.refreshing_due(loader, limit))
 
     async def figures(self) -> dict[str, Any]:
-        """Return how the keys fare, and how this worker answered in the last 24 hours."""
+        """Return how the keys fare, and how all workers answered in the last 24 hours."""
         return await run_async(self._asking.figuring())
 
     def forget_memory(self) -> None:
@@ -217,13 +218,14 @@ class HealthCache:
 class SyncHealthCache:
     """The verbs of a cache, blocking: ``cache.sync``; loaders are plain functions."""
 
-    __slots__ = ("_asking", "_by_params", "_hit", "_users")
+    __slots__ = ("_asking", "_by_params", "_hit", "_prefix", "_users")
 
     def __init__(self, asking: Asking) -> None:
         self._asking = asking
         self._by_params = asking.config.scope == BY_PARAMS
         self._hit = asking.level.hit
         self._users = asking.users
+        self._prefix = asking.prefix
 
     def fetch(
         self,
@@ -237,8 +239,8 @@ class SyncHealthCache:
         merge: Merge | None = None,
     ) -> Cached:
         """Return the answer to ``params``; see :meth:`HealthCache.fetch`."""
-        params_hash, text = hashed(params)
-        if not force and user_id in self._users:
+        params_hash, text = hashed(params, self._prefix)
+        if not force and type(user_id) is str and user_id in self._users:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
                 if saved is not None:
@@ -259,8 +261,8 @@ class SyncHealthCache:
 
     def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
         """Return what is kept, however old; nothing is fetched."""
-        params_hash = check_hash(params) if isinstance(params, str) else hashed(params)[0]
-        if user_id in self._users:
+        params_hash = check_hash(params) if isinstance(params, str) else hashed(params, self._prefix)[0]
+        if type(user_id) is str and user_id in self._users:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
                 return hit
@@ -303,7 +305,7 @@ class SyncHealthCache:
         return run(self._asking.refreshing_due(loader, limit))
 
     def figures(self) -> dict[str, Any]:
-        """Return how the keys fare, and how this worker answered in the last 24 hours."""
+        """Return how the keys fare, and how all workers answered in the last 24 hours."""
         return run(self._asking.figuring())
 
     def close(self) -> None:

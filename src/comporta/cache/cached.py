@@ -28,19 +28,39 @@ class Cached:
     """An answer and how it fares; shared by all who ask in this process, so it is only to be read.
 
     ``freshness`` is ``fresh``, ``stale`` or ``expired``; ``source`` says where it came from: ``origin``,
-    ``database`` or ``memory``. Times are Unix seconds by the database's clock, ``None`` where nothing is
-    known.
+    ``database`` or ``memory``, and ``sources`` where the loader had it from. ``user_id`` is whose row it is.
+    ``priority`` is ``hot``, ``warm`` or ``cold``, as of when it was last written down. Times are Unix seconds
+    by the database's clock, ``None`` where nothing is known.
     """
 
-    __slots__ = ("_born_ns", "_clock", "_retry_ns", "_row", "coverage", "freshness", "source", "value")
+    __slots__ = (
+        "_clock",
+        "_retry_ns",
+        "born_ns",
+        "coverage",
+        "degraded_until",
+        "fail_streak",
+        "fetch_duration_ms",
+        "fetched_at",
+        "freshness",
+        "last_attempt_at",
+        "last_success_at",
+        "params_bytes",
+        "params_hash",
+        "priority",
+        "source",
+        "sources",
+        "total_results",
+        "user_id",
+        "value",
+    )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - one for each answer from the table: names would cost more than the rest
         self,
         value: Any,
         freshness: str,
         coverage: Coverage | None,
         source: str,
-        *,
         row: Entry,
         clock: Clock,
         born_ns: int,
@@ -50,15 +70,28 @@ class Cached:
         self.freshness = freshness
         self.coverage = coverage
         self.source = source
-        self._row = row
         self._clock = clock
-        self._born_ns = born_ns
+        self.born_ns = born_ns
         self._retry_ns = retry_ns
+        (
+            self.user_id,
+            self.params_hash,
+            self.total_results,
+            self.fetched_at,
+            self.last_success_at,
+            self.last_attempt_at,
+            self.fail_streak,
+            self.degraded_until,
+            self.fetch_duration_ms,
+            self.priority,
+            self.sources,
+        ) = row[:11]
+        self.params_bytes = len(row.search_params)
 
     @property
     def age(self) -> float:
         """How many seconds ago it was fetched."""
-        return max(0.0, (self._clock.now_ns() - self._born_ns) / 1e9)
+        return max(0.0, (self._clock.now_ns() - self.born_ns) / 1e9)
 
     @property
     def next_retry(self) -> float | None:
@@ -66,66 +99,6 @@ class Cached:
         if self._retry_ns is None:
             return None
         return max(0.0, (self._retry_ns - self._clock.now_ns()) / 1e9)
-
-    @property
-    def user_id(self) -> str:
-        """Whose row it is."""
-        return self._row.user_id
-
-    @property
-    def params_hash(self) -> str:
-        """The name of the parameters."""
-        return self._row.params_hash
-
-    @property
-    def params_bytes(self) -> int:
-        """How long the parameters are as JSON."""
-        return len(self._row.search_params)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Where the loader had it from."""
-        return tuple(self._row.sources)
-
-    @property
-    def total_results(self) -> int:
-        """How many there are, as the loader has it."""
-        return self._row.total_results
-
-    @property
-    def fetched_at(self) -> float:
-        """When it was fetched."""
-        return self._row.fetched_at
-
-    @property
-    def last_success_at(self) -> float | None:
-        """When the key last succeeded."""
-        return self._row.last_success_at
-
-    @property
-    def last_attempt_at(self) -> float | None:
-        """When the key was last tried."""
-        return self._row.last_attempt_at
-
-    @property
-    def fail_streak(self) -> int:
-        """How often the key failed since it last succeeded."""
-        return self._row.fail_streak
-
-    @property
-    def degraded_until(self) -> float | None:
-        """Until when the key is left alone."""
-        return self._row.degraded_until
-
-    @property
-    def fetch_duration_ms(self) -> int | None:
-        """How long the fetch took."""
-        return self._row.fetch_duration_ms
-
-    @property
-    def priority(self) -> str | None:
-        """``hot``, ``warm`` or ``cold``, as of when it was last written down."""
-        return self._row.priority
 
     def but(self, **changes: Any) -> Cached:
         """Return the same with something changed."""
@@ -138,8 +111,7 @@ class Cached:
 
     def after_failure(self, fail_streak: int, until: float, retry_ns: int) -> Cached:
         """Return the same after the source failed once more."""
-        row = self._row._replace(fail_streak=fail_streak, degraded_until=until)
-        return self.but(_row=row, _retry_ns=retry_ns)
+        return self.but(fail_streak=fail_streak, degraded_until=until, _retry_ns=retry_ns)
 
     def __repr__(self) -> str:
         coverage = "" if self.coverage is None else f", coverage={str(self.coverage)!r}"

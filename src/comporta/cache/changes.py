@@ -102,11 +102,10 @@ def read_log(text: bytes | None) -> Log | None:
 class Changes:
     """Tells others what changed here, and drops from the level what changed elsewhere."""
 
-    def __init__(self, name: str, store: Store, level: Level, level_seconds: float) -> None:
+    def __init__(self, name: str, store: Store, level: Level) -> None:
         self._name = name
         self._store = store
         self._level = level
-        self._level_ns = round(level_seconds * 1e9)
         self._number: int | None = None
         self._looked_ns = 0
         self._own: deque[int] = deque(maxlen=LOG_MAX)
@@ -128,7 +127,7 @@ class Changes:
 
     def due(self) -> Read | None:
         """Return a look at the log, as long as anything may be given without asking."""
-        if self._level.now_ns() - self._level.last_put_ns > self._level_ns:
+        if self._level.now_ns() >= self._level.until_ns:
             return None
         return Read(SPACE, self._name)
 

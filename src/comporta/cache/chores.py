@@ -5,9 +5,10 @@ It does not keep its cache alive, and begins with the first thing there is to do
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 from comporta import events, forks
@@ -16,8 +17,6 @@ from comporta.cache.rows import Touch
 from comporta.chance import fraction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from comporta.cache.books import Books
     from comporta.cache.level import Level
 
@@ -31,13 +30,24 @@ PRUNE_SECONDS = 3600.0
 """How often what is old is looked for."""
 
 KEPT_SECONDS = 30 * 86_400.0
-"""What nobody asked for in so long is forgotten, unless it is saved, or may be served for longer."""
+"""What nobody asked for in so long is forgotten, unless it is saved, or may be served for longer.
+
+Not for the answers, which have long expired: for what is known of the keys, over a month's holiday.
+"""
 
 PRUNED_AT_ONCE = 1000
 """Of what is old so much is removed in one transaction; if there was more, again with the next accesses."""
 
 ROWS_MAX = 10_000
 """Of how many rows accesses are remembered until then; of more they are not counted."""
+
+
+class Held(NamedTuple):
+    """A turn that is renewed: its number, when, and whether anybody still carries it out."""
+
+    token: int
+    at: float
+    runs: Callable[[], bool]
 
 
 class Chores:
@@ -59,7 +69,7 @@ class Chores:
         self._kept_seconds = max(KEPT_SECONDS, stale)
         self._wall = wall
         self._rates = rates
-        self._held: dict[str, tuple[int, float]] = {}
+        self._held: dict[str, Held] = {}
         self._accesses: dict[tuple[str, str], int] = {}
         self._saved: dict[tuple[str, str], bool] = {}
         self._lock = Lock()
@@ -70,11 +80,11 @@ class Chores:
         self._closed = False
         forks.register(self)
 
-    def hold(self, key: str, token: int | None) -> None:
-        """Renew a turn from now on."""
+    def hold(self, key: str, token: int | None, runs: Callable[[], bool]) -> None:
+        """Renew a turn from now on, as long as somebody carries it out."""
         if token is not None:
             with self._lock:
-                self._held[key] = token, monotonic() + self._lease_seconds / 3
+                self._held[key] = Held(token, monotonic() + self._lease_seconds / 3, runs)
             self.start()
             self._wake.set()
 
@@ -93,18 +103,18 @@ class Chores:
                 self._saved[user_id, params_hash] = saved
         self.start()
 
-    def drop(self, key: str) -> None:
-        """Let a turn end."""
+    def drop(self, key: str, token: int | None) -> None:
+        """Let a turn end, unless the key is held anew by now."""
         with self._lock:
-            self._held.pop(key, None)
+            if key in self._held and self._held[key].token == token:
+                del self._held[key]
 
     def start(self) -> None:
         """See that the thread runs."""
-        thread = self._thread
-        if self._closed or (thread is not None and thread.is_alive()):
+        if self._thread is not None or self._closed:
             return
         with self._lock:
-            if self._thread is thread:
+            if self._thread is None:
                 self._touch_at = monotonic() + TOUCH_SECONDS
                 self._thread = Thread(
                     target=_work, args=(ref(self), self._wake), name="comporta-cache", daemon=True
@@ -120,7 +130,7 @@ class Chores:
         self.flush()
 
     def flush(self) -> None:
-        """Write accesses down now."""
+        """Write accesses and answers down now."""
         touches = self._level.touches()
         stale, self._level.stale_touches = self._level.stale_touches, 0
         self._rates.count(STALE_HIT, stale)
@@ -134,8 +144,10 @@ class Chores:
         rows = [
             Touch(*row, touches.get(row, 0), at, saved.get(row)) for row in dict.fromkeys((*touches, *saved))
         ]
-        for start in range(0, len(rows), TOUCHES_AT_ONCE):
-            self._books.touch(rows[start : start + TOUCHES_AT_ONCE])
+        answers = self._rates.taken()
+        for start in range(0, max(len(rows), 1 if answers else 0), TOUCHES_AT_ONCE):
+            self._books.touch(rows[start : start + TOUCHES_AT_ONCE], answers)
+            answers = None
 
     def turn(self) -> float | None:
         """Do what is due; returns the seconds until there may be more, or nothing at the end."""
@@ -148,11 +160,11 @@ class Chores:
             if now >= self._prune_at:
                 self._prune(now)
         with self._lock:
-            due = [(key, token) for key, (token, at) in self._held.items() if now >= at]
-        for key, token in due:
-            self._renew(key, token)
+            due = [(key, held) for key, held in self._held.items() if now >= held.at]
+        for key, held in due:
+            self._renew(key, held)
         with self._lock:
-            moments = [at for _, at in self._held.values()]
+            moments = [held.at for held in self._held.values()]
         return max(0.01, min([self._touch_at, *moments]) - monotonic())
 
     def _prune(self, now: float) -> None:
@@ -169,12 +181,13 @@ class Chores:
         self._accesses.clear()
         self._saved.clear()
 
-    def _renew(self, key: str, token: int) -> None:
-        renewed = self._books.renew(key, token, self._lease_seconds)
+    def _renew(self, key: str, held: Held) -> None:
+        """Renew a turn; one that nobody carries out, for now, is left to end by itself."""
+        renewed = not held.runs() or self._books.renew(key, held.token, self._lease_seconds)
         with self._lock:
-            if self._held.get(key, (None,))[0] == token:
+            if self._held.get(key) is held:
                 if renewed:
-                    self._held[key] = token, monotonic() + self._lease_seconds / 3
+                    self._held[key] = held._replace(at=monotonic() + self._lease_seconds / 3)
                 else:  # it is another's by now; whoever fetched finds out when it is done
                     del self._held[key]
 
@@ -184,7 +197,7 @@ def _work(chores_ref: ref[Chores], wake: Event) -> None:
         chores = chores_ref()
         try:
             pause = None if chores is None else chores.turn()
-        except Exception as error:  # nobody else would notice that the thread is gone
+        except BaseException as error:  # nobody else would notice that the thread is gone
             events.publish("cache_chores_failed", "cache", repr(error), "error")
             pause = 1.0
         del chores

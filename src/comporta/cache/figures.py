@@ -1,4 +1,8 @@
-"""How often this worker answered from memory, with something stale, or not at all, in the last 24 hours."""
+"""How often this worker answered from what is kept, with something stale, or only by a fetch.
+
+Here they are counted and told to the metrics at once; every few seconds they are added to the fleet's, in the
+table, where those of 24 hours are kept.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,18 @@ from contextlib import suppress
 from threading import Lock
 
 from comporta import forks
-from comporta.clock import Clock
+from comporta.cache.rows import Answers
 from comporta.metrics import current_metrics
 
 FRESH_HIT, STALE_HIT, MISS = "hit", "stale", "miss"
 OUTCOMES = (FRESH_HIT, STALE_HIT, MISS)
-HOURS = 24
-
-_HOUR_NS = 3_600_000_000_000
 
 
 class Rates:
-    """Counts by the hour; what is older than a day is forgotten."""
+    """Counts, until somebody takes them."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._now_ns = clock.now_ns
-        self._hours: dict[int, dict[str, int]] = {}
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(OUTCOMES, 0)
         self._lock = Lock()
         forks.register(self)
 
@@ -29,26 +29,20 @@ class Rates:
         """Count an answer."""
         if not times:
             return
-        hour = self._now_ns() // _HOUR_NS
         with self._lock:
-            counts = self._hours.setdefault(hour, dict.fromkeys(OUTCOMES, 0))
-            counts[outcome] += times
-            for old in [one for one in self._hours if not hour - HOURS < one <= hour]:
-                del self._hours[old]
+            self._counts[outcome] += times
         sink = current_metrics()
         if sink is not None:
             with suppress(Exception):  # a sink that fails must not stop an answer
                 sink.counter("cache_answers", times, outcome=outcome)
 
-    def of_a_day(self) -> dict[str, float]:
-        """Return how many there were, and what part of them were hits, stale and misses."""
+    def taken(self) -> Answers | None:
+        """Return what was counted, and begin anew; nothing if there was nothing."""
         with self._lock:
-            counts = {name: sum(hour[name] for hour in self._hours.values()) for name in OUTCOMES}
-        total = sum(counts.values())
-        shares = {f"{name}_rate": counts[name] / total if total else 0.0 for name in OUTCOMES}
-        return {"answers": total, **shares}
+            counts, self._counts = self._counts, dict.fromkeys(OUTCOMES, 0)
+        return Answers(*counts.values()) if any(counts.values()) else None
 
     def after_fork(self) -> None:
         """Leave what the parent counted to the parent."""
         forks.renew(self._lock)
-        self._hours.clear()
+        self._counts = dict.fromkeys(OUTCOMES, 0)

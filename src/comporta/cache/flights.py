@@ -1,8 +1,9 @@
 """Many callers, one load: whoever comes first starts it, all get what comes of it.
 
 A load belongs to nobody: it runs in a task or a thread of its own, so that a caller who goes away, the first
-one included, takes nothing from the others. What a load cannot bring to an end (its event loop was closed) is
-``abandoned``, and one of those who wait starts anew.
+one included, takes nothing from the others. What a load cannot bring to an end (its event loop was closed,
+or stopped and not run again for as long as a turn lasts) is ``abandoned``, and one of those who wait starts
+anew.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FLIGHTS_MAX = 1000
 class Flight:
     """Something under way, and who waits for it; threads and coroutines alike."""
 
-    __slots__ = ("_lock", "_wakes", "error", "give_up", "landed", "result", "task")
+    __slots__ = ("_lock", "_wakes", "error", "give_up", "landed", "result", "stopped_at", "task")
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -37,24 +38,34 @@ class Flight:
         self.result: Any = None
         self.error: BaseException | None = None
         self.task: asyncio.Task[None] | None = None
-        self.give_up: Callable[[], None] = self.land
+        self.stopped_at: float | None = None
+        self.give_up: Callable[[], object] = self.land
 
-    @property
-    def lost(self) -> bool:
-        """Whether it can never land by itself: its event loop was closed under it."""
-        return self.task is not None and not self.landed and self.task.get_loop().is_closed()
+    def runs(self) -> bool:
+        """Whether anybody carries it out: a thread, or an event loop that runs."""
+        return self.task is None or self.task.get_loop().is_running()
 
-    def land(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Tell all who wait; only the first time counts."""
+    def lost(self, patience: float) -> bool:
+        """Whether it will not land by itself: its event loop was closed, or stopped for so many seconds."""
+        if self.task is None or self.landed or self.runs():
+            self.stopped_at = None
+            return False
+        now = monotonic()
+        self.stopped_at = self.stopped_at or now
+        return self.task.get_loop().is_closed() or now - self.stopped_at >= patience
+
+    def land(self, result: Any = None, error: BaseException | None = None) -> bool:
+        """Tell all who wait; only the first time counts, and is true."""
         with self._lock:
             if self.landed:
-                return
+                return False
             self.result, self.error = result, error
             self.landed = True
             wakes, self._wakes = self._wakes, []
         for wake in wakes:
             with suppress(RuntimeError):  # its event loop is closed: nobody waits there any more
                 wake()
+        return True
 
     def listen(self, wake: Callable[[], object]) -> bool:
         """Be woken at the end; true if that was already."""
@@ -213,9 +224,10 @@ class Launch:
 
 
 class Flights:
-    """What is under way in this process, by key."""
+    """What is under way in this process, by key; what nobody carries out for ``patience`` seconds is lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
         self._by_key: dict[str, Flight] = {}
         self._threads: set[Flight] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -238,15 +250,19 @@ class Flights:
             return flight, True
 
     def bury(self, key: str) -> None:
-        """End the flight of a key if its event loop was closed, so that somebody can start anew."""
+        """End the flight of a key whose event loop was closed or stopped, so that somebody can start anew."""
         with self._lock:
             flight = self._by_key.get(key)
-            if flight is None or flight.task is None or not flight.lost:
+            if flight is None or flight.task is None or not flight.lost(self._patience):
                 return
             del self._by_key[key]  # so that one thread ends it, and no other
-        self._tasks.discard(flight.task)
-        with suppress(RuntimeError):  # it does not want to end
-            cast("Coroutine[Any, Any, None]", flight.task.get_coro()).close()
+        if flight.task.get_loop().is_closed():
+            self._tasks.discard(flight.task)
+            with suppress(RuntimeError):  # it does not want to end
+                cast("Coroutine[Any, Any, None]", flight.task.get_coro()).close()
+        else:  # should it ever run again, it ends; till then nobody may touch what it holds
+            with suppress(RuntimeError):
+                flight.task.get_loop().call_soon_threadsafe(flight.task.cancel)
         if not flight.landed:
             flight.give_up()
 

@@ -36,12 +36,16 @@ class Slot:
 
     def __init__(self, cached: Cached, until_ns: int, size: int) -> None:
         self.cached: Cached | None = cached
-        self.row = cached.user_id, cached.params_hash
-        self.stale = cached.freshness != FRESH
         self.until_ns = until_ns
         self.size = size
         self.hits = 0
         self.used = False
+
+    def first_used(self, cached: Cached) -> Slot:
+        """Note what is to be counted, which may be after it was taken out."""
+        self.row = cached.user_id, cached.params_hash
+        self.stale = cached.freshness != FRESH
+        return self
 
 
 def digest_of(key: str) -> str:
@@ -50,10 +54,14 @@ def digest_of(key: str) -> str:
 
 
 class Level:
-    """At most ``entries_max`` answers and ``bytes_max`` bytes; a key ends with the name of its parameters."""
+    """At most ``entries_max`` answers and ``bytes_max`` bytes; a key ends with the name of its parameters.
+
+    ``stamp`` is the mark to be shown with ``put``, taken before reading elsewhere. After ``until_ns`` nothing
+    is given without asking.
+    """
 
     def __init__(self, entries_max: int, bytes_max: int, clock: Clock) -> None:
-        self.last_put_ns = 0
+        self.until_ns = 0
         self.stale_touches = 0
         self._entries_max = entries_max
         self._bytes_max = bytes_max
@@ -62,7 +70,7 @@ class Level:
         self._slots: dict[str, Slot] = {}
         self._by_digest: dict[str, set[str]] = {}
         self._touched: deque[Slot] = deque(maxlen=TOUCHED_MAX)
-        self._stamp = self._floor = 0
+        self.stamp = self._floor = 0
         self._dropped: dict[str, int] = {}
         self._lock = Lock()
         forks.register(self)
@@ -78,7 +86,7 @@ class Level:
         cached = slot.cached
         if slot.hits <= 1 and cached is not None:  # 1: it may have been put as used
             if not slot.hits:
-                self._touched.append(slot)
+                self._touched.append(slot.first_used(cached))
             if cached.source != MEMORY:
                 cached = slot.cached = cached.but(source=MEMORY)
         slot.hits += 1
@@ -90,32 +98,38 @@ class Level:
         slot = self._slots.get(key)
         return None if slot is None else slot.cached
 
-    def stamp(self) -> int:
-        """Return a mark to be shown with ``put``, before reading elsewhere."""
-        return self._stamp
+    def put(
+        self, key: str, cached: Cached, until_ns: int, size: int, stamp: int, *, used: bool = False
+    ) -> bool:
+        """Keep an answer, unless the key was dropped since ``stamp`` or it is too large.
 
-    def put(self, key: str, cached: Cached, until_ns: int, size: int, stamp: int) -> Slot | None:
-        """Keep an answer, unless the key was dropped since ``stamp`` or it is too large."""
+        ``used``: it is served at this moment, and that counts as well.
+        """
         if size > self._bytes_max:
-            return None
+            return False
         slot = Slot(cached, until_ns, size)
         with self._lock:
-            if self._dropped.get(key, self._floor) > stamp:
-                return None
-            self._remove(key)
-            self._slots[key] = slot
+            if stamp != self.stamp and self._dropped.get(key, self._floor) > stamp:
+                return False
+            slots = self._slots
+            if key in slots:
+                self._remove(key)
+            slots[key] = slot
             self._bytes += size
-            self._by_digest.setdefault(digest_of(key), set()).add(key)
-            self.last_put_ns = self.now_ns()
-            while len(self._slots) > self._entries_max or self._bytes > self._bytes_max:
+            digest = key[-HASH_CHARS:][:DIGEST_CHARS]
+            if digest in self._by_digest:
+                self._by_digest[digest].add(key)
+            else:
+                self._by_digest[digest] = {key}
+            if until_ns > self.until_ns:
+                self.until_ns = until_ns
+            while self._bytes > self._bytes_max or len(slots) > self._entries_max:
                 self._make_room()
-        return slot
-
-    def used(self, slot: Slot) -> None:
-        """Count an access to what was just put: it was served from elsewhere, and counts all the same."""
-        slot.hits = 1
-        slot.used = True
-        self._touched.append(slot)
+        if used:
+            slot.hits = 1
+            slot.used = True
+            self._touched.append(slot.first_used(cached))
+        return True
 
     def drop(self, key: str) -> None:
         """Forget a key."""
@@ -131,8 +145,8 @@ class Level:
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._stamp += 1
-            self._floor = self._stamp
+            self.stamp += 1
+            self._floor = self.stamp
             self._dropped.clear()
             for slot in self._slots.values():
                 slot.cached = None
@@ -158,9 +172,9 @@ class Level:
         self.clear()
 
     def _drop(self, key: str) -> None:
-        self._stamp += 1
+        self.stamp += 1
         self._dropped.pop(key, None)
-        self._dropped[key] = self._stamp
+        self._dropped[key] = self.stamp
         if len(self._dropped) > _DROPPED_MAX:
             self._floor = self._dropped.pop(next(iter(self._dropped)))
         self._remove(key)

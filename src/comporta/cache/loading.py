@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from comporta import events, forks
 from comporta.cache.answers import Answer, Loader, Merge, answer_of, bound, joined, missing_of
 from comporta.cache.body import VALUE_BYTES_MAX, encoded
-from comporta.cache.books import Books, left_of
+from comporta.cache.books import LOST, Books, left_of
 from comporta.cache.cached import Cached
 from comporta.cache.changes import Changes
 from comporta.cache.chores import Chores
@@ -78,7 +78,7 @@ class Loads:
     def __init__(
         self, name: str, books: Books, serving: Serving, *, changes: Changes, chores: Chores, clock: Clock
     ) -> None:
-        self.flights = Flights()
+        self.flights = Flights(serving.config.lease_seconds)
         self._refreshing = 0
         self._lock = Lock()
         forks.register(self)
@@ -95,7 +95,7 @@ class Loads:
         result: Cached | None = None
         error: Exception | None = None
         try:
-            result = yield from self._loaded(job)
+            result = yield from self._loaded(job, flight)
         except Exception as failed:
             error = failed
         except BaseException:
@@ -117,11 +117,10 @@ class Loads:
         self._ended(job, flight, None, AbandonedError())
 
     def _ended(self, job: Job, flight: Flight, result: Cached | None, error: Exception | None) -> None:
-        if job.background:
+        self.flights.leave(job.key, flight)
+        if flight.land(result, error) and job.background:
             with self._lock:
                 self._refreshing -= 1
-        self.flights.leave(job.key, flight)
-        flight.land(result, error)
 
     def after_fork(self) -> None:
         """Leave what is under way to the parent."""
@@ -133,15 +132,15 @@ class Loads:
         text = f"{self._name}: nothing to serve for {job.params_hash[:16]}: {why}"
         return CacheUnavailableError(text, self._name, seconds)
 
-    def _loaded(self, job: Job) -> Flow[Cached | None]:
+    def _loaded(self, job: Job, flight: Flight) -> Flow[Cached | None]:
         turn, found = yield from self._turn(job)
         if turn is None:
             return found
-        self._chores.hold(job.key, turn.token)
+        self._chores.hold(job.key, turn.token, flight.runs)
         try:
             return (yield from self._fetched(job, turn))
         finally:
-            self._chores.drop(job.key)
+            self._chores.drop(job.key, turn.token)
 
     def _turn(self, job: Job) -> Flow[tuple[Turn | None, Cached | None]]:
         """Ask for the turn until it is given, or somebody else's brought a result."""
@@ -203,14 +202,14 @@ class Loads:
     def _mark(self, job: Job, streak: int, seconds: float) -> None:
         if job.found is not None:
             job.found = self._serving.after_failure(job.found, streak, seconds)
-            self._serving.shelve(job.key, job.found, job.size, self._serving.level.stamp(), seconds=seconds)
+            self._serving.shelve(job.key, job.found, job.size, self._serving.level.stamp, seconds)
 
     def _reread(self, job: Job) -> Flow[Cached | None]:
         """Return what somebody else fetched meanwhile."""
-        stamp = self._serving.level.stamp()
+        stamp = self._serving.level.stamp
         shared = self._config.scope == BY_PARAMS
-        entry, _ = yield from self._books.reading(None if shared else job.user_id, job.params_hash)
-        if entry is None or not entry.has_value:
+        entry = yield from self._books.reading(None if shared else job.user_id, job.params_hash)
+        if entry is LOST or entry is None or not entry.has_value:
             return None
         cached = self._serving.of_row(entry)
         if cached.freshness == EXPIRED:
@@ -271,7 +270,7 @@ class Loads:
     ) -> Flow[Cached | None]:
         now = turn.now + (self._clock.now_ns() - turn.at_ns) / 1e9
         cached = self._serving.of_load(answer, _row(job, answer, duration_ms, now, age), age)
-        stamp = self._serving.level.stamp()  # what another writes from now on is newer
+        stamp = self._serving.level.stamp  # what another writes from now on is newer
         kept = yield from self.keeping(job, turn.token, answer, duration_ms, age)
         if kept is False:
             return (yield from self._reread(job)) or cached
@@ -316,7 +315,7 @@ def _row(job: Job, answer: Answer, duration_ms: int, now: float, age: float) -> 
         search_params=job.text,
         results=b"",
         total_results=answer.total_results,
-        sources=list(answer.sources),
+        sources=answer.sources,
         fetched_at=now - age,
         created_at=now,
         last_success_at=now,

@@ -4,7 +4,7 @@ The first is the table as it was found in the service this cache was made for, s
 already is taken over (PostgreSQL) with all its rows. Moments are ``timestamptz`` on PostgreSQL and Unix
 seconds on SQLite, which has no type for them.
 
-The last step changes three types on PostgreSQL. ``results`` and ``search_params`` become ``json`` in the
+The fourth step changes three types on PostgreSQL. ``results`` and ``search_params`` become ``json`` in the
 place of ``jsonb``: still readable and still checked, but kept as the very text that was written; ``jsonb``
 takes a body apart when it comes and puts it together for every hit. ``user_id`` becomes text: what a user is
 called is up to the service, and SQLite would take any text anyway.
@@ -138,10 +138,25 @@ _FETCHES = _both(
     """,
 )
 
+_ANSWERS = _both(
+    5,
+    "how the fleet answered, by the hour",
+    (),
+    """
+    CREATE TABLE search_cache_answers (
+        hour BIGINT PRIMARY KEY NOT NULL,
+        hits BIGINT NOT NULL DEFAULT 0,
+        stale BIGINT NOT NULL DEFAULT 0,
+        misses BIGINT NOT NULL DEFAULT 0
+    )
+    """,
+)
+
 MIGRATIONS: Final = (
     _FOUND,
     _HEALTH,
     _USE,
     _FETCHES._replace(postgresql=(_TYPES, *_FETCHES.postgresql)),
+    _ANSWERS,
 )
 """All of them, in order."""

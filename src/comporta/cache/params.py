@@ -19,8 +19,8 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _DEPTH_MAX = 50
 
 
-def hashed(params: Mapping[str, Any]) -> tuple[str, bytes]:
-    """Return the name of some parameters, and their text."""
+def hashed(params: Mapping[str, Any], prefix: bytes = b"") -> tuple[str, bytes]:
+    """Return the name of some parameters, and their text; ``prefix`` keeps apart what is asked elsewhere."""
     if type(params) is not dict:
         if not isinstance(params, Mapping):
             raise TypeError(f"params must be a mapping, got {params!r:.100}")
@@ -35,7 +35,7 @@ def hashed(params: Mapping[str, Any]) -> tuple[str, bytes]:
         _check_finite("params", params)
     from hashlib import sha256  # noqa: PLC0415 - 3 ms that only a cache needs
 
-    return sha256(text).hexdigest(), text
+    return sha256(prefix + text).hexdigest(), text
 
 
 def check_hash(params_hash: Any) -> str:

@@ -5,14 +5,13 @@ Pure: a request knows neither a database nor a clock, and whoever carries it out
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from math import isfinite
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from comporta.cache import statements
-from comporta.cache.rows import Claim, Due, Entry, Health, Listed, Touch
+from comporta.cache.rows import Answers, Claim, Due, Entry, Health, Listed, Touch
 from comporta.database.base import Parameters, Rows, Statement
 
 T = TypeVar("T")
@@ -25,7 +24,9 @@ ROWS_MAX: Final = 10_000
 SECONDS_MAX: Final = 1e9
 
 
+_READ_SHARED = (statements.READ_SHARED,)
 _KEEPING = (statements.LOCK_UNWELL, statements.KEEP, statements.HEALED)
+_COUNTING = (statements.COUNT_ANSWERS, statements.FORGET_ANSWERS)
 _HURTING = (statements.REMEMBER, statements.LOCK_ROWS, statements.HURT)
 
 
@@ -51,7 +52,7 @@ def read(user_id: str, params_hash: str) -> Request[Entry | None]:
 def read_shared(params_hash: str) -> Request[Entry | None]:
     """Return the freshest row with a value, of whichever user."""
     told = {"params_hash": params_hash}
-    return Request((statements.READ_SHARED,), told, _entry, writes=False, small=True)
+    return Request(_READ_SHARED, told, _entry, False, True)
 
 
 def look(key: str) -> Request[Claim]:
@@ -114,7 +115,7 @@ def succeed(  # noqa: PLR0917 - a row, in the order of its columns
         "search_params": search_params.decode(),
         "results": results.decode(),
         "total_results": total_results,
-        "sources": json.dumps(list(sources)),
+        "sources": _sources_json(tuple(sources)),
         "coverage": None if coverage is None else coverage.decode(),
         "fetch_duration_ms": fetch_duration_ms,
         "age": _seconds("age", age),
@@ -136,8 +137,10 @@ def fail(
     return Request((statements.FAILED, *_HURTING, statements.HEALTH), told, _health)
 
 
-def touch(touches: Iterable[Touch | tuple[str, str, int, float]]) -> Request[None]:
-    """Count accesses, of up to 500 rows at once; rows that are gone are left out."""
+def touch(
+    touches: Iterable[Touch | tuple[str, str, int, float]], answers: Answers | None = None
+) -> Request[None]:
+    """Count accesses, of up to 500 rows at once, and ``answers``; rows that are gone are left out."""
     known: dict[tuple[str, str], Touch] = {}
     for each in map(Touch._make, map(_filled, touches)):
         before = known.get(each[:2])
@@ -148,7 +151,11 @@ def touch(touches: Iterable[Touch | tuple[str, str, int, float]]) -> Request[Non
     for n, each in enumerate(known.values()):
         names = (f"user_{n}", f"hash_{n}", f"accesses_{n}", f"at_{n}", f"saved_{n}")
         told |= zip(names, each, strict=True)
-    return Request(statements.touches(len(known)) if known else (), told, _nothing)
+    steps = (statements.touches(len(known)),) if known else ()
+    if answers is not None:
+        told |= answers._asdict()
+        steps = (*steps, *_COUNTING)
+    return Request(steps, told, _nothing)
 
 
 def evict(user_id: str, keep: int, spared: str = "") -> Request[int]:
@@ -172,7 +179,7 @@ def rm(user_id: str, params_hash: str, key: str | None = None) -> Request[bool]:
 def mark_due(params_hash: str, user_id: str | None = None) -> Request[int]:
     """Have a key refreshed by whoever next asks what is ``due``, and return how many rows it has."""
     told = {"key": params_hash, "params_hash": params_hash, "user_id": user_id}
-    return Request((statements.LOCK_KEY, statements.LOCK_MARKED, statements.MARK_DUE), told, _count)
+    return Request((statements.LOCK_KEY, statements.MARK_DUE), told, _count)
 
 
 def due(limit: int, age: float) -> Request[list[Due]]:
@@ -191,9 +198,9 @@ def rows(
 
 
 def figures(fresh: float = 6 * 3600.0, stale: float = 24 * 3600.0) -> Request[dict[str, Any]]:
-    """Return how the whole cache fares."""
+    """Return how the whole cache fares, and how all workers answered in the last 24 hours."""
     told = {"fresh": _seconds("fresh", fresh), "stale": _seconds("stale", stale)}
-    steps = (statements.FIGURES, statements.DEGRADED, statements.FETCHING)
+    steps = (statements.FIGURES, statements.DEGRADED, statements.FETCHING, statements.ANSWERS)
     return Request(steps, told, _figures, writes=False)
 
 
@@ -233,18 +240,26 @@ def _bytes(value: bytes | str) -> bytes:
 def _entry(found: list[Rows]) -> Entry | None:
     if not found[0]:
         return None
-    row = found[0][0]
-    coverage = None if row[12] is None else _bytes(row[12])
-    sources = [*_sources(row[5])]
-    fetched, created = row[6] or row[7] or 0.0, row[7] or row[6] or 0.0
-    head = (*row[:2], _bytes(row[2]), _bytes(row[3]), row[4] or 0, sources, fetched, created)
-    return Entry._make((*head, *row[8:12], coverage, row[13], bool(row[14]), *row[15:]))
+    [row] = found[0]
+    rest = row[12:]
+    if isinstance(rest[0], str):  # as a server tells it; a file gives bytes
+        rest = (*(text and text.encode() for text in rest[:3]), *rest[3:])
+    return Entry._make((*row[:10], _sources(row[10]), bool(row[11]), *rest))
 
 
 @lru_cache(1024)
 def _sources(text: bytes | str | None) -> tuple[str, ...]:
     """There are few of them, in many rows."""
-    return tuple(json.loads(text)) if text else ()
+    from json import loads  # noqa: PLC0415 - costs milliseconds that only a cache needs
+
+    return tuple(loads(text)) if text else ()
+
+
+@lru_cache(1024)
+def _sources_json(sources: tuple[str, ...]) -> str:
+    from json import dumps  # noqa: PLC0415 - see above
+
+    return dumps(sources)
 
 
 def _looked(found: list[Rows]) -> Claim:
@@ -298,7 +313,7 @@ def _listed(found: list[Rows]) -> list[Listed]:
 
 def _figures(found: list[Rows]) -> dict[str, Any]:
     [[entries, values, streak, streak_max, hot, warm, fresh, usable, _]] = found[0]
-    [[degraded]], [[fetching]] = found[1:]
+    [[degraded]], [[fetching]], [answers] = found[1:]
     return {
         "entries": entries,
         "degraded_keys_count": degraded,
@@ -312,4 +327,14 @@ def _figures(found: list[Rows]) -> dict[str, Any]:
             "expired": values - usable,
             "without_value": entries - values,
         },
+        "last_24_hours": Answers(*answers).as_dict(),
     }
+
+
+NO_FIGURES: Final[dict[str, Any]] = dict.fromkeys(
+    (
+        *("entries", "degraded_keys_count", "avg_fail_streak", "max_fail_streak", "fetching", "priorities"),
+        *("ages", "last_24_hours"),
+    )
+)
+"""What is known of a table that cannot be read."""

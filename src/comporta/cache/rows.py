@@ -13,20 +13,20 @@ class Entry(NamedTuple):
 
     user_id: str
     params_hash: str
-    search_params: bytes
-    results: bytes
     total_results: int
-    sources: list[str]
     fetched_at: float
-    created_at: float
     last_success_at: float | None
     last_attempt_at: float | None
     fail_streak: int
     degraded_until: float | None
-    coverage: bytes | None
     fetch_duration_ms: int | None
-    has_value: bool
     priority: str | None
+    sources: tuple[str, ...]
+    has_value: bool
+    search_params: bytes
+    results: bytes
+    coverage: bytes | None
+    created_at: float
     access_count: int
     last_accessed_at: float | None
     now: float
@@ -64,6 +64,20 @@ class Touch(NamedTuple):
     accesses: int
     last_at: float
     saved: bool | None = None
+
+
+class Answers(NamedTuple):
+    """How often callers were answered with something fresh, something stale, or only by a fetch."""
+
+    hits: int = 0
+    stale: int = 0
+    misses: int = 0
+
+    def as_dict(self) -> dict[str, float]:
+        """Return how many there were, and what part of them was which."""
+        total = sum(self)
+        shares = [count / total if total else 0.0 for count in self]
+        return {"answers": total, **dict(zip(("hit_rate", "stale_rate", "miss_rate"), shares, strict=True))}
 
 
 class Listed(NamedTuple):

@@ -11,8 +11,8 @@ from comporta.cache.cached import Cached
 from comporta.cache.changes import Changes
 from comporta.cache.config import CacheConfig
 from comporta.cache.coverage import Coverage
-from comporta.cache.health import EXPIRED, FRESH, HOT, STALE, freshness
-from comporta.cache.level import Level, Slot
+from comporta.cache.health import EXPIRED, FRESH, HOT, freshness
+from comporta.cache.level import Level
 from comporta.clock import MONOTONIC, Clock
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ AHEAD_SHARE = 0.1
 ASK_AGAIN_SECONDS = 1.0
 """How soon a key that should be refreshed is looked at again, when it cannot be at the moment."""
 
+_ASK_AGAIN_NS = round(ASK_AGAIN_SECONDS * 1e9)
+
 
 class Serving:
     """Makes answers, and keeps them in the level."""
@@ -35,11 +37,12 @@ class Serving:
         self.level = level
         self._changes = changes
         self._clock = clock
-
-    @property
-    def ahead_age(self) -> float:
-        """How old a hot answer is when it is refreshed."""
-        return self.config.fresh * (1 - AHEAD_SHARE)
+        self.ahead_age = config.fresh * (1 - AHEAD_SHARE)
+        self._ahead_ns = round(self.ahead_age * 1e9)
+        self._fresh_ns = round(config.fresh * 1e9)
+        self._stale_ns = round(config.stale * 1e9)
+        self._pause_ns = round(config.refresh_pause * 1e9)
+        self._level_ns = round(config.level_seconds * 1e9)
 
     def wall(self) -> float:
         """Return Unix seconds, as well as this machine knows them; a clock moved by hand is one, too."""
@@ -47,18 +50,17 @@ class Serving:
 
     def of_row(self, entry: Entry) -> Cached:
         """Return the answer in a row."""
-        age = max(0.0, entry.now - entry.fetched_at)
-        now_ns = self._clock.now_ns()
-        left = 0.0 if entry.degraded_until is None else entry.degraded_until - entry.now
+        now_ns, now, until, coverage = self._clock.now_ns(), entry.now, entry.degraded_until, entry.coverage
+        age_ns = max(0, int((now - entry.fetched_at) * 1e9))
         return Cached(
             decoded(entry.results),
-            freshness(age, self.config.fresh, self.config.stale),
-            _coverage(entry.coverage),
+            freshness(age_ns, self._fresh_ns, self._stale_ns),
+            None if coverage is None else _coverage(coverage),
             DATABASE,
-            row=entry._replace(results=b""),  # which would be kept in memory as well
-            clock=self._clock,
-            born_ns=now_ns - round(age * 1e9),
-            retry_ns=now_ns + round(left * 1e9) if left > 0 else None,
+            entry,
+            self._clock,
+            now_ns - age_ns,
+            None if until is None or until <= now else now_ns + int((until - now) * 1e9),
         )
 
     def of_load(self, answer: Answer, row: Entry, age: float) -> Cached:
@@ -68,9 +70,9 @@ class Serving:
             FRESH,
             answer.coverage,
             ORIGIN,
-            row=row,
-            clock=self._clock,
-            born_ns=self._clock.now_ns() - round(age * 1e9),
+            row,
+            self._clock,
+            self._clock.now_ns() - round(age * 1e9),
         )
 
     def as_of_now(self, cached: Cached) -> Cached:
@@ -84,49 +86,41 @@ class Serving:
         until = self.wall() + seconds
         return self.as_of_now(cached).after_failure(streak, until, retry_ns)
 
-    def wants_refresh(self, cached: Cached) -> bool:
-        """Whether it should be fetched anew: stale, or lacking something, or hot and soon stale."""
-        config, age = self.config, cached.age
+    def due_ns(self, cached: Cached) -> int:
+        """Return when an answer should be fetched anew: when it is stale, or hot and soon stale.
+
+        One that lacks something is due sooner, a pause after the key last succeeded; parts of a joined answer
+        may be older than that.
+        """
         if cached.freshness != FRESH:
-            return True
+            return 0
         if cached.coverage is not None and not cached.coverage.complete:
-            return _since_success(cached) >= config.refresh_pause
-        return cached.priority == HOT and age >= self.ahead_age
+            joined = max(0.0, (cached.last_success_at or 0.0) - cached.fetched_at)
+            return cached.born_ns + min(round(joined * 1e9) + self._pause_ns, self._fresh_ns)
+        return cached.born_ns + (self._ahead_ns if cached.priority == HOT else self._fresh_ns)
 
-    def shelve(
-        self, key: str, cached: Cached, size: int, stamp: int, *, seconds: float | None = None
-    ) -> Slot | None:
-        """Keep an answer in memory for as long as it may be given without asking, or ``seconds`` if less."""
+    def undisturbed_until_ns(self, cached: Cached) -> int:
+        """Return until when an answer may be given from memory as it is; 0 if it should be fetched anew."""
+        due_ns, now_ns = self.due_ns(cached), self._clock.now_ns()
+        return 0 if due_ns <= now_ns else min(due_ns, now_ns + self._level_ns)
+
+    def shelve(self, key: str, cached: Cached, size: int, stamp: int, seconds: float | None = None) -> None:
+        """Keep an answer in memory for so long, or until it is due, or for a moment if it is that already."""
         if cached.freshness == EXPIRED:
-            return None
-        kept = min(self._undisturbed(cached), self.config.level_seconds)
-        if seconds is not None:
-            kept = min(seconds, kept)
-        until_ns = self._clock.now_ns() + round(kept * 1e9)
+            return
+        now_ns = self._clock.now_ns()
+        if seconds is None:
+            until_ns = self.undisturbed_until_ns(cached) or now_ns + _ASK_AGAIN_NS
+        else:
+            until_ns = now_ns + round(seconds * 1e9)
+        end_ns = cached.born_ns + (self._fresh_ns if cached.freshness == FRESH else self._stale_ns)
+        until_ns = min(until_ns, end_ns, now_ns + self._level_ns)
+        self.level.put(key, cached, until_ns, size + cached.params_bytes, stamp)
         self._changes.listen()
-        return self.level.put(key, cached, until_ns, size + cached.params_bytes, stamp)
-
-    def _undisturbed(self, cached: Cached) -> float:
-        """Return for how many seconds nothing about an answer changes by itself."""
-        config, age = self.config, cached.age
-        if cached.freshness == STALE:
-            return config.stale - age
-        pause = config.refresh_pause - _since_success(cached)
-        if cached.coverage is not None and not cached.coverage.complete and pause > 0:
-            return min(pause, config.fresh - age)
-        hot = cached.priority == HOT and age < self.ahead_age
-        return (self.ahead_age if hot else config.fresh) - age
 
 
-def _since_success(cached: Cached) -> float:
-    """Return how many seconds ago a key succeeded; parts of a joined answer may be older than that."""
-    return cached.age - max(0.0, (cached.last_success_at or 0.0) - cached.fetched_at)
-
-
-def _coverage(text: bytes | None) -> Coverage | None:
+def _coverage(text: bytes) -> Coverage | None:
     """Read a column; what somebody else may have written there is no coverage."""
-    if text is None:
-        return None
     try:
         return Coverage.of(decoded(text))
     except (TypeError, ValueError):

@@ -42,16 +42,20 @@ _PRIORITY = f"""
     CASE WHEN {_ACCESSES} >= CASE WHEN saved THEN 3 ELSE 10 END THEN 'hot'
     WHEN saved OR {_ACCESSES} >= 3 THEN 'warm' ELSE 'cold' END
 """
+_PRIORITY_COUNTED = _PRIORITY
+for _name, _there in (("last_accessed_at", "last_at"), ("access_count", "accesses"), ("saved", "saved")):
+    _PRIORITY_COUNTED = _PRIORITY_COUNTED.replace(_name, f"counted.{_there}")
 
 # What lasts longer than anything may is from before somebody set the clock back. Not to the second: who
 # waited for a record began before the one who changed it.
 _BACKOFF = "CASE WHEN degraded_until <= AT(:now + 1860) THEN UNIX(degraded_until) END"
 
 _ENTRY = f"""
-    SELECT user_id, params_hash, TEXT(search_params), TEXT(results), total_results, TEXT(sources_json),
-        UNIX(fetched_at), UNIX(created_at), UNIX(last_success_at), UNIX(last_attempt_at), fail_streak,
-        {_BACKOFF}, TEXT(coverage), fetch_duration_ms, has_value, priority, access_count,
-        UNIX(last_accessed_at), :now
+    SELECT user_id, params_hash, COALESCE(total_results, 0),
+        COALESCE(UNIX(fetched_at), UNIX(created_at), 0.0), UNIX(last_success_at), UNIX(last_attempt_at),
+        fail_streak, {_BACKOFF}, fetch_duration_ms, priority, TEXT(sources_json), has_value,
+        TEXT(search_params), TEXT(results), TEXT(coverage),
+        COALESCE(UNIX(created_at), UNIX(fetched_at), 0.0), access_count, UNIX(last_accessed_at), :now
     FROM search_results_cache
 """
 
@@ -222,15 +226,22 @@ REMOVE = Statement(
 START_ANEW = Statement(
     f"""
     UPDATE search_fetches SET fail_streak = 0, degraded_until = NULL, last_success_at = NULL
-    WHERE fetch_key = :key AND NOT EXISTS (SELECT 1 FROM search_results_cache WHERE {ROWS_IN_SCOPE})
+    WHERE fetch_key IN (SELECT fetch_key FROM search_fetches WHERE fetch_key = :key FREE())
+    AND NOT EXISTS (SELECT 1 FROM search_results_cache WHERE {ROWS_IN_SCOPE})
     """
 )
 
 _MARKED = """
     params_hash = :params_hash AND (CAST(:user_id AS TEXT) IS NULL OR user_id = CAST(:user_id AS TEXT))
 """
-LOCK_MARKED = Statement(f"SELECT id FROM search_results_cache WHERE {_MARKED} ORDER BY id LOCK()")
-MARK_DUE = Statement(f"UPDATE search_results_cache SET due_at = AT(:now) WHERE {_MARKED} RETURNING id")
+MARK_DUE = Statement(
+    f"""
+    UPDATE search_results_cache SET due_at = AT(:now)
+    WHERE id IN (SELECT id FROM search_results_cache WHERE {_MARKED} ORDER BY id LOCK()) RETURNING id
+    """
+)
+
+DUE = Statement(f"UPDATE search_results_cache SET due_at = AT(:now) WHERE {_MARKED} RETURNING id")
 
 DUE = Statement(
     f"""
@@ -302,41 +313,65 @@ FORGET_ROWS = Statement(
 )
 
 
+_HOUR = "CAST(ROUND(:now / 3600 - 0.5) AS BIGINT)"
+
+COUNT_ANSWERS = Statement(
+    f"""
+    INSERT INTO search_cache_answers (hour, hits, stale, misses) VALUES ({_HOUR}, :hits, :stale, :misses)
+    ON CONFLICT (hour) DO UPDATE SET hits = search_cache_answers.hits + excluded.hits,
+        stale = search_cache_answers.stale + excluded.stale,
+        misses = search_cache_answers.misses + excluded.misses
+    """
+)
+
+# A clock that was set back leaves hours that are still to come.
+FORGET_ANSWERS = Statement(
+    f"""
+    DELETE FROM search_cache_answers WHERE hour IN (
+        SELECT hour FROM search_cache_answers WHERE hour <= {_HOUR} - 24 OR hour > {_HOUR} + 1 FREE()
+    )
+    """
+)
+
+ANSWERS = Statement(
+    f"""
+    SELECT CAST(COALESCE(SUM(hits), 0) AS BIGINT), CAST(COALESCE(SUM(stale), 0) AS BIGINT),
+        CAST(COALESCE(SUM(misses), 0) AS BIGINT)
+    FROM search_cache_answers WHERE hour > {_HOUR} - 24 AND hour <= {_HOUR} + 1
+    """
+)
+
+
 @cache
-def touches(count: int) -> tuple[Statement, ...]:
-    """Return what locks so many rows, what counts accesses to them, and what draws the conclusion.
+def touches(count: int) -> Statement:
+    """Return what counts accesses to so many rows, and draws the conclusion.
 
     A count fades within 24 hours in which nobody comes, so that it stays near the number of accesses in them.
+    Only rows that were locked, in their order, are written: others may have come since.
     """
     values = ", ".join(
         f"(CAST(:user_{n} AS TEXT), CAST(:hash_{n} AS TEXT), CAST(:accesses_{n} AS INTEGER),"
         f" CAST(:at_{n} AS DOUBLE PRECISION), CAST(:saved_{n} AS BOOLEAN))"
         for n in range(count)
     )
-    told = f"WITH told (user_id, params_hash, accesses, at, saved) AS (VALUES {values})"
-    match = """
-        FROM told WHERE search_results_cache.user_id = told.user_id
-        AND search_results_cache.params_hash = told.params_hash
-    """
-    locked = f"""
-        {told} SELECT id FROM search_results_cache
-        WHERE (user_id, params_hash) IN (SELECT user_id, params_hash FROM told) ORDER BY id LOCK()
-    """
-    passed = "told.at - UNIX(last_accessed_at)"
-    counted = f"""
-        {told} UPDATE search_results_cache SET
-        access_count = told.accesses + CASE
-            WHEN last_accessed_at IS NULL OR {passed} >= 86400 THEN 0
-            WHEN {passed} <= 0 THEN access_count
-            ELSE CAST(ROUND(access_count * (1 - ({passed}) / 86400)) AS INTEGER) END,
-        last_accessed_at = CASE
-            WHEN last_accessed_at > AT(told.at) THEN last_accessed_at ELSE AT(told.at) END,
-        saved = COALESCE(told.saved, search_results_cache.saved)
-        {match}
-    """
-    ranked = f"""
-        {told} UPDATE search_results_cache
-        SET priority = {_PRIORITY.replace("saved", "search_results_cache.saved")}
-        {match}
-    """
-    return Statement(locked), Statement(counted), Statement(ranked)
+    passed = "told.at - UNIX(kept.last_accessed_at)"
+    return Statement(
+        f"""
+        WITH told (user_id, params_hash, accesses, at, saved) AS (VALUES {values}),
+        counted AS (
+            SELECT kept.id AS id, COALESCE(told.saved, kept.saved) AS saved,
+                CASE WHEN kept.last_accessed_at > AT(told.at) THEN kept.last_accessed_at
+                    ELSE AT(told.at) END AS last_at,
+                told.accesses + CASE
+                    WHEN kept.last_accessed_at IS NULL OR {passed} >= 86400 THEN 0
+                    WHEN {passed} <= 0 THEN kept.access_count
+                    ELSE CAST(ROUND(kept.access_count * (1 - ({passed}) / 86400)) AS INTEGER) END AS accesses
+            FROM search_results_cache AS kept JOIN told
+            ON kept.user_id = told.user_id AND kept.params_hash = told.params_hash
+            ORDER BY kept.id LOCK()
+        )
+        UPDATE search_results_cache SET access_count = counted.accesses, last_accessed_at = counted.last_at,
+            saved = counted.saved, priority = {_PRIORITY_COUNTED}
+        FROM counted WHERE search_results_cache.id = counted.id
+        """
+    )

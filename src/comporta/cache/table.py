@@ -14,7 +14,7 @@ from comporta.cache import requests
 from comporta.cache.migrations import MIGRATIONS
 from comporta.cache.requests import Request
 from comporta.cache.rows import Claim, Due, Entry, Health, Listed, Touch
-from comporta.database.base import Database, Parameters
+from comporta.database.base import Database, Parameters, Rows
 from comporta.database.migrations import check, migrate
 
 __all__ = ["CacheTable", "Claim", "Due", "Entry", "Health", "Listed", "Touch"]
@@ -54,6 +54,7 @@ class CacheTable:
     def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
         self.database = database
         self._clock = clock
+        self._glance = database.glance
 
     def migrate(self) -> None:
         """Bring the tables up to date."""
@@ -62,6 +63,12 @@ class CacheTable:
     def check(self) -> None:
         """Refuse a database that misses a migration."""
         check(self.database, MIGRATIONS)
+
+    def glance(self, request: Request[T]) -> list[Rows] | None:
+        """Return what a small request finds, to be parsed, if that is to be had without waiting."""
+        told = request.parameters if self._clock is None else self._told(request)
+        found = self._glance(request.statements[0], told)
+        return None if found is None else [found]
 
     def ask(self, request: Request[T]) -> T:
         """Carry a request out, blocking."""
@@ -72,12 +79,10 @@ class CacheTable:
 
     async def ask_async(self, request: Request[T]) -> T:
         """Carry a request out, awaiting."""
-        told, small = self._told(request), request.small
+        told = self._told(request)
         if request.writes:
             return request.parse(await self.database.write_async(request.statements, told))
-        return request.parse(
-            [await self.database.read_async(each, told, small=small) for each in request.statements]
-        )
+        return request.parse([await self.database.read_async(each, told) for each in request.statements])
 
     def _told(self, request: Request[T]) -> Parameters:
         return request.parameters if self._clock is None else {**request.parameters, "now": self._clock()}

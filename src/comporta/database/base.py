@@ -96,11 +96,17 @@ class Database(Protocol):
     def address(self) -> str:
         """Where it is, for messages: no user, no password."""
 
+    def glance(self, statement: Statement, parameters: Parameters) -> Rows | None:
+        """Return what a small read finds if it can be had in microseconds, even on an event loop.
+
+        Nothing if it cannot: then it is to be read as anything else.
+        """
+
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Return what a statement finds that changes nothing."""
 
-    async def read_async(self, statement: Statement, parameters: Parameters, *, small: bool = True) -> Rows:
-        """Do the same; a ``small`` read may be done on the event loop, if it can be done without waiting."""
+    async def read_async(self, statement: Statement, parameters: Parameters) -> Rows:
+        """Do the same, on a thread of the database's own."""
 
     def write(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
         """Run statements in one transaction, and return what each of them returns."""

@@ -107,12 +107,15 @@ class PostgresDatabase:
         self._crew = Crew(self.address, connections, self.timeout)
         forks.register(self)
 
+    def glance(self, statement: Statement, parameters: Parameters) -> None:
+        """A server is never there without waiting."""
+
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Ask in one round trip."""
         return self._read(statement, parameters, self.timeout)
 
-    async def read_async(self, statement: Statement, parameters: Parameters, *, small: bool = True) -> Rows:
-        """Ask on a thread: a server is never there without waiting."""
+    async def read_async(self, statement: Statement, parameters: Parameters) -> Rows:
+        """Do the same on a thread."""
         return await self._crew.run(partial(self._read, statement, parameters))
 
     def write(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:

@@ -121,18 +121,20 @@ class SqliteDatabase:
         forks.register(self)
         forks.register_thread(self)
 
-    def read(self, statement: Statement, parameters: Parameters) -> Rows:
-        """Read without waiting; if somebody holds the whole file, wait for them."""
+    def glance(self, statement: Statement, parameters: Parameters) -> Rows | None:
+        """Read here and now, unless somebody holds the whole file; a thread would take ten times as long."""
         try:
             return self._read(statement, parameters, 0)
         except DatabaseBusyError:
-            return self._read(statement, parameters, self.timeout)
+            return None
 
-    async def read_async(self, statement: Statement, parameters: Parameters, *, small: bool = True) -> Rows:
-        """Read on the event loop what takes microseconds there, and a hundred of them on a thread."""
-        if small:
-            with suppress(DatabaseBusyError):
-                return self._read(statement, parameters, 0)
+    def read(self, statement: Statement, parameters: Parameters) -> Rows:
+        """Read without waiting; if somebody holds the whole file, wait for them."""
+        found = self.glance(statement, parameters)
+        return self._read(statement, parameters, self.timeout) if found is None else found
+
+    async def read_async(self, statement: Statement, parameters: Parameters) -> Rows:
+        """Read on a thread."""
         return await self._crew.run(partial(self._read, statement, parameters))
 
     def write(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
@@ -215,7 +217,7 @@ class SqliteDatabase:
                 reader = self._opened(seconds)
             if seconds:
                 _patient(reader, seconds)
-            found = reader.execute(statement.sqlite, {**parameters, "now": _now(parameters)}).fetchall()
+            found = reader.execute(statement.sqlite, _told(parameters)).fetchall()
             if seconds:
                 _patient(reader, 0)
         except BaseException as error:
@@ -228,7 +230,7 @@ class SqliteDatabase:
 
     def _write(self, statements: Sequence[Statement], parameters: Parameters, seconds: float) -> list[Rows]:
         with self.writing(seconds) as writer:
-            told = {**parameters, "now": _now(parameters)}  # after the wait for the others
+            told = _told(parameters)  # after the wait for the others
             return [writer.execute(statement.sqlite, told).fetchall() for statement in statements]
 
     def _current_writer(self) -> sqlite3.Connection:
@@ -289,9 +291,9 @@ def _patient(connection: sqlite3.Connection, seconds: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}").fetchall()
 
 
-def _now(parameters: Parameters) -> float:
-    now: float | None = parameters.get("now")
-    return time.time() if now is None else now
+def _told(parameters: Parameters) -> Parameters:
+    """Return what a statement is told, the time among it."""
+    return parameters if "now" in parameters else {**parameters, "now": time.time()}
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -37,7 +37,7 @@ _TABLES = (
     """,
 )
 
-MIGRATIONS: Final = (Migration(5, "the rows of spreadsheets", _TABLES, _TABLES),)
+MIGRATIONS: Final = (Migration(50, "the rows of spreadsheets", _TABLES, _TABLES),)
 """All of them, in order; the numbers before are the cache's."""
 
 _OF_SHEET = "spreadsheet_id = :spreadsheet_id AND sheet = :sheet"
