@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from comporta.limits.monitor import RateLimitMonitor
     from comporta.limits.permits import ConcurrencyLimit
     from comporta.pipeline.channel import Channel
-    from comporta.pipeline.pipeline import Pipeline
-    from comporta.pipeline.throttle import HierarchicalThrottle
-    from comporta.pipeline.writer import BatchWriter
+    from comporta.pipeline.runs.pipeline import Pipeline
+    from comporta.pipeline.throttle.throttle import HierarchicalThrottle
+    from comporta.pipeline.writing.writer import BatchWriter
     from comporta.retry.budget import Budget, RetryBudget
     from comporta.retry.retry import Retry
     from comporta.upstream.report import CallReport, last_call
@@ -164,9 +164,9 @@ _HOMES = {
     "limits.monitor": ("RateLimitMonitor",),
     "limits.permits": ("ConcurrencyLimit",),
     "pipeline.channel": ("Channel",),
-    "pipeline.pipeline": ("Pipeline",),
-    "pipeline.throttle": ("HierarchicalThrottle",),
-    "pipeline.writer": ("BatchWriter",),
+    "pipeline.runs.pipeline": ("Pipeline",),
+    "pipeline.throttle.throttle": ("HierarchicalThrottle",),
+    "pipeline.writing.writer": ("BatchWriter",),
     "retry.budget": (
         "Budget",
         "RetryBudget",

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from comporta import Pipeline
-from comporta.pipeline.checkpoint import Checkpoint, Standing
+from comporta.pipeline.runs.checkpoint import Checkpoint, Standing
+from comporta.pipeline.runs.sources import FileSource
 from comporta.pipeline.sinks import CsvSink, JsonLinesSink, Row, Sink, SqliteSink
-from comporta.pipeline.sources import FileSource
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 120.0

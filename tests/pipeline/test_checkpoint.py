@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from comporta.errors import CheckpointError
-from comporta.pipeline.checkpoint import Checkpoint, Standing
-from comporta.pipeline.confirmed import Confirmed
+from comporta.pipeline.runs.checkpoint import Checkpoint, Standing
+from comporta.pipeline.runs.confirmed import Confirmed
 
 SOURCE = {"kind": "lines", "path": "/x", "size_bytes": 7}
 

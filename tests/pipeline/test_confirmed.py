@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comporta.pipeline.confirmed import Confirmed
-from comporta.pipeline.turns import Turns
+from comporta.pipeline.runs.confirmed import Confirmed
+from comporta.pipeline.runs.turns import Turns
 
 
 @given(st.lists(st.integers(0, 60)), st.lists(st.integers(0, 60)))

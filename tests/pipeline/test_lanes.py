@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from comporta.pipeline.lanes import Batching, Lane
 from comporta.pipeline.sinks import Row
+from comporta.pipeline.writing.lanes import Batching, Lane
 
 BATCHING = Batching.of(3, 2.0, None, None, keyed=False)
 SECOND_NS = 10**9

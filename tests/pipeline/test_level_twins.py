@@ -8,8 +8,8 @@ from tests.support import redis_store
 
 from comporta.limits.adjust import Climb, Drop, Pause
 from comporta.limits.config import LimitConfig
-from comporta.pipeline.levels import Levels, Settling, TakeBoth
-from comporta.pipeline.short_way import short_way
+from comporta.pipeline.throttle.levels import Levels, Settling, TakeBoth
+from comporta.pipeline.throttle.short_way import short_way
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
 

@@ -17,9 +17,9 @@ from comporta.errors import CheckpointError, DeadLettersFullError, PipelineError
 from comporta.events import latest_events
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.pipeline.letters import DeadLetters
-from comporta.pipeline.report import Report
+from comporta.pipeline.runs.report import Report
+from comporta.pipeline.runs.sources import FileSource
 from comporta.pipeline.sinks import Row
-from comporta.pipeline.sources import FileSource
 
 PATIENCE_SECONDS = 60.0
 
@@ -538,7 +538,7 @@ def test_drain__while_the_window_is_full__ends(tmp_path: Path) -> None:
 
 
 def test_stop__sink_hangs__is_given_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comporta.pipeline.running.STOP_SECONDS", 0.05)
+    monkeypatch.setattr("comporta.pipeline.runs.running.STOP_SECONDS", 0.05)
     sink, checkpoint = Kept(), tmp_path / "c"
     sink.gate.clear()
 
@@ -645,8 +645,8 @@ def test_run__twice_at_once__is_refused_and_one_after_another_is_fine() -> None:
 
 
 def test_progress__a_function__is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comporta.pipeline.running.SHOW_SECONDS", 0.001)
-    monkeypatch.setattr("comporta.pipeline.running.SAY_SECONDS", 0.0)
+    monkeypatch.setattr("comporta.pipeline.runs.running.SHOW_SECONDS", 0.001)
+    monkeypatch.setattr("comporta.pipeline.runs.running.SAY_SECONDS", 0.0)
     told: list[tuple[int, int | None]] = []
 
     async def step(item: int) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from comporta import Pipeline
-from comporta.pipeline.progress import Terminal, progress_of, shown
-from comporta.pipeline.report import Report
+from comporta.pipeline.runs.progress import Terminal, progress_of, shown
+from comporta.pipeline.runs.report import Report
 
 
 def test_report__figures__are_told_in_one_line() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from comporta import Channel, Pipeline
-from comporta.pipeline.reading import reading_of
+from comporta.pipeline.runs.reading import reading_of
 
 
 async def silent() -> AsyncIterator[int]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from comporta.errors import SourceError
-from comporta.pipeline import sources
 from comporta.pipeline.letters import DeadLetters
-from comporta.pipeline.sources import Entry, FileSource, Items, source_of
+from comporta.pipeline.runs import sources
+from comporta.pipeline.runs.sources import Entry, FileSource, Items, source_of
 
 
 def read(path: Path, content: bytes | str, form: str | None = None) -> list[Entry]:

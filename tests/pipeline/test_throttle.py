@@ -14,9 +14,9 @@ import pytest
 from tests.limits.faces import BEGIN, STORES, Face, made_store
 
 from comporta import HierarchicalThrottle, LimitReachedError, StateFullError, StateUnavailableError, events
-from comporta.pipeline import partitions as partitions_module
-from comporta.pipeline.degrading import PartitionDegradation
 from comporta.pipeline.places import Place
+from comporta.pipeline.throttle import partitions as partitions_module
+from comporta.pipeline.throttle.degrading import PartitionDegradation
 from comporta.stores.base import Store
 from comporta.stores.failover import FailoverStore
 from comporta.stores.memory import MemoryStore
@@ -448,7 +448,7 @@ def test_book__all_remembered_partitions_have_waiters__forgets_none(monkeypatch:
 
 
 def test_levels__many_records__are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comporta.pipeline.levels.REVISED_MAX", 2)
+    monkeypatch.setattr("comporta.pipeline.throttle.levels.REVISED_MAX", 2)
     clock = ManualClock(BEGIN)
     throttle = HierarchicalThrottle(1e6, 100, state=MemoryStore(clock))
     for number in range(5):

@@ -25,12 +25,10 @@ from comporta.errors import (
     WriterClosedError,
 )
 from comporta.events import latest_events
-from comporta.limits.waiting import Ticket
 from comporta.metrics import InMemoryMetrics, use_metrics
-from comporta.pipeline import gathering
 from comporta.pipeline.letters import DeadLetters
 from comporta.pipeline.sinks import CsvSink, Row
-from comporta.pipeline.waits import Wait
+from comporta.pipeline.writing import gathering
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
 
@@ -413,7 +411,7 @@ def test_writer__forgotten__is_closed_when_the_program_ends(tmp_path: Path) -> N
 def test_writer__end_of_the_program__says_what_it_could_not_write(
     face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from comporta.pipeline import exits  # noqa: PLC0415 - what runs at the end of a program, run now
+    from comporta.pipeline.writing import exits  # noqa: PLC0415 - what runs at the end of a program, run now
 
     face.sink.errors = [DOWN]
     face.opened(retry=None, name="left-open")
@@ -699,42 +697,6 @@ def test_writer__awaited_sink_on_a_slow_day__pushes_back() -> None:
 
     asyncio.run(main())
     assert sink.told.ids == [1, 2, 4]
-
-
-def test_writer__awaited_sink_and_full_letters__stops_and_says_so(tmp_path: Path) -> None:
-    sink = AwaitedSink()
-    sink.told.errors = [DOWN]
-
-    async def main() -> None:
-        letters = DeadLetters(tmp_path / "dead.jsonl", max_bytes=10)
-        async with BatchWriter(sink, retry=None, dead_letters=letters) as writer:
-            await writer.write({"id": 1})
-            with pytest.raises(DeadLettersFullError):
-                await writer.flush()
-
-    asyncio.run(main())
-    assert sink.told.ids == [1]
-
-
-@pytest.mark.parametrize("calls", [0, 1, 2])
-def test_wait__ticket_called_before_or_meanwhile__ends_at_once(calls: int) -> None:
-    ticket = Ticket()
-    for _ in range(calls):
-        ticket.call()
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        for _ in range(2):
-            loop.call_later(0.01, ticket.call)
-        await Wait(ticket, 30).wait()
-
-    asyncio.run(main())
-    for _ in range(calls):
-        ticket.call()
-    timer = threading.Timer(0.01, lambda: [ticket.call(), ticket.call()])
-    timer.start()
-    Wait(ticket, 30).block()
-    timer.join()
 
 
 def test_writer__awaited_sink__needs_a_loop() -> None:

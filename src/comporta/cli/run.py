@@ -23,11 +23,11 @@ from comporta.cli.run_calls import COLUMNS, Calls
 from comporta.cli.states import state_url
 from comporta.errors import ComportaError
 from comporta.limits.config import LimitConfig
-from comporta.pipeline.pipeline import WORKERS_MAX, Pipeline
-from comporta.pipeline.progress import Terminal, duration
-from comporta.pipeline.report import COMPLETE, Report
+from comporta.pipeline.runs.pipeline import WORKERS_MAX, Pipeline
+from comporta.pipeline.runs.progress import Terminal, duration
+from comporta.pipeline.runs.report import COMPLETE, Report
+from comporta.pipeline.runs.sources import FORMS, FileSource
 from comporta.pipeline.sinks import CsvSink, JsonLinesSink, Sink, SqliteSink
-from comporta.pipeline.sources import FORMS, FileSource
 from comporta.retry.retry import Retry
 from comporta.stores.urls import forget_stores
 from comporta.upstream.upstream import Upstream

@@ -7,26 +7,16 @@ than :data:`NAP_SECONDS` without looking: where signal handlers raise, a call ma
 
 from __future__ import annotations
 
-from contextlib import suppress
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from comporta.clock import MONOTONIC, Clock
+from comporta.threads import Bell
 
 if TYPE_CHECKING:
     import asyncio
 
 NAP_SECONDS = 1.0
 """A thread that waits looks at least this often."""
-
-
-class _Bell(Protocol):
-    def set(self) -> bool:
-        """Wake who waits; false if there is nobody any more."""
-
-    @property
-    def gone(self) -> bool:
-        """Whether nobody can wait for it any more."""
 
 
 class Place:
@@ -39,7 +29,7 @@ class Place:
 
     def __init__(self, clock: Clock = MONOTONIC) -> None:
         self._clock = clock
-        self._bell: _Bell | None = None
+        self._bell: Bell | LoopBell | None = None
         self.called = False
         self.seconds: float | None = None
 
@@ -51,12 +41,16 @@ class Place:
         """
         self.called = True
         bell = self._bell
-        return bell is None or bell.set()
+        if isinstance(bell, LoopBell):
+            return bell.set()
+        if bell is not None:
+            bell.set()
+        return True
 
     @property
     def gone(self) -> bool:
         """Whether the holder rests in an event loop that was closed over it."""
-        return self._bell is not None and self._bell.gone
+        return isinstance(self._bell, LoopBell) and self._bell.gone
 
     def renew(self) -> None:
         """Be as if never called."""
@@ -65,48 +59,23 @@ class Place:
 
     def block(self) -> None:
         """Hold the thread."""
-        self._bell = bell = _ThreadBell()
+        self._bell = bell = Bell()
         if not self.called:
             seconds = NAP_SECONDS if self.seconds is None else min(NAP_SECONDS, self.seconds)
-            self._clock.wait(bell, seconds)  # type: ignore[arg-type]  # all that is asked of an Event
+            self._clock.wait(bell, seconds)
 
     async def wait(self) -> None:
         """Hold nothing."""
-        self._bell = bell = _LoopBell()
+        self._bell = bell = LoopBell()
         if self.called:
             return
         if self.seconds is None:
             await bell.future
         else:
-            await self._clock.wait_async(bell, self.seconds)  # type: ignore[arg-type]  # see above
+            await self._clock.wait_async(bell, self.seconds)  # type: ignore[arg-type]  # all that is asked
 
 
-class _ThreadBell:
-    """What is asked of a ``threading.Event``, on one plain lock: an interrupt cannot leave it half locked."""
-
-    __slots__ = ("_lock", "_rung")
-
-    gone = False
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._lock.acquire()  # it guards nothing: it is a thing to wait for
-        self._rung = False
-
-    def is_set(self) -> bool:
-        return self._rung
-
-    def set(self) -> bool:
-        self._rung = True
-        with suppress(RuntimeError):  # two rang
-            self._lock.release()
-        return True
-
-    def wait(self, seconds: float) -> bool:
-        return self._lock.acquire(timeout=max(0.0, seconds))
-
-
-class _LoopBell:
+class LoopBell:
     """What is asked of an ``asyncio.Event``; but it can be rung from anywhere."""
 
     __slots__ = ("_loop", "future")

@@ -11,7 +11,7 @@ from comporta import Retry
 from comporta.errors import SinkUnavailableError
 from comporta.pipeline.letters import DeadLetters
 from comporta.pipeline.sinks import GoogleAccount, SheetsSink
-from comporta.pipeline.writer import BatchWriter
+from comporta.pipeline.writing.writer import BatchWriter
 from comporta.testing import ManualClock, SheetsServer
 
 WRITES = "values:batchUpdate"

@@ -365,7 +365,7 @@ def test_open__tables_missing__says_what_to_run(
 ) -> None:
     opened = open_database(database)
     sink = SheetsSink(spreadsheet, account, database=opened, migrate=False)
-    with pytest.raises(DatabaseSchemaError, match=r"migration 5 \(the rows of spreadsheets\) was not run"):
+    with pytest.raises(DatabaseSchemaError, match=r"migration 50 \(the rows of spreadsheets\) was not run"):
         sink.open()
     sink.close()
     opened.close()

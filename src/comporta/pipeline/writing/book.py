@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from comporta.pipeline.lanes import Lane
     from comporta.pipeline.sinks.base import Row
+    from comporta.pipeline.writing.lanes import Lane
 
 
 class Keeper(Protocol):
@@ -29,7 +29,7 @@ class Keeper(Protocol):
 
 
 class Book:
-    """The ledger of one lane; see :class:`comporta.pipeline.delivery.Ledger`."""
+    """The ledger of one lane; see :class:`comporta.pipeline.writing.delivery.Ledger`."""
 
     __slots__ = ("_keeper", "_lane")
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from comporta import events
 from comporta.metrics import current_metrics
-from comporta.pipeline.checkpoint import Checkpoint, Standing
 from comporta.pipeline.letters import DeadLetters, Letter
-from comporta.pipeline.report import Report
+from comporta.pipeline.runs.checkpoint import Checkpoint, Standing
+from comporta.pipeline.runs.report import Report
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
-from comporta.pipeline.report import Report
+from comporta.pipeline.runs.report import Report
 
 Progress = Callable[[Report], None]
 """What is told how far a run is, four times a second: quickly, and without waiting."""

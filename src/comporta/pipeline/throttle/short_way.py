@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from comporta.limits.operation import CHANGES, SPACE
-from comporta.pipeline.levels import GRANTED, Levels, Waits
+from comporta.pipeline.throttle.levels import GRANTED, Levels, Waits
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import RECORD
 

@@ -13,15 +13,16 @@ from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from comporta import forks
+from comporta.clock import MONOTONIC
 from comporta.errors import SinkFullError, WriterClosedError
 from comporta.events import publish
 from comporta.flow import Flow
-from comporta.limits.waiting import WAITERS_MAX, Lines, Ticket
-from comporta.pipeline.book import Book
-from comporta.pipeline.delivery import AbandonedError, Delivery
-from comporta.pipeline.lanes import Batching, Key, Lane
-from comporta.pipeline.statistics import WriterStatistics, count_dead, count_written
-from comporta.pipeline.waits import Call, Wait
+from comporta.limits.waiting import WAITERS_MAX, Lines, Rest, Ticket
+from comporta.pipeline.calls import Call
+from comporta.pipeline.writing.book import Book
+from comporta.pipeline.writing.delivery import AbandonedError, Delivery
+from comporta.pipeline.writing.lanes import Batching, Key, Lane
+from comporta.pipeline.writing.statistics import WriterStatistics, count_dead, count_written
 
 if TYPE_CHECKING:
     from comporta.pipeline.sinks.base import Row
@@ -116,7 +117,7 @@ class Gathering:
             raise SinkFullError(f"{self.name}: {WAITERS_MAX} wait already to write")
         try:
             while not (self._lines.is_first(_LINE, ticket) and self.put(rows)):
-                yield Wait(ticket, LOOK_SECONDS)
+                yield Rest(MONOTONIC, ticket, LOOK_SECONDS)
         finally:
             self._lines.leave(_LINE, ticket)
 
@@ -248,7 +249,7 @@ class Gathering:
             if wait_ns == 0 and not lane.stopped:
                 return True
             seconds = LOOK_SECONDS if wait_ns is None or lane.stopped else wait_ns / 1e9
-            yield Wait(lane.ticket, min(seconds, LOOK_SECONDS))
+            yield Rest(MONOTONIC, lane.ticket, min(seconds, LOOK_SECONDS))
 
     def _ended(self) -> Flow[None]:
         """The last lane closes the sink."""
@@ -333,7 +334,7 @@ class Gathering:
                 if left <= 0:
                     self.abandoned = True
                     raise TimeoutError(f"{self.name}: not closed within {timeout:g} s; see unwritten()")
-                yield Wait(ticket, min(left, LOOK_SECONDS))
+                yield Rest(MONOTONIC, ticket, min(left, LOOK_SECONDS))
             self._raise()
         finally:
             self._watchers.remove(ticket)

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from comporta import events
 from comporta.errors import PipelineError
-from comporta.pipeline.books import Books
 from comporta.pipeline.channel import Channel
-from comporta.pipeline.checkpoint import Checkpoint
-from comporta.pipeline.interrupts import Interrupts
 from comporta.pipeline.letters import DeadLetters
-from comporta.pipeline.outlet import Outlet
-from comporta.pipeline.progress import progress_of
-from comporta.pipeline.reading import HANDFUL_MAX, Reading, identity_of, reading_of
-from comporta.pipeline.report import COMPLETE, DRAINED, STOPPED, Report
-from comporta.pipeline.sources import Entry
-from comporta.pipeline.turns import Turns
-from comporta.pipeline.working import Work
+from comporta.pipeline.runs.books import Books
+from comporta.pipeline.runs.checkpoint import Checkpoint
+from comporta.pipeline.runs.interrupts import Interrupts
+from comporta.pipeline.runs.outlet import Outlet
+from comporta.pipeline.runs.progress import progress_of
+from comporta.pipeline.runs.reading import HANDFUL_MAX, Reading, identity_of, reading_of
+from comporta.pipeline.runs.report import COMPLETE, DRAINED, STOPPED, Report
+from comporta.pipeline.runs.sources import Entry
+from comporta.pipeline.runs.turns import Turns
+from comporta.pipeline.runs.working import Work
 
 if TYPE_CHECKING:
-    from comporta.pipeline.pipeline import Pipeline
+    from comporta.pipeline.runs.pipeline import Pipeline
 
 STOP_SECONDS = 5.0
 """How long a run that is stopped waits for its sink to take what is done."""

@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from comporta.errors import SourceError
-from comporta.pipeline.books import Books
 from comporta.pipeline.letters import Letter
-from comporta.pipeline.outlet import Outlet
-from comporta.pipeline.report import Report
-from comporta.pipeline.sources import Entry
+from comporta.pipeline.runs.books import Books
+from comporta.pipeline.runs.outlet import Outlet
+from comporta.pipeline.runs.report import Report
+from comporta.pipeline.runs.sources import Entry
 from comporta.retry.retry import Attempt, Failed
 
 if TYPE_CHECKING:
-    from comporta.pipeline.pipeline import Pipeline
+    from comporta.pipeline.runs.pipeline import Pipeline
 
 
 class Work:

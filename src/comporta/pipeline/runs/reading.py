@@ -15,9 +15,9 @@ from threading import Thread
 from typing import Any
 
 from comporta.errors import ChannelClosedError
+from comporta.pipeline.calls import Call
 from comporta.pipeline.channel import Channel
-from comporta.pipeline.sources import Entry, FileSource, Items, Source, source_of
-from comporta.pipeline.waits import Call
+from comporta.pipeline.runs.sources import Entry, FileSource, Items, Source, source_of
 
 HANDFUL_MAX = 512
 """How many entries are taken at a time, at the most."""

@@ -12,16 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from comporta.pipeline.books import Books
-from comporta.pipeline.lanes import BATCHES_WAITING
 from comporta.pipeline.letters import DeadLetters, Letter
+from comporta.pipeline.runs.books import Books
+from comporta.pipeline.runs.sources import Entry
 from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
-from comporta.pipeline.sources import Entry
-from comporta.pipeline.writer import BatchWriter
+from comporta.pipeline.writing.lanes import BATCHES_WAITING
+from comporta.pipeline.writing.writer import BatchWriter
 from comporta.retry.retry import Retry
 
 if TYPE_CHECKING:
-    from comporta.pipeline.pipeline import Pipeline
+    from comporta.pipeline.runs.pipeline import Pipeline
 
 
 ROWS_WAITING = 2000

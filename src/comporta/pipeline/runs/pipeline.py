@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import os
 
     from comporta.pipeline.letters import DeadLetters
-    from comporta.pipeline.progress import Progress
-    from comporta.pipeline.report import Report
-    from comporta.pipeline.running import Run
+    from comporta.pipeline.runs.progress import Progress
+    from comporta.pipeline.runs.report import Report
+    from comporta.pipeline.runs.running import Run
+    from comporta.pipeline.runs.sources import Source
     from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
-    from comporta.pipeline.sources import Source
 
 WORKERS_MAX = 10_000
 CAPACITY_MAX = 1_000_000
@@ -114,7 +114,7 @@ class Pipeline:
 
         With ``signals``, the first SIGINT (Ctrl-C) or SIGTERM drains, a second one stops. Cancelling stops.
         """
-        from comporta.pipeline.running import Run  # noqa: PLC0415 - brings in asyncio
+        from comporta.pipeline.runs.running import Run  # noqa: PLC0415 - brings in asyncio
 
         if self._run is not None:
             raise RuntimeError(f"{self.name} is running already")

@@ -11,8 +11,8 @@ from threading import Lock
 
 from comporta import forks
 from comporta.limits.key import state_key
-from comporta.pipeline.levels import Levels, TakeBoth
 from comporta.pipeline.places import Place
+from comporta.pipeline.throttle.levels import Levels, TakeBoth
 
 PARTITIONS_MAX = 10_000
 """How many partitions a process remembers beyond those in which somebody waits."""

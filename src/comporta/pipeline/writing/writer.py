@@ -12,12 +12,13 @@ from comporta.callables import is_awaited
 from comporta.flow import Flow, run, run_async
 from comporta.limits.verbs import check_timeout
 from comporta.names import checked_name
-from comporta.pipeline.delivery import Delivery, Quota
-from comporta.pipeline.exits import close_at_exit
-from comporta.pipeline.gathering import Dead, Gathering, Written
-from comporta.pipeline.lanes import Batching, Key
-from comporta.pipeline.statistics import WriterStatistics
+from comporta.pipeline.writing.delivery import Delivery, Quota
+from comporta.pipeline.writing.exits import close_at_exit
+from comporta.pipeline.writing.gathering import Dead, Gathering, Written
+from comporta.pipeline.writing.lanes import Batching, Key
+from comporta.pipeline.writing.statistics import WriterStatistics
 from comporta.retry.retry import Retry
+from comporta.threads import Run
 
 if TYPE_CHECKING:
     import os
@@ -198,9 +199,8 @@ class SyncBatchWriter:
 
 
 def _thread(flow: Flow[None]) -> None:
-    from threading import Thread  # noqa: PLC0415 - only who writes needs it
-
-    Thread(target=run, args=(flow,), name="comporta-writer", daemon=True).start()
+    if not Run().start(run, flow, name="comporta-writer"):
+        raise RuntimeError("no thread can be had to write batches on")
 
 
 def _checked(row: Row) -> Row:

@@ -13,7 +13,7 @@ from comporta.events import publish
 from comporta.flow import run
 
 if TYPE_CHECKING:
-    from comporta.pipeline.gathering import Gathering
+    from comporta.pipeline.writing.gathering import Gathering
 
 EXIT_SECONDS: Final = 30.0
 """How long the end of a program waits for each."""

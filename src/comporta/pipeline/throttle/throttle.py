@@ -19,11 +19,11 @@ from comporta.limits.key import printable
 from comporta.limits.telling import tell
 from comporta.limits.verbs import check_cost, check_timeout
 from comporta.names import checked_name
-from comporta.pipeline.degrading import PartitionDegradation, check_number
-from comporta.pipeline.levels import GRANTED, Levels, Settling, TakeBoth, Waits
-from comporta.pipeline.partitions import Book, Partition
 from comporta.pipeline.places import Place
-from comporta.pipeline.short_way import short_way
+from comporta.pipeline.throttle.degrading import PartitionDegradation, check_number
+from comporta.pipeline.throttle.levels import GRANTED, Levels, Settling, TakeBoth, Waits
+from comporta.pipeline.throttle.partitions import Book, Partition
+from comporta.pipeline.throttle.short_way import short_way
 from comporta.steps import WHOLE, millionths
 from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from comporta.errors import CheckpointError
-from comporta.pipeline.confirmed import Confirmed
+from comporta.pipeline.runs.confirmed import Confirmed
 
 VERSION = 1
 POSITIONS_MAX = 2**53

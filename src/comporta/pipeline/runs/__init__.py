@@ -1,0 +1,1 @@
+"""A source, a step, a sink: ``pipeline.py`` is the face, ``running.py`` one run of it."""

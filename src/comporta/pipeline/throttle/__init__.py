@@ -1,0 +1,1 @@
+"""A global limit and one for each partition, obeyed together: see ``throttle.py``."""
