@@ -3,7 +3,7 @@
 ``ManualClock`` moves time by hand; ``StoreConformance`` is what every store must pass; ``Server``,
 ``Sentinels`` and ``Cluster`` start real Valkeys or Redises on free ports, and ``FaultProxy`` stands between
 them and whoever asks; ``PostgresServer`` starts a real database; ``SimulatedUpstream`` is what a program
-depends on, with a limit of its own.
+depends on, with a limit of its own; ``ProcurementServer`` is two procurement portals with their bad days.
 """
 
 from comporta.testing.certificates import Certificate
@@ -11,6 +11,7 @@ from comporta.testing.clock import ManualClock
 from comporta.testing.clusters import Cluster
 from comporta.testing.conformance import StoreConformance
 from comporta.testing.postgres import PostgresServer
+from comporta.testing.procurement import ProcurementServer, SimulatedPortal
 from comporta.testing.programs import find_postgres, find_servers
 from comporta.testing.proxy import FaultProxy
 from comporta.testing.sentinels import Sentinels
@@ -23,8 +24,10 @@ __all__ = [
     "FaultProxy",
     "ManualClock",
     "PostgresServer",
+    "ProcurementServer",
     "Sentinels",
     "Server",
+    "SimulatedPortal",
     "SimulatedUpstream",
     "StoreConformance",
     "find_postgres",
