@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
@@ -21,6 +21,9 @@ from comporta.database.migrations import check, migrate
 from comporta.database.urls import open_database
 from comporta.errors import DatabaseError, DatabaseSchemaError
 from comporta.service.migrations import MIGRATIONS
+from comporta.service.search.searching import Search
+from comporta.service.sources.base import Source
+from comporta.service.sources.opening import check_addresses, open_sources
 from comporta.upstream.upstreams import Upstreams
 
 if TYPE_CHECKING:
@@ -40,7 +43,8 @@ class Parts:
     database: Database
     upstreams: Upstreams
     cache: HealthCache
-    sources: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, Source]
+    search: Search
     started: float = field(default_factory=time.time)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -59,17 +63,24 @@ def parts_of(request: Request) -> Parts:
 @asynccontextmanager
 async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
     """Open what there is; what blocks is done on a thread, before anybody is served."""
+    await check_addresses(config)
     parts = await asyncio.to_thread(_made, config)
+    keeping = asyncio.create_task(parts.search.keep_fresh())
     try:
         yield parts
     finally:
         parts.leaving.set()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await parts.cache.aclose()
+                for source in parts.sources.values():
+                    await source.aclose()
                 await parts.upstreams.aclose()
         except TimeoutError:
             events.publish("service_close", "service", "not everything could be given back in time")
+        parts.search.close()
         await asyncio.to_thread(parts.database.close)
 
 
@@ -86,10 +97,11 @@ def _made(config: ServiceConfig) -> Parts:
             state=upstreams.store,
             migrate=False,
         )
+        sources = open_sources(config, upstreams)
     except BaseException:
         database.close()
         raise
-    return Parts(config, database, upstreams, cache)
+    return Parts(config, database, upstreams, cache, sources, Search(sources, cache, config.search))
 
 
 def _migrated(database: Database) -> None:

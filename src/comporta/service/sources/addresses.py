@@ -50,7 +50,7 @@ def _with_embedded(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address |
 
 
 class Resolver:
-    """Finds the addresses of names on threads of its own, and refuses private ones unless they are allowed."""
+    """Finds the addresses of names, on threads of its own, and refuses private ones unless allowed."""
 
     def __init__(self, *, allow_private: bool) -> None:
         self._allow_private = allow_private
@@ -99,9 +99,13 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         """Send a request to the first of the addresses that can be connected to."""
         url = request.url
         try:
-            found = await self._resolver.addresses(url.host, url.port or (443 if url.scheme == "https" else 80))
+            found = await self._resolver.addresses(
+                url.host, url.port or (443 if url.scheme == "https" else 80)
+            )
         except OSError as error:
-            raise httpx2.ConnectError(f"{url.host:.100} cannot be resolved: {error}", request=request) from error
+            raise httpx2.ConnectError(
+                f"{url.host:.100} cannot be resolved: {error}", request=request
+            ) from error
         for address in found[:-1]:
             try:
                 return await self._inner.handle_async_request(_pinned(request, address))

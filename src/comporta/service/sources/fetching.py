@@ -30,9 +30,7 @@ class Answer(NamedTuple, Generic[T]):
 class Portal:
     """A base address, and the upstream that says how it may be used."""
 
-    def __init__(
-        self, upstream: Upstream, base: str, client: httpx2.AsyncClient, *, bytes_max: int
-    ) -> None:
+    def __init__(self, upstream: Upstream, base: str, client: httpx2.AsyncClient, *, bytes_max: int) -> None:
         self.upstream = upstream
         self._base = base.rstrip("/")
         self._client = client

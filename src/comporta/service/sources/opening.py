@@ -32,9 +32,7 @@ def _portal(name: str, config: ServiceConfig, upstreams: Upstreams) -> Portal:
     resolver = Resolver(allow_private=config.allow_private_addresses)
     transport = PinnedTransport(resolver, httpx2.AsyncHTTPTransport(trust_env=False))
     client = client_for(transport, config.search.page_timeout)
-    return Portal(
-        upstreams[name], config.addresses[name], client, bytes_max=config.search.page_bytes_max
-    )
+    return Portal(upstreams[name], config.addresses[name], client, bytes_max=config.search.page_bytes_max)
 
 
 async def check_addresses(config: ServiceConfig) -> None:

@@ -65,7 +65,7 @@ class Pcp:
 
     async def page(self, wanted: Wanted, number: int) -> Page:
         """Return a page."""
-        told = {
+        told: dict[str, str | int] = {
             "dataInicial": wanted.first.isoformat(),
             "dataFinal": wanted.last.isoformat(),
             "modalidade": wanted.modality,

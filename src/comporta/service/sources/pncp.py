@@ -62,7 +62,7 @@ class Pncp:
 
     async def page(self, wanted: Wanted, number: int) -> Page:
         """Return a page; a 204 is an empty one."""
-        told = {
+        told: dict[str, str | int] = {
             "dataInicial": f"{wanted.first:%Y%m%d}",
             "dataFinal": f"{wanted.last:%Y%m%d}",
             "codigoModalidadeContratacao": wanted.modality,
