@@ -32,9 +32,11 @@ _SECURE = (
 class Front:
     """Lets a request through to the application, or answers it."""
 
-    def __init__(self, app: App, body_bytes_max: int) -> None:
+    def __init__(self, app: App, body_bytes_max: int, calls_max: int) -> None:
         self._app = app
         self._body_bytes_max = body_bytes_max
+        self._calls_max = calls_max
+        self._calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
@@ -53,24 +55,36 @@ class Front:
                 message = {**message, "headers": [*message.get("headers", ()), *more, *_SECURE]}
             await send(message)
 
+        self._calls += 1
         try:
             await self._passed(scope, receive, telling, told)
         finally:
+            self._calls -= 1
             _count(scope, status, perf_counter() - began)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send, told: Headers) -> None:
-        parts: Parts = scope["app"].state.parts
-        if parts.clients is not None and scope["path"] not in EXEMPT:
-            verdict = await parts.clients.admit(scope)
-            told += verdict.headers
-            if verdict.problem is not None:
-                status, title, detail, retry_after = verdict.problem
-                await _answered(Problem(status, title, detail, retry_after=retry_after), scope, receive, send)
-                return
-        if _announced(scope) > self._body_bytes_max:
-            await _answered(self._too_large(), scope, receive, send)
+        problem = None if scope["path"] in EXEMPT else await self._refused(scope, told)
+        if problem is None and _announced(scope) > self._body_bytes_max:
+            problem = self._too_large()
+        if problem is not None:
+            await problem.response()(scope, receive, send)
             return
         await self._app(scope, self._bounded(receive), send)
+
+    async def _refused(self, scope: Scope, told: Headers) -> Problem | None:
+        """Return why a request may not pass now; what its client is told in any case goes to ``told``."""
+        parts: Parts = scope["app"].state.parts
+        if self._calls > self._calls_max:
+            detail = f"more than {self._calls_max} requests are under way"
+            return Problem(503, "Service Unavailable", detail, retry_after=1)
+        if parts.clients is None:
+            return None
+        verdict = await parts.clients.admit(scope)
+        told += verdict.headers
+        if verdict.problem is None:
+            return None
+        status, title, detail, retry_after = verdict.problem
+        return Problem(status, title, detail, retry_after=retry_after)
 
     def _bounded(self, receive: Receive) -> Receive:
         """Return a ``receive`` that ends with an error where a body is larger than allowed."""
@@ -97,10 +111,6 @@ def _announced(scope: Scope) -> int:
         if name == b"content-length":
             return int(value) if value.isdigit() and len(value) < _DIGITS_MAX else 2**63
     return 0
-
-
-async def _answered(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-    await problem.response()(scope, receive, send)
 
 
 def _count(scope: Scope, status: int, seconds: float) -> None:
