@@ -39,7 +39,7 @@ pcp = "{pcp}"
 
 [service.search]
 timeout = 10
-page_timeout = 5
+page_timeout = {page_timeout}
 {search}
 
 [upstreams.pncp]
@@ -66,6 +66,7 @@ def written(folder: Path, server: ProcurementServer, **told: Any) -> Path:
         "pncp": server.pncp.url,
         "pcp": server.pcp.url,
         "threshold": 1000,
+        "page_timeout": 5,
         "service": "client_limit = false",
         "search": "",
     }

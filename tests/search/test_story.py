@@ -216,4 +216,4 @@ def test_search__slow_source__counts_what_came_in_time(server: ProcurementServer
         assert body["sources"]["pcp"]["status"] == "failed"
         assert body["sources"]["pncp"]["status"] == "fresh"
 
-    told(server, tmp_path, story)
+    told(server, tmp_path, story, page_timeout=1)

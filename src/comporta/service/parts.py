@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
@@ -20,6 +20,12 @@ from comporta.cache.cache import HealthCache
 from comporta.database.migrations import check, migrate
 from comporta.database.urls import open_database
 from comporta.errors import DatabaseError, DatabaseSchemaError
+from comporta.integrations.addresses import ClientAddress
+from comporta.integrations.inbound import Inbound
+from comporta.limits.limiter import BaseLimiter
+from comporta.metrics import use_metrics
+from comporta.service.audit import Audit
+from comporta.service.figures import Figures
 from comporta.service.migrations import MIGRATIONS
 from comporta.service.search.searching import Search
 from comporta.service.sources.base import Source
@@ -37,14 +43,22 @@ CLOSE_SECONDS = 3.0
 
 @dataclass
 class Parts:
-    """Of one worker. ``leaving`` is set as soon as it is told to end: streams look at it and finish."""
+    """Of one worker. ``leaving`` is set as soon as it is told to end: streams look at it and finish.
+
+    ``clients`` is the limit for those who ask us. ``retry_backfill`` takes the id of a job; it is there where
+    batches are.
+    """
 
     config: ServiceConfig
     database: Database
     upstreams: Upstreams
     cache: HealthCache
+    clients: Inbound | None
+    audit: Audit
     sources: dict[str, Source]
     search: Search
+    figures: Figures = field(default_factory=Figures)
+    retry_backfill: Callable[[str], Coroutine[Any, Any, Any]] | None = None
     started: float = field(default_factory=time.time)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -66,6 +80,7 @@ async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
     await check_addresses(config)
     parts = await asyncio.to_thread(_made, config)
     keeping = asyncio.create_task(parts.search.keep_fresh())
+    before = use_metrics(parts.figures.sink)
     try:
         yield parts
     finally:
@@ -81,6 +96,8 @@ async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
         except TimeoutError:
             events.publish("service_close", "service", "not everything could be given back in time")
         parts.search.close()
+        use_metrics(before)
+        parts.figures.close()
         await asyncio.to_thread(parts.database.close)
 
 
@@ -101,7 +118,24 @@ def _made(config: ServiceConfig) -> Parts:
     except BaseException:
         database.close()
         raise
-    return Parts(config, database, upstreams, cache, sources, Search(sources, cache, config.search))
+    return Parts(
+        config,
+        database,
+        upstreams,
+        cache,
+        clients=_clients(config, upstreams.store),
+        audit=Audit(database),
+        sources=sources,
+        search=Search(sources, cache, config.search),
+    )
+
+
+def _clients(config: ServiceConfig, store: Store) -> Inbound | None:
+    if config.client_limit is None:
+        return None
+    limiter = BaseLimiter(config.client_limit, store, "service_clients")
+    address = ClientAddress(config.trusted_proxies)
+    return Inbound(limiter, key=address, trusted_proxies=(), cost=1, name="clients", on_error="open")
 
 
 def _migrated(database: Database) -> None:
