@@ -19,6 +19,7 @@ from benchmarks import (
     outages,
     redis,
     server,
+    service,
     shared,
     startup,
 )
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "cache-sqlite": cache.rows,
     "cache-stampede": cache.stampede,
     "cache-outage": cache.outage,
+    "service": service.hits,
     "import": startup.run,
     "footprint": footprint.run,
     "accuracy": accuracy.run,

@@ -107,7 +107,7 @@ class Rig:
     async def until(self, what: Callable[[], Awaitable[bool]]) -> None:
         """Wait for something that happens in the background."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await what():
+            while not await what():  # noqa: ASYNC110 - nobody tells of what it waits for
                 await asyncio.sleep(0.02)
 
 

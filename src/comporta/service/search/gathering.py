@@ -67,7 +67,7 @@ class Gathering:
         return Loaded(found, coverage, [self._source.name], self._notices)
 
     async def _begun(self, ufs: Sequence[str], tasks: dict[str, asyncio.Task[dict[str, Any]]]) -> None:
-        """Ask for all UFs at once; while the circuit is not closed one by one, for it lets no more through."""
+        """Ask for all UFs at once; one by one while the circuit is not closed, and lets no more through."""
         for uf in ufs:
             careful = self._shut is None and not await self._is_closed()
             tasks[uf] = asyncio.create_task(self._of_uf(uf))
