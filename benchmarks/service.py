@@ -66,7 +66,7 @@ def hits(effort: Effort) -> Section:
         }
         timings = in_turns(runs, effort, _SLOT_SECONDS)
     words = (
-        f"One worker each, {CONNECTIONS} connections, {len(body) // 1024} KiB a body; ours with the figures and "
+        f"One worker each, {CONNECTIONS} connections, {len(body) // 1024} KiB a body; ours with figures and "
         "headers of every request, and, in one row, without a limit for each client."
     )
     goal = Goal.at_least(0.5, "service, a cached search: a bare endpoint", timings, OURS, [BARE])
