@@ -84,7 +84,10 @@ class Resolver:
 
 
 def _looked_up(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"this is no name: {error}") from error
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:ADDRESSES_MAX]
 
 
