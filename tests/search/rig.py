@@ -47,14 +47,14 @@ limit = "1000/s"
 retry = false
 [upstreams.pncp.breaker]
 threshold = {threshold}
-cooldown_seconds = 1
+cooldown_seconds = {cooldown}
 
 [upstreams.pcp]
 limit = "1000/s"
 retry = false
 [upstreams.pcp.breaker]
 threshold = {threshold}
-cooldown_seconds = 1
+cooldown_seconds = {cooldown}
 """
 
 
@@ -67,6 +67,7 @@ def written(folder: Path, server: ProcurementServer, **told: Any) -> Path:
         "pcp": server.pcp.url,
         "threshold": 1000,
         "page_timeout": 5,
+        "cooldown": 1,
         "service": "client_limit = false",
         "search": "",
     }

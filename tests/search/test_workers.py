@@ -24,6 +24,7 @@ from comporta.testing import ProcurementServer, Server
 
 PATIENCE_SECONDS = 60.0
 UFS = NINE.split(",")
+SKIPPED = {"status": "skipped", "why": "its circuit is open"}
 
 
 @contextmanager
@@ -64,14 +65,8 @@ def state(request: pytest.FixtureRequest, valkey: Server) -> Iterator[str]:
 
 def test_workers__two__share_answers_breakers_and_stale_results(state: str, tmp_path: Path) -> None:
     with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server, ExitStack() as stack:
-        config = written(
-            tmp_path,
-            server,
-            state=state,
-            threshold=len(UFS),
-            service="client_limit = false",
-            search="fresh = 3",
-        )
+        told = {"threshold": len(UFS), "cooldown": 300, "search": "fresh = 3"}
+        config = written(tmp_path, server, state=state, **told)
         first, second = (stack.enter_context(served(config)) for _ in range(2))
         status, whole = asked(first)
         assert (status, whole["complete"]) == (200, True)
@@ -83,24 +78,22 @@ def test_workers__two__share_answers_breakers_and_stale_results(state: str, tmp_
         server.pcp.set(mode="dead")
         _, partial = asked(first, ",".join(UFS[:5]))
         assert partial["missing_sources"] == ["pcp"]
-        server.pncp.set(mode="dead")
-        asked(second, ",".join(UFS[1:]))  # 5 failures of pcp through the first, at least 4 through the second
-        for url in (second, first):
-            eventually(lambda url=url: asked(url, "RO")[1]["sources"]["pcp"]["why"] == "its circuit is open")
+        assert health(second)["pcp_circuit_breaker"]["failures"] == 5
+        asked(second, ",".join(UFS[1:]))
+        for url in (first, second):
             assert health(url)["pcp_circuit_breaker"]["degraded"] is True
+            eventually(lambda url=url: asked(url, "RO")[1]["sources"]["pcp"] == SKIPPED)
 
-        eventually(lambda: asked(second)[1].get("freshness") == "stale")
+        server.pncp.set(mode="dead")
+        asked(first, "AL,AM,AP,DF,ES,GO,MS,MT,PA")
+        eventually(lambda: asked(second)[1]["freshness"] == "stale")
+        eventually(lambda: str(asked(second)[1]["warnings"]).count("its circuit is open") == 2)
         status, stale = asked(second)
         assert (status, stale["total"]) == (200, whole["total"])
-        assert any("its circuit is open" in said for said in stale["warnings"])
-        status, problem = asked(first, "RO,AP")
+        status, problem = asked(second, "SE")
         assert (status, problem["status"]) == (503, 503)
+        assert problem["sources"]["pncp"] == problem["sources"]["pcp"] == SKIPPED
         assert problem["retry_after"] >= 1
-
-        server.pncp.set(mode="ok")
-        server.pcp.set(mode="ok")
-        for url in (first, second):
-            eventually(lambda url=url: asked(url, "SE")[0] == 200)
 
 
 def health(url: str) -> Any:
