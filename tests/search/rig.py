@@ -38,13 +38,14 @@ pncp = "{pncp}"
 pcp = "{pcp}"
 
 [service.search]
-timeout = 10
+timeout = {timeout}
 page_timeout = {page_timeout}
 {search}
 
 [upstreams.pncp]
 limit = "1000/s"
 retry = false
+max_wait = {max_wait}
 [upstreams.pncp.breaker]
 threshold = {threshold}
 cooldown_seconds = {cooldown}
@@ -52,6 +53,7 @@ cooldown_seconds = {cooldown}
 [upstreams.pcp]
 limit = "1000/s"
 retry = false
+max_wait = {max_wait}
 [upstreams.pcp.breaker]
 threshold = {threshold}
 cooldown_seconds = {cooldown}
@@ -67,6 +69,8 @@ def written(folder: Path, server: ProcurementServer, **told: Any) -> Path:
         "pcp": server.pcp.url,
         "threshold": 1000,
         "page_timeout": 5,
+        "timeout": 10,
+        "max_wait": 5,
         "cooldown": 1,
         "service": "client_limit = false",
         "search": "",

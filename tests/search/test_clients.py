@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.search.rig import DAYS, Rig, rigged
@@ -14,11 +15,11 @@ from comporta.service.sources.base import SourceError
 from comporta.testing import ProcurementServer
 
 
-def told(tmp_path: Path, story: object, **config: object) -> None:
+def told(tmp_path: Path, story: Any, **config: Any) -> None:
     async def telling() -> None:
         with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server:
             async with rigged(tmp_path, server, **config) as rig:
-                await story(rig)  # type: ignore[operator]  # each test's own
+                await story(rig)
 
     asyncio.run(telling())
 

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from tests.search.rig import EVERY, FRESH, NINE, STALE, Rig, rigged
 
+from comporta import events
+from comporta.errors import DatabaseUnavailableError
+from comporta.service.search import searching
 from comporta.testing import ProcurementServer
 
 Story = Callable[[Rig], Coroutine[Any, Any, None]]
@@ -217,3 +220,61 @@ def test_search__slow_source__counts_what_came_in_time(server: ProcurementServer
         assert body["sources"]["pncp"]["status"] == "fresh"
 
     told(server, tmp_path, story, page_timeout=1)
+
+
+def test_search__nothing_in_time__counts_as_failed(server: ProcurementServer, tmp_path: Path) -> None:
+    async def story(rig: Rig) -> None:
+        server.pcp.set(mode="slow", delay=30)
+        assert (await rig.found("SP"))["sources"]["pcp"]["status"] == "failed"
+
+    told(server, tmp_path, story, timeout=0.5)
+
+
+def test_search__source_paused__is_skipped_and_named(server: ProcurementServer, tmp_path: Path) -> None:
+    async def story(rig: Rig) -> None:
+        await rig.parts.upstreams["pcp"].limiter.pause(600)
+        body = await rig.found("SP")
+        assert body["sources"]["pcp"] == {"status": "skipped", "why": "it has no room for more calls"}
+        assert server.pcp.accepted == 0
+
+    told(server, tmp_path, story, max_wait=0.1)
+
+
+def test_search__more_questions_than_are_kept_made__answers_all_the_same(
+    server: ProcurementServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "KEPT_MAX", 2)
+
+    async def story(rig: Rig) -> None:
+        for limit in (1, 2, 3, 1):
+            assert len((await rig.found("SP", limit=limit))["notices"]) == limit
+        search = rig.parts.search
+        assert len(search._made) == 2
+        assert search._made_bytes == sum(len(made.body) for made in search._made.values())
+
+    told(server, tmp_path, story)
+
+
+def test_keep_fresh__database_out_of_reach__says_so_and_goes_on(
+    server: ProcurementServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(rig: Rig) -> None:
+        tries = 0
+
+        async def unreachable(_: object) -> int:
+            nonlocal tries
+            tries += 1
+            raise DatabaseUnavailableError("gone")
+
+        monkeypatch.setattr(rig.parts.search._cache, "refresh_due", unreachable)
+        keeping = asyncio.create_task(rig.parts.search.keep_fresh(every=0.01))
+
+        async def tried() -> bool:
+            return tries > 1
+
+        await rig.until(tried)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        assert events.latest_events()[-1].kind == "search_not_refreshed"
+
+    told(server, tmp_path, story)

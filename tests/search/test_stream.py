@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.search.rig import DAYS, FRESH, NINE, Rig, rigged
@@ -17,11 +18,11 @@ from comporta.testing import ProcurementServer
 QUERY = f"date_from={DAYS['date_from']}&date_to={DAYS['date_to']}&ufs={NINE}".encode()
 
 
-def told(tmp_path: Path, story: object, **config: object) -> None:
+def told(tmp_path: Path, story: Any, **config: Any) -> None:
     async def telling() -> None:
         with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server:
             async with rigged(tmp_path, server, **config) as rig:
-                await story(rig)  # type: ignore[operator]  # each test's own
+                await story(rig)
 
     asyncio.run(telling())
 
@@ -139,5 +140,14 @@ def test_stream__long_silence__says_that_it_is_still_there(
         second = await rig.client.get("/v1/search/stream", params=params)
         assert ": still at it\n\n" in second.text
         assert "event: revalidated" in second.text
+
+    told(tmp_path, story)
+
+
+def test_stream__as_long_as_it_may_be__ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "STREAM_SECONDS", 0.0)
+
+    async def story(rig: Rig) -> None:
+        assert [kind for kind, _ in await rig.events()] == ["end"]
 
     told(tmp_path, story)
