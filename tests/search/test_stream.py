@@ -151,3 +151,24 @@ def test_stream__as_long_as_it_may_be__ends(tmp_path: Path, monkeypatch: pytest.
         assert [kind for kind, _ in await rig.events()] == ["end"]
 
     told(tmp_path, story)
+
+
+def test_stream__two_wait_for_something_newer_when_the_service_is_to_end__both_end(tmp_path: Path) -> None:
+    async def story(rig: Rig) -> None:
+        await rig.found()
+        rig.clock.advance(FRESH + 1)
+        rig.server.pncp.set(mode="slow", delay=30)
+        rig.server.pcp.set(mode="slow", delay=30)
+        both = [asyncio.create_task(rig.events()) for _ in range(2)]
+
+        async def watched() -> bool:
+            return rig.parts.search.board._count == 2
+
+        await rig.until(watched)
+        await asyncio.sleep(0.2)  # both have their stale answer by now, or soon; either way they end
+        rig.parts.leaving.set()
+        async with asyncio.timeout(5):
+            for found in await asyncio.gather(*both):
+                assert found[-1][0] == "end"
+
+    told(tmp_path, story)
