@@ -19,7 +19,7 @@ from comporta import events
 from comporta.cache.cache import HealthCache
 from comporta.database.migrations import check, migrate
 from comporta.database.urls import open_database
-from comporta.errors import DatabaseError, DatabaseSchemaError
+from comporta.errors import DatabaseError, DatabaseSchemaError, StateDeniedError, StateError
 from comporta.integrations.addresses import ClientAddress
 from comporta.integrations.inbound import Inbound
 from comporta.limits.limiter import BaseLimiter
@@ -27,6 +27,7 @@ from comporta.metrics import use_metrics
 from comporta.service.audit import Audit
 from comporta.service.figures import Figures
 from comporta.service.migrations import MIGRATIONS
+from comporta.stores.workers import Roll
 from comporta.upstream.upstreams import Upstreams
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
     parts = await asyncio.to_thread(_made, config)
     before = use_metrics(parts.figures.sink)
     try:
+        await _entered(parts.store)
         yield parts
     finally:
         parts.leaving.set()
@@ -88,6 +90,16 @@ async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
         use_metrics(before)
         parts.figures.close()
         await asyncio.to_thread(parts.database.close)
+
+
+async def _entered(store: Store) -> None:
+    """Be one of the workers from now on, asked or not; a server that does not let us in is an error now."""
+    try:
+        await store.apply_async(Roll())
+    except StateDeniedError:
+        raise
+    except StateError:
+        return  # it is looked for from now on
 
 
 def _made(config: ServiceConfig) -> Parts:
