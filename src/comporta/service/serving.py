@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import h11
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
@@ -27,6 +28,7 @@ from uvicorn.supervisors import Multiprocess
 from comporta.service.config import ServiceConfig
 from comporta.service.figures import FOLDER_VARIABLE
 
+APP: Final = "comporta.service.app:create_app"
 BACKLOG: Final = 2048
 CONNECTIONS_PER_CALL: Final = 4
 """How many connections there may be for each call that may be under way: others are idle, or half sent."""
@@ -86,11 +88,20 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
     """
     listener = _listening(config.host, config.port)
     told(_address(listener))
-    made = uvicorn.Config(
-        "comporta.service.app:create_app",
-        factory=True,
+    if config.workers == 1:
+        with _ending_quietly():
+            uvicorn.Server(settings_of(config)).run([listener])
+    else:
+        with _figures_together():
+            Multiprocess(settings_of(config), [listener]).run()
+
+
+def settings_of(config: ServiceConfig, app: FastAPI | str = APP) -> uvicorn.Config:
+    """Return how uvicorn is to serve an application, or whatever a name makes."""
+    return uvicorn.Config(
+        app,
+        factory=isinstance(app, str),
         host=config.host,
-        port=listener.getsockname()[1],
         workers=config.workers,
         http=PatientProtocol,
         ws="none",
@@ -102,12 +113,6 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
         limit_concurrency=config.calls_max * CONNECTIONS_PER_CALL,
         timeout_graceful_shutdown=math.ceil(config.close_seconds),
     )
-    if config.workers == 1:
-        with _ending_quietly():
-            uvicorn.Server(made).run([listener])
-    else:
-        with _figures_together():
-            Multiprocess(made, [listener]).run()
 
 
 def _listening(host: str, port: int) -> socket.socket:
