@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +24,9 @@ MAKERS: Final[Mapping[str, Callable[[Portal], Source]]] = MappingProxyType(
 )
 """Every kind of source by its name, in the order in which one's notices go before another's."""
 
+CHECK_SECONDS: Final = 1.0
+"""How long the start waits to hear what a name means."""
+
 
 def open_sources(config: ServiceConfig, upstreams: Upstreams) -> dict[str, Source]:
     """Return the sources by name; nothing is connected to yet."""
@@ -36,16 +41,16 @@ def _portal(name: str, config: ServiceConfig, upstreams: Upstreams) -> Portal:
 
 
 async def check_addresses(config: ServiceConfig) -> None:
-    """Refuse to start with an address on a private network; a name that nobody knows yet may be later."""
+    """Refuse to start with an address on a private network; a name that nobody knows yet may be known later.
+
+    It is looked at again at every connection, so a slow answer need not hold up the start.
+    """
     resolver = Resolver(allow_private=config.allow_private_addresses)
-    try:
-        for name, address in config.addresses.items():
-            url = httpx2.URL(address)
-            try:
-                await resolver.addresses(url.host, url.port or 443)
-            except PrivateAddressError as error:
-                raise PrivateAddressError(f"addresses.{name}: {error}") from None
-            except OSError:
-                continue
-    finally:
-        resolver.close()
+    for name, address in config.addresses.items():
+        url = httpx2.URL(address)
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CHECK_SECONDS):
+                try:
+                    await resolver.addresses(url.host, url.port or 443)
+                except PrivateAddressError as error:
+                    raise PrivateAddressError(f"addresses.{name}: {error}") from None
