@@ -15,7 +15,7 @@ from tests.service.running import OPERATOR, TOKEN, config
 
 from comporta.service.app import create_app
 
-EXAMPLES = 10
+EXAMPLES = 6
 
 
 def test_routes__anything__is_answered(tmp_path: Path) -> None:
