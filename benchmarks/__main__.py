@@ -20,6 +20,7 @@ from benchmarks import (
     pipeline,
     redis,
     server,
+    service,
     shared,
     startup,
 )
@@ -48,6 +49,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "channel-threads": pipeline.threads,
     "throttled": pipeline.throttled,
     "path": pipeline.path,
+    "service": service.hits,
     "import": startup.run,
     "footprint": footprint.run,
     "accuracy": accuracy.run,

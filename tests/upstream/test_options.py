@@ -20,7 +20,7 @@ from comporta.settings import (
     RetrySettings,
     UpstreamSettings,
 )
-from comporta.settings.values import names
+from comporta.settings.written import names
 from comporta.stores.memory import MemoryStore
 from comporta.upstream import upstream as module
 

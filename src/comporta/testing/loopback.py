@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import math
 import socket
 import struct
 import threading
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Self, cast
+import time
+from typing import Any, NamedTuple, Self, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from comporta.testing.programs import free_port
@@ -39,9 +41,6 @@ class NoAnswer(NamedTuple):
     reset: bool = False
 
 
-Answers = Callable[[Request], Awaitable[bytes | NoAnswer]]
-
-
 class Running(NamedTuple):
     """What there is between ``start`` and ``close``."""
 
@@ -53,15 +52,18 @@ class Running(NamedTuple):
 class Loopback(Started):
     """Listens from ``start`` to ``close``; whoever is still being answered then is cut off.
 
-    ``answer`` says what goes back to a request, headers and all.
+    What goes back to a request is its subclasses' business: ``answered``.
     """
 
-    def __init__(self, answer: Answers) -> None:
-        self.port = free_port()
+    def __init__(self, port: int | None = None) -> None:
+        self.port = free_port() if port is None else port
         self.url = f"http://{HOST}:{self.port}"
-        self._answers = answer
         self._running: Running | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def answered(self, request: Request) -> bytes | NoAnswer:
+        """Return the answer to a request, as it goes over the wire."""
+        raise NotImplementedError
 
     def start(self) -> Self:
         """Listen."""
@@ -96,7 +98,7 @@ class Loopback(Started):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while not isinstance(answer := await self._answers(await _request(reader)), NoAnswer):
+            while not isinstance(answer := await self.answered(await _request(reader)), NoAnswer):
                 writer.write(answer)
                 await writer.drain()
             if answer.reset:
@@ -105,12 +107,41 @@ class Loopback(Started):
         writer.close()
 
 
-def response(status: int, body: str, headers: dict[str, str]) -> bytes:
-    """Return an answer of JSON text as it goes over the wire."""
-    content = body.encode()
-    told = {"content-type": "application/json", "content-length": str(len(content)), **headers}
+class Allowance:
+    """A bucket as strangers keep one: ``rate`` a second, ``burst`` at once; no rate, no limit."""
+
+    def __init__(self, rate: float | None, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._tokens = float(burst)
+        self._filled = time.monotonic()
+
+    def take(self) -> float:
+        """Take one; returns the seconds until there is something again, 0 if it was had."""
+        if self._rate is None:
+            return 0.0
+        now = time.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._filled) * self._rate)
+        self._filled = now
+        if self._tokens < 1:
+            return (1 - self._tokens) / self._rate
+        self._tokens -= 1
+        return 0.0
+
+
+def response(status: int, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
+    """Return an answer with a JSON body as it goes over the wire; no body at all with a 204."""
+    content = b"" if status == 204 else json.dumps(body).encode()
+    told = {"content-type": "application/json", "content-length": str(len(content)), **(headers or {})}
+    if status == 204:
+        del told["content-type"], told["content-length"]
     lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
     return f"HTTP/1.1 {status} -\r\n{lines}\r\n".encode() + content
+
+
+def told_after(seconds: float) -> str:
+    """Return a ``Retry-After``: whole seconds, one at the least."""
+    return str(max(1, math.ceil(seconds)))
 
 
 async def _request(reader: asyncio.StreamReader) -> Request:

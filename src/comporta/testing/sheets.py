@@ -7,7 +7,6 @@ what it was asked and lose the answer: that is where rows are written twice.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -54,7 +53,7 @@ class SheetsServer(Loopback):
     """
 
     def __init__(self) -> None:
-        super().__init__(self._answer)
+        super().__init__()
         self.latency = 0.0
         self.requests: deque[str] = deque(maxlen=REQUESTS_MAX)
         self._faults: list[Fault] = []
@@ -124,7 +123,7 @@ class SheetsServer(Loopback):
         """Return what became a formula."""
         return list(self.grid(spreadsheet_id).tab(sheet).formulas.values())
 
-    async def _answer(self, request: Request) -> bytes | NoAnswer:
+    async def answered(self, request: Request) -> bytes | NoAnswer:
         """Do what is asked, unless a fault has been ordered for it."""
         line = f"{request.method} {request.path}"
         self.requests.append(line)
@@ -149,7 +148,7 @@ class SheetsServer(Loopback):
 
     def _done(self, request: Request) -> bytes:
         try:
-            return response(200, json.dumps(self._service.do(request)), {})
+            return response(200, self._service.do(request))
         except RefusedRequest as refused:
             return _error(refused.status, refused.message, {})
 
@@ -157,4 +156,4 @@ class SheetsServer(Loopback):
 def _error(status: int, message: str, headers: dict[str, str]) -> bytes:
     """Return an error in the service's form."""
     told = {"code": status, "message": message, "status": _WORDS.get(status, "UNAVAILABLE")}
-    return response(status, json.dumps({"error": told}), headers)
+    return response(status, {"error": told}, headers)
