@@ -234,7 +234,7 @@ async def test_app__state_out_of_reach__starts_alone(tmp_path: Path) -> None:
 
 @awaited
 async def test_app__state_that_does_not_let_it_in__does_not_start(tmp_path: Path) -> None:
-    with Server(password="secret") as server:
+    with Server(password="secret") as server:  # noqa: S106 - of this test only
         url = f"redis://:wrong@127.0.0.1:{server.port}/0?timeout=5"
         with pytest.raises(StateDeniedError) as caught:
             async with running(tmp_path, COMPORTA_STATE=url):
