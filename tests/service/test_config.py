@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from tests.service.running import OURS, TOKEN, awaited, config, running
 
+from comporta import events
 from comporta.cli.commands import comporta
+from comporta.errors import StateDeniedError
+from comporta.service import parts
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
+from comporta.testing import Server
 
 FILE = f"""
 state = "memory://from-the-file"
@@ -217,3 +223,45 @@ def test_command__configuration_wrong__is_a_usage_error(
     ran = CliRunner().invoke(comporta, [*command, path])
     assert ran.exit_code == 2
     assert said in ran.output
+
+
+@awaited
+async def test_app__state_out_of_reach__starts_alone(tmp_path: Path) -> None:
+    async with running(tmp_path, COMPORTA_STATE="redis://127.0.0.1:1/0") as asked:
+        found = (await asked.client.get("/v1/health")).json()
+    assert (found["status"], found["state"]["status"]) == ("warn", "warn")
+
+
+@awaited
+async def test_app__state_that_does_not_let_it_in__does_not_start(tmp_path: Path) -> None:
+    with Server(password="secret") as server:  # noqa: S106 - of this test only
+        url = f"redis://:wrong@127.0.0.1:{server.port}/0?timeout=5"
+        with pytest.raises(StateDeniedError) as caught:
+            async with running(tmp_path, COMPORTA_STATE=url):
+                pass
+    assert "wrong@" not in str(caught.value)
+
+
+@awaited
+async def test_app__end_that_takes_too_long__is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async with running(tmp_path) as asked:
+        monkeypatch.setattr(parts, "CLOSE_SECONDS", 0.05)
+        monkeypatch.setattr(asked.parts.upstreams, "aclose", for_ever)
+    assert events.latest_events()[-1].kind == "service_close"
+
+
+def test_serve__address_that_is_not_ours__is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    ran = CliRunner().invoke(comporta, ["serve", "--host", "203.0.113.1", "--port", "0", "--workers", "1"])
+    assert ran.exit_code == 1
+    assert ran.output.startswith("Error: 203.0.113.1:0: ")
+
+
+def test_serve__without_the_extra__says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "comporta.service.serving", None)
+    ran = CliRunner().invoke(comporta, ["serve"])
+    assert ran.exit_code == 1
+    assert "pip install 'comporta[service]'" in ran.output

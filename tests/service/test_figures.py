@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.service.running import ROOT, awaited, running
 
@@ -71,3 +73,15 @@ def test_dashboard__every_panel__asks_something_of_the_chosen_source() -> None:
 
 def test_dashboard__no_address__is_in_it(tmp_path: Path) -> None:
     assert "://" not in BOARD.read_text()
+
+
+@awaited
+async def test_page__served_together__is_made_of_the_files_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", tempfile.mkdtemp(dir=tmp_path))
+    async with running(tmp_path) as asked:
+        await asked.client.get("/livez")
+        page = (await asked.client.get("/metrics")).text
+    assert "comporta_workers 1.0" in page
+    assert "http_requests_total" not in page  # this process was started without, and has no file there

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -20,12 +22,14 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
-from tests.service.running import PATIENCE_SECONDS, config, health, served, wait_for
+from tests.service.running import PATIENCE_SECONDS, config, environment, health, served, wait_for
+from uvicorn.supervisors.multiprocess import SIGNALS
 
 from comporta.database.urls import open_database
 from comporta.service.app import create_app
-from comporta.service.serving import _figures_together, _listening, settings_of
-from comporta.stores.base import Store
+from comporta.service.config import ServiceConfig
+from comporta.service.serving import _address, _figures_together, _listening, serve, settings_of
+from comporta.stores.failover import FailoverStore
 from comporta.stores.folder import path_of
 from comporta.stores.urls import open_store
 from comporta.stores.workers import Roll
@@ -50,9 +54,7 @@ def state() -> Iterator[str]:
 def on_a_thread(app: FastAPI) -> Iterator[tuple[str, uvicorn.Server]]:
     """Serve as ``comporta serve`` does, but in this process; gives the address."""
     listener = _listening("127.0.0.1", 0)
-    made = settings_of(app.state.config, app)
-    made.log_config = None
-    server = uvicorn.Server(made)
+    server = uvicorn.Server(settings_of(app.state.config, app))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
@@ -147,9 +149,9 @@ def test_serve__sigterm_with_half_a_request_open__ends_in_time_and_takes_leave(
 
 
 def _workers(state: str) -> list[int]:
-    store: Store = open_store(state)
-    primary: Store = store.primary  # type: ignore[attr-defined]
-    return [sign.worker.pid for sign in primary.apply(Roll())]
+    store = open_store(state)
+    assert isinstance(store, FailoverStore)
+    return [sign.worker.pid for sign in store.primary.apply(Roll())]
 
 
 def test_serve__two_workers__count_together(tmp_path: Path, state: str) -> None:
@@ -212,3 +214,47 @@ def test_database__without_tables__has_them_once_it_is_served(tmp_path: Path) ->
     with database.transaction(5) as execute:
         assert (100,) in execute("SELECT number FROM comporta_migrations")
     database.close()
+
+
+@pytest.fixture
+def _as_before() -> Iterator[None]:
+    """Put back what serving in the main thread changes for the whole process."""
+    names = ("comporta", "uvicorn", "uvicorn.error", "uvicorn.access")
+    loggers = [logging.getLogger(name) for name in names]
+    logs = [(one.handlers[:], one.level, one.propagate) for one in loggers]
+    handlers = {one: signal.getsignal(one) for one in SIGNALS}
+    yield
+    for one, (of_logger, level, propagate) in zip(loggers, logs, strict=True):
+        one.handlers[:], one.propagate = of_logger, propagate
+        one.setLevel(level)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_as_before")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_serve__in_the_main_thread__ends_by_sigterm(
+    workers: str, tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(tmp_path, COMPORTA_STATE=state, port="0", workers=workers).items():
+        monkeypatch.setenv(name, value)
+    answers: list[int] = []
+
+    def ask(address: str) -> None:
+        try:
+            answers.append(httpx2.get(f"{address}/v1/health", timeout=PATIENCE_SECONDS).status_code)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    serve(ServiceConfig.load(), lambda address: threading.Thread(target=ask, args=(address,)).start())
+    assert answers == [200]
+
+
+def test_serve__address_of_ipv6__is_in_brackets() -> None:
+    with socket.socket(socket.AF_INET6) as listener:
+        try:
+            listener.bind(("::1", 0))
+        except OSError:
+            assert _address(listener).startswith("http://[")
+            return
+        assert _address(listener) == f"http://[::1]:{listener.getsockname()[1]}"

@@ -86,18 +86,21 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
 
     ``told`` is given the address, once clients can connect: they wait in line until a worker takes them.
     """
-    listener = _listening(config.host, config.port)
-    told(_address(listener))
-    if config.workers == 1:
-        with _ending_quietly():
-            uvicorn.Server(settings_of(config)).run([listener])
-    else:
-        with _figures_together():
-            Multiprocess(settings_of(config), [listener]).run()
+    with _listening(config.host, config.port) as listener:
+        told(_address(listener))
+        settings = settings_of(config, APP, _logging())
+        if config.workers == 1:
+            with _ending_quietly():
+                uvicorn.Server(settings).run([listener])
+        else:
+            with _figures_together():
+                Multiprocess(settings, [listener]).run()
 
 
-def settings_of(config: ServiceConfig, app: FastAPI | str = APP) -> uvicorn.Config:
-    """Return how uvicorn is to serve an application, or whatever a name makes."""
+def settings_of(
+    config: ServiceConfig, app: FastAPI | str, log_config: dict[str, Any] | None = None
+) -> uvicorn.Config:
+    """Return how uvicorn is to serve an application, or what a name makes; it sets up the log at once."""
     return uvicorn.Config(
         app,
         factory=isinstance(app, str),
@@ -109,7 +112,7 @@ def settings_of(config: ServiceConfig, app: FastAPI | str = APP) -> uvicorn.Conf
         proxy_headers=False,
         server_header=False,
         access_log=False,
-        log_config=_logging(),
+        log_config=log_config,
         limit_concurrency=config.calls_max * CONNECTIONS_PER_CALL,
         timeout_graceful_shutdown=math.ceil(config.close_seconds),
     )
@@ -118,9 +121,13 @@ def settings_of(config: ServiceConfig, app: FastAPI | str = APP) -> uvicorn.Conf
 def _listening(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(address)
-    listener.listen(BACKLOG)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     listener.set_inheritable(True)
     return listener
 
