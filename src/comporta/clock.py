@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    import threading
+
+    from comporta.threads import Bell
 
 SECOND_US = 1_000_000
 """Microseconds in a second; every instant and duration inside comporta is an integer of these."""
@@ -33,8 +34,8 @@ class Clock(Protocol):
     async def sleep_async(self, seconds: float) -> None:
         """Let time pass, holding nothing."""
 
-    def wait(self, event: threading.Event, seconds: float | None) -> None:
-        """Let time pass, holding the thread, but no longer than until the event."""
+    def wait(self, bell: Bell, seconds: float | None) -> None:
+        """Let time pass, holding the thread, but no longer than until the bell rings."""
 
     async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
         """Let time pass, holding nothing, but no longer than until the event."""
@@ -58,9 +59,9 @@ class MonotonicClock:
         await asyncio.sleep(seconds)
 
     @staticmethod
-    def wait(event: threading.Event, seconds: float | None) -> None:
-        """Wait on the event itself."""
-        event.wait(seconds)
+    def wait(bell: Bell, seconds: float | None) -> None:
+        """Wait on the bell itself."""
+        bell.wait(seconds)
 
     @staticmethod
     async def wait_async(event: asyncio.Event, seconds: float | None) -> None:

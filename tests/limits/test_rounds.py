@@ -146,12 +146,12 @@ def test_rounds__during_a_fork__rest_and_go_on_in_the_parent(rounds: Rounds) -> 
     rounds.after_fork_in_parent()
     store = Watched()
     limiter = at_work(store, 10)
-    first = rounds._thread
+    first = rounds._run
     assert first is not None
     rounds.before_fork()
-    assert not first.is_alive()
+    assert not first.lives()
     rounds.after_fork_in_parent()
-    assert rounds._thread is not first
+    assert rounds._run is not first
     rounds.after_fork_in_parent()  # it is at work already
     assert limiter.verbs.leases is not None
     hand = limiter.verbs.leases._hands["k"]

@@ -43,14 +43,15 @@ class ByHand(Keeper):
 
     def __init__(self, store: FailoverStore) -> None:
         super().__init__(store)
-        self.life = Patient(Worker.here())
+        self.life = self._life = Patient(Worker.here())
 
     def start(self) -> bool:
         self.life.over = False
         return True
 
     def stop(self) -> None:
-        self.life.end(goodbye=True)
+        self.life.goodbye = True
+        self.life.end(0)
 
     def move(self, store: FailoverStore) -> float | None:
         """Let it be time for a sign of life, and do what is due."""

@@ -451,13 +451,13 @@ def test_keeper_thread__from_first_use_to_close__runs_and_ends() -> None:
         while not primary.apply(Roll()):
             time.sleep(0.001)
         keeper.before_fork()
-        assert not alive(first)
+        assert not first.lives()
         keeper.after_fork_in_parent()
         second = life_of(store)
-        assert alive(second)
+        assert second.lives()
         assert second.worker == first.worker, "the same worker"
         asyncio.run(store.aclose())
-        assert not alive(second)
+        assert not second.lives()
         assert primary.apply(Roll()) == []
         keeper.stop()
         keeper.start()
@@ -465,19 +465,14 @@ def test_keeper_thread__from_first_use_to_close__runs_and_ends() -> None:
         assert third.worker != second.worker
         keeper.after_fork()
         assert keeper._life is None
-        third.end(goodbye=True)
-        Life(Worker.here()).end(goodbye=True)
+        third.end(10)
+        Life(Worker.here()).end(10)
 
 
 def life_of(store: FailoverStore) -> Life:
     life = store.keeper._life
     assert life is not None
     return life
-
-
-def alive(life: Life) -> bool:
-    assert life.thread is not None
-    return life.thread.is_alive()
 
 
 def test_keeper_thread__when_its_store_is_forgotten__ends() -> None:
@@ -488,9 +483,8 @@ def test_keeper_thread__when_its_store_is_forgotten__ends() -> None:
         del store
         gc.collect()
         life.wake.set()
-        assert life.thread is not None
-        life.thread.join(10)
-        assert not alive(life)
+        while life.lives():
+            time.sleep(0.001)
 
 
 def test_keeper_thread__a_mistake_in_a_turn__is_said_and_survived(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from comporta.errors import StateUnavailableError
 from comporta.limits.degradation import Degradation
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
+from comporta.threads import Bell
 
 
 def down() -> OSError:
@@ -172,9 +172,9 @@ def test_breaker__opened_during_the_wait_for_the_limit__refuses_and_the_token_is
     breaker, wait = face.upstream.breaker, clock.wait
     assert breaker is not None
 
-    def opened_meanwhile(event: threading.Event, seconds: float | None) -> None:
+    def opened_meanwhile(bell: Bell, seconds: float | None) -> None:
         breaker.sync.record_failure("meanwhile")
-        wait(event, seconds)
+        wait(bell, seconds)
 
     monkeypatch.setattr(clock, "wait", opened_meanwhile)
     with pytest.raises(CircuitOpenError, match="meanwhile"):

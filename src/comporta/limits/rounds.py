@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
-from threading import Condition, Thread
+from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
 
 from comporta import forks
 from comporta.clock import MONOTONIC
+from comporta.threads import Run
 
 _REST_SECONDS = 1.0
 
@@ -35,31 +36,28 @@ class Rounds:
     def __init__(self) -> None:
         self._visits: list[tuple[int, int, Callable[[], object]]] = []
         self._numbers = count()
-        self._changed = Condition()
+        self._lock = Lock()
         self._holders: WeakSet[Holder] = WeakSet()
-        self._thread: Thread | None = None
-        self._resting = False
+        self._run: Run | None = None
         atexit.register(self.end)
         forks.register(self)
         forks.register_thread(self)
 
     def watch(self, at_ns: int, visit: Callable[[], object], holder: Holder) -> None:
         """Call ``visit`` at a moment of the monotonic clock, and the holder when the program ends."""
-        with self._changed:
+        with self._lock:
             self._holders.add(holder)
             heappush(self._visits, (at_ns, next(self._numbers), visit))
-            if self._thread is None:
+            if self._run is None or not self._run.lives():
                 self._start()
             elif self._visits[0][0] == at_ns:
-                self._changed.notify()
+                self._run.wake.set()
 
     def _start(self) -> None:
-        self._thread = Thread(target=self._run, name="comporta-leases", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # no thread can be had: leases end by themselves
-            self._thread = None
-            self._visits.clear()
+        run = self._run = Run()
+        if not run.start(self._go_round, run, name="comporta-leases"):
+            self._run = None
+            self._visits.clear()  # leases end by themselves
 
     def end(self) -> None:
         """Let all holders give back what they have."""
@@ -69,43 +67,40 @@ class Rounds:
 
     def before_fork(self) -> None:
         """Let the thread end for the moment."""
-        if self._thread is not None and self._thread.is_alive():
-            with self._changed:
-                self._resting = True
-                self._changed.notify()
-            self._thread.join(_REST_SECONDS)
+        if self._run is not None:
+            self._run.end(_REST_SECONDS)
 
     def after_fork_in_parent(self) -> None:
-        """Go on; a thread that was too busy to notice just goes on itself."""
-        self._resting = False
-        if self._thread is not None and not self._thread.is_alive():
-            self._start()
+        """Go on."""
+        with self._lock:
+            if self._run is not None and self._run.over:
+                self._start()
 
     def after_fork(self) -> None:
         """Leave the parent's leases to the parent; its thread is not here."""
-        self._resting = False
-        self._changed = Condition()
+        forks.renew(self._lock)
         self._visits.clear()
         self._holders.clear()
-        self._thread = None
+        self._run = None
 
-    def _run(self) -> None:
+    def _go_round(self, run: Run) -> None:
         while True:
-            visit = self._next()
+            visit = self._next(run)
             if visit is None:
                 return
             with suppress(Exception):  # see `end`
                 visit()
             del visit  # or it would keep what it visits alive until the next one is due
 
-    def _next(self) -> Callable[[], object] | None:
+    def _next(self, run: Run) -> Callable[[], object] | None:
         """Wait until somebody is due; nothing if it is time to rest."""
-        with self._changed:
-            while not self._resting:
+        while not run.over:
+            with self._lock:
                 now_ns = MONOTONIC.now_ns()
                 if self._visits and self._visits[0][0] <= now_ns:
                     return heappop(self._visits)[2]
-                self._changed.wait((self._visits[0][0] - now_ns) / 1e9 if self._visits else None)
+                left = (self._visits[0][0] - now_ns) / 1e9 if self._visits else None
+            run.wake.wait(left)
         return None
 
 

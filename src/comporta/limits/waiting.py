@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import Event, Lock
+from threading import Lock
 
 from comporta import forks
 from comporta.clock import Clock, to_seconds, to_us
 from comporta.flow import Flow
 from comporta.stores.records import NEVER_US
+from comporta.threads import Bell
 
 WAITERS_MAX = 100_000
 """How many may stand in one line; the next one is refused at once."""
@@ -171,10 +172,10 @@ class Rest:
 
     def block(self) -> None:
         """Hold the thread."""
-        event = Event()
-        if not self._ticket.listen(event.set):
+        bell = Bell()
+        if not self._ticket.listen(bell.set):
             try:
-                self._clock.wait(event, self._seconds)
+                self._clock.wait(bell, self._seconds)
             finally:
                 self._ticket.deaf()
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Event, Lock, Thread
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, ref
 
@@ -34,6 +34,7 @@ from comporta.errors import (
 from comporta.stores.census import Census
 from comporta.stores.records import Read
 from comporta.stores.workers import BEAT_SECONDS, GATHER_US, Beat, Gather, Leave, Worker
+from comporta.threads import Run
 
 if TYPE_CHECKING:
     from comporta.stores.base import Operation, Store
@@ -71,28 +72,15 @@ class Watcher(Protocol):
         """Take the answer, on the keeper's thread; it must not raise."""
 
 
-class Life:
-    """One life of the thread: who it is to the others, and how it is told to end.
+class Life(Run):
+    """One life of the thread: who it is to the others, and whether it says goodbye at the end."""
 
-    Each start is a life of its own, so that one told to end and slow to notice cannot take the next one's
-    orders for its own.
-    """
-
-    __slots__ = ("goodbye", "over", "thread", "wake", "worker")
+    __slots__ = ("goodbye", "worker")
 
     def __init__(self, worker: Worker) -> None:
+        super().__init__()
         self.worker = worker
-        self.wake = Event()
-        self.over = self.goodbye = False
-        self.thread: Thread | None = None
-
-    def end(self, *, goodbye: bool) -> None:
-        """Tell it to end, with a goodbye to the others or without, and wait until it has."""
-        self.goodbye = goodbye
-        self.over = True
-        self.wake.set()
-        if self.thread is not None:
-            self.thread.join(_GOODBYE_SECONDS)
+        self.goodbye = False
 
     def waited(self, moment_ns: int) -> bool:
         """Wait until a moment; false if told to end before."""
@@ -101,7 +89,6 @@ class Life:
             if left_ns <= 0:
                 return True
             self.wake.wait(left_ns / 1e9)
-            self.wake.clear()
         return False
 
 
@@ -125,22 +112,18 @@ class Keeper:
     def start(self) -> bool:
         """See that the thread runs, in this process; false if none can be had."""
         life = self._life
-        if life is None or life.thread is None or not life.thread.is_alive():
+        if life is None or not life.lives():
             with self._lock:
                 if self._life is life:
                     self._begin(Worker.here())
         return self._life is not None
 
     def _begin(self, worker: Worker) -> None:
-        life = Life(worker)
-        life.thread = Thread(target=_keep, args=(self._store, life), name="comporta-keeper", daemon=True)
-        try:
-            life.thread.start()
-        except RuntimeError:  # no more threads: the interpreter is ending, or the system has a limit
+        life = self._life = Life(worker)  # before it starts: interrupted in between, nobody starts another
+        if life.start(_keep, self._store, life, name="comporta-keeper"):
+            _running.add(self)
+        else:
             self._life = None
-            return
-        self._life = life
-        _running.add(self)
 
     def wake(self) -> None:
         """Have it look at once: something happened."""
@@ -159,7 +142,8 @@ class Keeper:
             life, self._life = self._life, None
         _running.discard(self)
         if life is not None:
-            life.end(goodbye=True)
+            life.goodbye = True
+            life.end(_GOODBYE_SECONDS)
 
     def follow(self, space: str, key: str, revise: Follower) -> None:
         """Tell ``revise`` what is recorded at a key, once a second, as long as it lives."""
@@ -180,7 +164,7 @@ class Keeper:
     def before_fork(self) -> None:
         """Let the thread end for the moment, without a goodbye."""
         if self._life is not None:
-            self._life.end(goodbye=False)
+            self._life.end(_GOODBYE_SECONDS)
 
     def after_fork_in_parent(self) -> None:
         """Go on, as the same worker, unless another fork or a caller was first."""
@@ -198,6 +182,8 @@ class Keeper:
         if life.over:
             if life.goodbye:
                 _say_goodbye(store, life.worker)
+            return None
+        if life is not self._life:  # another took its place, thinking that it would never begin
             return None
         pause = self._well(store, life) if store.alone is None else self._probe(store, store.alone, life)
         return pause * uniform(0.5, 1.5) if store.alone else pause
@@ -352,7 +338,6 @@ def _keep(store_ref: ref[FailoverStore], life: Life) -> None:
         if pause is None:
             return
         life.wake.wait(pause)
-        life.wake.clear()
 
 
 _running: WeakSet[Keeper] = WeakSet()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Condition, Lock, Thread
+from threading import Lock
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
@@ -19,6 +19,7 @@ from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
 from comporta.stores.connecting import Connection
 from comporta.stores.naming import spoils, unreached
+from comporta.threads import Bell, Run
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ CONNECTS_MAX = 4
 STALE_AFTER_NS = 50_000_000
 
 CONNECTING_SECONDS = 0.15
+_LOST_AFTER = 5
 _CALM_NS = 1_000_000_000
 
 
@@ -139,12 +141,12 @@ class Connects:
         address: str,
         seconds: float,
     ) -> None:
-        self.waiting = 0
+        self.waiting: deque[Bell] = deque()
         self._connect = connect
         self._idle = idle
         self._address = address
         self._seconds = seconds
-        self._changed = Condition(Lock())
+        self._lock = Lock()
         self._under_way: dict[object, int] = {}
         self._failed = 0
         self._error: Exception = StateUnavailableError("nothing was tried yet")
@@ -152,25 +154,30 @@ class Connects:
     def wait(self, began_ns: int, seconds: float) -> Connection:
         """Return the next connection there is, within so many seconds of the beginning."""
         ends_ns = began_ns + int(seconds * 1e9)
-        with self._changed:
-            self.waiting += 1
-            try:
-                return self._next(ends_ns)
-            finally:
-                self.waiting -= 1
+        bell, failed = Bell(), self._failed
+        try:
+            self.waiting.append(bell)
+            return self._next(bell, failed, ends_ns)
+        finally:
+            with suppress(ValueError):
+                self.waiting.remove(bell)
+            if bell.is_set():  # it rang for one who goes away: somebody else may need what there is
+                self.tell()
 
     def tell(self) -> None:
         """Wake one who waits: a connection is idle."""
-        with self._changed:
-            self._changed.notify()
+        with self._lock:
+            for bell in self.waiting.copy():
+                if not bell.is_set():
+                    bell.set()
+                    return
 
     def disown(self) -> None:
         """Forget what is under way; it is closed when it is there."""
-        with self._changed:
+        with self._lock:
             self._under_way.clear()
 
-    def _next(self, ends_ns: int) -> Connection:
-        failed = self._failed
+    def _next(self, bell: Bell, failed: int, ends_ns: int) -> Connection:
         while True:
             if self._idle:
                 try:
@@ -182,44 +189,44 @@ class Connects:
             left_ns = ends_ns - MONOTONIC.now_ns()
             if left_ns <= 0:
                 raise StateUnavailableError(f"still connecting to {self._address}; nothing was sent")
-            if not self._enough():
-                self._start(left_ns / 1e9)
-            else:
-                self._changed.wait(left_ns / 1e9)
+            token = self._begun()
+            if token is None:
+                bell.wait(left_ns / 1e9)
+            elif not Run().start(self._make, token, self._seconds, name="comporta-connect"):
+                self._make(token, left_ns / 1e9)
 
-    def _enough(self) -> bool:
-        """Whether enough are under way: one for each who waits, those that hang not counted."""
-        oldest_ns = MONOTONIC.now_ns() - int(self._seconds * 1e9)
-        hopeful = sum(since_ns > oldest_ns for since_ns in self._under_way.values())
-        return hopeful >= self.waiting or len(self._under_way) >= CONNECTS_MAX
-
-    def _start(self, left: float) -> None:
-        token = object()
-        self._under_way[token] = MONOTONIC.now_ns()
-        thread = Thread(target=self._make, args=(token, self._seconds), name="comporta-connect", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads: the interpreter is ending, or the system has a limit
-            self._changed.release()
-            try:
-                self._make(token, left)
-            finally:
-                self._changed.acquire()
+    def _begun(self) -> object | None:
+        """Note that one more is under way, unless there are enough: one for each who waits and may hope."""
+        with self._lock:
+            now_ns, life_ns = MONOTONIC.now_ns(), int(self._seconds * 1e9)
+            ages_ns = {token: now_ns - since_ns for token, since_ns in self._under_way.items()}
+            for token, age_ns in ages_ns.items():
+                if age_ns > _LOST_AFTER * life_ns:  # nobody makes it: whoever began was interrupted
+                    del self._under_way[token]
+            hopeful = sum(age_ns < life_ns for age_ns in ages_ns.values())
+            if hopeful >= len(self.waiting) or len(self._under_way) >= CONNECTS_MAX:
+                return None
+            token = object()
+            self._under_way[token] = now_ns
+            return token
 
     def _make(self, token: object, seconds: float) -> None:
         made, error = self._tried(seconds)
-        with self._changed:
+        with self._lock:
             wanted = self._under_way.pop(token, None) is not None
             if error is not None:
-                self._failed += 1
                 self._error = error
-                self._changed.notify_all()
+                self._failed += 1
             elif made is not None and wanted:
                 self._idle.append((made, MONOTONIC.now_ns()))
                 made = None
-                self._changed.notify()
-        if made is not None:
+        if error is not None:
+            for bell in self.waiting.copy():
+                bell.set()
+        elif made is not None:
             made.disconnect()
+        else:
+            self.tell()
 
     def _tried(self, seconds: float) -> tuple[Connection | None, Exception | None]:
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+from comporta.threads import Bell
+
 
 class ManualClock:
     """Time moved by hand: with ``advance``, or by whoever sleeps on it."""
@@ -31,9 +33,9 @@ class ManualClock:
         await asyncio.sleep(0)
         self.advance(seconds)
 
-    def wait(self, event: threading.Event, seconds: float | None) -> None:
-        """Move time, unless the event is there already."""
-        if not event.is_set() and seconds is not None:
+    def wait(self, bell: Bell, seconds: float | None) -> None:
+        """Move time, unless it is ringing already."""
+        if not bell.is_set() and seconds is not None:
             self.advance(seconds)
 
     async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:

@@ -1,0 +1,90 @@
+"""Bells and runs: what a thread can be woken by and started with, interrupted or not."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+
+import pytest
+
+from comporta.threads import Bell, Run
+
+PATIENCE_SECONDS = 20
+
+
+def test_bell__rung_before_anybody_waits__is_heard_once() -> None:
+    bell = Bell()
+    bell.set()
+    bell.set()
+    assert bell.is_set()
+    assert bell.wait(0)
+    assert not bell.is_set()
+    assert not bell.wait(0)
+    assert not bell.wait(-1)
+
+
+def test_bell__rung_by_another_thread__wakes_who_waits() -> None:
+    bell = Bell()
+    threading.Timer(0.01, bell.set).start()
+    assert bell.wait()
+
+
+def test_run__told_to_end__is_woken_and_over() -> None:
+    run = Run()
+    assert run.lives(), "about to be started"
+    assert run.start(lambda: [run.wake.wait() for _ in iter(lambda: run.over, True)], name="tested")
+    run.end(PATIENCE_SECONDS)
+    assert not run.lives()
+    run.end(PATIENCE_SECONDS)
+
+
+def test_run__never_started__is_not_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    run.end(1e9)
+    monkeypatch.setattr("comporta.threads._STARTING_SECONDS", 0)
+    assert not run.lives()
+
+
+@pytest.mark.parametrize("place", ["threading.Thread.start", "comporta.threads.start_new_thread"])
+def test_run__no_thread_to_be_had__says_so(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(place, none_left)
+    assert Run().start(print, name="tested") is False
+
+
+def test_run__started_and_woken_while_a_handler_raises_at_any_moment__never_hangs() -> None:
+    class OutOfTimeError(Exception):
+        pass
+
+    def raise_it(*_: object) -> None:
+        raise OutOfTimeError
+
+    def work(run: Run) -> None:
+        while not run.over:
+            run.wake.wait()
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    runs: list[Run] = []
+    try:
+        for turn in range(300):
+            run = Run()
+            runs.append(run)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 2e-5 + turn % 97 * 3e-6)
+                run.start(work, run, name="tested")
+                for _ in itertools.count():
+                    run.wake.set()
+            except OutOfTimeError:
+                pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    ends = time.monotonic() + PATIENCE_SECONDS
+    for run in runs:
+        run.end(max(0.0, ends - time.monotonic()))
+    assert all(run.lives() is not True or run._running is None for run in runs)
+    assert time.monotonic() < ends
