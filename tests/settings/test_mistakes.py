@@ -31,7 +31,7 @@ SCHEMES = (
     "rediss+sentinel://, valkey+sentinel://, valkeys+sentinel://, redis+cluster://, rediss+cluster://, "
     "valkey+cluster://, valkeys+cluster://"
 )
-TOP = "'state', 'limits', 'namespaces', 'breakers', 'upstreams'"
+TOP = "'state', 'limits', 'namespaces', 'breakers', 'upstreams', 'service'"
 NAMES = "1 to 100 of A-Z a-z 0-9 _ . -"
 LEASE = "true, false, text such as '50ms' or a number of seconds"
 JITTER = "one of 'full', 'decorrelated', or two numbers of seconds such as [0, 0.5]"

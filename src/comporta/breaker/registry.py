@@ -91,11 +91,12 @@ def _made(source: str, environ: Mapping[str, str]) -> CircuitBreaker:
     settings = _settings()
     state = settings.state or default_url(distributed=True)
     return CircuitBreaker(
-        source, state=state if _shared(environ) else "memory://", config=_config(source, settings)
+        source, state=state if sharing(environ) else "memory://", config=_config(source, settings)
     )
 
 
-def _shared(environ: Mapping[str, str]) -> bool:
+def sharing(environ: Mapping[str, str]) -> bool:
+    """Whether breakers are shared: ``USE_REDIS_CIRCUIT_BREAKER`` says no, if anything."""
     said = environ.get(SHARING, "").strip().lower() or _YES[0]
     if said not in (*_YES, *_NO):
         raise ValueError(f"{SHARING} must be one of {', '.join((*_YES, *_NO))}, got {environ[SHARING]!r:.50}")

@@ -38,6 +38,13 @@ from comporta.settings.environment import (
 )
 from comporta.settings.explain import Explained, explain
 from comporta.settings.loading import load_settings
+from comporta.settings.service import (
+    SERVICE_PREFIX,
+    AddressesSettings,
+    SearchSettings,
+    ServiceSettings,
+    service_variable,
+)
 from comporta.settings.values import (
     COUNTS,
     FALLBACKS,
@@ -50,9 +57,9 @@ from comporta.settings.values import (
     LimitSettings,
     RetrySettings,
     Settings,
-    Source,
     UpstreamSettings,
 )
+from comporta.settings.written import Source
 
 __all__ = [
     "BREAKER_PREFIX",
@@ -63,14 +70,18 @@ __all__ = [
     "LIMIT_PREFIX",
     "RULES",
     "SCHEMES",
+    "SERVICE_PREFIX",
     "STATE_VARIABLES",
     "STRATEGIES",
     "UPSTREAM_PREFIX",
+    "AddressesSettings",
     "BreakerSettings",
     "DegradationSettings",
     "Explained",
     "LimitSettings",
     "RetrySettings",
+    "SearchSettings",
+    "ServiceSettings",
     "Settings",
     "Source",
     "UpstreamSettings",
@@ -78,5 +89,6 @@ __all__ = [
     "explain",
     "limit_variable",
     "load_settings",
+    "service_variable",
     "upstream_variable",
 ]

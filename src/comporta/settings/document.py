@@ -12,7 +12,7 @@ from typing import Any
 
 from comporta.settings.kinds import listed, shown
 from comporta.settings.lines import DEPTH_MAX, Path, line_at, lines_of, table_shown
-from comporta.settings.values import Source
+from comporta.settings.written import Source
 
 BYTES_MAX = 1_000_000
 """The largest file that is read: whatever is larger is no configuration, and may have no end."""

@@ -19,12 +19,9 @@ from comporta.settings.values import (
     NESTED,
     BreakerSettings,
     LimitSettings,
-    Source,
     UpstreamSettings,
-    Written,
-    kinds,
-    names,
 )
+from comporta.settings.written import Source, Written, kinds, names
 
 CONFIG_VARIABLE = "COMPORTA_CONFIG"
 STATE_VARIABLES = ("COMPORTA_STATE", "REDIS_URL")

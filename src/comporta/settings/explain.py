@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from comporta.settings.kinds import hidden
+from comporta.settings.kinds import Secret, hidden
 from comporta.settings.lines import table_shown
-from comporta.settings.values import Settings, Written, kinds
+from comporta.settings.service import DEFAULT
+from comporta.settings.values import Settings
+from comporta.settings.written import Written, kinds
 
-DEFAULT = "default"
 STATE_DEFAULT = "shared://"
 
 
@@ -24,9 +25,14 @@ class Explained(NamedTuple):
     where: str
 
 
-def explain(settings: Settings) -> list[Explained]:
-    """Return all that can be configured for whatever is configured, and who said it. No password is shown."""
+def explain(settings: Settings, *, service: bool = False) -> list[Explained]:
+    """Return all that can be configured for whatever is configured, and who said it. No password is shown.
+
+    ``service``: what ``comporta serve`` takes as well.
+    """
     found = [_state(settings)]
+    if service:
+        found += _fields(("service",), settings.service)
     for group, tables in (
         ("limits", settings.limits),
         ("breakers", settings.breakers),
@@ -55,7 +61,14 @@ def _fields(path: tuple[str, ...], table: Written) -> Iterator[Explained]:
             continue
         source = table.sources.get(one.name)
         unsaid = DEFAULT if value == one.default else table.source  # made in a program
-        yield Explained(_name((*path, one.name)), value, unsaid if source is None else source.where)
+        where = unsaid if source is None else source.where
+        yield Explained(_name((*path, one.name)), _shown(one.metadata["kind"], value), where)
+
+
+def _shown(kind: Any, value: Any) -> Any:
+    if isinstance(kind, Secret):
+        return value and "***"
+    return hidden(value) if isinstance(value, str) else value
 
 
 def _name(path: tuple[str, ...]) -> str:

@@ -44,6 +44,57 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Url:
+    """An address that begins in one of a few ways; ``what`` is an example."""
+
+    what: str
+    schemes: tuple[str, ...]
+
+    def wrong(self, value: Any) -> str | None:
+        """Judge its beginning only: whoever opens it judges the rest."""
+        if isinstance(value, str) and value.partition("://")[0] in self.schemes and "://" in value:
+            return None
+        return f"a URL such as {self.what!r}"
+
+    def read(self, text: str) -> str:
+        """Return the text."""
+        return text
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A list of texts; in a variable they stand between commas."""
+
+    what: str
+
+    def wrong(self, value: Any) -> str | None:
+        """Judge that all of it is text."""
+        fits = isinstance(value, list | tuple) and all(isinstance(one, str) and one for one in value)
+        return None if fits else self.what
+
+    def read(self, text: str) -> list[str]:
+        """Return what stands between the commas."""
+        return [one.strip() for one in text.split(",")]
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Something that no message may show; too short a one could be guessed."""
+
+    least: int = 16
+
+    def wrong(self, value: Any) -> str | None:
+        """Judge that it can be sent in a header, and not be guessed."""
+        fits = isinstance(value, str) and len(value) >= self.least and value.isascii()
+        plain = fits and value.isprintable() and " " not in value
+        return None if plain else f"at least {self.least} ASCII characters without a space"
+
+    def read(self, text: str) -> str:
+        """Return the text."""
+        return text
+
+
+@dataclass(frozen=True)
 class Number:
     """A number, with ``allowed`` as the words for its range; without them any will do.
 
@@ -155,6 +206,11 @@ def shown(value: Any, chars_max: int = 100) -> str:
     except (ValueError, RecursionError):  # a number of thousands of digits; tables in tables in tables
         text = f"an oversized {type(value).__name__}"
     return hidden(text)[:chars_max]
+
+
+def said(kind: Kind, value: Any) -> str:
+    """Return for a message the value that somebody gave for a field of some kind."""
+    return "something else" if isinstance(kind, Secret) else shown(value)
 
 
 def hidden(text: str) -> str:

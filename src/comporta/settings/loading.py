@@ -11,24 +11,26 @@ from comporta.settings.document import Document, read
 from comporta.settings.environment import CONFIG_VARIABLE, STATE_VARIABLES, override
 from comporta.settings.kinds import shown
 from comporta.settings.lines import Path
+from comporta.settings.service import TABLES, ServiceSettings, lay_defaults, lay_service
 from comporta.settings.values import (
     NESTED,
     BreakerSettings,
     LimitSettings,
     Settings,
-    Source,
     UpstreamSettings,
-    Written,
-    names,
 )
+from comporta.settings.written import Source, Written, names
 
-_TOP = ("state", "limits", "namespaces", "breakers", "upstreams")
+_TOP = ("state", "limits", "namespaces", "breakers", "upstreams", "service")
 _OF_LIMIT = ("fallback", "lease")
 T = TypeVar("T", bound=Written)
 
 
 def load_settings(
-    path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None
+    path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    service: bool = False,
 ) -> Settings:
     """Read the file, if there is one, and the environment.
 
@@ -37,11 +39,15 @@ def load_settings(
     override the file; ``REDIS_URL``, which others use too, only fills in for a ``state`` that nobody gave. A
     variable set to nothing counts as not set. Raises ``ValueError`` for what is wrong with either, and
     ``OSError`` if the file cannot be read.
+
+    ``service``: with the upstreams that the service brings along, and ``DATABASE_URL``, which others use too.
     """
     environ = os.environ if environ is None else environ
     path = path or environ.get(CONFIG_VARIABLE) or None
     document = Document("environment", {}, {}) if path is None else read(os.fspath(path))
     document.known((), _TOP)
+    if service:
+        lay_defaults(document, environ)
     for name in document.table(("limits",)):
         document.known(("limits", name), names(LimitSettings))
     for name in document.table(("breakers",)):
@@ -49,6 +55,7 @@ def load_settings(
     for name in document.table(("upstreams",)):
         _spell_out(document, ("upstreams", name))
     override(document, environ)
+    lay_service(document, environ)
     return _settings(document, environ)
 
 
@@ -105,6 +112,7 @@ def _settings(document: Document, environ: Mapping[str, str]) -> Settings:
         MappingProxyType(namespaces),
         MappingProxyType({name: _breaker(document, name) for name in document.table(("breakers",))}),
         MappingProxyType({name: _upstream(document, name) for name in document.table(("upstreams",))}),
+        _service(document),
         source=document.name,
         sources=MappingProxyType(
             {f"namespaces.{name}": document.at(("namespaces", name)) for name in namespaces}
@@ -129,6 +137,15 @@ def _upstream(document: Document, name: str) -> UpstreamSettings:
         if field in NESTED and isinstance(value, dict)
     }
     return _made(UpstreamSettings, document, path, nested)
+
+
+def _service(document: Document) -> ServiceSettings:
+    nested = {
+        name: _made(kind, document, ("service", name))
+        for name, kind in TABLES.items()
+        if document.table(("service", name))
+    }
+    return _made(ServiceSettings, document, ("service",), nested)
 
 
 def _made(kind: type[T], document: Document, path: Path, nested: Mapping[str, Any] | None = None) -> T:

@@ -7,14 +7,15 @@ checked as soon as a value is made; who builds the real thing checks the rest, a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from comporta.names import NAMES_ALLOWED, is_name
-from comporta.settings.kinds import Choice, Either, Kind, Number, Spread, Text, listed, shown
+from comporta.settings.kinds import Choice, Either, Number, Spread, Text, listed, shown
+from comporta.settings.service import ServiceSettings
+from comporta.settings.written import Written, of
 
 STRATEGIES = ("token_bucket", "fixed_window", "sliding_window", "leaky_bucket")
 """The names of ``LimitStrategy``; a test holds the two equal."""
@@ -37,7 +38,6 @@ SCHEMES = (
 """How the URL of a state may start; a test holds it equal to what can be opened."""
 
 _WINDOWS = ("fixed_window", "sliding_window")
-_FIRST_WORD = re.compile(r"\w+")
 
 _COUNT = Number("a whole number", "at least 1", least=1, whole=True)
 _COUNT_OR_NONE = Number("a whole number", "at least 1", least=1, whole=True, off=True)
@@ -49,87 +49,17 @@ _PART = Number("a number", "more than 0 and at most 1", above=0, most=1)
 _LEASE = Either("true, false, text such as '50ms' or a number of seconds", (bool, int, float, str))
 
 
-def _of(kind: Kind, default: Any = None) -> Any:
-    return field(default=default, metadata={"kind": kind})
-
-
-class Source(NamedTuple):
-    """Where something was written: ``pncp.toml:14`` and its table, or the name of a variable."""
-
-    where: str
-    table: str = ""
-
-    def __str__(self) -> str:
-        """Say it as a message begins."""
-        return f"{self.where}: {self.table}" if self.table else self.where
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """A table as it was written: ``source`` is its own place, ``sources`` that of each field in it."""
-
-    source: str = field(default="settings", compare=False)
-    sources: Mapping[str, Source] = field(
-        default_factory=lambda: MappingProxyType({}), compare=False, repr=False
-    )
-
-    def __post_init__(self) -> None:
-        """Check each field by itself."""
-        for one in kinds(type(self)):
-            value = getattr(self, one.name)
-            if value is None and one.default is None:
-                continue
-            allowed = one.metadata["kind"].wrong(value)
-            if allowed:
-                raise self.wrong(one.name, f"must be {allowed}, got {shown(value)}")
-
-    def at(self, name: str) -> str:
-        """Return where a field was written, as a message begins; the table's place if it was not."""
-        return str(self.sources.get(name, self.source))
-
-    def wrong(self, name: str, what: str) -> ValueError:
-        """Return the error that says what is wrong with a field, and where it was written."""
-        return ValueError(f"{self.at(name)}: {name} {what}")
-
-    def blamed(self, error: Exception) -> ValueError:
-        """Return an error of whoever builds from this, with the place added.
-
-        Messages begin with the field they are about; that finds the line.
-        """
-        first = _FIRST_WORD.match(str(error))
-        return ValueError(f"{self.at(first[0] if first else '')}: {error}")
-
-    def given(self) -> dict[str, Any]:
-        """Return what was written, as keywords for whoever builds; ``false`` for a number is ``None``."""
-        values = {one.name: (getattr(self, one.name), one.metadata["kind"]) for one in kinds(type(self))}
-        return {
-            name: None if value is False and isinstance(kind, Number) else value
-            for name, (value, kind) in values.items()
-            if value is not None
-        }
-
-
-def kinds(table: type[Written]) -> list[Field[Any]]:
-    """Return the fields of a table that people may write."""
-    return [one for one in fields(table) if "kind" in one.metadata]
-
-
-def names(table: type[Written]) -> tuple[str, ...]:
-    """Return the names of these fields."""
-    return tuple(one.name for one in kinds(table))
-
-
 @dataclass(frozen=True)
 class LimitSettings(Written):
     """One limit as it was written: ``limit`` as text (``"100/minute burst 20"``), or its numbers."""
 
-    limit: str | None = _of(Text("text such as '10/s'"))
-    rate: float | None = _of(Number("a number per second"))
-    capacity: int | None = _of(Number("a whole number", whole=True))
-    window: float | None = _of(Number("a number of seconds"))
-    strategy: str = _of(Choice(STRATEGIES), STRATEGIES[0])
-    fallback: str = _of(Choice(FALLBACKS), FALLBACKS[0])
-    lease: bool | float | str = _of(_LEASE, False)
+    limit: str | None = of(Text("text such as '10/s'"))
+    rate: float | None = of(Number("a number per second"))
+    capacity: int | None = of(Number("a whole number", whole=True))
+    window: float | None = of(Number("a number of seconds"))
+    strategy: str = of(Choice(STRATEGIES), STRATEGIES[0])
+    fallback: str = of(Choice(FALLBACKS), FALLBACKS[0])
+    lease: bool | float | str = of(_LEASE, False)
     source: str = field(default="limit", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -150,19 +80,19 @@ class LimitSettings(Written):
 class BreakerSettings(Written):
     """One breaker; ``threshold = false`` leaves tripping to the ratios."""
 
-    threshold: int | bool | None = _of(_COUNT_OR_NONE)
-    cooldown_seconds: float | None = _of(_SECONDS)
-    failure_ratio: float | None = _of(_PART)
-    slow_seconds: float | None = _of(_SECONDS)
-    slow_ratio: float | None = _of(_PART)
-    window_seconds: float | None = _of(_SECONDS)
-    minimum_calls: int | None = _of(_COUNT)
-    quorum: int | None = _of(_COUNT)
-    probes: int | None = _of(_COUNT)
-    probe_seconds: float | None = _of(_SECONDS)
-    ramp_steps: int | None = _of(_WHOLE)
-    ramp_seconds: float | None = _of(_SECONDS)
-    staleness: float | None = _of(_SECONDS)
+    threshold: int | bool | None = of(_COUNT_OR_NONE)
+    cooldown_seconds: float | None = of(_SECONDS)
+    failure_ratio: float | None = of(_PART)
+    slow_seconds: float | None = of(_SECONDS)
+    slow_ratio: float | None = of(_PART)
+    window_seconds: float | None = of(_SECONDS)
+    minimum_calls: int | None = of(_COUNT)
+    quorum: int | None = of(_COUNT)
+    probes: int | None = of(_COUNT)
+    probe_seconds: float | None = of(_SECONDS)
+    ramp_steps: int | None = of(_WHOLE)
+    ramp_seconds: float | None = of(_SECONDS)
+    staleness: float | None = of(_SECONDS)
     source: str = field(default="breaker", compare=False, kw_only=True)
 
 
@@ -170,14 +100,14 @@ class BreakerSettings(Written):
 class RetrySettings(Written):
     """How an upstream is tried again; ``deadline = false`` is none."""
 
-    retries: int | None = _of(_WHOLE)
-    base: float | None = _of(_SECONDS_OR_ZERO)
-    factor: float | None = _of(Number("a number", "at least 1", least=1))
-    jitter: Sequence[float] | str | None = _of(Spread(JITTERS))
-    max_delay: float | None = _of(_SECONDS)
-    deadline: float | bool | None = _of(_SECONDS_OR_NONE)
-    budget_ratio: float | None = _of(Number("a number", "at least 0", least=0))
-    budget_least: int | None = _of(_WHOLE)
+    retries: int | None = of(_WHOLE)
+    base: float | None = of(_SECONDS_OR_ZERO)
+    factor: float | None = of(Number("a number", "at least 1", least=1))
+    jitter: Sequence[float] | str | None = of(Spread(JITTERS))
+    max_delay: float | None = of(_SECONDS)
+    deadline: float | bool | None = of(_SECONDS_OR_NONE)
+    budget_ratio: float | None = of(Number("a number", "at least 0", least=0))
+    budget_least: int | None = of(_WHOLE)
     source: str = field(default="retry", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -191,12 +121,12 @@ class RetrySettings(Written):
 class DegradationSettings(Written):
     """How the limit of an upstream gives way to errors, and comes back."""
 
-    drop: float | None = _of(_PART)
-    floor: float | None = _of(_PART)
-    climb: float | None = _of(_PART)
-    every: float | None = _of(_SECONDS)
-    rule: str | None = _of(Choice(RULES))
-    round_trip: float | None = _of(_SECONDS)
+    drop: float | None = of(_PART)
+    floor: float | None = of(_PART)
+    climb: float | None = of(_PART)
+    every: float | None = of(_SECONDS)
+    rule: str | None = of(Choice(RULES))
+    round_trip: float | None = of(_SECONDS)
     source: str = field(default="degradation", compare=False, kw_only=True)
 
 
@@ -215,13 +145,13 @@ class UpstreamSettings(Written):
     """
 
     limit: LimitSettings | None = field(default=None, metadata={"kind": _LIMIT})
-    max_wait: float | None = _of(_SECONDS_OR_ZERO)
-    max_concurrent: int | bool | None = _of(_COUNT_OR_NONE)
-    hold_seconds: float | None = _of(_SECONDS)
-    timeout: float | bool | None = _of(_SECONDS_OR_NONE)
-    pause_max: float | None = _of(_SECONDS_OR_ZERO)
-    count: str | None = _of(Choice(COUNTS))
-    breaker: str | bool | None = _of(_BREAKER)
+    max_wait: float | None = of(_SECONDS_OR_ZERO)
+    max_concurrent: int | bool | None = of(_COUNT_OR_NONE)
+    hold_seconds: float | None = of(_SECONDS)
+    timeout: float | bool | None = of(_SECONDS_OR_NONE)
+    pause_max: float | None = of(_SECONDS_OR_ZERO)
+    count: str | None = of(Choice(COUNTS))
+    breaker: str | bool | None = of(_BREAKER)
     retry: RetrySettings | bool | None = field(default=None, metadata={"kind": _RETRY})
     degradation: DegradationSettings | bool | None = field(default=None, metadata={"kind": _DEGRADATION})
     source: str = field(default="upstream", compare=False, kw_only=True)
@@ -251,6 +181,7 @@ class Settings(Written):
     namespaces: Mapping[str, str] = _nothing()
     breakers: Mapping[str, BreakerSettings] = _nothing()
     upstreams: Mapping[str, UpstreamSettings] = _nothing()
+    service: ServiceSettings = field(default_factory=ServiceSettings)
     state_source: str = field(default="state", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:

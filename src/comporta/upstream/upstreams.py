@@ -23,17 +23,21 @@ from comporta.upstream.upstream import Upstream
 
 if TYPE_CHECKING:
     from comporta.settings import DegradationSettings, RetrySettings, Settings, UpstreamSettings
-    from comporta.settings.values import Written
+    from comporta.settings.written import Written
 
 
 class Upstreams(Mapping[str, Upstream]):
-    """Upstreams by name. What is wrong with the settings is found here, at the start, with its place."""
+    """Upstreams by name. What is wrong with the settings is found here, at the start, with its place.
 
-    def __init__(self, settings: Settings) -> None:
+    ``share_breakers`` false: every worker has breakers of its own, whatever the state.
+    """
+
+    def __init__(self, settings: Settings, *, share_breakers: bool = True) -> None:
         try:
             self.store: Store = open_store(settings.state or default_url(distributed=True))
         except ValueError as error:
             raise ValueError(f"{settings.state_source}: {error}") from None
+        self._breakers: Store = self.store if share_breakers else open_store("memory://")
         self._made = {name: self._upstream(settings, name) for name in settings.upstreams}
 
     @classmethod
@@ -52,7 +56,7 @@ class Upstreams(Mapping[str, Upstream]):
             return Upstream(
                 name,
                 limit,
-                breaker=breaker and CircuitBreaker(breaker.name, config=breaker.config, state=self.store),
+                breaker=breaker and CircuitBreaker(breaker.name, config=breaker.config, state=self._breakers),
                 retry=retry,
                 degradation=degradation,
                 state=self.store,

@@ -1,0 +1,32 @@
+"""The application: routes, what is in front of them, and what they work with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from comporta import __version__
+from comporta.service.config import ServiceConfig
+from comporta.service.parts import opened
+from comporta.service.problems import errors_as_problems
+from comporta.service.routes import admin, batch, health, metrics, search
+
+
+def create_app(config: ServiceConfig | None = None) -> FastAPI:
+    """Return the application; ``config`` left out is what the file and the environment say."""
+    found = ServiceConfig.load() if config is None else config
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with opened(found) as parts:
+            app.state.parts = parts
+            yield
+
+    app = FastAPI(title="comporta", version=__version__, lifespan=lifespan)
+    app.state.config = found
+    errors_as_problems(app)
+    for module in (health, metrics, search, batch, admin):
+        app.include_router(module.router)
+    return app

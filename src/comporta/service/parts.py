@@ -1,0 +1,103 @@
+"""What routes work with: opened when the application starts, closed when it ends.
+
+Each group of routes puts what it needs on :class:`Parts`, and opens it in :func:`opened`: what is entered
+later is closed earlier. A route finds them with ``Depends(parts_of)``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+
+from comporta import events
+from comporta.cache.cache import HealthCache
+from comporta.database.migrations import check, migrate
+from comporta.database.urls import open_database
+from comporta.errors import DatabaseError, DatabaseSchemaError
+from comporta.service.migrations import MIGRATIONS
+from comporta.upstream.upstreams import Upstreams
+
+if TYPE_CHECKING:
+    from comporta.database.base import Database
+    from comporta.service.config import ServiceConfig
+    from comporta.stores.base import Store
+
+CLOSE_SECONDS = 3.0
+"""How long giving things back may take, once nothing is under way any more."""
+
+
+@dataclass
+class Parts:
+    """Of one worker. ``leaving`` is set as soon as it is told to end: streams look at it and finish."""
+
+    config: ServiceConfig
+    database: Database
+    upstreams: Upstreams
+    cache: HealthCache
+    sources: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.time)
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def store(self) -> Store:
+        """The state that all workers share."""
+        return self.upstreams.store
+
+
+def parts_of(request: Request) -> Parts:
+    """Return the parts of the application that a request is for."""
+    found: Parts = request.app.state.parts
+    return found
+
+
+@asynccontextmanager
+async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
+    """Open what there is; what blocks is done on a thread, before anybody is served."""
+    parts = await asyncio.to_thread(_made, config)
+    try:
+        yield parts
+    finally:
+        parts.leaving.set()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await parts.cache.aclose()
+                await parts.upstreams.aclose()
+        except TimeoutError:
+            events.publish("service_close", "service", "not everything could be given back in time")
+        await asyncio.to_thread(parts.database.close)
+
+
+def _made(config: ServiceConfig) -> Parts:
+    database = open_database(config.database)
+    try:
+        _migrated(database)
+        upstreams = Upstreams(config.settings, share_breakers=config.share_breakers)
+        cache = HealthCache(
+            database,
+            name="search",
+            fresh=config.search.fresh,
+            stale=config.search.stale,
+            state=upstreams.store,
+            migrate=False,
+        )
+    except BaseException:
+        database.close()
+        raise
+    return Parts(config, database, upstreams, cache)
+
+
+def _migrated(database: Database) -> None:
+    """Bring the tables up to date; a database that is out of reach may be there later."""
+    try:
+        try:
+            check(database, MIGRATIONS)
+        except DatabaseSchemaError:
+            migrate(database, MIGRATIONS)
+    except DatabaseError as error:
+        events.publish("database_unreadable", "service", f"could not look at the tables: {error}", "error")

@@ -1,0 +1,7 @@
+"""What operators may do, with the token."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+router = APIRouter()

@@ -1,0 +1,7 @@
+"""Figures for Prometheus."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+router = APIRouter()

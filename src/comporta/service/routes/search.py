@@ -1,0 +1,7 @@
+"""Searches over all sources."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+router = APIRouter()

@@ -1,0 +1,151 @@
+"""What the service takes: the table ``[service]``, and ``COMPORTA_SERVICE_<FIELD>`` laid over it.
+
+Values and their defaults only; what they mean is with whoever serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from comporta.settings.kinds import Either, Number, Secret, Text, Texts, Url, listed, shown
+from comporta.settings.written import Source, Written, kinds, names, of
+
+if TYPE_CHECKING:
+    from comporta.settings.document import Document
+    from comporta.settings.lines import Path
+
+SERVICE_PREFIX: Final = "COMPORTA_SERVICE_"
+DATABASE_VARIABLE: Final = "DATABASE_URL"
+DEFAULT: Final = "default"
+
+_HOUR = 3600.0
+_ADDRESS = Url("https://host/path", ("http", "https"))
+_DATABASE = Url("postgresql://user:password@host/name", ("sqlite", "postgresql", "postgres"))
+_PORT = Number("a whole number", "0 to 65535", least=0, most=65_535, whole=True)
+_WORKERS = Number("a whole number", "1 to 64", least=1, most=64, whole=True)
+_BYTES = Number("a whole number", "1024 to 1073741824", least=1024, most=2**30, whole=True)
+_PAGES = Number("a whole number", "1 to 1000", least=1, most=1000, whole=True)
+_DAYS = Number("a whole number", "1 to 3660", least=1, most=3660, whole=True)
+_CALLS = Number("a whole number", "1 to 100000", least=1, most=100_000, whole=True)
+_SECONDS = Number("a number of seconds", "more than 0 and at most 3600", above=0, most=3600)
+_AGE = Number("a number of seconds", "more than 0 and at most 31536000", above=0, most=31_536_000)
+_SECONDS_OR_NONE = Number("a number of seconds", "positive", above=0, most=3600, off=True)
+_SWITCH = Either("true or false", (bool,))
+_LIMIT = Either("text such as '50/s burst 100', or false", (str, bool))
+
+
+@dataclass(frozen=True)
+class AddressesSettings(Written):
+    """Where the sources of searches are."""
+
+    pncp: str = of(_ADDRESS, "https://pncp.gov.br")
+    pcp: str = of(_ADDRESS, "https://compras.api.portaldecompraspublicas.com.br")
+    source: str = field(default="addresses", compare=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class SearchSettings(Written):
+    """How searches are kept and bounded; durations are in seconds.
+
+    ``fresh`` and ``stale`` are those of the cache; ``soft_timeout`` how long a refresh may hold up an answer
+    that could be served stale; ``timeout`` how long a search may take in all.
+    """
+
+    fresh: float = of(_AGE, 6 * _HOUR)
+    stale: float = of(_AGE, 24 * _HOUR)
+    soft_timeout: float | bool = of(_SECONDS_OR_NONE, False)
+    timeout: float = of(_SECONDS, 60.0)
+    page_timeout: float = of(_SECONDS, 15.0)
+    pages_max: int = of(_PAGES, 20)
+    page_bytes_max: int = of(_BYTES, 8 * 2**20)
+    days_max: int = of(_DAYS, 31)
+    source: str = field(default="search", compare=False, kw_only=True)
+
+
+_SEARCH, _SEARCH_DEFAULT = Either("a table", (SearchSettings,)), SearchSettings()
+_ADDRESSES, _ADDRESSES_DEFAULT = Either("a table", (AddressesSettings,)), AddressesSettings()
+
+
+@dataclass(frozen=True)
+class ServiceSettings(Written):
+    """How the service is served, where it keeps things, and whom it lets in.
+
+    ``admin_token`` left out: no admin routes. ``sheets`` is a folder; left out it is in the user's data
+    folder. ``request_seconds`` is how long a client may take to send a request, ``close_seconds`` how long
+    those under way may take to finish when the service is told to end.
+    """
+
+    host: str = of(Text("a host name or an address"), "127.0.0.1")
+    port: int = of(_PORT, 8000)
+    workers: int = of(_WORKERS, 1)
+    database: str | None = of(_DATABASE)
+    sheets: str | None = of(Text("a folder"))
+    admin_token: str | None = of(Secret())
+    dashboard_token: str | None = of(Secret())
+    trusted_proxies: Sequence[str] = of(Texts("a list of networks such as ['10.0.0.0/8']"), ())
+    allow_private_addresses: bool = of(_SWITCH, False)
+    client_limit: str | bool = of(_LIMIT, "50/s burst 100")
+    body_bytes_max: int = of(_BYTES, 2**20)
+    calls_max: int = of(_CALLS, 1000)
+    request_seconds: float = of(_SECONDS, 8.0)
+    close_seconds: float = of(_SECONDS, 6.0)
+    search: SearchSettings = field(default=_SEARCH_DEFAULT, metadata={"kind": _SEARCH})
+    addresses: AddressesSettings = field(default=_ADDRESSES_DEFAULT, metadata={"kind": _ADDRESSES})
+    source: str = field(default="service", compare=False, kw_only=True)
+
+
+TABLES: Mapping[str, type[Written]] = MappingProxyType(
+    {"search": SearchSettings, "addresses": AddressesSettings}
+)
+"""The tables in the service's own."""
+
+
+def service_variable(field: str) -> str:
+    """Return the environment variable that overrides a field: ``port``, ``search.fresh``."""
+    return SERVICE_PREFIX + field.replace(".", "_").upper()
+
+
+UPSTREAMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "pncp": MappingProxyType({"limit": "10/s", "max_concurrent": 10}),
+        "pcp": MappingProxyType({"limit": "5/s", "max_concurrent": 10}),
+    }
+)
+"""What holds for the upstreams of the service where nobody says otherwise, field by field."""
+
+
+def lay_defaults(document: Document, environ: Mapping[str, str]) -> None:
+    """Put in what the service brings along, and the database that a variable of others' making means."""
+    for name, fields in UPSTREAMS.items():
+        written = document.table(("upstreams", name))
+        for field_name in fields.keys() - written.keys():
+            document.put(("upstreams", name, field_name), fields[field_name], Source(DEFAULT))
+    url = environ.get(DATABASE_VARIABLE)
+    if url and "database" not in document.table(("service",)):
+        document.put(("service", "database"), url, Source(DATABASE_VARIABLE))
+
+
+def lay_service(document: Document, environ: Mapping[str, str]) -> None:
+    """Refuse fields that nobody reads, and lay the variables over the others."""
+    document.known(("service",), names(ServiceSettings))
+    for table, kind in TABLES.items():
+        document.known(("service", table), names(kind))
+    variables = {service_variable(".".join(path)): path for path in _paths()}
+    for variable in sorted(environ):
+        if not variable.startswith(SERVICE_PREFIX) or not environ[variable]:
+            continue
+        if variable not in variables:
+            known = listed(sorted(variables))
+            raise ValueError(f"{variable} must be one of {known}, got {shown(variable)}")
+        path = variables[variable]
+        root = ServiceSettings if len(path) == 1 else TABLES[path[0]]
+        kind = next(one.metadata["kind"] for one in kinds(root) if one.name == path[-1])
+        document.put(("service", *path), kind.read(environ[variable]), Source(variable))
+
+
+def _paths() -> list[Path]:
+    plain: list[Path] = [(name,) for name in names(ServiceSettings) if name not in TABLES]
+    return plain + [(table, name) for table, kind in TABLES.items() for name in names(kind)]
