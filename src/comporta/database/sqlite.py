@@ -94,7 +94,12 @@ class SqliteDatabase:
     dialect = "sqlite"
 
     def __init__(
-        self, path: str | Path, timeout: float = TIMEOUT_SECONDS, *, own_folder: bool = False
+        self,
+        path: str | Path,
+        timeout: float = TIMEOUT_SECONDS,
+        *,
+        own_folder: bool = False,
+        durable: bool = False,
     ) -> None:
         if sqlite3.sqlite_version_info < OLDEST:
             raise DatabaseUnavailableError(
@@ -104,6 +109,8 @@ class SqliteDatabase:
         self.timeout = check_timeout(timeout)
         self.address = f"sqlite:///{self.path}"
         self._own_folder = own_folder
+        # what is not may lose the last writes, whole ones, when the power goes; nothing when a process dies
+        self._synchronous = "FULL" if durable else "NORMAL"
         self._lock = Lock()
         self._writer: sqlite3.Connection | None = None
         self._file = (0, 0)
@@ -139,8 +146,29 @@ class SqliteDatabase:
     @contextmanager
     def transaction(self, seconds: float) -> Iterator[Execute]:
         """Hold the file against all writers."""
-        with self._writing(seconds) as writer:
+        with self.writing(seconds) as writer:
             yield lambda text: writer.execute(text).fetchall()
+
+    @contextmanager
+    def writing(self, seconds: float) -> Iterator[sqlite3.Connection]:
+        """Be the one writer: of this process by our lock, of the machine by SQLite's."""
+        deadline = monotonic() + seconds
+        if not self._lock.acquire(timeout=seconds):
+            waited = f"others of this process wrote for {round(seconds, 3):g} s"
+            raise DatabaseBusyError(f"{self.address}: {waited}")
+        try:
+            with self._named():
+                writer = self._current_writer()
+                _patient(writer, max(deadline - monotonic(), 0))
+                writer.execute("BEGIN IMMEDIATE")
+                try:
+                    yield writer
+                    writer.execute("COMMIT")
+                finally:
+                    if writer.in_transaction:
+                        writer.rollback()
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """End the threads and close the file."""
@@ -199,30 +227,9 @@ class SqliteDatabase:
         return found
 
     def _write(self, statements: Sequence[Statement], parameters: Parameters, seconds: float) -> list[Rows]:
-        with self._writing(seconds) as writer:
+        with self.writing(seconds) as writer:
             told = {**parameters, "now": _now(parameters)}  # after the wait for the others
             return [writer.execute(statement.sqlite, told).fetchall() for statement in statements]
-
-    @contextmanager
-    def _writing(self, seconds: float) -> Iterator[sqlite3.Connection]:
-        """Be the one writer: of this process by our lock, of the machine by SQLite's."""
-        deadline = monotonic() + seconds
-        if not self._lock.acquire(timeout=seconds):
-            waited = f"others of this process wrote for {round(seconds, 3):g} s"
-            raise DatabaseBusyError(f"{self.address}: {waited}")
-        try:
-            with self._named():
-                writer = self._current_writer()
-                _patient(writer, max(deadline - monotonic(), 0))
-                writer.execute("BEGIN IMMEDIATE")
-                try:
-                    yield writer
-                    writer.execute("COMMIT")
-                finally:
-                    if writer.in_transaction:
-                        writer.rollback()
-        finally:
-            self._lock.release()
 
     def _current_writer(self) -> sqlite3.Connection:
         """Somebody may have removed the file, or put another in its place: what we hold open is nobody's.
@@ -244,7 +251,7 @@ class SqliteDatabase:
             _patient(connection, seconds)
             with suppress(sqlite3.OperationalError):  # a file that cannot be written can still be read
                 connection.execute("PRAGMA journal_mode = WAL").fetchall()
-            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             _patient(connection, 0)
         except BaseException:
             connection.close()

@@ -40,7 +40,7 @@ def cell(value: Any) -> Cell:
         return int(value) if -WHOLE_MAX < value < WHOLE_MAX else str(value)
     if kind is float:
         return float(value) if value - value == 0 else str(value)  # what is not finite is no number there
-    return "" if value is None else clean(_as_text(value))
+    return "" if value is None else clean(as_text(value))
 
 
 def guarded(value: Any) -> Cell:
@@ -60,7 +60,8 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return what is no number and no text as one, in the form in which others read it."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, datetime | date | time):
@@ -78,6 +79,6 @@ def _as_json(value: Any) -> str:
     import json  # noqa: PLC0415 - most rows hold none
 
     try:
-        return json.dumps(value, ensure_ascii=False, default=_as_text)
+        return json.dumps(value, ensure_ascii=False, default=as_text)
     except (TypeError, ValueError, RecursionError):  # it has keys that are no texts, or holds itself
         return str(value)

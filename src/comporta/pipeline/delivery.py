@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from comporta.errors import LimitReachedError, SinkRowError
 from comporta.flow import Flow
-from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 from comporta.pipeline.waits import Call
 from comporta.retry.retry import Failed, Retry
 
 if TYPE_CHECKING:
     from comporta.pipeline.lanes import Key
     from comporta.pipeline.letters import DeadLetters
+    from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 
 
 class Quota(Protocol):

@@ -7,12 +7,12 @@ waits for that (and may be cancelled while waiting) is never the one who does it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
 from time import monotonic, monotonic_ns
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from comporta import forks
 from comporta.errors import SinkFullError, WriterClosedError
@@ -22,9 +22,11 @@ from comporta.limits.waiting import WAITERS_MAX, Lines, Ticket
 from comporta.metrics import current_metrics
 from comporta.pipeline.delivery import Delivery
 from comporta.pipeline.lanes import Batching, Key, Lane
-from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.statistics import WriterStatistics
 from comporta.pipeline.waits import Call, Wait
+
+if TYPE_CHECKING:
+    from comporta.pipeline.sinks.base import Row
 
 NEW, OPENING, OPEN, CLOSING, CLOSED = "not open yet", "opening", "open", "closing", "closed"
 
@@ -34,8 +36,8 @@ LOOK_SECONDS: Final = 5.0
 _LINE: Final = "room"
 
 Spawn = Callable[[Flow[None]], None]
-Written = Callable[[Sequence[Row]], object]
-Dead = Callable[[Sequence[Row], Exception], object]
+Written = Callable[[Sequence["Row"]], object]
+Dead = Callable[[Sequence["Row"], Exception], object]
 
 
 class Gathering:
@@ -93,6 +95,21 @@ class Gathering:
     def put_first(self, rows: Sequence[Row]) -> bool:
         """The same for those who find nobody in line before them."""
         return not self._queue and self.put(rows)
+
+    def put_one(self, row: Row) -> bool:
+        """The same for one row: the hot path."""
+        if self._queue:
+            return False
+        lane = self._lanes[0] if self._key is None else self._lanes[hash(self._key(row)) % len(self._lanes)]
+        with self._lock:
+            if self._state is not OPEN or self._errors:
+                self._refuse()
+            if self._waiting() >= self.batching.capacity:
+                return False
+            called = lane.add((row,), self.batching.max_rows, monotonic_ns)
+        if called:
+            lane.ticket.call()
+        return True
 
     def writing(self, rows: Sequence[Row]) -> Flow[None]:
         """Wait for room, in line, and take rows then; whoever is cancelled before has written nothing."""
@@ -348,15 +365,12 @@ class Gathering:
 
     def _chosen(self, rows: Sequence[Row]) -> list[tuple[Lane, list[Row]]]:
         """Return which rows go into which lane."""
-        if len(self._lanes) == 1 or self._key is None:
+        if self._key is None:
             return [(self._lanes[0], list(rows))]
         lanes: dict[int, list[Row]] = {}
         for row in rows:
-            lanes.setdefault(self._number(self._key(row)), []).append(row)
+            lanes.setdefault(hash(self._key(row)) % len(self._lanes), []).append(row)
         return [(self._lanes[number], its) for number, its in lanes.items()]
-
-    def _number(self, key: Hashable) -> int:
-        return hash(key) % len(self._lanes)
 
     def _waiting(self) -> int:
         if len(self._lanes) == 1:

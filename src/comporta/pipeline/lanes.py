@@ -8,13 +8,15 @@ No clock is read here and no lock taken: ``now_ns`` is an argument, and whoever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from comporta.limits.waiting import Ticket
-from comporta.pipeline.sinks.base import Row
 from comporta.retry.backoff import check_range
+
+if TYPE_CHECKING:
+    from comporta.pipeline.sinks.base import Row
 
 ROWS_MAX: Final = 100_000
 DELAY_SECONDS_MAX: Final = 3600.0
@@ -23,7 +25,7 @@ CAPACITY_MAX: Final = 10_000_000
 BATCHES_WAITING: Final = 10
 """How many batches may wait for each thread, unless told otherwise."""
 
-Key = Callable[[Row], Hashable]
+Key = Callable[["Row"], Hashable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Lane:
         self.stopped = False
         self.ticket = Ticket()
 
-    def add(self, rows: list[Row], max_rows: int, now_ns: Callable[[], int]) -> bool:
+    def add(self, rows: Sequence[Row], max_rows: int, now_ns: Callable[[], int]) -> bool:
         """Take rows in; true if whoever writes should look: they began a batch, or filled it.
 
         The rows themselves go in last, in one step: what is interrupted in between has changed nothing.

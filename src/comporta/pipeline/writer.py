@@ -16,7 +16,6 @@ from comporta.pipeline.delivery import Delivery, Quota
 from comporta.pipeline.exits import close_at_exit
 from comporta.pipeline.gathering import Dead, Gathering, Written
 from comporta.pipeline.lanes import Batching, Key
-from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 from comporta.pipeline.statistics import WriterStatistics
 from comporta.retry.retry import Retry
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from comporta.pipeline.letters import DeadLetters
+    from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 
 _DEFAULT: Any = object()
 
@@ -105,9 +105,8 @@ class BatchWriter:
 
     async def write(self, row: Row) -> None:
         """Take a row; waits while there is no room. Cancelled while it waits, it has taken nothing."""
-        rows = (_checked(row),)
-        if not self._gathering.put_first(rows):
-            await run_async(self._gathering.writing(rows))
+        if not self._gathering.put_one(_checked(row)):
+            await run_async(self._gathering.writing((row,)))
 
     async def write_many(self, rows: Sequence[Row]) -> None:
         """Take all of these rows at once, or, cancelled while it waits for room, none of them."""
@@ -167,9 +166,8 @@ class SyncBatchWriter:
 
     def write(self, row: Row) -> None:
         """Take a row; waits while there is no room."""
-        rows = (_checked(row),)
-        if not self._gathering.put_first(rows):
-            run(self._gathering.writing(rows))
+        if not self._gathering.put_one(_checked(row)):
+            run(self._gathering.writing((row,)))
 
     def write_many(self, rows: Sequence[Row]) -> None:
         """Take all of these rows at once."""
