@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from datetime import date, datetime, time
 from decimal import Decimal
+from string import ascii_letters, digits
 from typing import Any, Final
 
 Cell = str | int | float | bool
@@ -26,7 +27,10 @@ _SKIPPED = '\\s\\x00-\\x1f\\x7f"\u200b-\u200f\u2060\ufeff'
 _SEPARATORS = ";|\\t\\r\\n"
 
 _STARTS = re.compile(rf"[\t\r\n]|[{_SKIPPED}]*[{_OPERATORS}]")
+_SEPARATOR = re.compile(f"[{_SEPARATORS}]")
 _STARTS_LATER = re.compile(rf"[{_SEPARATORS}](?=[{_SKIPPED}]*[{_OPERATORS}])")
+_HARMLESS: Final = frozenset({"", *ascii_letters, *digits})
+"""Most texts begin with one of these, and need no second look unless there is a separator in them."""
 
 
 def cell(value: Any) -> Cell:
@@ -45,8 +49,10 @@ def cell(value: Any) -> Cell:
 
 def guarded(value: Any) -> Cell:
     """Return a value as a cell of a target that takes everything for text and guesses: a CSV file."""
+    if type(value) is str and value[:1] in _HARMLESS and value.isascii() and not _SEPARATOR.search(value):
+        return value
     kept = cell(value)
-    if type(kept) is not str or kept.isalnum():
+    if type(kept) is not str:
         return kept
     if _STARTS.match(kept):
         kept = "'" + kept

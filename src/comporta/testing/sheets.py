@@ -107,6 +107,10 @@ class SheetsServer(Loopback):
         """Return ids and names of all there are."""
         return {stored.number: stored.name for stored in list(self._service.files.values())}
 
+    def folders(self, spreadsheet_id: str) -> list[str]:
+        """Return the ids of the folders it was made in; none: the account's own."""
+        return self._service.files[spreadsheet_id].folders
+
     def grid(self, spreadsheet_id: str) -> Grid:
         """Return the spreadsheet itself, to be looked at and changed as a person would."""
         return self._service.files[spreadsheet_id].grid

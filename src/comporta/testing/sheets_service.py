@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from comporta.testing.grids import Grid, RefusedRequest
@@ -31,6 +31,7 @@ class Stored:
     marks: dict[str, str]
     created: float
     grid: Grid
+    folders: list[str] = field(default_factory=list)
 
     def told(self) -> dict[str, Any]:
         """Return what Drive says of it."""
@@ -73,7 +74,9 @@ class SheetsService:
         told = json.loads(request.body)
         if told["mimeType"] != _SPREADSHEET:
             raise RefusedRequest(400, "only spreadsheets are known here")
-        return self.create(told["name"], told.get("appProperties", {}), Grid()).told()
+        stored = self.create(told["name"], told.get("appProperties", {}), Grid())
+        stored.folders = told.get("parents", [])
+        return stored.told()
 
     def drive_list(self, request: Request) -> Any:
         parsed = _QUERY.fullmatch(request.query.get("q", ""))

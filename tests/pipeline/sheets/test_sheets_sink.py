@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from datetime import date
 from itertools import product
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.pipeline.sheets.conftest import MakesSink, hurried
-from tests.processes.fleet import started, together
+from tests.processes.fleet import Worker, started, together
 
 from comporta import Retry
 from comporta.database.base import Statement
@@ -274,6 +275,20 @@ def test_open__header_by_hand__is_taken_over(make: MakesSink, server: SheetsServ
     assert server.rows(spreadsheet) == [["value", "id"], [1, "a"]]
 
 
+def test_open__header_by_hand_without_the_key__is_refused(
+    make: MakesSink, server: SheetsServer, spreadsheet: str
+) -> None:
+    server.grid(spreadsheet).write([{"range": "A1", "values": [["value"]]}], entered=True)
+    with pytest.raises(SinkError, match="its header cannot be used: columns must hold the key 'id'"):
+        make()
+
+
+def test_write__first_row_cannot_be_a_header__names_the_row(make: MakesSink) -> None:
+    with pytest.raises(SinkColumnError, match="columns must be texts, each once") as caught:
+        make().write([{"id": 1, "": 2}])
+    assert caught.value.index == 0
+
+
 def test_open__other_columns_than_the_header__are_refused(make: MakesSink) -> None:
     make(columns=["id", "value", "more"]).write(rows("a"))
     make(columns=["more", "id"]).write([{"id": "b", "more": 1}])
@@ -385,6 +400,23 @@ def test_write__two_processes_the_same_rows_in_trouble__each_row_is_there_once(
     with started(2, "sheet_writes", keys=600, batch=40, **told) as workers:
         first, second = together(workers)
     assert first == second == sorted(keys_in(server, spreadsheet))
+
+
+def test_write__process_killed_in_the_middle__another_goes_on_and_each_row_is_there_once(
+    make: MakesSink, server: SheetsServer, spreadsheet: str, database: str
+) -> None:
+    told = {"endpoint": server.url, "spreadsheet": spreadsheet, "database": database}
+    with Worker("sheet_writes", number=0, keys=200, batch=40, **told) as worker:
+        worker.ready()
+        server.requests.clear()
+        server.lose(1, to=WRITES)
+        server.hang(1, done=True, to=WRITES)
+        worker.go()
+        while len(server.requests) < 2:
+            time.sleep(0.01)
+    server.heal()
+    make().write(many(200))
+    assert sorted(keys_in(server, spreadsheet)) == sorted(row["id"] for row in many(200))
 
 
 def test_write__many_threads_of_one_sink__each_row_is_there_once(

@@ -20,6 +20,13 @@ def test_create__mark_is_new__makes_a_spreadsheet(account: GoogleAccount, server
     assert made.name == "Results of job 7"
 
 
+def test_create__in_a_folder__is_made_there(account: GoogleAccount, server: SheetsServer) -> None:
+    made = Spreadsheets(account).create("Results", "job-7", folder="shared-drive")
+    other = Spreadsheets(account).create("Results", "job-8")
+    assert server.folders(made.id) == ["shared-drive"]
+    assert server.folders(other.id) == []
+
+
 @pytest.mark.parametrize("marker", ["job-7", "it's", "back\\slash'", "ação"])
 def test_create__again__finds_it(account: GoogleAccount, server: SheetsServer, marker: str) -> None:
     spreadsheets = Spreadsheets(account)

@@ -7,7 +7,6 @@ sheet and so waits there for the others.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -100,6 +99,8 @@ class Addresses:
 
     def columns(self, spreadsheet_id: str, sheet: str) -> tuple[str, ...] | None:
         """Return the columns of a sheet; ``None``: nothing was ever written to it from here."""
+        import json  # noqa: PLC0415 - whoever imports comporta need not wait for it
+
         found = self.database.read(_COLUMNS, {"spreadsheet_id": spreadsheet_id, "sheet": sheet})
         return tuple(json.loads(found[0][0])) if found else None
 
@@ -107,6 +108,8 @@ class Addresses:
         self, spreadsheet_id: str, sheet: str, columns: Sequence[str], keys: Sequence[str]
     ) -> Assigned:
         """Return the row of each key, new ones below all others, in the order given."""
+        import json  # noqa: PLC0415 - see above
+
         told = {
             "spreadsheet_id": spreadsheet_id,
             "sheet": sheet,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from comporta.errors import SinkColumnError
@@ -40,12 +41,29 @@ def all_columns(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(seen)
 
 
-def unknown(name: str, index: int, row: Mapping[str, Any], columns: Collection[str]) -> None:
-    """Raise if a row has a column for which there is no place."""
-    for column in row:
-        if column not in columns:
-            there = ", ".join(columns)
-            text = (
-                f"{name}: row {index} of the batch has a column {column!r:.250}, there are only {there:.500}"
-            )
-            raise SinkColumnError(text, index)
+class Columns:
+    """The columns of a place, and how a row's values get into their order."""
+
+    def __init__(self, name: str, columns: Sequence[str]) -> None:
+        self.names = tuple(columns)
+        self._name = name
+        only = self.names[0]
+        self._get = itemgetter(*self.names) if len(self.names) > 1 else lambda row: (row[only],)
+
+    def values(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+        """Return the values of rows, ``None`` for what is not there; a column without a place is an error."""
+        count = len(self.names)
+        try:
+            if all(len(row) == count for row in rows):
+                return list(map(self._get, rows))
+        except KeyError:
+            pass  # as many columns, but others
+        return [self._row(index, row) for index, row in enumerate(rows)]
+
+    def _row(self, index: int, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        for column in row:
+            if column not in self.names:
+                shown = ", ".join(self.names)
+                text = f"row {index} of the batch has a column {column!r:.250}, there are only {shown:.500}"
+                raise SinkColumnError(f"{self._name}: {text}", index)
+        return tuple(row.get(column) for column in self.names)

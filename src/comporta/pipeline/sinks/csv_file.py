@@ -25,7 +25,7 @@ from comporta.errors import SinkError, SinkFullError, SinkRowError, SinkUnavaila
 from comporta.events import publish
 from comporta.pipeline.cells import Cell, guarded
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import all_columns, checked_columns, unknown
+from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns
 from comporta.pipeline.tail import whole_records, write_all
 
 REPEATED: Final = "repeated"
@@ -96,8 +96,11 @@ class CsvSink:
                 raise SinkUnavailableError(f"{self._name}: not open")
             header = self._header or self._named_columns(rows)
             begun = b"" if self._header else self._begun(header)
-            keys: dict[int, None] = {}
-            data = _encoded([self._record(index, row, header, keys) for index, row in enumerate(rows)])
+            records = [list(map(guarded, values)) for values in Columns(self._name, header).values(rows)]
+            keys = {} if self.key is None else self._marked(records, header.index(self.key))
+            data = _encoded(records)
+            if len(data) > CELL_CHARS_MAX:
+                self._check_lengths(records)
             self._append(self._descriptor, begun + data)
             self._header = header
             self._remember(keys)
@@ -181,18 +184,21 @@ class CsvSink:
             raise SinkRowError(f"{self._name}: {REPEATED!r} is a column of the file's own", 0)
         return columns
 
-    def _record(self, index: int, row: Row, header: tuple[str, ...], keys: dict[int, None]) -> list[Cell]:
-        unknown(self._name, index, row, header)
-        record = [guarded(row.get(column)) for column in header]
-        for column, each in zip(header, record, strict=True):
-            if type(each) is str and len(each) > CELL_CHARS_MAX:
-                text = f"{column!r} has {len(each)} characters, {CELL_CHARS_MAX} are the most"
-                raise SinkRowError(f"{self._name}: row {index} of the batch: {text}", index)
-        if self.key is not None:
-            known = hash(str(record[header.index(self.key)]))
+    def _marked(self, records: list[list[Cell]], place: int) -> dict[int, None]:
+        """Say of each row whether its key was there before; returns the keys."""
+        keys: dict[int, None] = {}
+        for record in records:
+            known = hash(str(record[place]))
             record.append("yes" if known in self._keys or known in keys else "")
             keys[known] = None
-        return record
+        return keys
+
+    def _check_lengths(self, records: list[list[Cell]]) -> None:
+        for index, record in enumerate(records):
+            longest = max(len(str(each)) for each in record)
+            if longest > CELL_CHARS_MAX:
+                text = f"a cell has {longest} characters, {CELL_CHARS_MAX} are the most"
+                raise SinkRowError(f"{self._name}: row {index} of the batch: {text}", index)
 
     def _remember(self, keys: dict[int, None]) -> None:
         self._keys.update(keys)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from http.client import HTTPException
-from os import PathLike
-from pathlib import Path
+from os import PathLike, fspath
 from typing import Any, Final
 
 from comporta import forks
@@ -164,13 +162,14 @@ class _Once:
     def request(self, uri: str, *given: Any, **named: Any) -> Any:
         import httplib2  # noqa: PLC0415 - see above
 
-        kinds = (httplib2.HTTPSConnectionWithTimeout, httplib2.HTTPConnectionWithTimeout)
-        kind = kinds[not uri.startswith("https:")]
+        kind = httplib2.SCHEME_TO_CONNECTION[uri.partition(":")[0]]
         return self._http.request(uri, *given, **{**named, "connection_type": _told_of_the_end(kind)})
 
 
 def _told_of_the_end(kind: Any) -> Any:
     """Return a kind of connection whose end is an error that nobody takes for a stale one."""
+
+    from http.client import HTTPException  # noqa: PLC0415 - brings in TLS
 
     class Connection(kind):  # type: ignore[misc] # what it derives from is chosen by the address
         def getresponse(self) -> Any:
@@ -199,7 +198,7 @@ def _credentials(given: Any, *, anonymous: bool) -> Any:
 
     try:
         if isinstance(given, str | PathLike):
-            return _of_file(Path(given))
+            return _of_file(fspath(given))
         if given is not None:
             return given
         if anonymous:
@@ -209,11 +208,11 @@ def _credentials(given: Any, *, anonymous: bool) -> Any:
         raise SinkDeniedError(f"Google's credentials: {error}") from error
 
 
-def _of_file(path: Path) -> Any:
+def _of_file(path: str) -> Any:
     from google.oauth2.service_account import Credentials  # noqa: PLC0415 - see above
 
     try:
-        return Credentials.from_service_account_file(str(path), scopes=SCOPES)  # type: ignore[no-untyped-call] # see above
+        return Credentials.from_service_account_file(path, scopes=SCOPES)  # type: ignore[no-untyped-call] # see above
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "is not the file of a service account"
         raise SinkDeniedError(f"{path}: {why}") from None
@@ -228,6 +227,8 @@ def _popped(idle: deque[Any]) -> Any:
 
 def _named(error: BaseException, about: str) -> SinkError | None:
     """Call an error of the client's, or of what is below it, by one of our names."""
+    from http.client import HTTPException  # noqa: PLC0415 - see above
+
     import httplib2  # noqa: PLC0415 - see above
     from google.auth.exceptions import GoogleAuthError, RefreshError  # noqa: PLC0415 - see above
     from googleapiclient.errors import HttpError  # noqa: PLC0415 - see above

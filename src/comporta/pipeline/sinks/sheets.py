@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from comporta.database.base import Database
-from comporta.database.urls import open_database
 from comporta.errors import SinkColumnError, SinkError, SinkRowError
 from comporta.pipeline.cells import Cell, cell
 from comporta.pipeline.sinks.addresses import Addresses
@@ -47,6 +46,8 @@ class SheetsSink:
         database: str | Database | None = None,
         migrate: bool | None = None,
     ) -> None:
+        from comporta.database.urls import open_database  # noqa: PLC0415 - brings in paths
+
         if not spreadsheet_id:
             raise ValueError("spreadsheet_id must not be empty")
         self.spreadsheet_id = spreadsheet_id
@@ -74,7 +75,7 @@ class SheetsSink:
         if not rows:
             return
         keys = [self._key(row, index) for index, row in enumerate(rows)]
-        columns = self._columns or _checked(list(rows[0]), self.key)
+        columns = self._columns or self._columns_of(rows[0])
         lines = self._lines(rows, columns)  # what cannot be kept is given no address
         tab = self._sheet.tab
         assigned = self._addresses.assign(
@@ -110,7 +111,16 @@ class SheetsSink:
         known = self._known()
         if others and known is None:
             raise SinkError(f"{self._sheet}: it holds rows that were not written through this database")
-        return known or (_checked(header, self.key) if header else None)
+        try:
+            return known or (_checked(header, self.key) if header else None)
+        except ValueError as error:
+            raise SinkError(f"{self._sheet}: its header cannot be used: {error}") from None
+
+    def _columns_of(self, first: Row) -> tuple[str, ...]:
+        try:
+            return _checked(list(first), self.key)
+        except ValueError as error:
+            raise SinkColumnError(f"{self._sheet}: {error}", 0) from None
 
     def _key(self, row: Row, index: int) -> str:
         value = row.get(self.key)

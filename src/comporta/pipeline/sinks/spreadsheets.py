@@ -35,23 +35,26 @@ class Spreadsheets:
     def __init__(self, account: GoogleAccount | None = None) -> None:
         self._account = account or GoogleAccount()
 
-    def create(self, name: str, marker: str) -> Spreadsheet:
+    def create(self, name: str, marker: str, *, folder: str | None = None) -> Spreadsheet:
         """Return the spreadsheet with this mark, made if there is none yet.
 
-        It may be asked again after any error, with the same ``marker``: there will be one.
+        ``folder`` is the id of the one it is made in, such as one of a shared drive; left out: the account's
+        own. It may be asked again after any error, with the same ``marker``: there will be one.
         """
         _check(name, marker)
         found = self._marked(name, marker)
         if found:
             return _spreadsheet(found[0])
-        made = self._made(name, marker)
+        made = self._made(name, marker, folder)
         oldest = (self._marked(name, marker) or [made])[0]
         if oldest["id"] != made["id"]:
             self._removed(made["id"], name)
         return _spreadsheet(oldest)
 
-    def _made(self, name: str, marker: str) -> Any:
-        told = {"name": name, "mimeType": _KIND, "appProperties": {_PROPERTY: marker}}
+    def _made(self, name: str, marker: str, folder: str | None) -> Any:
+        told: dict[str, Any] = {"name": name, "mimeType": _KIND, "appProperties": {_PROPERTY: marker}}
+        if folder is not None:
+            told["parents"] = [folder]
         request = self._account.files.create(body=told, fields=_TOLD, supportsAllDrives=True)
         return self._account.ask(request, f"making the spreadsheet {name!r:.100}", once=True)
 
@@ -59,7 +62,13 @@ class Spreadsheets:
         """Find those with a mark, the oldest first."""
         quoted = marker.replace("\\", "\\\\").replace("'", "\\'")
         query = f"appProperties has {{ key='{_PROPERTY}' and value='{quoted}' }} and trashed = false"
-        request = self._account.files.list(q=query, orderBy="createdTime", fields=f"files({_TOLD})")
+        request = self._account.files.list(
+            q=query,
+            orderBy="createdTime",
+            fields=f"files({_TOLD})",
+            supportsAllDrives=True,
+            includeItemsFromAllDrives=True,
+        )
         found = self._account.ask(request, f"looking for the spreadsheet {name!r:.100}")
         return sorted(found.get("files", ()), key=lambda each: (each["createdTime"], each["id"]))
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from operator import itemgetter
 from typing import Any, Final
 
 from comporta.database.sqlite import SqliteDatabase
@@ -25,7 +24,7 @@ from comporta.errors import (
 )
 from comporta.pipeline.cells import as_text, clean
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import all_columns, checked_columns, unknown
+from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns
 
 TIMEOUT_SECONDS: Final = 30.0
 VARIABLES_MAX: Final = 30_000
@@ -129,8 +128,7 @@ class _Place:
         self._places = [list(columns).index(column) for column in key]
         self._chunks = [size for size in CHUNKS if size * len(columns) <= VARIABLES_MAX]
         self._statements = {size: self.statement(size) for size in (*self._chunks, 1)}
-        only = columns[0]
-        self._get = itemgetter(*columns) if len(columns) > 1 else lambda row: (row[only],)
+        self._picked = Columns(name, columns)
 
     def statement(self, rows: int) -> str:
         """Return the upsert of so many rows."""
@@ -178,24 +176,13 @@ class _Place:
         raise error
 
     def _values(self, rows: Sequence[Row]) -> list[Values]:
-        count = len(self.columns)
-        try:
-            if all(len(row) == count for row in rows):
-                values = list(map(self._get, rows))
-            else:
-                values = [self._row(index, row) for index, row in enumerate(rows)]
-        except KeyError:
-            values = [self._row(index, row) for index, row in enumerate(rows)]
+        values = self._picked.values(rows)
         for place in self._places:
             for index, each in enumerate(values):
                 if each[place] is None:
                     key = self.columns[place]
                     raise SinkRowError(f"{self._name}: row {index} of the batch has no {key!r}", index)
         return values
-
-    def _row(self, index: int, row: Mapping[str, Any]) -> Values:
-        unknown(self._name, index, row, self.columns)
-        return tuple(row.get(column) for column in self.columns)
 
 
 def _stored(value: Any) -> Any:

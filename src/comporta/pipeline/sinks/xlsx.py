@@ -28,7 +28,7 @@ from comporta.errors import (
 )
 from comporta.pipeline.cells import Cell, cell
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import all_columns, checked_columns, unknown
+from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns
 from comporta.pipeline.sinks.csv_file import FULL
 
 ROWS_MAX: Final = 1_048_575
@@ -109,7 +109,8 @@ class XlsxSink:
             header = self._header or all_columns(rows)
             if self._header is None:
                 _keep_columns(connection, header)
-            connection.executemany(_PUT, [self._record(index, row, header) for index, row in enumerate(rows)])
+            values = Columns(self._name, header).values(rows)
+            connection.executemany(_PUT, [self._record(*each, header) for each in enumerate(values)])
             (last,) = connection.execute("SELECT max(number) FROM cells").fetchone()
             if last > ROWS_MAX:
                 raise SinkFullError(f"{self._name}: a sheet has {ROWS_MAX} rows, these would be {last}")
@@ -123,18 +124,18 @@ class XlsxSink:
             self._changed = False
         self._database.close()
 
-    def _record(self, index: int, row: Row, header: tuple[str, ...]) -> tuple[str | None, str]:
-        unknown(self._name, index, row, header)
-        record = {column: cell(value) for column, value in row.items()}
-        for column, each in record.items():
-            if type(each) is str and len(each) > CELL_CHARS_MAX:
-                text = f"{column!r} has {len(each)} characters, {CELL_CHARS_MAX} are the most"
-                raise SinkRowError(f"{self._name}: row {index} of the batch: {text}", index)
+    def _record(self, index: int, values: Sequence[Any], header: tuple[str, ...]) -> tuple[str | None, str]:
+        record = [cell(value) for value in values]
+        longest = max(len(each) if type(each) is str else 0 for each in record)
+        if longest > CELL_CHARS_MAX:
+            text = f"a cell has {longest} characters, {CELL_CHARS_MAX} are the most"
+            raise SinkRowError(f"{self._name}: row {index} of the batch: {text}", index)
         if self.key is None:
             return None, json.dumps(record)
-        if row.get(self.key) is None:
+        place = header.index(self.key) if self.key in header else None
+        if place is None or values[place] is None:
             raise SinkRowError(f"{self._name}: row {index} of the batch has no {self.key!r}", index)
-        return json.dumps(record[self.key]), json.dumps(record)
+        return json.dumps(record[place]), json.dumps(record)
 
     def _export(self) -> None:
         """Write a workbook in a folder of its own, and have it take the place of the old one."""
@@ -154,8 +155,7 @@ class XlsxSink:
             with self._writing() as connection:
                 found = connection.execute("SELECT row FROM cells ORDER BY number")
                 for number, (text,) in enumerate(found, start=1):
-                    record: dict[str, Cell] = json.loads(text)
-                    _write(sheet, number, [record.get(column, "") for column in header])
+                    _write(sheet, number, json.loads(text))
             workbook.close()
         except _writer().exceptions.FileCreateError as error:
             raise error.args[0] from None  # an OSError, in the library's wrapping
