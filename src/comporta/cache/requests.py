@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from comporta.cache import statements
-from comporta.cache.rows import Claim, Due, Entry, Health, Listed, Touch
+from comporta.cache.rows import Claim, Due, Entry, Health, Listed, Top, Touch
 from comporta.database.base import Parameters, Rows, Statement
 
 T = TypeVar("T")
@@ -197,6 +197,17 @@ def figures(fresh: float = 6 * 3600.0, stale: float = 24 * 3600.0) -> Request[di
     return Request(steps, told, _figures, writes=False)
 
 
+def top(limit: int = 10) -> Request[list[Top]]:
+    """Return the keys that are asked for most, of all users together."""
+    return Request((statements.TOP,), {"limit": _rows("limit", limit)}, _top, writes=False)
+
+
+def clear(limit: int = 1000) -> Request[list[str]]:
+    """Remove so many rows, whoever's they are, and return the keys they were of; none: that was all."""
+    steps = (statements.CLEAR, statements.CLEAR_FETCHES)
+    return Request(steps, {"limit": _rows("limit", limit)}, _cleared)
+
+
 def prune(older_than: float, limit: int = 1000) -> Request[int]:
     """Remove rows and records of fetches that nobody asked for in so many seconds, ``limit`` of each."""
     told = {"older_than": _seconds("older_than", older_than), "limit": _rows("limit", limit)}
@@ -294,6 +305,14 @@ def _due(found: list[Rows]) -> list[Due]:
 
 def _listed(found: list[Rows]) -> list[Listed]:
     return [Listed._make((*row[:3], bool(row[3]), *row[4:])) for row in found[0]]
+
+
+def _top(found: list[Rows]) -> list[Top]:
+    return [Top._make(row) for row in found[0]]
+
+
+def _cleared(found: list[Rows]) -> list[str]:
+    return [str(row[0]) for row in found[0]]
 
 
 def _figures(found: list[Rows]) -> dict[str, Any]:

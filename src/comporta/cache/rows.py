@@ -86,6 +86,17 @@ class Listed(NamedTuple):
     now: float
 
 
+class Top(NamedTuple):
+    """A key with how often it was asked for of late, by how many users, and how fresh its freshest row is."""
+
+    params_hash: str
+    accesses: int
+    users: int
+    fetched_at: float
+    fail_streak: int
+    now: float
+
+
 class Due(NamedTuple):
     """A row that is to be refreshed: because somebody ``wanted`` it, or because it is hot and soon stale."""
 

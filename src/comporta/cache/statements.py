@@ -271,6 +271,32 @@ FIGURES = Statement(
     """
 )
 
+# Whatever is asked for with the same parameters is one key, however many users have it.
+TOP = Statement(
+    f"""
+    SELECT params_hash, CAST(SUM({_ACCESSES}) AS INTEGER), COUNT(*), MAX(UNIX(fetched_at)),
+        MAX(fail_streak), :now
+    FROM search_results_cache GROUP BY params_hash
+    ORDER BY 2 DESC, 4 DESC, 1 LIMIT :limit
+    """
+)
+
+CLEAR = Statement(
+    """
+    DELETE FROM search_results_cache WHERE id IN (
+        SELECT id FROM search_results_cache ORDER BY id LIMIT :limit LOCK()
+    )
+    RETURNING params_hash
+    """
+)
+
+CLEAR_FETCHES = Statement(
+    """
+    DELETE FROM search_fetches WHERE (lease_until IS NULL OR lease_until <= AT(:now))
+    AND NOT EXISTS (SELECT 1 FROM search_results_cache)
+    """
+)
+
 DEGRADED = Statement("SELECT COUNT(*) FROM search_results_cache WHERE degraded_until > AT(:now)")
 
 FETCHING = Statement("SELECT COUNT(*) FROM search_fetches WHERE lease_until > AT(:now)")

@@ -13,11 +13,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from comporta.cache import requests
 from comporta.cache.migrations import MIGRATIONS
 from comporta.cache.requests import Request
-from comporta.cache.rows import Claim, Due, Entry, Health, Listed, Touch
+from comporta.cache.rows import Claim, Due, Entry, Health, Listed, Top, Touch
 from comporta.database.base import Database, Parameters
 from comporta.database.migrations import check, migrate
 
-__all__ = ["CacheTable", "Claim", "Due", "Entry", "Health", "Listed", "Touch"]
+__all__ = ["CacheTable", "Claim", "Due", "Entry", "Health", "Listed", "Top", "Touch"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -97,4 +97,6 @@ class CacheTable:
     due, due_async = _faces(requests.due)
     rows, rows_async = _faces(requests.rows)
     figures, figures_async = _faces(requests.figures)
+    top, top_async = _faces(requests.top)
+    clear, clear_async = _faces(requests.clear)
     prune, prune_async = _faces(requests.prune)

@@ -6,9 +6,11 @@ import click
 
 from comporta import __version__
 from comporta.cli.cache import cache
+from comporta.cli.config import config
 from comporta.cli.db import db
 from comporta.cli.demo import demo
 from comporta.cli.doctor import doctor
+from comporta.cli.serve import serve
 from comporta.cli.workers import workers
 
 
@@ -19,7 +21,9 @@ def comporta() -> None:
 
 
 comporta.add_command(cache)
+comporta.add_command(config)
 comporta.add_command(db)
 comporta.add_command(demo)
 comporta.add_command(doctor)
+comporta.add_command(serve)
 comporta.add_command(workers)

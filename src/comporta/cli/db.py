@@ -16,17 +16,13 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cache.migrations import MIGRATIONS as CACHE_MIGRATIONS
 from comporta.cli.output import print_table
 from comporta.database import migrations
 from comporta.database.base import Database
 from comporta.database.migrations import Applied
 from comporta.database.urls import open_database
 from comporta.errors import DatabaseError
-from comporta.pipeline.sinks.addresses import MIGRATIONS as SHEET_MIGRATIONS
-
-MIGRATIONS = (*CACHE_MIGRATIONS, *SHEET_MIGRATIONS)
-"""All there are, in the order of their numbers."""
+from comporta.service.migrations import MIGRATIONS
 
 DATABASE_HELP = (
     "DATABASE is a URL, such as sqlite:///file.db or postgresql://user:password@host/name; left out, it is "

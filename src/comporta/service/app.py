@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from comporta import __version__
 from comporta.service.config import ServiceConfig
+from comporta.service.front import Front
 from comporta.service.parts import opened
 from comporta.service.problems import errors_as_problems
 from comporta.service.routes import admin, batch, health, metrics, search
@@ -27,6 +28,7 @@ def create_app(config: ServiceConfig | None = None) -> FastAPI:
     app = FastAPI(title="comporta", version=__version__, lifespan=lifespan)
     app.state.config = found
     errors_as_problems(app)
+    app.add_middleware(Front, body_bytes_max=found.body_bytes_max, calls_max=found.calls_max)
     for module in (health, metrics, search, batch, admin):
         app.include_router(module.router)
     return app

@@ -16,8 +16,9 @@ from comporta.breaker.registry import sharing
 from comporta.database.urls import default_path
 from comporta.integrations.addresses import ClientAddress
 from comporta.limits.config import LimitConfig
-from comporta.settings import SearchSettings, Settings, load_settings
+from comporta.settings import Explained, SearchSettings, Settings, explain, load_settings
 from comporta.settings.explain import STATE_DEFAULT
+from comporta.settings.kinds import hidden
 
 if TYPE_CHECKING:
     from comporta.settings import ServiceSettings
@@ -89,6 +90,13 @@ class ServiceConfig:
             share_breakers=share_breakers,
             settings=settings,
         )
+
+    def explained(self) -> list[Explained]:
+        """Return every value with who said it; no password or token is shown."""
+        made = {"service.database": hidden(self.database), "service.sheets": str(self.sheets)}
+        return [
+            one._replace(value=made.get(one.name, one.value)) for one in explain(self.settings, service=True)
+        ]
 
 
 def _proxies(written: ServiceSettings) -> tuple[str, ...]:

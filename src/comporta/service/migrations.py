@@ -1,6 +1,7 @@
 """The tables of the service, after those of the cache.
 
-Numbers from 1 are the cache's, from 100 the service's own, from 200 those of batches: each grows by itself.
+Numbers from 1 are the cache's and those of spreadsheets, from 100 the service's own, from 200 those of
+batches: each grows by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from typing import Final
 
 from comporta.cache.migrations import MIGRATIONS as OF_CACHE
 from comporta.database.migrations import Migration
+from comporta.pipeline.sinks.addresses import MIGRATIONS as OF_SHEETS
+from comporta.service.batch.migrations import MIGRATIONS as OF_BATCHES
 
 
 def _audit(identity: str, moment: str) -> tuple[str, ...]:
@@ -35,5 +38,5 @@ _AUDIT = Migration(
     _audit("BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "TIMESTAMPTZ"),
 )
 
-MIGRATIONS: Final = (*OF_CACHE, _AUDIT)
+MIGRATIONS: Final = (*OF_CACHE, *OF_SHEETS, _AUDIT, *OF_BATCHES)
 """All of them, in order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,12 @@ from comporta.cache.cache import HealthCache
 from comporta.database.migrations import check, migrate
 from comporta.database.urls import open_database
 from comporta.errors import DatabaseError, DatabaseSchemaError
+from comporta.integrations.addresses import ClientAddress
+from comporta.integrations.inbound import Inbound
+from comporta.limits.limiter import BaseLimiter
+from comporta.metrics import use_metrics
+from comporta.service.audit import Audit
+from comporta.service.figures import Figures
 from comporta.service.migrations import MIGRATIONS
 from comporta.upstream.upstreams import Upstreams
 
@@ -34,12 +40,20 @@ CLOSE_SECONDS = 3.0
 
 @dataclass
 class Parts:
-    """Of one worker. ``leaving`` is set as soon as it is told to end: streams look at it and finish."""
+    """Of one worker. ``leaving`` is set as soon as it is told to end: streams look at it and finish.
+
+    ``clients`` is the limit for those who ask us. ``retry_backfill`` takes the id of a job; it is there where
+    batches are.
+    """
 
     config: ServiceConfig
     database: Database
     upstreams: Upstreams
     cache: HealthCache
+    clients: Inbound | None
+    audit: Audit
+    figures: Figures = field(default_factory=Figures)
+    retry_backfill: Callable[[str], Coroutine[Any, Any, Any]] | None = None
     sources: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,6 +74,7 @@ def parts_of(request: Request) -> Parts:
 async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
     """Open what there is; what blocks is done on a thread, before anybody is served."""
     parts = await asyncio.to_thread(_made, config)
+    before = use_metrics(parts.figures.sink)
     try:
         yield parts
     finally:
@@ -70,6 +85,8 @@ async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
                 await parts.upstreams.aclose()
         except TimeoutError:
             events.publish("service_close", "service", "not everything could be given back in time")
+        use_metrics(before)
+        parts.figures.close()
         await asyncio.to_thread(parts.database.close)
 
 
@@ -89,7 +106,15 @@ def _made(config: ServiceConfig) -> Parts:
     except BaseException:
         database.close()
         raise
-    return Parts(config, database, upstreams, cache)
+    return Parts(config, database, upstreams, cache, _clients(config, upstreams.store), Audit(database))
+
+
+def _clients(config: ServiceConfig, store: Store) -> Inbound | None:
+    if config.client_limit is None:
+        return None
+    limiter = BaseLimiter(config.client_limit, store, "service_clients")
+    address = ClientAddress(config.trusted_proxies)
+    return Inbound(limiter, key=address, trusted_proxies=(), cost=1, name="clients", on_error="open")
 
 
 def _migrated(database: Database) -> None:

@@ -25,6 +25,9 @@ ERRORS_MAX: Final = 10
 RETRY_SECONDS: Final = 5
 """When to come back after an outage of something that the service itself needs."""
 
+_TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}
+"""What Python calls otherwise, or in another way from version to version."""
+
 _SECRETS = ("token", "authorization", "password", "secret")
 
 
@@ -137,7 +140,7 @@ def _got(where: Sequence[str], error: Mapping[str, Any]) -> str:
 
 def _phrase(status: int) -> str:
     try:
-        return HTTPStatus(status).phrase
+        return _TITLES.get(status) or HTTPStatus(status).phrase
     except ValueError:
         return "Error"
 

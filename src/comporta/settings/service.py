@@ -91,7 +91,7 @@ class ServiceSettings(Written):
     body_bytes_max: int = of(_BYTES, 2**20)
     calls_max: int = of(_CALLS, 1000)
     request_seconds: float = of(_SECONDS, 8.0)
-    close_seconds: float = of(_SECONDS, 6.0)
+    close_seconds: float = of(_SECONDS, 5.0)
     search: SearchSettings = field(default=_SEARCH_DEFAULT, metadata={"kind": _SEARCH})
     addresses: AddressesSettings = field(default=_ADDRESSES_DEFAULT, metadata={"kind": _ADDRESSES})
     source: str = field(default="service", compare=False, kw_only=True)

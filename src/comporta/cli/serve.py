@@ -1,0 +1,42 @@
+"""``comporta serve``: the search and the batches, over HTTP.
+
+What is typed is laid over the environment, so that worker processes find it there.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from comporta.cli.config import FILE_HELP, loaded
+from comporta.settings import CONFIG_VARIABLE, service_variable
+
+
+@click.command(epilog=FILE_HELP)
+@click.option("--host", help="The address to listen at.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65_535), help="The port; 0: a free one.  [default: 8000]")
+@click.option("--workers", type=click.IntRange(1, 64), help="How many processes.  [default: 1]")
+@click.option("--config", "file", metavar="FILE", type=click.Path(dir_okay=False), help="The file.")
+def serve(host: str | None, port: int | None, workers: int | None, file: str | None) -> None:
+    """Serve searches and batches until told to end.
+
+    State is in shared://, data in SQLite in the user's data folder; REDIS_URL
+    and DATABASE_URL move them to servers. SIGTERM: what is under way is
+    finished.
+    """
+    typed = {"host": host, "port": port, "workers": workers}
+    for field, value in typed.items():
+        if value is not None:
+            os.environ[service_variable(field)] = str(value)
+    if file is not None:
+        os.environ[CONFIG_VARIABLE] = os.path.abspath(file)  # noqa: PTH100 - as it was written, links and all
+    config = loaded(None)
+    try:
+        from comporta.service.serving import serve as run  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"serving needs {error.name}: pip install 'comporta[service]'") from None
+    try:
+        run(config, lambda address: click.echo(f"Serving at {address}"))
+    except OSError as error:
+        raise click.ClickException(f"{config.host}:{config.port}: {error.strerror or error}") from None

@@ -1,0 +1,158 @@
+"""Has uvicorn serve the application: in this process, or in several of which this one takes care.
+
+Workers read the configuration by themselves, as this process's environment says. They share one socket, made
+here; told that it is TCP, asyncio lets small answers go at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import h11
+import uvicorn
+from uvicorn.config import LOGGING_CONFIG
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.supervisors import Multiprocess
+
+from comporta.service.config import ServiceConfig
+from comporta.service.figures import FOLDER_VARIABLE
+
+BACKLOG: Final = 2048
+CONNECTIONS_PER_CALL: Final = 4
+"""How many connections there may be for each call that may be under way: others are idle, or half sent."""
+
+_UNSENT = (h11.IDLE, h11.SEND_BODY)
+
+
+class PatientProtocol(H11Protocol):
+    """A connection that gives a client so much time to send a request, and then ends it.
+
+    It also tells the application that the server is about to end, before the server waits for streams to.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Go on waiting, from the first byte of a request to its last."""
+        super().data_received(data)
+        if self.conn.their_state in _UNSENT:
+            self._wait()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """There is nobody to wait for."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Tell the application that the end is near."""
+        self.app.state.parts.leaving.set()
+        super().shutdown()
+
+    def _wait(self) -> None:
+        if self._deadline is None:
+            seconds = self.app.state.config.request_seconds
+            self._deadline = self.loop.call_later(seconds, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self.transport.abort()
+
+
+def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
+    """Serve until told to end; then what is under way is finished, and everything given back.
+
+    ``told`` is given the address, once clients can connect: they wait in line until a worker takes them.
+    """
+    listener = _listening(config.host, config.port)
+    told(_address(listener))
+    made = uvicorn.Config(
+        "comporta.service.app:create_app",
+        factory=True,
+        host=config.host,
+        port=listener.getsockname()[1],
+        workers=config.workers,
+        http=PatientProtocol,
+        ws="none",
+        lifespan="on",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=_logging(),
+        limit_concurrency=config.calls_max * CONNECTIONS_PER_CALL,
+        timeout_graceful_shutdown=math.ceil(config.close_seconds),
+    )
+    if config.workers == 1:
+        with _ending_quietly():
+            uvicorn.Server(made).run([listener])
+    else:
+        with _figures_together():
+            Multiprocess(made, [listener]).run()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    listener.listen(BACKLOG)
+    listener.set_inheritable(True)
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"http://{host}:{port}"
+
+
+@contextmanager
+def _ending_quietly() -> Iterator[None]:
+    """Have a signal that was obeyed end the process as usual: uvicorn raises it once more when it is done."""
+    before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextmanager
+def _figures_together() -> Iterator[None]:
+    """Give the workers a folder for their counters, so that each can show those of all."""
+    if os.environ.get(FOLDER_VARIABLE):
+        yield
+        return
+    folder = tempfile.mkdtemp(prefix="comporta-metrics-")
+    os.environ[FOLDER_VARIABLE] = folder
+    try:
+        yield
+    finally:
+        del os.environ[FOLDER_VARIABLE]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _logging() -> dict[str, Any]:
+    """Return uvicorn's way to log, for our own lines as well."""
+    found: dict[str, Any] = copy.deepcopy(LOGGING_CONFIG)
+    found["loggers"]["comporta"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    return found
