@@ -27,6 +27,9 @@ from comporta.metrics import use_metrics
 from comporta.service.audit import Audit
 from comporta.service.figures import Figures
 from comporta.service.migrations import MIGRATIONS
+from comporta.service.search.searching import Search
+from comporta.service.sources.base import Source
+from comporta.service.sources.opening import check_addresses, open_sources
 from comporta.upstream.upstreams import Upstreams
 
 if TYPE_CHECKING:
@@ -52,9 +55,10 @@ class Parts:
     cache: HealthCache
     clients: Inbound | None
     audit: Audit
+    sources: dict[str, Source]
+    search: Search
     figures: Figures = field(default_factory=Figures)
     retry_backfill: Callable[[str], Coroutine[Any, Any, Any]] | None = None
-    sources: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -73,20 +77,27 @@ def parts_of(request: Request) -> Parts:
 @asynccontextmanager
 async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
     """Open what there is; what blocks is done on a thread, before anybody is served."""
+    await check_addresses(config)
     parts = await asyncio.to_thread(_made, config)
     before = use_metrics(parts.figures.sink)
+    keeping = asyncio.create_task(parts.search.keep_fresh())
     try:
         yield parts
     finally:
         parts.leaving.set()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await parts.cache.aclose()
+                for source in parts.sources.values():
+                    await source.aclose()
                 await parts.upstreams.aclose()
         except TimeoutError:
             events.publish("service_close", "service", "not everything could be given back in time")
         use_metrics(before)
         parts.figures.close()
+        parts.search.close()
         await asyncio.to_thread(parts.database.close)
 
 
@@ -103,10 +114,20 @@ def _made(config: ServiceConfig) -> Parts:
             state=upstreams.store,
             migrate=False,
         )
+        sources = open_sources(config, upstreams)
     except BaseException:
         database.close()
         raise
-    return Parts(config, database, upstreams, cache, _clients(config, upstreams.store), Audit(database))
+    return Parts(
+        config,
+        database,
+        upstreams,
+        cache,
+        _clients(config, upstreams.store),
+        Audit(database),
+        sources,
+        Search(sources, cache, config.search),
+    )
 
 
 def _clients(config: ServiceConfig, store: Store) -> Inbound | None:

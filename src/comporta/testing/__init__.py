@@ -3,7 +3,8 @@
 ``ManualClock`` moves time by hand; ``StoreConformance`` is what every store must pass; ``Server``,
 ``Sentinels`` and ``Cluster`` start real Valkeys or Redises on free ports, and ``FaultProxy`` stands between
 them and whoever asks; ``PostgresServer`` starts a real database; ``SimulatedUpstream`` is what a program
-depends on, with a limit of its own, ``SheetsServer`` stands in for Google Sheets.
+depends on, with a limit of its own; ``ProcurementServer`` is two procurement portals with their bad days, and
+``SheetsServer`` stands in for Google Sheets.
 """
 
 from comporta.testing.certificates import Certificate
@@ -11,6 +12,7 @@ from comporta.testing.clock import ManualClock
 from comporta.testing.clusters import Cluster
 from comporta.testing.conformance import StoreConformance
 from comporta.testing.postgres import PostgresServer
+from comporta.testing.procurement import ProcurementServer, SimulatedPortal
 from comporta.testing.programs import find_postgres, find_servers
 from comporta.testing.proxy import FaultProxy
 from comporta.testing.sentinels import Sentinels
@@ -24,9 +26,11 @@ __all__ = [
     "FaultProxy",
     "ManualClock",
     "PostgresServer",
+    "ProcurementServer",
     "Sentinels",
     "Server",
     "SheetsServer",
+    "SimulatedPortal",
     "SimulatedUpstream",
     "StoreConformance",
     "find_postgres",

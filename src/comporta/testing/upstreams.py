@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 
-from comporta.testing.loopback import Loopback, Request, response
+from comporta.testing.listening import Allowance, Listening, Request, response, told_after
 
 
-class SimulatedUpstream(Loopback):
+class SimulatedUpstream(Listening):
     """A server that answers ``rate`` requests a second, ``burst`` at once, and refuses others with 429.
 
     ::
@@ -29,23 +28,23 @@ class SimulatedUpstream(Loopback):
     """
 
     def __init__(self, rate: float | None = None, burst: int = 10, *, retry_after: bool = True) -> None:
-        super().__init__(self._answer)
+        super().__init__()
         self.status = 200
         self.headers: dict[str, str] = {}
         self.upcoming: list[int] = []
         self.delay: float | None = 0.0
         self.retry_after = retry_after
         self.accepted = self.refused = self.most = self.present = 0
-        self._rate = rate
-        self._burst = burst
-        self._tokens = float(burst)
-        self._filled = time.monotonic()
+        self._allowance = Allowance(rate, burst)
 
-    async def _answer(self, _: Request) -> bytes:
+    async def answered(self, request: Request) -> bytes:
+        """Return an answer, whatever was asked."""
         self.present += 1
         self.most = max(self.most, self.present)
         try:
-            wait = self._take()
+            wait = self._allowance.take()
+            self.accepted += not wait
+            self.refused += bool(wait)
             if self.delay != 0:
                 await asyncio.sleep(math.inf if self.delay is None else self.delay)
         finally:
@@ -58,20 +57,5 @@ class SimulatedUpstream(Loopback):
     def _response(self, status: int, retry_after: float | None) -> bytes:
         headers = {name.lower(): value for name, value in self.headers.items()}
         if retry_after is not None and self.retry_after:
-            headers.setdefault("retry-after", str(max(1, math.ceil(retry_after))))
-        return response(status, f'{{"status": {status}}}', headers)
-
-    def _take(self) -> float:
-        """Take from the bucket; returns the seconds until there is something in it again."""
-        if self._rate is None:
-            self.accepted += 1
-            return 0.0
-        now = time.monotonic()
-        self._tokens = min(self._burst, self._tokens + (now - self._filled) * self._rate)
-        self._filled = now
-        if self._tokens < 1:
-            self.refused += 1
-            return (1 - self._tokens) / self._rate
-        self._tokens -= 1
-        self.accepted += 1
-        return 0.0
+            headers.setdefault("retry-after", told_after(retry_after))
+        return response(status, {"status": status}, headers)

@@ -168,7 +168,6 @@ class _Once:
 
 def _told_of_the_end(kind: Any) -> Any:
     """Return a kind of connection whose end is an error that nobody takes for a stale one."""
-
     from http.client import HTTPException  # noqa: PLC0415 - brings in TLS
 
     class Connection(kind):  # type: ignore[misc] # what it derives from is chosen by the address

@@ -1,0 +1,106 @@
+"""PCP, the Portal de Compras Públicas: a plain listing by days, UF and page.
+
+The shape is ours: whoever runs a gateway to the portal gives it this form, and its address is configured.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from comporta.service.sources.base import MalformedPageError, Notice, Page, Wanted, bounded, web_link
+from comporta.service.sources.fetching import Portal
+from comporta.upstream.upstream import Upstream
+
+NAME: Final = "pcp"
+PATH: Final = "/v1/processos"
+PAGE_SIZE: Final = 50
+
+
+class _Agency(msgspec.Struct):
+    cnpj: str | None = None
+    name: str | None = msgspec.field(default=None, name="nome")
+
+
+class _Modality(msgspec.Struct):
+    code: int | None = msgspec.field(default=None, name="codigo")
+    name: str | None = msgspec.field(default=None, name="nome")
+
+
+class _Item(msgspec.Struct):
+    number: int | str = msgspec.field(name="id")
+    control_number: str | None = msgspec.field(default=None, name="numeroControlePncp")
+    agency: _Agency = msgspec.field(default_factory=_Agency, name="orgao")
+    uf: str | None = None
+    city: str | None = msgspec.field(default=None, name="municipio")
+    what: str | None = msgspec.field(default=None, name="objeto")
+    value: float | None = msgspec.field(default=None, name="valorEstimado")
+    modality: _Modality = msgspec.field(default_factory=_Modality, name="modalidade")
+    published: str | None = msgspec.field(default=None, name="publicadoEm")
+    closes: str | None = msgspec.field(default=None, name="encerraEm")
+    link: str | None = None
+
+
+class _Body(msgspec.Struct):
+    items: list[_Item] = msgspec.field(name="processos")
+    pages: int = msgspec.field(default=1, name="paginas")
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+class Pcp:
+    """Asks PCP for what was published."""
+
+    name = NAME
+
+    def __init__(self, portal: Portal) -> None:
+        self._portal = portal
+
+    @property
+    def upstream(self) -> Upstream:
+        """How it may be used."""
+        return self._portal.upstream
+
+    async def page(self, wanted: Wanted, number: int) -> Page:
+        """Return a page."""
+        told: dict[str, str | int] = {
+            "dataInicial": wanted.first.isoformat(),
+            "dataFinal": wanted.last.isoformat(),
+            "modalidade": wanted.modality,
+            "uf": wanted.uf,
+            "pagina": number,
+            "tamanhoPagina": PAGE_SIZE,
+        }
+        return await self._portal.get(PATH, told, lambda body: _page(body, wanted.uf)) or Page([], 0)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._portal.aclose()
+
+
+def _page(body: bytes, uf: str) -> Page:
+    try:
+        read = _DECODER.decode(body)
+    except msgspec.DecodeError as error:
+        raise MalformedPageError(f"{NAME} sent what is no page: {error}") from None
+    return Page([_notice(item, uf) for item in read.items], read.pages)
+
+
+def _notice(item: _Item, uf: str) -> Notice:
+    return {
+        "id": bounded(item.control_number) or f"{NAME}:{item.number}"[:100],
+        "sources": [NAME],
+        "agency": bounded(item.agency.name),
+        "cnpj": bounded(item.agency.cnpj),
+        "uf": bounded(item.uf) or uf,
+        "city": bounded(item.city),
+        "object": bounded(item.what) or "",
+        "value": item.value,
+        "modality": item.modality.code,
+        "modality_name": bounded(item.modality.name),
+        "published_at": bounded(item.published),
+        "closes_at": bounded(item.closes),
+        "url": web_link(item.link),
+    }

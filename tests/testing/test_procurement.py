@@ -1,0 +1,164 @@
+"""Two simulated portals: what they publish, what they enforce, and their bad days."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+import pytest
+
+from comporta.testing import ProcurementServer, SimulatedPortal
+from comporta.testing.procurement import MODES, main
+from comporta.testing.programs import free_port
+
+PNCP = "/api/consulta/v1/contratacoes/publicacao?dataInicial={}&dataFinal={}&codigoModalidadeContratacao=6"
+DAYS = ("20260101", "20260131")
+
+
+@pytest.fixture
+def server() -> Iterator[ProcurementServer]:
+    with ProcurementServer(seed=3, pncp_rate=None, pcp_rate=None) as started:
+        yield started
+
+
+def asked(url: str, body: bytes | None = None, method: str = "GET") -> tuple[int, Any]:
+    request = urllib.request.Request(url, body, method=method)  # noqa: S310 - loopback
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - loopback
+            content = answer.read()
+            return answer.status, json.loads(content) if content else None
+    except HTTPError as error:
+        with error:
+            return error.code, {**json.loads(error.read()), "after": error.headers["retry-after"]}
+
+
+def pncp(portal: SimulatedPortal, uf: str = "SP", page: int = 1, size: int = 50) -> tuple[int, Any]:
+    return asked(f"{portal.url}{PNCP.format(*DAYS)}&uf={uf}&pagina={page}&tamanhoPagina={size}")
+
+
+def pcp(portal: SimulatedPortal, uf: str = "SP", page: int = 1, modality: str = "6") -> tuple[int, Any]:
+    days = "dataInicial=2026-01-01&dataFinal=2026-01-31"
+    return asked(
+        f"{portal.url}/v1/processos?{days}&uf={uf}&modalidade={modality}&pagina={page}&tamanhoPagina=20"
+    )
+
+
+def test_pncp__all_pages__hold_each_tender_once_and_only_those_asked_for(server: ProcurementServer) -> None:
+    status, first = pncp(server.pncp, size=10)
+    assert status == 200
+    rest = [pncp(server.pncp, page=page, size=10)[1] for page in range(2, first["totalPaginas"] + 1)]
+    items = [item for page in (first, *rest) for item in page["data"]]
+    numbers = {item["numeroControlePNCP"] for item in items}
+    assert len(items) == len(numbers) == first["totalRegistros"] > 10
+    assert {item["unidadeOrgao"]["ufSigla"] for item in items} == {"SP"}
+    assert rest[-1]["paginasRestantes"] == 0
+    assert pncp(server.pncp, page=999) == (204, None)
+
+
+def test_portals__one_seed__share_some_tenders_and_another_seed_has_others(server: ProcurementServer) -> None:
+    numbers = {item["numeroControlePNCP"] for item in pncp(server.pncp)[1]["data"]}
+    status, listed = pcp(server.pcp)
+    assert status == 200
+    assert listed["total"] > len(listed["processos"]) or listed["paginas"] == 1
+    both = {item["numeroControlePncp"] for item in listed["processos"]} - {None}
+    assert both
+    assert both <= numbers
+    with ProcurementServer(seed=3) as twin, ProcurementServer(seed=4) as other:
+        assert pncp(twin.pncp) == pncp(server.pncp)
+        assert pncp(other.pncp) != pncp(server.pncp)
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("dataInicial=20260230&dataFinal=20260301", "day"),
+        ("dataInicial=2026-01-01&dataFinal=20260301", "dataInicial must be YYYYMMDD"),
+        ("dataInicial=20260301&dataFinal=20260101", "dataFinal"),
+        ("dataInicial=20260101&dataFinal=20260102&tamanhoPagina=9", "tamanhoPagina must be 10 to 50"),
+        ("dataInicial=20260101&dataFinal=20260102&uf=XX", "uf must be one of"),
+    ],
+)
+def test_pncp__nonsense__is_a_400_that_says_what(server: ProcurementServer, query: str, named: str) -> None:
+    rest = "&codigoModalidadeContratacao=6&pagina=1&uf=SP&tamanhoPagina=50"
+    added = "&".join(part for part in rest.split("&") if part.split("=")[0] not in query)
+    status, told = asked(f"{server.pncp.url}/api/consulta/v1/contratacoes/publicacao?{query}&{added}")
+    assert (status, named in told["message"]) == (400, True), told
+
+
+def test_pcp__nonsense__is_a_400_and_another_path_a_404(server: ProcurementServer) -> None:
+    assert pcp(server.pcp, modality="x")[0] == 400
+    assert asked(f"{server.pcp.url}/elsewhere")[0] == 404
+
+
+def test_rate__more_than_it_allows__is_refused_with_the_time_to_come_back() -> None:
+    with ProcurementServer(pncp_rate=2, pcp_rate=None) as server:
+        answers = [pncp(server.pncp) for _ in range(5)]
+        assert [status for status, _ in answers[:3]] == [200] * 3
+        refused = [told["after"] for status, told in answers if status == 429]
+        assert refused
+        assert set(refused) == {"1"}
+        assert server.pncp.refused == len(refused)
+
+
+def test_modes__each__is_a_bad_day_of_its_own(server: ProcurementServer) -> None:
+    server.pncp.set(mode="flaky")
+    assert [pncp(server.pncp)[0] for _ in range(4)] == [500, 200, 500, 200]
+    server.pncp.set(mode="rate-limited")
+    assert pncp(server.pncp)[1]["after"] == "2"
+    server.pncp.set(mode="slow", delay=0.01)
+    assert pncp(server.pncp)[0] == 200
+    server.pncp.set(mode="dead")
+    with pytest.raises((URLError, HTTPException, ConnectionError)):
+        pncp(server.pncp)
+    server.pncp.set(mode="ok", failing_ufs=["MA"])
+    assert [pncp(server.pncp, uf)[0] for uf in ("MA", "SP")] == [500, 200]
+    assert server.pncp.asked == {"SP": 6, "MA": 1}
+    assert pcp(server.pcp)[0] == 200
+
+
+def test_control__over_http__switches_and_shows(server: ProcurementServer) -> None:
+    switch = json.dumps({"mode": "slow", "delay": 0, "failing_ufs": ["AC"]}).encode()
+    status, shown = asked(f"{server.url}/control/pcp", switch, "PUT")
+    assert status == 200
+    assert (shown["pcp"]["mode"], server.pcp.mode, server.pcp.delay) == ("slow", "slow", 0)
+    assert asked(f"{server.url}/control")[1]["pcp"]["failing_ufs"] == ["AC"]
+    assert asked(f"{server.url}/control/nobody", b"{}", "PUT")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "switch", [b'{"mode": "sad"}', b'{"delay": -1}', b'{"failing_ufs": ["XX"]}', b'{"speed": 1}', b"[", b"1"]
+)
+def test_control__nonsense__is_a_400_and_changes_nothing(server: ProcurementServer, switch: bytes) -> None:
+    assert asked(f"{server.url}/control/pncp", switch, "PUT")[0] == 400
+    assert server.pncp.mode == MODES[0]
+
+
+def test_process__ended_by_a_signal__has_served_until_then() -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "comporta.testing.procurement", "--port", str(port), "--seed", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"pncp http://127.0.0.1:{port}/pncp\n"
+        assert asked(f"http://127.0.0.1:{port}/control")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def test_main__a_signal__ends_it_quietly(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGTERM))
+        main(["--port", str(free_port())])
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert "control http" in capsys.readouterr().out
