@@ -56,7 +56,9 @@ async def ask_async(database: Database, asked: Asked[T]) -> T:
 # -- jobs
 
 
-def add_job(job_id: str, user_id: str, digest: str, accounts: Sequence[str], jobs_max: int) -> Asked[Job | None]:
+def add_job(
+    job_id: str, user_id: str, digest: str, accounts: Sequence[str], jobs_max: int
+) -> Asked[Job | None]:
     """Add a job that nobody works on yet; returns the one of this id, ``None`` if there are too many."""
     told = {
         "job_id": job_id,
@@ -139,7 +141,7 @@ def to_backfill(held: HeldBackfill, after: Place, count: int) -> Asked[list[Resu
         "after": after.position,
         "count": count,
     }
-    return Asked((statements.TO_BACKFILL,), told, lambda found: [_written(*row) for row in found[0]], changes=False)
+    return Asked((statements.TO_BACKFILL,), told, _all(_success), changes=False)
 
 
 def backfilled(held: HeldBackfill, through: Place, rows: int, lease_us: int) -> Asked[bool]:
@@ -190,14 +192,14 @@ def claim_backfill(owner: str, lease_us: int) -> Asked[HeldBackfill | None]:
 
 
 def renew(
-    owner: str, lease_us: int, jobs: Iterable[str], backfills: Iterable[str]
+    owner: str, lease_us: int, jobs: Iterable[HeldJob], backfills: Iterable[HeldBackfill]
 ) -> Asked[tuple[dict[str, int], dict[str, int]]]:
     """Keep the leases of this worker; returns the tokens of those it still has."""
     told = {
         "owner": owner,
         "lease_us": lease_us,
-        "jobs": json.dumps(list(jobs)),
-        "backfills": json.dumps(list(backfills)),
+        "jobs": _tokens(jobs),
+        "backfills": _tokens(backfills),
     }
     return Asked(statements.RENEW, told, lambda found: (dict(found[0]), dict(found[1])))
 
@@ -227,6 +229,10 @@ def forget(keep_us: int) -> Asked[bool]:
 
 def _token(held: HeldJob | HeldBackfill) -> dict[str, Any]:
     return {"job_id": held.job_id, "token": held.token}
+
+
+def _tokens(several: Iterable[HeldJob | HeldBackfill]) -> str:
+    return json.dumps([f"{held.job_id}:{held.token}" for held in several])
 
 
 def _through(place: Place) -> dict[str, Any]:
@@ -269,7 +275,7 @@ def _stored(found: list[Rows]) -> Stored | None:
     return Stored(moments[0][0], Target(*targets[0]) if targets else None)
 
 
-def _written(position: int, account: str, message: str, processed_at_us: int) -> Result:
+def _success(position: int, account: str, message: str, processed_at_us: int) -> Result:
     return Result(position, account, "success", message, processed_at_us)
 
 

@@ -105,7 +105,10 @@ STORE = (
         """
     ),
     Statement(
-        f"SELECT spreadsheet_id, boundary_us FROM batch_sheets WHERE {_OF_JOB} AND backfill_status <> 'failed'"
+        f"""
+        SELECT spreadsheet_id, boundary_us FROM batch_sheets
+        WHERE {_OF_JOB} AND backfill_status <> 'failed'
+        """
     ),
 )
 
@@ -187,7 +190,8 @@ CLAIM_BACKFILL = Statement(
 TO_BACKFILL = Statement(
     f"""
     SELECT position, account, message, processed_at_us FROM batch_results
-    WHERE {_OF_JOB} AND outcome = 'success' AND processed_at_us < CAST(:boundary_us AS BIGINT)
+    WHERE {_OF_JOB} AND outcome = 'success' AND message <> ''
+        AND processed_at_us < CAST(:boundary_us AS BIGINT)
         AND (processed_at_us, position) > (CAST(:after_us AS BIGINT), CAST(:after AS INTEGER))
     ORDER BY processed_at_us, position LIMIT :count
     """
@@ -233,15 +237,16 @@ RENEW = tuple(
     Statement(
         f"""
         UPDATE {table} SET lease_until_us = {_LEASE}
-        WHERE owner = :owner AND lease_until_us > 0 AND job_id IN (SELECT item FROM EACH(:{ids}) AS held)
+        WHERE owner = :owner AND job_id || ':' || CAST(token AS TEXT) IN (SELECT item FROM EACH(:{ids}) AS held)
         RETURNING job_id, token
         """
     )
     for table, ids in (("batch_jobs", "jobs"), ("batch_sheets", "backfills"))
 )
 
-GIVE_BACK_JOB = Statement(f"UPDATE batch_jobs SET lease_until_us = 0, attempts = 0 WHERE {_HELD}")
-GIVE_BACK_BACKFILL = Statement(f"UPDATE batch_sheets SET lease_until_us = 0, attempts = 0 WHERE {_HELD}")
+_GIVEN_BACK = "owner = '', lease_until_us = 0, attempts = 0"
+GIVE_BACK_JOB = Statement(f"UPDATE batch_jobs SET {_GIVEN_BACK} WHERE {_HELD}")
+GIVE_BACK_BACKFILL = Statement(f"UPDATE batch_sheets SET {_GIVEN_BACK} WHERE {_HELD}")
 
 WAITING = Statement(
     f"""

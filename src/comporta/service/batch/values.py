@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,9 @@ MESSAGE_CHARS_MAX: Final = 40_000
 """A cell of Google's takes 50,000."""
 
 
+_PLACE = re.compile(r"([0-9]{1,18})-([0-9]{1,9})")
+
+
 class Place(NamedTuple):
     """Where a result stands in the order of its job: when it was stored, and its account's position."""
 
@@ -28,10 +32,10 @@ class Place(NamedTuple):
     @classmethod
     def read(cls, text: str) -> Place:
         """Read it back; a ``ValueError`` says what is allowed."""
-        at_us, sign, position = text.partition("-")
-        if not (sign and at_us.isascii() and at_us.isdecimal() and position.isascii() and position.isdecimal()):
+        found = _PLACE.fullmatch(text)
+        if found is None:
             raise ValueError(f"cursor must be a next_cursor of this service, got {text!r:.50}")
-        return cls(min(int(at_us[:19]), 2**63 - 1), min(int(position[:10]), 2**31 - 1))
+        return cls(int(found[1]), int(found[2]))
 
 
 START: Final = Place(0, 0)
