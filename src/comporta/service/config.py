@@ -108,11 +108,16 @@ def _proxies(written: ServiceSettings) -> tuple[str, ...]:
 
 
 def _client_limit(written: ServiceSettings) -> LimitConfig | None:
+    """Return the limit of a client. While the state is out of reach there is none.
+
+    A share of it starts empty: whoever comes first would be refused for no fault of theirs. What is under way
+    at once stays bounded.
+    """
     if written.client_limit is False:
         return None
     if not isinstance(written.client_limit, str):
         raise written.wrong("client_limit", "must be text such as '50/s burst 100', or false, got True")
     try:
-        return LimitConfig.parse(written.client_limit)
+        return LimitConfig.parse(written.client_limit, fallback="open")
     except ValueError as error:
         raise written.wrong("client_limit", f"cannot be read: {error}") from None
