@@ -1,5 +1,6 @@
-"""Batches as routes see them: jobs are added and followed, sheets configured; the work itself is found by
-whoever has room for it.
+"""Batches as routes see them: jobs are added and followed, sheets configured.
+
+The work itself is found in the database, by whoever has room for it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from comporta.clock import MONOTONIC
 from comporta.service.batch import requests
@@ -82,7 +84,7 @@ class Batches:
         }
         self._processing = None if processor is None else Processing(processor, self._roles["processor"])
         self._runs: dict[str, Run] = {}
-        self._changes: dict[str, asyncio.Event] = {}
+        self._changes: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # of who follows
         self._followers = 0
         self._taking = self._made_taking()
 
@@ -178,8 +180,6 @@ class Batches:
                     await MONOTONIC.wait_async(change, FOLLOW_SECONDS)
         finally:
             self._followers -= 1
-            if not self._followers:
-                self._changes.clear()
 
     # -- sheets
 
@@ -225,7 +225,14 @@ class Batches:
         if held.token > 1:
             await ask_async(self._database, requests.move_boundary(held))
         filling = Filling(held, self._sheets, self._roles["sheets"], self._database)
-        run = Run(held, self._database, self._processing, filling, self.settings.concurrency, self._changed)
+        run = Run(
+            held,
+            self._database,
+            self._processing,
+            filling,
+            concurrency=self.settings.concurrency,
+            changed=self._changed,
+        )
         self._runs[held.job_id] = run
         if self._taking.stopping:
             run.stop()

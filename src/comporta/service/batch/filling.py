@@ -1,4 +1,4 @@
-"""The rows of a running job on their way into its sheet, as they come: at fifty, or two seconds after the first.
+"""The rows of a running job on their way into its sheet: at fifty, or two seconds after the first.
 
 What cannot be written is not lost: it is in the database, and the sheet is said to have failed; once somebody
 asks for it again, all of it up to that moment is the backfill's.

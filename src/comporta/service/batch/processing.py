@@ -24,7 +24,7 @@ REFUSALS_MAX: Final = 10
 
 REFUSAL_SECONDS_MAX: Final = 30.0
 
-_SPACES = {number: " " for number in (*range(32), 127)} | {ord("\n"): "\n"}
+_SPACES = dict.fromkeys((*range(32), 127), " ") | {ord("\n"): "\n"}
 
 
 class Processor(Protocol):
@@ -94,7 +94,9 @@ def load_processor(name: str) -> Processor | BlockingProcessor:
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"processor must be something that can be imported, got {name!r:.100}: {error}") from error
+        raise ValueError(
+            f"processor must be something that can be imported, got {name!r:.100}: {error}"
+        ) from error
     made: Any = found() if isinstance(found, type) else found
     if not callable(made):
         raise TypeError(f"processor must be a function of an account, got {made!r:.100}")
@@ -107,7 +109,9 @@ def cleaned(text: str) -> str:
 
 
 def _done(account: Account, outcome: str, message: Any) -> Done:
-    return Done(account.position, account.account, outcome, cleaned(message if type(message) is str else str(message)))
+    return Done(
+        account.position, account.account, outcome, cleaned(message if type(message) is str else str(message))
+    )
 
 
 def _message(body: bytes) -> str:

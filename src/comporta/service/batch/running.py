@@ -7,7 +7,7 @@ anybody told. Nothing of a job is kept here but what is under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Final, TypeVar
 
 from comporta.database.base import Database
@@ -40,6 +40,7 @@ class Run:
         database: Database,
         processing: Processing,
         filling: Filling,
+        *,
         concurrency: int,
         changed: Callable[[str], None],
     ) -> None:
@@ -88,7 +89,7 @@ class Run:
         async with self._next:
             return None if self._stopping else await anext(self._accounts, None)
 
-    async def _unfinished(self) -> AsyncIterator[Account]:
+    async def _unfinished(self) -> AsyncGenerator[Account, None]:
         after = 0
         while page := await self._asked(unfinished(self.held.job_id, after, PAGE)):
             for account in page:

@@ -237,7 +237,8 @@ RENEW = tuple(
     Statement(
         f"""
         UPDATE {table} SET lease_until_us = {_LEASE}
-        WHERE owner = :owner AND job_id || ':' || CAST(token AS TEXT) IN (SELECT item FROM EACH(:{ids}) AS held)
+        WHERE owner = :owner
+            AND job_id || ':' || CAST(token AS TEXT) IN (SELECT item FROM EACH(:{ids}) AS held)
         RETURNING job_id, token
         """
     )

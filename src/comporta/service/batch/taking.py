@@ -20,7 +20,7 @@ from comporta.errors import DatabaseError
 from comporta.service.batch.requests import Asked, ask_async, forget, hopeless, renew, waiting
 from comporta.service.batch.values import HeldBackfill, HeldJob
 
-H = TypeVar("H", HeldJob, HeldBackfill)
+H = TypeVar("H", bound=HeldJob | HeldBackfill)
 
 CHORES_SECONDS: Final = 60.0
 FORGOTTEN_MAX: Final = 20
@@ -196,5 +196,3 @@ async def _ended(tasks: Any) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
