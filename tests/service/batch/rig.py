@@ -65,6 +65,7 @@ async def running(
     processor: Any = greet,
     *,
     is_digital: Callable[[str], bool] | None = None,
+    closing_seconds: float = 10,
     **settings: Any,
 ) -> AsyncIterator[Batches]:
     batches = Batches(
@@ -74,7 +75,7 @@ async def running(
     try:
         yield batches
     finally:
-        await batches.aclose(5)
+        await batches.aclose(closing_seconds)
 
 
 async def until(what: Callable[[], Awaitable[bool]]) -> None:

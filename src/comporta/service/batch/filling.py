@@ -6,16 +6,18 @@ asks for it again, all of it up to that moment is the backfill's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from comporta import events
 from comporta.database.base import Database
 from comporta.errors import ComportaError, DatabaseError
+from comporta.pipeline.letters import DeadLetters, Letter
 from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.writer import BatchWriter
-from comporta.service.batch.requests import ask, ask_async, given_up, written
+from comporta.service.batch.requests import Asked, ask, ask_async, given_up, written
 from comporta.service.batch.roles import Role
 from comporta.service.batch.sheets import Sheets
 from comporta.service.batch.values import COLUMNS, SUCCESS, HeldJob, Place, Result, Target
@@ -39,6 +41,19 @@ class SheetRow(dict[str, str]):
 def rows_of(results: Sequence[Result]) -> list[Row]:
     """Return what goes into a sheet: successes that have something to say."""
     return [SheetRow(each) for each in results if each.outcome == SUCCESS and each.message]
+
+
+class KeptAlready(DeadLetters):
+    """Where rows go that a sheet did not take: they are in the database, and need not be kept once more."""
+
+    def __init__(self) -> None:
+        super().__init__(os.devnull)
+
+    def open(self) -> None:
+        """There is nothing to open."""
+
+    def extend(self, letters: Iterable[Letter]) -> None:
+        """Keep nothing."""
 
 
 class Filling:
@@ -84,7 +99,9 @@ class Filling:
                 max_delay=DELAY_SECONDS,
                 retry=self._sheets.retry,
                 limiter=self._sheets.quota,
+                dead_letters=KeptAlready(),
                 on_written=self._written(target),
+                on_dead=self._died(target),
                 name="batch_sheet",
             )
             await writer.open()
@@ -100,12 +117,23 @@ class Filling:
 
         return note
 
+    def _died(self, target: Target) -> Any:
+        """Return what says that rows are missing, on the writer's thread: the next ones may be long in coming."""
+
+        def note(rows: Sequence[Row], error: Exception) -> None:
+            ask(self._database, self._given_up(target, error))
+
+        return note
+
     async def _give_up(self, error: Exception) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             with suppress(Exception):
                 await writer.close(ABANDON_SECONDS)
+        if self._target is not None:
+            await ask_async(self._database, self._given_up(self._target, error))
+
+    def _given_up(self, target: Target, error: Exception) -> Asked[None]:
         text = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
         events.publish("batch_sheet_failed", self._held.job_id, text, "error")
-        if self._target is not None:
-            await ask_async(self._database, given_up(self._held, self._target.boundary_us, text))
+        return given_up(self._held, target.boundary_us, text)

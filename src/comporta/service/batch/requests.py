@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from comporta.database.base import Database, Rows, Statement
 from comporta.service.batch import statements
 from comporta.service.batch.values import (
+    SUCCESS,
     Account,
     Done,
     HeldBackfill,
@@ -85,12 +86,8 @@ def unfinished(job_id: str, after: int, count: int) -> Asked[list[Account]]:
 
 def store(held: HeldJob, done: Sequence[Done]) -> Asked[Stored | None]:
     """Store what became of accounts; ``None``: somebody else has the job by now, nothing was stored."""
-    told = {
-        **_token(held),
-        "positions": json.dumps([each.position for each in done]),
-        "outcomes": json.dumps([each.outcome for each in done]),
-        "messages": json.dumps([each.message for each in done], ensure_ascii=False),
-    }
+    listed = [f"{each.position:010}{'+' if each.outcome == SUCCESS else '-'}{each.message}" for each in done]
+    told = {**_token(held), "done": json.dumps(listed, ensure_ascii=False)}
     return Asked(statements.STORE, told, _stored)
 
 
@@ -276,7 +273,7 @@ def _stored(found: list[Rows]) -> Stored | None:
 
 
 def _success(position: int, account: str, message: str, processed_at_us: int) -> Result:
-    return Result(position, account, "success", message, processed_at_us)
+    return Result(position, account, SUCCESS, message, processed_at_us)
 
 
 _job = _first(Job)
