@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from benchmarks import (
     accuracy,
+    batch,
     breakers,
     cache,
     composition,
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "cache-sqlite": cache.rows,
     "cache-stampede": cache.stampede,
     "cache-outage": cache.outage,
+    "batch": batch.run,
     "import": startup.run,
     "footprint": footprint.run,
     "accuracy": accuracy.run,

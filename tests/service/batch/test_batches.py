@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +247,7 @@ async def test_sheet__formulas_and_failures__successes_are_written_as_text(
         "@SUM(A1)",
         "\t=1",
         '=HYPERLINK("http://x","y")',
-        "＝1+1",
+        "\uff1d1+1",
     ]
 
     async def echo(account: str) -> str:
@@ -438,6 +437,18 @@ async def test_overtaken__backfill__goes_on_with_who_has_it(
     assert in_google(google, config.spreadsheet_id) == once(3000)
 
 
+@awaited
+async def test_start__sheets_that_cannot_be_had__all_else_goes_on(plain: Database, tmp_path: Path) -> None:
+    class Refusing(LocalSheets):
+        def open(self) -> None:
+            raise ImportError("no client")
+
+    async with running(plain, Refusing(tmp_path)) as batches:
+        await added(batches, 3)
+        assert (await over(batches)).succeeded == 3
+    assert any(event.kind == "batch_sheets_unavailable" for event in events.latest_events())
+
+
 class Failing:
     """A database that is out of reach now and then."""
 
@@ -568,21 +579,15 @@ async def test_follow__too_many__says_so(
     monkeypatch.setattr(faces, "FOLLOWERS_MAX", 1)
     async with running(plain, LocalSheets(tmp_path), Gate(1), closing_seconds=0.1) as batches:
         await added(batches, 2)
-        assert batches.can_be_followed
-        async with AsyncExitStack() as ends:
-            follows = await ends.enter_async_context(_following(batches))
+        assert _room(batches)
+        async with aclosing(batches.follow("job", asyncio.Event())) as follows:
             await anext(follows)
-            assert not batches.can_be_followed
-        assert batches.can_be_followed
+            assert not _room(batches)
+        assert _room(batches)
 
 
-@asynccontextmanager
-async def _following(batches: Batches) -> AsyncIterator[AsyncIterator[Any]]:
-    follows = batches.follow("job", asyncio.Event())
-    try:
-        yield follows
-    finally:
-        await follows.aclose()  # type: ignore[attr-defined] # it is a generator
+def _room(batches: Batches) -> bool:
+    return batches.can_be_followed
 
 
 def test_start__place_of_nothing__is_before_everything() -> None:

@@ -108,7 +108,8 @@ async def test_role__more_than_may_wait__is_refused() -> None:
 
 @awaited
 async def test_role__cancelled_before_its_turn__is_never_done() -> None:
-    role, go, done = Role("test", 1), threading.Lock(), []
+    role, go = Role("test", 1), threading.Lock()
+    done: list[int] = []
     with go:
         first = asyncio.create_task(role.run(go.acquire))
         second = asyncio.create_task(role.run(done.append, 1))
@@ -270,7 +271,7 @@ def test_local__rows_twice__are_there_once(tmp_path: Path) -> None:
         sink.open()
         sink.write(rows(*names))
         sink.close()
-    assert in_file(sheets, made.id) == {name: 1 for name in "abcde"}
+    assert in_file(sheets, made.id) == dict.fromkeys("abcde", 1)
     sheets.close()
 
 

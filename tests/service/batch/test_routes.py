@@ -23,9 +23,9 @@ from comporta.service.routes import batch as routes
 
 @asynccontextmanager
 async def running(
-    folder: Path, processor: Any = greet, sheets: Any = None, **told: str
+    folder: Path, processor: Any = greet, sheets: Any = None, is_digital: Any = None, **told: str
 ) -> AsyncIterator[Asked]:
-    plugs = BatchPlugs(processor, sheets or LocalSheets(folder / "sheets"))
+    plugs = BatchPlugs(processor, sheets or LocalSheets(folder / "sheets"), is_digital)
     told = {"client_limit": "false", "batch_poll_seconds": "0.05", "batch_concurrency": "4", **told}
     app = create_app(config(folder, **told), plugs=plugs)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
@@ -180,17 +180,19 @@ async def test_configure_sheets__whole_story__answers_as_clients_know(tmp_path: 
 
 
 @awaited
-async def test_configure_sheets__backfill_failed__is_scheduled_again(tmp_path: Path) -> None:
+async def test_configure_sheets__backfill_failed__is_scheduled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sheets = LocalSheets(tmp_path / "sheets")
     async with running(tmp_path, sheets=sheets) as asked:
         await streamed(asked, accounts=accounts(3), job_id="mine")
-        sheets.sink = _denied  # type: ignore[method-assign]
+        monkeypatch.setattr(sheets, "sink", _denied)
         await posted(asked, "configure-sheets", job_id="mine", user_id="ana")
         await filled(asked.parts.batches, "mine")
         told = await got(asked, "sheets-config/mine")
         assert (told["backfill_status"], told["backfilled_rows"]) == ("failed", 0)
         assert told["backfill_error"] == "SinkDeniedError: no"
-        del sheets.sink  # type: ignore[method-assign]
+        monkeypatch.undo()
         again = await posted(asked, "configure-sheets", job_id="mine", user_id="ana")
         assert again["backfill_status"] == "pending"
         assert (await filled(asked.parts.batches, "mine")).backfilled_rows == 3
@@ -205,12 +207,14 @@ def _gone(*_: object) -> Any:
 
 
 @awaited
-async def test_configure_sheets__sheets_out_of_reach__is_told_without_details(tmp_path: Path) -> None:
+async def test_configure_sheets__sheets_out_of_reach__is_told_without_details(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sheets = LocalSheets(tmp_path / "sheets")
     async with running(tmp_path, sheets=sheets) as asked:
         await streamed(asked, accounts=["a"], job_id="mine")
         for refusal, status in ((_denied, 502), (_gone, 503)):
-            sheets.create = refusal  # type: ignore[method-assign]
+            monkeypatch.setattr(sheets, "create", refusal)
             problem = await posted(asked, "configure-sheets", status, job_id="mine", user_id="ana")
             assert "no" not in problem["detail"].split()
 

@@ -10,10 +10,11 @@ import hashlib
 import os
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakValueDictionary
 
+from comporta import events
 from comporta.clock import MONOTONIC
 from comporta.service.batch import requests
 from comporta.service.batch.backfill import Backfill
@@ -86,6 +87,7 @@ class Batches:
         self._runs: dict[str, Run] = {}
         self._changes: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # of who follows
         self._followers = 0
+        self._opening: asyncio.Task[None] | None = None
         self._taking = self._made_taking()
 
     def _made_taking(self) -> Taking:
@@ -108,6 +110,14 @@ class Batches:
     def start(self) -> None:
         """Look for work from now on."""
         self._taking.start()
+        self._opening = asyncio.create_task(self._open_sheets())
+
+    async def _open_sheets(self) -> None:
+        try:
+            await self._roles["sheets"].run(self._sheets.open)
+        except Exception as error:  # whoever wants a sheet is told; everything else goes on
+            text = f"sheets are not available: {type(error).__name__}: {error}"
+            events.publish("batch_sheets_unavailable", "batch", text, "error")
 
     async def stop(self, seconds: float) -> None:
         """Begin nothing more; what is under way comes to a halt, is flushed, and is given back."""
@@ -119,6 +129,9 @@ class Batches:
     async def aclose(self, seconds: float) -> None:
         """End."""
         await self.stop(seconds)
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
         for role in self._roles.values():
             role.close()
         self._sheets.close()
@@ -159,7 +172,7 @@ class Batches:
         """Whether there is room for another who follows."""
         return self._followers < FOLLOWERS_MAX
 
-    async def follow(self, job_id: str, leaving: asyncio.Event) -> AsyncIterator[list[Result] | Job]:
+    async def follow(self, job_id: str, leaving: asyncio.Event) -> AsyncGenerator[list[Result] | Job, None]:
         """Give results as they come, and the job when it is over; ends sooner if this worker does."""
         after = START
         self._followers += 1

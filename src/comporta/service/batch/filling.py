@@ -118,7 +118,7 @@ class Filling:
         return note
 
     def _died(self, target: Target) -> Any:
-        """Return what says that rows are missing, on the writer's thread: the next ones may be long in coming."""
+        """Return what says that rows are missing, on the writer's thread: the next may be long in coming."""
 
         def note(rows: Sequence[Row], error: Exception) -> None:
             ask(self._database, self._given_up(target, error))

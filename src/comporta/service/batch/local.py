@@ -45,6 +45,9 @@ class LocalSheets:
         self.folder = Path(folder)
         self.retry = retry or patient(retries=3, base=0.2)
 
+    def open(self) -> None:
+        """There is nothing to do before the first file."""
+
     def create(self, name: str, marker: str) -> Spreadsheet:
         """Make the file of a mark, or find it, whatever it was called then."""
         number = hashlib.sha256(marker.encode()).hexdigest()[:24]

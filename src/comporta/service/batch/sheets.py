@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, Final, Protocol
 
 from comporta.database.base import Database
@@ -32,6 +33,9 @@ class Sheets(Protocol):
     def retry(self) -> Retry:
         """How often a write that failed is tried again."""
 
+    def open(self) -> None:
+        """Do now what would otherwise hold up the first client; it may be left out, and may fail."""
+
     def create(self, name: str, marker: str) -> Spreadsheet:
         """Return the spreadsheet with this mark, made if there is none yet."""
 
@@ -53,6 +57,15 @@ class GoogleSheets:
         self._account = account
         self._database = database
         self._spreadsheets = Spreadsheets(account)
+
+    def open(self) -> None:
+        """Have Google's client read its manuals, for a quarter of a second.
+
+        They are there for good, in more objects than all the rest: were the garbage collector to look through
+        them again and again, the event loop would stand still for a tenth of a second each time.
+        """
+        _ = self._account.files, self._account.values
+        gc.freeze()
 
     def create(self, name: str, marker: str) -> Spreadsheet:
         """Make it, or find it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Path, Query
@@ -199,12 +200,13 @@ async def _lines(parts: Parts, job: Job) -> AsyncIterator[bytes]:
     """Give a job line by line: what it is, what becomes of its accounts, how it ended."""
     yield _line({"event": "job", **job.told()})
     last: Place = START
-    async for told in parts.batches.follow(job.job_id, parts.leaving):
-        if isinstance(told, Job):
-            yield _line({"event": "end", **told.told()})
-            return
-        last = told[-1].place
-        yield b"".join(_line({"event": "result", **each.told()}) for each in told)
+    async with aclosing(parts.batches.follow(job.job_id, parts.leaving)) as follows:
+        async for told in follows:
+            if isinstance(told, Job):
+                yield _line({"event": "end", **told.told()})
+                return
+            last = told[-1].place
+            yield b"".join(_line({"event": "result", **each.told()}) for each in told)
     yield _line({"event": "interrupted", "job_id": job.job_id, "next_cursor": str(last)})
 
 
