@@ -34,11 +34,23 @@ from comporta.database.base import Database, Statement
 from comporta.errors import DatabaseUnavailableError
 from comporta.pipeline.sinks import GoogleAccount
 from comporta.service.batch import batches as faces
+from comporta.service.batch import local, taking
 from comporta.service.batch import running as runs
-from comporta.service.batch import taking
+from comporta.service.batch.backfill import Backfill
 from comporta.service.batch.batches import Batches
-from comporta.service.batch.local import LocalSheets
-from comporta.service.batch.values import COMPLETED, FAILED, START, Job, Result
+from comporta.service.batch.filling import Filling
+from comporta.service.batch.local import LocalSheet, LocalSheets
+from comporta.service.batch.requests import ask, claim_backfill, claim_job
+from comporta.service.batch.values import (
+    COMPLETED,
+    FAILED,
+    START,
+    HeldJob,
+    Job,
+    Result,
+    SheetConfig,
+    Target,
+)
 from comporta.testing import SheetsServer
 
 
@@ -449,6 +461,88 @@ async def test_start__sheets_that_cannot_be_had__all_else_goes_on(plain: Databas
     assert any(event.kind == "batch_sheets_unavailable" for event in events.latest_events())
 
 
+async def _held_sheet(batches: Batches) -> tuple[HeldJob, SheetConfig]:
+    """Have a job, with a lease that nobody works under, and its sheet."""
+    await added(batches, 3)
+    config = await configured(batches)
+    held = ask(batches._database, claim_job("one", 60_000_000))
+    assert held is not None
+    return held, config
+
+
+@awaited
+async def test_filling__writer_that_ended__the_sheet_has_failed(plain: Database, tmp_path: Path) -> None:
+    sheets = LocalSheets(tmp_path)
+    batches = Batches(plain, sheets, _settings())
+    held, config = await _held_sheet(batches)
+    target = Target(config.spreadsheet_id, config.boundary_us)
+    filling = Filling(held, batches._sheets, batches._roles["sheets"], plain)
+    await filling.put(target, [Result(1, "a", "failed", "no", 1), Result(2, "b", "success", "", 1)])
+    assert in_file(sheets, config.spreadsheet_id) == {}
+    await filling.put(target, [Result(1, "a", "success", "hello", 1)])
+    writer: Any = filling._writer
+    await writer.close()
+    await filling.put(target, [Result(2, "b", "success", "hello", 1)])
+    found = await batches.sheet("job")
+    assert found is not None
+    assert (found.backfill_status, found.backfill_error[:17]) == (FAILED, "WriterClosedError")
+
+
+@awaited
+async def test_filling__not_closed_in_time__the_sheet_has_failed(plain: Database, tmp_path: Path) -> None:
+    sheets = LocalSheets(tmp_path)
+    batches = Batches(plain, sheets, _settings())
+    held, config = await _held_sheet(batches)
+    filling = Filling(held, sheets, batches._roles["sheets"], plain)
+    path = sheets._found(config.spreadsheet_id)
+    assert path is not None
+    with local._alone(LocalSheet(path)._lock):
+        await filling.put(
+            Target(config.spreadsheet_id, config.boundary_us), [Result(1, "a", "success", "hello", 1)]
+        )
+        await filling.close(0.05)
+    found = await batches.sheet("job")
+    assert found is not None
+    assert found.backfill_error.startswith("TimeoutError")
+
+
+@awaited
+async def test_run__taken_as_the_worker_ends__begins_no_account(plain: Database, tmp_path: Path) -> None:
+    batches = Batches(plain, LocalSheets(tmp_path), _settings(), processor=greet)
+    held, _ = await _held_sheet(batches)
+    batches._taking.stopping = True
+    assert not await batches._job(held)
+    assert await batches.results("job", START, 10) == []
+
+
+@awaited
+async def test_backfill__worker_ends__stops_before_the_next_page(plain: Database, tmp_path: Path) -> None:
+    sheets = LocalSheets(tmp_path)
+    async with running(plain, sheets) as batches:
+        await added(batches, 3)
+        await over(batches)
+    asks = Batches(plain, sheets, _settings())
+    await configured(asks)
+    held = ask(plain, claim_backfill("one", 60_000_000))
+    assert held is not None
+    assert not Backfill(held, plain, sheets, 60_000_000, lambda: True).run()
+    assert in_file(sheets, held.spreadsheet_id) == {}
+    (tmp_path / "gone").mkdir()
+    failing: Any = Failing(plain)
+    failing.failures = 1
+    gone = LocalSheets(tmp_path / "gone")
+    assert not Backfill(held, failing, gone, 60_000_000, lambda: False).run()
+    assert (await filled_or_not(asks)) == "pending"
+    assert Backfill(held, failing, gone, 60_000_000, lambda: False).run()
+    assert (await filled_or_not(asks)) == FAILED
+
+
+async def filled_or_not(batches: Batches) -> str:
+    config = await batches.sheet("job")
+    assert config is not None
+    return config.backfill_status
+
+
 class Failing:
     """A database that is out of reach now and then."""
 
@@ -544,11 +638,14 @@ async def test_backfill__database_out_of_reach__is_no_failure_of_the_sheet(
 
 
 @awaited
-async def test_chores__hopeless_and_old__are_seen_to(plain: Database, tmp_path: Path) -> None:
+async def test_chores__hopeless_and_old__are_seen_to(
+    plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(plain, LocalSheets(tmp_path)) as batches:
         await added(batches, 3, "old")
         await over(batches, "old")
     plain.write((Statement("UPDATE batch_jobs SET finished_at_us = 1"),), {})
+    monkeypatch.setattr(taking, "FORGOTTEN_MAX", 1)
     async with running(plain, LocalSheets(tmp_path), None) as batches:
         await added(batches, 3, "hopeless")
         plain.write((Statement("UPDATE batch_jobs SET attempts = 99"),), {})
@@ -570,6 +667,22 @@ async def test_may_have_sheets__asked_twice__the_second_time_needs_no_thread(
         assert await batches.may_have_sheets("ana")
         assert await batches.may_have_sheets("ana")
         assert not await batches.may_have_sheets("bob")
+
+
+@awaited
+async def test_may_have_sheets__program_answers_itself__is_asked_on_a_thread(
+    plain: Database, tmp_path: Path
+) -> None:
+    asked_on: list[str] = []
+
+    def is_digital(user_id: str) -> bool:
+        asked_on.append(threading.current_thread().name)
+        return user_id == "ana"
+
+    async with running(plain, LocalSheets(tmp_path), is_digital=is_digital) as batches:
+        assert await batches.may_have_sheets("ana")
+        assert not await batches.may_have_sheets("bob")
+    assert set(asked_on) == {"comporta-whitelist"}
 
 
 @awaited

@@ -287,6 +287,19 @@ def test_local__half_a_row_of_a_killed_process__is_written_again(tmp_path: Path)
     assert in_file(sheets, made.id) == {"a": 1, "b": 1, "c": 1}
 
 
+def test_local__file_begun_anew_by_somebody__is_read_anew(tmp_path: Path) -> None:
+    sheets = LocalSheets(tmp_path)
+    made = sheets.create("x", "mark")
+    sink = sheets.sink(made.id)
+    sink.write(rows("a", "b"))
+    sink.write(rows("a"))
+    path = sheets._found(made.id)
+    assert path is not None
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    sink.write(rows("a"))
+    assert in_file(sheets, made.id) == {"a": 1}
+
+
 def test_local__many_writers__every_row_is_there_once(tmp_path: Path) -> None:
     sheets = LocalSheets(tmp_path)
     made = sheets.create("x", "mark")

@@ -207,6 +207,17 @@ def _gone(*_: object) -> Any:
 
 
 @awaited
+async def test_sheets_config__backfill_not_done__has_no_count_yet(tmp_path: Path) -> None:
+    async with running(tmp_path) as asked:
+        await streamed(asked, accounts=accounts(3), job_id="mine")
+        asked.parts.batches._taking.stopping = True  # nobody fills it
+        await posted(asked, "configure-sheets", job_id="mine", user_id="ana")
+        told = await got(asked, "sheets-config/mine")
+    assert told["backfill_status"] == "pending"
+    assert "backfilled_rows" not in told
+
+
+@awaited
 async def test_configure_sheets__sheets_out_of_reach__is_told_without_details(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ class Filling:
         self._sheets = sheets
         self._role = role
         self._database = database
-        self._target: Target | None = None
+        self._target = Target("", 0)
         self._writer: BatchWriter | None = None
 
     async def put(self, target: Target, results: Sequence[Result]) -> None:
@@ -76,7 +76,7 @@ class Filling:
             writer = await self._writer_for(target)
             await writer.write_many(rows)
         except (ComportaError, OSError) as error:
-            await self._give_up(error)
+            await self._give_up(target, error)
 
     async def close(self, seconds: float | None = None) -> None:
         """Write what is left; afterwards a sheet may be begun anew."""
@@ -85,7 +85,7 @@ class Filling:
             try:
                 await writer.close(seconds)
             except (ComportaError, OSError) as error:  # TimeoutError is one
-                await self._give_up(error)
+                await self._give_up(self._target, error)
 
     async def _writer_for(self, target: Target) -> BatchWriter:
         if self._writer is not None and self._target != target:
@@ -125,13 +125,12 @@ class Filling:
 
         return note
 
-    async def _give_up(self, error: Exception) -> None:
+    async def _give_up(self, target: Target, error: Exception) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             with suppress(Exception):
                 await writer.close(ABANDON_SECONDS)
-        if self._target is not None:
-            await ask_async(self._database, self._given_up(self._target, error))
+        await ask_async(self._database, self._given_up(target, error))
 
     def _given_up(self, target: Target, error: Exception) -> Asked[None]:
         text = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
