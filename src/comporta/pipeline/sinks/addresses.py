@@ -22,6 +22,7 @@ _TABLES = (
         spreadsheet_id TEXT NOT NULL,
         sheet TEXT NOT NULL,
         columns TEXT NOT NULL,
+        last_row INTEGER NOT NULL,
         PRIMARY KEY (spreadsheet_id, sheet)
     )
     """,
@@ -31,8 +32,7 @@ _TABLES = (
         sheet TEXT NOT NULL,
         row_key TEXT NOT NULL,
         row_number INTEGER NOT NULL,
-        PRIMARY KEY (spreadsheet_id, sheet, row_key),
-        UNIQUE (spreadsheet_id, sheet, row_number)
+        PRIMARY KEY (spreadsheet_id, sheet, row_key)
     )
     """,
 )
@@ -46,30 +46,38 @@ _COLUMNS = Statement(f"SELECT columns FROM sheet_headers WHERE {_OF_SHEET}")
 
 # To set it to what it is locks it.
 _ENTER = Statement(
-    """
-    INSERT INTO sheet_headers (spreadsheet_id, sheet, columns) VALUES (:spreadsheet_id, :sheet, :columns)
+    f"""
+    INSERT INTO sheet_headers (spreadsheet_id, sheet, columns, last_row)
+    VALUES (:spreadsheet_id, :sheet, :columns, {FIRST_ROW - 1})
     ON CONFLICT (spreadsheet_id, sheet) DO UPDATE SET columns = sheet_headers.columns
     RETURNING columns
     """
 )
 
+# A lookup for each key, by the one index there is. As a join, or with another index to choose, PostgreSQL
+# goes through the whole table for each of them until somebody has counted its rows.
+_ROW_OF = f"(SELECT row_number FROM sheet_rows WHERE {_OF_SHEET} AND row_key = wanted.item)"
+
 _ASSIGN = Statement(
     f"""
     INSERT INTO sheet_rows (spreadsheet_id, sheet, row_key, row_number)
     SELECT CAST(:spreadsheet_id AS TEXT), CAST(:sheet AS TEXT), wanted.item,
-        (SELECT COALESCE(MAX(row_number), {FIRST_ROW - 1}) FROM sheet_rows WHERE {_OF_SHEET})
-        + row_number() OVER (ORDER BY wanted.place)
-    FROM EACH(:keys) AS wanted
-    WHERE NOT EXISTS (SELECT 1 FROM sheet_rows WHERE {_OF_SHEET} AND row_key = wanted.item)
+        (SELECT last_row FROM sheet_headers WHERE {_OF_SHEET}) + row_number() OVER (ORDER BY wanted.place)
+    FROM EACH(:keys) AS wanted WHERE {_ROW_OF} IS NULL
     """
 )
 
-_FIND = Statement(
+_FOUND = f"SELECT wanted.item, {_ROW_OF} AS given_row FROM EACH(:keys) AS wanted"
+
+_COUNT = Statement(
     f"""
-    SELECT row_key, row_number FROM sheet_rows
-    WHERE {_OF_SHEET} AND row_key IN (SELECT item FROM EACH(:keys) AS wanted)
+    UPDATE sheet_headers SET last_row = given.newest
+    FROM (SELECT MAX(given_row) AS newest FROM ({_FOUND}) AS found) AS given
+    WHERE {_OF_SHEET} AND last_row < given.newest
     """
 )
+
+_FIND = Statement(_FOUND)
 
 _FORGET = tuple(
     Statement(f"DELETE FROM {table} WHERE spreadsheet_id = :spreadsheet_id")
@@ -116,7 +124,7 @@ class Addresses:
             "columns": json.dumps(list(columns)),
             "keys": json.dumps(list(keys), ensure_ascii=False),
         }
-        entered, _, found = self.database.write((_ENTER, _ASSIGN, _FIND), told)
+        entered, _, _, found = self.database.write((_ENTER, _ASSIGN, _COUNT, _FIND), told)
         return Assigned(tuple(json.loads(entered[0][0])), dict(found))
 
     def forget(self, spreadsheet_id: str) -> None:
