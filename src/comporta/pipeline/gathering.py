@@ -8,8 +8,6 @@ waits for that (and may be cancelled while waiting) is never the one who does it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 from threading import Lock
 from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -19,10 +17,10 @@ from comporta.errors import SinkFullError, WriterClosedError
 from comporta.events import publish
 from comporta.flow import Flow
 from comporta.limits.waiting import WAITERS_MAX, Lines, Ticket
-from comporta.metrics import current_metrics
-from comporta.pipeline.delivery import Delivery
+from comporta.pipeline.book import Book
+from comporta.pipeline.delivery import AbandonedError, Delivery
 from comporta.pipeline.lanes import Batching, Key, Lane
-from comporta.pipeline.statistics import WriterStatistics
+from comporta.pipeline.statistics import WriterStatistics, count_dead, count_written
 from comporta.pipeline.waits import Call, Wait
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 NEW, OPENING, OPEN, CLOSING, CLOSED = "not open yet", "opening", "open", "closing", "closed"
 
-LOOK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 1.0
 """Whoever waits looks again after this: an interrupt may have come between a change and its bell."""
 
 _LINE: Final = "room"
@@ -218,7 +216,7 @@ class Gathering:
         yield from self._lane(lane)
 
     def _lane(self, lane: Lane) -> Flow[None]:
-        book = _Book(self, lane)
+        book = Book(self, lane)
         try:
             while (yield from self._is_due(lane)):
                 error = yield from self._delivery.delivering(book)
@@ -227,11 +225,17 @@ class Gathering:
         except BaseException as error:  # a loop that ends, a sink that exits: the others still finish
             with self._lock:
                 self._state = CLOSING
-                self._errors.append((None, error))
+                self._errors.append((None, self._told(error)))
             self._call_lanes()
             if isinstance(error, GeneratorExit):
                 raise
         yield from self._ended()
+
+    def _told(self, error: BaseException) -> BaseException:
+        """Return what users hear of an end: that a writer was given up is no error of the program's."""
+        if isinstance(error, AbandonedError):
+            return WriterClosedError(f"{self.name}: given up; see unwritten()")
+        return error
 
     def _is_due(self, lane: Lane) -> Flow[bool]:
         """Wait until a batch is due; false at the end."""
@@ -286,24 +290,18 @@ class Gathering:
             lane.settle(len(rows))
             self._batches += 1
         self._changed()
-        sink = current_metrics()
-        if sink is not None:
-            with suppress(Exception):  # figures must not stop what they count
-                sink.counter("writer_rows", len(rows), writer=self.name, outcome="written")
-                sink.histogram("writer_flush_seconds", seconds, writer=self.name)
+        count_written(self.name, len(rows), seconds)
 
     def buried(self, lane: Lane, rows: Sequence[Row], index: int | None, error: Exception) -> None:
         """Let go of what is in dead letters."""
-        self._tell(self._on_dead and partial(_swapped, self._on_dead, error), rows)
+        on_dead = self._on_dead
+        self._tell(None if on_dead is None else lambda dead: on_dead(dead, error), rows)
         with self._lock:
             self._dead += len(rows)
             lane.settle(len(rows)) if index is None else lane.drop(index)
         self._changed()
         publish("writer_dead_letters", self.name, f"{len(rows)} rows: {type(error).__name__}: {error}")
-        sink = current_metrics()
-        if sink is not None:
-            with suppress(Exception):
-                sink.counter("writer_rows", len(rows), writer=self.name, outcome="dead")
+        count_dead(self.name, len(rows))
 
     def tried_again(self) -> None:
         """Count a retry."""
@@ -392,33 +390,3 @@ class Gathering:
     def _call_watchers(self) -> None:
         for ticket in list(self._watchers):
             ticket.call()
-
-
-class _Book:
-    """The ledger of one lane."""
-
-    __slots__ = ("_gathering", "_lane")
-
-    def __init__(self, gathering: Gathering, lane: Lane) -> None:
-        self._gathering = gathering
-        self._lane = lane
-
-    @property
-    def abandoned(self) -> bool:
-        return self._gathering.abandoned
-
-    def take(self) -> list[Row]:
-        return self._gathering.take(self._lane)
-
-    def written(self, rows: Sequence[Row], seconds: float) -> None:
-        self._gathering.written(self._lane, rows, seconds)
-
-    def buried(self, rows: Sequence[Row], index: int | None, error: Exception) -> None:
-        self._gathering.buried(self._lane, rows, index, error)
-
-    def tried_again(self) -> None:
-        self._gathering.tried_again()
-
-
-def _swapped(on_dead: Dead, error: Exception, rows: Sequence[Row]) -> None:
-    on_dead(rows, error)

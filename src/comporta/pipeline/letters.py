@@ -86,9 +86,7 @@ class DeadLetters:
     def after_fork(self) -> None:
         """Have a descriptor of one's own: a lock on a file belongs to all who share one."""
         forks.renew(self._lock)
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        self.close()
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Iterator[Letter]:

@@ -21,9 +21,7 @@ def checked_columns(field: str, columns: Sequence[str]) -> tuple[str, ...]:
         raise ValueError(f"{field} must be 1 to {COLUMNS_MAX} names, got {len(columns)}")
     for column in columns:
         if not 1 <= len(column) <= NAME_CHARS_MAX or "\0" in column:
-            raise ValueError(
-                f"{field} must have names of 1 to {NAME_CHARS_MAX} characters, got {column!r:.250}"
-            )
+            raise ValueError(f"{field} must be of 1 to {NAME_CHARS_MAX} characters each, got {column!r:.250}")
     if len(set(columns)) < len(columns):
         raise ValueError(f"{field} must all be different, got {list(columns)}")
     return tuple(columns)

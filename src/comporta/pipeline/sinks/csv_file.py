@@ -113,7 +113,7 @@ class CsvSink:
                 os.close(descriptor)
 
     def after_fork(self) -> None:
-        """The file is the parent's: two would write over each other's ends."""
+        """The file is the parent's: two would cut off each other's ends."""
         forks.renew(self._lock)
         self.close()
 
@@ -214,9 +214,7 @@ class CsvSink:
         try:
             yield
         except BlockingIOError as error:
-            raise SinkUnavailableError(
-                f"{self._name}: another process, or another sink, writes it"
-            ) from error
+            raise SinkUnavailableError(f"{self._name}: somebody else is writing it") from error
         except OSError as error:
             kind: Callable[[str], SinkError] = SinkFullError if error.errno in FULL else SinkUnavailableError
             raise kind(f"{self._name}: {error.strerror}") from error

@@ -152,8 +152,9 @@ class _Place:
                     done += size
             for each in values[done:]:
                 self._execute(connection, 1, [each])
-        except _AT_FAULT as error:
-            self._blame(connection, values, error)
+        except _AT_FAULT:
+            self._blame(connection, values)
+            raise  # no row alone: all of them together
 
     def _execute(self, connection: sqlite3.Connection, size: int, values: list[Values]) -> None:
         flat = list(chain.from_iterable(values))
@@ -166,14 +167,13 @@ class _Place:
             pass
         connection.execute(statement, [_stored(value) for value in flat])
 
-    def _blame(self, connection: sqlite3.Connection, values: list[Values], error: sqlite3.Error) -> None:
+    def _blame(self, connection: sqlite3.Connection, values: list[Values]) -> None:
         """Find the one row that is at fault; all of this is rolled back."""
         for index, each in enumerate(values):
             try:
                 self._execute(connection, 1, [each])
             except _AT_FAULT as why:
                 raise SinkRowError(f"{self._name}: row {index} of the batch: {why}", index) from why
-        raise error
 
     def _values(self, rows: Sequence[Row]) -> list[Values]:
         values = self._picked.values(rows)

@@ -149,6 +149,7 @@ class XlsxSink:
 
     def _fill(self, workbook: Any) -> None:
         header = self._header or ()
+        workbook.use_zip64()  # or there is an end at 4 GB
         sheet = workbook.add_worksheet(self.sheet)
         try:
             _write(sheet, 0, header)
@@ -187,7 +188,8 @@ def _keep_columns(connection: sqlite3.Connection, columns: Sequence[str]) -> Non
 def _write(sheet: Any, number: int, record: Sequence[Cell]) -> None:
     for place, each in enumerate(record):
         if isinstance(each, str):
-            sheet.write_string(number, place, each)
+            if each:  # an empty text is no cell
+                sheet.write_string(number, place, each)
         elif isinstance(each, bool):
             sheet.write_boolean(number, place, each)
         else:

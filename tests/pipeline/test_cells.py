@@ -1,0 +1,95 @@
+"""No text becomes a formula; numbers stay numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comporta.pipeline.cells import cell, guarded
+
+OPERATORS = "=+-@＝＋－＠"  # noqa: RUF001 - some programs take the wide ones for the others
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(
+    "before", ["", " ", "\t", "\r", "\n", "\u00a0", "\u200b", "\ufeff", '"', "\0", " \t\u2003"]
+)
+def test_guarded__text_that_could_be_a_formula__begins_with_an_apostrophe(operator: str, before: str) -> None:
+    assert str(guarded(f"{before}{operator}1+1")).startswith("'")
+
+
+@pytest.mark.parametrize("separator", [";", "|", "\t", "\r", "\n"])
+def test_guarded__formula_behind_a_separator_of_other_locales__has_one_there(separator: str) -> None:
+    assert guarded(f'a{separator} "=1+1') == f"a{separator}' \"=1+1"
+    assert guarded(f"a{separator}b=c") == f"a{separator}b=c"
+
+
+@pytest.mark.parametrize("text", ["", "a", "Ana=1", "a - b", "São Paulo", "5-3", "(=1)", "'=1", "x@y.com"])
+def test_guarded__any_other_text__is_left_as_it_is(text: str) -> None:
+    assert guarded(text) == cell(text) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text())
+def test_guarded__any_text__is_never_a_formula_in_any_column(text: str) -> None:
+    import re  # noqa: PLC0415 - only here
+
+    for piece in re.split("[;|\t\r\n]", str(guarded(text))):
+        shown = piece.lstrip(' \u00a0\u200b\ufeff\0"')
+        assert not shown or shown[0] not in OPERATORS
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (-5, -5),
+        (0.5, 0.5),
+        (True, True),
+        (None, ""),
+        (10**15, "1000000000000000"),
+        (-(10**16), "-10000000000000000"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+        (Decimal("1.10"), "1.10"),
+        (Level.HIGH, "3"),
+        (date(2026, 2, 3), "2026-02-03"),
+        (datetime(2026, 2, 3, 4, 5, tzinfo=UTC), "2026-02-03T04:05:00+00:00"),
+        (b"a\xff", "a\ufffd"),
+        ("\ud800x", "?x"),
+        ({"é": [1, date(2026, 2, 3)]}, '{"é": [1, "2026-02-03"]}'),
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+        (ITSELF, "[[...]]"),
+        (1j, "1j"),
+        (type("Text", (str,), {})("=x"), "=x"),
+    ],
+)
+def test_cell__any_value__is_a_number_or_a_text(value: Any, kept: Any) -> None:
+    assert cell(value) == kept
+    assert type(cell(value)) is type(kept)
+
+
+@pytest.mark.parametrize("value", [-5, -0.5, True])
+def test_guarded__number__stays_a_number(value: Any) -> None:
+    assert guarded(value) is value or guarded(value) == value
+    assert type(guarded(value)) is type(value)
+
+
+@pytest.mark.parametrize("value", [-(10**16), {"a": 1}, b"=x", ["=x"], Decimal(-1), float("-inf")])
+def test_guarded__what_becomes_text__is_guarded_like_text(value: Any) -> None:
+    out = io.StringIO()
+    csv.writer(out).writerow([guarded(value)])
+    assert out.getvalue()[0] not in OPERATORS
