@@ -546,6 +546,33 @@ def test_figures__keys_of_all_kinds__are_counted(table: Face) -> None:
     }
 
 
+def test_top__keys_of_several_users__are_added_up_the_most_wanted_first(table: Face) -> None:
+    for user in ("a", "b"):
+        table.keep(user)
+    table.succeed("rare", None, "a", "rare", PARAMS, b"1", 1, [])
+    table.fail("rare", None, "a", "rare")
+    table.touch([("a", HASH, 2, START), ("b", HASH, 3, START), ("a", "rare", 1, START)])
+    assert [key[:3] for key in table.top()] == [(HASH, 5, 2), ("rare", 1, 1)]
+    assert [key.fail_streak for key in table.top()] == [0, 1]
+    assert [key.params_hash for key in table.top(1)] == [HASH]
+    assert table.top(1)[0].fetched_at == pytest.approx(START)
+    table.clock.now += DAY
+    assert [key.accesses for key in table.top()] == [0, 0]
+
+
+def test_clear__some_at_a_time__leaves_nothing_but_a_fetch_under_way(table: Face) -> None:
+    for user in ("a", "b"):
+        table.keep(user)
+    table.fail("failed", None, "a", "failed")
+    table.claim("fetched", "me", 10)
+    assert len(table.clear(2)) == 2
+    assert len(table.clear(2)) == 1
+    assert table.clear(2) == []
+    assert table.rows() == []
+    assert table.look("failed").fail_streak == 0
+    assert table.look("fetched").owner == "me"
+
+
 def test_prune__old_rows_and_records__go_but_saved_searches(table: Face) -> None:
     table.keep("a")
     table.keep("b")

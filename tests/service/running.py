@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,30 +81,47 @@ class Served(NamedTuple):
 @contextmanager
 def served(folder: Path, *options: str, **variables: str) -> Iterator[Served]:
     """Serve until the block ends."""
+    with several_served(1, folder, *options, **variables) as [one]:
+        yield one
+
+
+@contextmanager
+def several_served(count: int, folder: Path, *options: str, **variables: str) -> Iterator[list[Served]]:
+    """Serve so many times until the block ends; they start together, which takes a while."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     environ |= environment(folder, **variables)
-    errors = folder / f"errors-{time.monotonic_ns()}"
     command = [sys.executable, "-m", "comporta.cli", "serve", "--port", "0", *options]
-    with (
-        errors.open("w") as file,
-        subprocess.Popen(
-            command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=file, text=True
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            said = process.stdout.readline()
-            assert said.startswith("Serving at "), errors.read_text()
-            address = said.removeprefix("Serving at ").strip()
-            wait_for(lambda: httpx2.get(f"{address}/readyz", timeout=PATIENCE_SECONDS).status_code == 200)
-            yield Served(address, process, errors)
-        finally:
-            process.terminate()
-            try:
-                process.wait(PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
+    with ExitStack() as stack:
+        started = []
+        for number in range(count):
+            errors = folder / f"errors-{number}"
+            file = stack.enter_context(errors.open("w"))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=file, text=True
+                )
+            )
+            stack.callback(_ended, process)
+            started.append((process, errors))
+        yield [_ready(process, errors) for process, errors in started]
+
+
+def _ready(process: subprocess.Popen[str], errors: Path) -> Served:
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    assert said.startswith("Serving at "), errors.read_text()
+    address = said.removeprefix("Serving at ").strip()
+    assert httpx2.get(f"{address}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
+    return Served(address, process, errors)
+
+
+def _ended(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:

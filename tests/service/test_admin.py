@@ -232,3 +232,17 @@ async def test_audit__more_than_is_kept__loses_the_oldest(tmp_path: Path) -> Non
         found = await audit.latest()
     assert [one.target for one in found] == ["4 forged line", "3 forged line", "2 forged line"]
     assert {(len(one.detail), one.outcome) for one in found} == {(500, "unknown")}
+
+
+@awaited
+async def test_service__on_either_database__makes_its_tables_and_writes_down(
+    tmp_path: Path, empty_database_url: str
+) -> None:
+    async with running(tmp_path, DATABASE_URL=empty_database_url, admin_token=TOKEN) as asked:
+        await asked.parts.cache.save_to_cache("ana", {"uf": "SP"}, [1])
+        paused = await act(asked, "POST", "/upstreams/pcp/pause", {"seconds": 1})
+        cleared = await act(asked, "DELETE", "/cache/keys?confirm=everything")
+        health = await asked.client.get("/v1/health")
+        written = await done(asked)
+    assert (paused.status_code, cleared.json(), health.status_code) == (200, {"removed": 1}, 200)
+    assert [one[3] for one in written] == ["done", "done"]

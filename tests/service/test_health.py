@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.service.running import Asked, awaited, health, lose_database, running, served
+from tests.service.running import Asked, awaited, health, lose_database, running, several_served
 
 from comporta import BreakerConfig, CircuitBreaker
 from comporta.breaker.registry import DEFAULTS
 from comporta.errors import DatabaseUnavailableError
 from comporta.stores.folder import path_of
+from comporta.stores.urls import forget_stores
 from comporta.testing import Server
 
 A_HASH = "a" * 64
@@ -165,10 +166,11 @@ def test_health__two_workers__one_truth(
 ) -> None:
     valkey.command("FLUSHALL")
     state = f"shared://{shared_name}" if engine == "shared" else f"{valkey.url}?timeout=5"
-    with served(tmp_path, COMPORTA_STATE=state) as one, served(tmp_path, COMPORTA_STATE=state) as other:
+    with several_served(2, tmp_path, COMPORTA_STATE=state) as [one, other]:
         breaker = CircuitBreaker("pncp", state=state, config=BreakerConfig(**DEFAULTS["pncp"]))
         for _ in range(30):
             breaker.sync.record_failure("no answer")
+        forget_stores()  # this process is no worker of theirs
         for address in (one.address, other.address):
             assert health(address)["pncp_circuit_breaker"]["failures"] == 30
         assert health(one.address)["workers"]["alive"] >= 2

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from comporta.service.parts import Parts
 
 CLEARED_AT_ONCE: Final = 1000
-ROUNDS_MAX: Final = 10_000
+CLEARED_MAX: Final = 10_000_000
+"""After so many it ends: others fill it as fast as it is emptied."""
 
 
 async def listed(parts: Parts, limit: int, user: str | None, degraded: bool) -> list[dict[str, Any]]:
@@ -51,13 +52,12 @@ async def removed(parts: Parts, user: str, params_hash: str) -> bool:
 async def cleared(parts: Parts) -> int:
     """Remove everything, so many rows at a time; returns how many there were."""
     table, count = CacheTable(parts.database), 0
-    for _ in range(ROUNDS_MAX):
-        keys = await table.clear_async(CLEARED_AT_ONCE)
+    keys = await table.clear_async(CLEARED_AT_ONCE)
+    while keys and count < CLEARED_MAX:
         await _tell(parts, keys[: LOG_MAX + 1])  # who misses one forgets everything
         count += len(keys)
-        if not keys:
-            break
-    return count
+        keys = await table.clear_async(CLEARED_AT_ONCE)
+    return count + len(keys)
 
 
 async def _tell(parts: Parts, keys: list[str]) -> None:

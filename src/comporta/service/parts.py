@@ -19,7 +19,7 @@ from comporta import events
 from comporta.cache.cache import HealthCache
 from comporta.database.migrations import check, migrate
 from comporta.database.urls import open_database
-from comporta.errors import DatabaseError, DatabaseSchemaError
+from comporta.errors import DatabaseError, DatabaseSchemaError, StateDeniedError, StateError
 from comporta.integrations.addresses import ClientAddress
 from comporta.integrations.inbound import Inbound
 from comporta.limits.limiter import BaseLimiter
@@ -32,6 +32,7 @@ from comporta.service.migrations import MIGRATIONS
 from comporta.service.search.searching import Search
 from comporta.service.sources.base import Source
 from comporta.service.sources.opening import check_addresses, open_sources
+from comporta.stores.workers import Roll
 from comporta.upstream.upstreams import Upstreams
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ async def opened(config: ServiceConfig, plugs: BatchPlugs | None = None) -> Asyn
     halting = asyncio.create_task(_halting(parts))
     parts.batches.start()
     try:
+        await _entered(parts.store)
         yield parts
     finally:
         parts.leaving.set()
@@ -108,6 +110,16 @@ async def opened(config: ServiceConfig, plugs: BatchPlugs | None = None) -> Asyn
         parts.figures.close()
         parts.search.close()
         await asyncio.to_thread(parts.database.close)
+
+
+async def _entered(store: Store) -> None:
+    """Be one of the workers from now on, asked or not; a server that does not let us in is an error now."""
+    try:
+        await store.apply_async(Roll())
+    except StateDeniedError:
+        raise
+    except StateError:
+        return  # it is looked for from now on
 
 
 async def _halting(parts: Parts) -> None:

@@ -122,12 +122,14 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 def _one(error: Mapping[str, Any]) -> dict[str, str]:
     """Return a mistake as its field and a sentence with what is allowed and what was sent."""
-    where = [str(part) for part in error.get("loc", ())]
-    field = ".".join(where[1:] or where) or "request"
+    where = [str(part) for part in error.get("loc", ())] or ["request"]
+    if error.get("type") == "json_invalid":
+        at = f"at character {where[-1]}"
+        return {"in": "body", "field": "body", "detail": f"body: must be JSON, got something else {at}"}
+    field = ".".join(where[1:] or where)[:VALUE_CHARS_MAX]
     said = str(error.get("msg", "is not valid"))
-    said = said[:1].lower() + said[1:]
-    detail = f"{field}: {said}{_got(where, error)}"
-    return {"in": where[0] if where else "request", "field": field[:VALUE_CHARS_MAX], "detail": detail}
+    detail = f"{field}: {said[:1].lower()}{said[1:]}{_got(where, error)}"
+    return {"in": where[0], "field": field, "detail": detail}
 
 
 def _got(where: Sequence[str], error: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import h11
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
@@ -27,6 +28,7 @@ from uvicorn.supervisors import Multiprocess
 from comporta.service.config import ServiceConfig
 from comporta.service.figures import FOLDER_VARIABLE
 
+APP: Final = "comporta.service.app:create_app"
 BACKLOG: Final = 2048
 CONNECTIONS_PER_CALL: Final = 4
 """How many connections there may be for each call that may be under way: others are idle, or half sent."""
@@ -84,13 +86,25 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
 
     ``told`` is given the address, once clients can connect: they wait in line until a worker takes them.
     """
-    listener = _listening(config.host, config.port)
-    told(_address(listener))
-    made = uvicorn.Config(
-        "comporta.service.app:create_app",
-        factory=True,
+    with _listening(config.host, config.port) as listener:
+        told(_address(listener))
+        settings = settings_of(config, APP, _logging())
+        if config.workers == 1:
+            with _ending_quietly():
+                uvicorn.Server(settings).run([listener])
+        else:
+            with _figures_together():
+                Multiprocess(settings, [listener]).run()
+
+
+def settings_of(
+    config: ServiceConfig, app: FastAPI | str, log_config: dict[str, Any] | None = None
+) -> uvicorn.Config:
+    """Return how uvicorn is to serve an application, or what a name makes; it sets up the log at once."""
+    return uvicorn.Config(
+        app,
+        factory=isinstance(app, str),
         host=config.host,
-        port=listener.getsockname()[1],
         workers=config.workers,
         http=PatientProtocol,
         ws="none",
@@ -98,24 +112,22 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
         proxy_headers=False,
         server_header=False,
         access_log=False,
-        log_config=_logging(),
+        log_config=log_config,
         limit_concurrency=config.calls_max * CONNECTIONS_PER_CALL,
         timeout_graceful_shutdown=math.ceil(config.close_seconds),
     )
-    if config.workers == 1:
-        with _ending_quietly():
-            uvicorn.Server(made).run([listener])
-    else:
-        with _figures_together():
-            Multiprocess(made, [listener]).run()
 
 
 def _listening(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(address)
-    listener.listen(BACKLOG)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     listener.set_inheritable(True)
     return listener
 

@@ -1,0 +1,55 @@
+"""Whatever fits, or does not fit, the OpenAPI description: never a 500, and every error is a problem."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.generation.modes import GenerationMode
+from starlette.testclient import TestClient
+from tests.service.running import OPERATOR, TOKEN, config
+
+from comporta.service.app import create_app
+
+EXAMPLES = 6
+
+
+def test_routes__anything__is_answered(tmp_path: Path) -> None:
+    """As an operator: others get no further than the door."""
+    app = create_app(config(tmp_path, admin_token=TOKEN, client_limit="false"))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        described = schemathesis.openapi.from_dict(app.openapi())
+        operations: list[Any] = [found.ok() for found in described.get_all_operations()]  # type: ignore[union-attr]
+        assert len(operations) >= 19
+        for operation in operations:
+            for mode in GenerationMode:
+                _try(client, operation, mode)
+
+
+def _try(client: TestClient, operation: Any, mode: GenerationMode) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def answered(case: Any) -> None:
+        case.headers = {**(case.headers or {}), **OPERATOR}
+        sent = case.as_transport_kwargs(base_url="http://testserver")
+        sent.pop("cookies", None)
+        if "data" in sent:
+            sent["content"] = sent.pop("data")
+        reply = client.request(**sent)
+        assert reply.status_code not in {500, 502}, f"{case.method} {case.path}: {reply.text}"
+        if reply.status_code >= 400:
+            assert reply.headers["content-type"] == "application/problem+json"
+
+    with suppress(Unsatisfiable):  # nothing can be wrong with a route that takes nothing
+        answered()
