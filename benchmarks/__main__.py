@@ -20,6 +20,7 @@ from benchmarks import (
     outages,
     redis,
     server,
+    service,
     shared,
     startup,
 )
@@ -45,6 +46,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "cache-stampede": cache.stampede,
     "cache-outage": cache.outage,
     "batch": batch.run,
+    "service": service.hits,
     "import": startup.run,
     "footprint": footprint.run,
     "accuracy": accuracy.run,

@@ -38,23 +38,25 @@ pncp = "{pncp}"
 pcp = "{pcp}"
 
 [service.search]
-timeout = 10
-page_timeout = 5
+timeout = {timeout}
+page_timeout = {page_timeout}
 {search}
 
 [upstreams.pncp]
 limit = "1000/s"
 retry = false
+max_wait = {max_wait}
 [upstreams.pncp.breaker]
 threshold = {threshold}
-cooldown_seconds = 1
+cooldown_seconds = {cooldown}
 
 [upstreams.pcp]
 limit = "1000/s"
 retry = false
+max_wait = {max_wait}
 [upstreams.pcp.breaker]
 threshold = {threshold}
-cooldown_seconds = 1
+cooldown_seconds = {cooldown}
 """
 
 
@@ -66,6 +68,10 @@ def written(folder: Path, server: ProcurementServer, **told: Any) -> Path:
         "pncp": server.pncp.url,
         "pcp": server.pcp.url,
         "threshold": 1000,
+        "page_timeout": 5,
+        "timeout": 10,
+        "max_wait": 5,
+        "cooldown": 1,
         "service": "client_limit = false",
         "search": "",
     }
@@ -106,7 +112,7 @@ class Rig:
     async def until(self, what: Callable[[], Awaitable[bool]]) -> None:
         """Wait for something that happens in the background."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await what():
+            while not await what():  # noqa: ASYNC110 - nobody tells of what it waits for
                 await asyncio.sleep(0.02)
 
 

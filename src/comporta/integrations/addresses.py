@@ -8,6 +8,7 @@ is none of the trusted proxies: that is the client. No other header is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ UNKNOWN: Final = "unknown"
 
 UNIX: Final = "unix"
 """Among the trusted proxies: whoever calls through a Unix socket, and so has no address."""
+
+_KNOWN = 4096
+"""How many addresses are kept as they were read: the same clients come again."""
 
 _IPV6_PREFIX = 64
 _MAPPED_PREFIX = 96
@@ -93,6 +97,7 @@ def _forwarded(scope: Mapping[str, Any]) -> list[str]:
     return ",".join(lines).rsplit(",", HOPS_MAX)[: -HOPS_MAX - 1 : -1]
 
 
+@lru_cache(maxsize=_KNOWN)
 def _address(text: str) -> Address | None:
     """Read an address with or without port, brackets, quotes or zone; IPv4 written as IPv6 is IPv4."""
     text = text.strip(' \t"')

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,8 @@ EMPTY: Final = "(empty)"
 """The key of all who send an empty one: an empty header must neither fail nor be a way around the limit."""
 
 ON_ERROR = ("open", "closed")
+
+_KNOWN = 256
 
 Headers = list[tuple[str, str]]
 Limits = BaseLimiter | Sequence[BaseLimiter]
@@ -130,7 +133,7 @@ class Inbound:
             zip(answers, policies, strict=True), key=lambda pair: (pair[0].wait_us, -pair[0].remaining)
         )
         told = ratelimit([_standing(policy.name, binding)])
-        headers = [("ratelimit-policy", ratelimit_policy(policies)), ("ratelimit", told)]
+        headers = [("ratelimit-policy", _policy_text(tuple(policies))), ("ratelimit", told)]
         return Verdict(headers, _used_up(policy, binding) if binding.wait_us else None)
 
     def _policy(self, index: int, question: Question, answer: Answer) -> Policy:
@@ -189,6 +192,12 @@ class Inbound:
             )
         ratelimit_policy([Policy(name, 0)])  # raises for what cannot be written
         return [name]
+
+
+@lru_cache(maxsize=_KNOWN)
+def _policy_text(policies: tuple[Policy, ...]) -> str:
+    """Return what clients are told of limits, which seldom change."""
+    return ratelimit_policy(policies)
 
 
 def _limiters(limiter: Limits) -> list[BaseLimiter]:

@@ -33,6 +33,6 @@ def create_app(config: ServiceConfig | None = None, *, plugs: BatchPlugs | None 
     app.state.config = found
     errors_as_problems(app)
     app.add_middleware(Front, body_bytes_max=found.body_bytes_max, calls_max=found.calls_max)
-    for module in (health, metrics, search, batch, admin):
+    for module in (search, health, metrics, batch, admin):  # the most asked for first: they are tried in turn
         app.include_router(module.router)
     return app

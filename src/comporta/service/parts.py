@@ -151,11 +151,11 @@ def _made(config: ServiceConfig, plugs: BatchPlugs) -> Parts:
         database,
         upstreams,
         cache,
-        _clients(config, upstreams.store),
-        Audit(database),
-        sources,
-        Search(sources, cache, config.search),
-        batches,
+        clients=_clients(config, upstreams.store),
+        audit=Audit(database),
+        sources=sources,
+        search=Search(sources, cache, config.search),
+        batches=batches,
         retry_backfill=batches.retry_backfill,
     )
 

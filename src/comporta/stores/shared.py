@@ -86,7 +86,10 @@ class SharedStore:
 
     async def apply_async(self, operation: Operation[R]) -> R:
         """Carry out an operation; a lock that is taken is waited for without holding the loop."""
-        return await self.patiently_async(lambda: self.attempt(operation))
+        try:
+            return self.attempt(operation)
+        except Busy:
+            return await self.patiently_async(lambda: self.attempt(operation))
 
     def entries(self, space: str) -> dict[str, bytes]:
         """Return the live records of a space."""

@@ -44,23 +44,43 @@ class Gathering:
         self._tell = tell
         self._gate = asyncio.Semaphore(UFS_AT_ONCE)
         self._shut: CircuitOpenError | None = None
+        self._closed = False
         self._done = self._failed = self._total = self._pages = self._notices = 0
 
     async def load(self, ufs: Sequence[str]) -> Loaded:
         """Return the notices by UF; raises if there is none, as a refusal if nothing was even tried."""
         self._total = len(ufs)
-        tasks = [asyncio.create_task(self._of_uf(uf)) for uf in ufs]
+        tasks: dict[str, asyncio.Task[dict[str, Any]]] = {}
         try:
-            await asyncio.wait(tasks, timeout=self._bounds.seconds)
+            async with asyncio.timeout(self._bounds.seconds):
+                await self._begun(ufs, tasks)
+        except TimeoutError:
+            pass  # what came until then counts
         finally:
-            for task in tasks:
+            for task in tasks.values():
                 task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        found = {uf: part for uf, part in zip(ufs, ended, strict=True) if not isinstance(part, BaseException)}
+            ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        found = {uf: part for uf, part in zip(tasks, ended, strict=True) if isinstance(part, dict)}
         if not found:
             raise self._failure([error for error in ended if isinstance(error, BaseException)])
         coverage = Coverage(tuple(found), tuple(uf for uf in ufs if uf not in found), len(ufs))
         return Loaded(found, coverage, [self._source.name], self._notices)
+
+    async def _begun(self, ufs: Sequence[str], tasks: dict[str, asyncio.Task[dict[str, Any]]]) -> None:
+        """Ask for all UFs at once; one by one while the circuit is not closed, and lets no more through."""
+        for uf in ufs:
+            careful = self._shut is None and not await self._is_closed()
+            tasks[uf] = asyncio.create_task(self._of_uf(uf))
+            if careful:
+                await asyncio.wait([tasks[uf]])
+        await asyncio.wait(tasks.values())
+
+    async def _is_closed(self) -> bool:
+        """Whether the circuit is closed; asked until it is, or refuses."""
+        breaker = self._source.upstream.breaker
+        if not self._closed and breaker is not None:
+            self._closed = (await breaker.get_state()).phase == "closed"
+        return self._closed or breaker is None
 
     async def _of_uf(self, uf: str) -> dict[str, Any]:
         async with self._gate:

@@ -57,20 +57,25 @@ class Question(NamedTuple):
     ufs: tuple[str, ...]
 
     def params(self, source: str) -> dict[str, Any]:
-        """Return the name under which a source's answer is kept."""
-        return {
-            "search": source,
-            "from": self.first.isoformat(),
-            "to": self.last.isoformat(),
-            "modality": self.modality,
-            "ufs": list(self.ufs),
-        }
+        """Return the name under which a source's answer is kept; only to be read."""
+        return _params(self, source)
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> Self:
         """Return the question that was kept under these parameters."""
         days = date.fromisoformat(params["from"]), date.fromisoformat(params["to"])
         return cls(*days, int(params["modality"]), tuple(params["ufs"]))
+
+
+@lru_cache(maxsize=_KNOWN)
+def _params(question: Question, source: str) -> dict[str, Any]:
+    return {
+        "search": source,
+        "from": question.first.isoformat(),
+        "to": question.last.isoformat(),
+        "modality": question.modality,
+        "ufs": list(question.ufs),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from threading import Thread
 from typing import Any, Final
 
 import httpx2
@@ -21,7 +22,6 @@ NAMES_MAX: Final = 100
 ADDRESSES_MAX: Final = 4
 """How many addresses of a name are tried."""
 
-_THREADS = 2
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
@@ -54,21 +54,29 @@ class Resolver:
 
     def __init__(self, *, allow_private: bool) -> None:
         self._allow_private = allow_private
-        self._pool = ThreadPoolExecutor(_THREADS, "comporta-names")
+        self._looking: dict[tuple[str, int], Future[list[str]]] = {}
         self._known: dict[tuple[str, int], tuple[float, list[str]]] = {}
 
     async def addresses(self, host: str, port: int) -> list[str]:
         """Return where to connect to; raises ``OSError`` for a name that nobody knows."""
-        now = time.monotonic()
         until, found = self._known.get((host, port), (0.0, []))
-        if now >= until:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._pool, _looked_up, host, port)
+        if time.monotonic() >= until:
+            found = await asyncio.wrap_future(self._look_up(host, port))
             if len(self._known) >= NAMES_MAX:
                 self._known.clear()
-            self._known[host, port] = now + REMEMBERED_SECONDS, found
+            self._known[host, port] = time.monotonic() + REMEMBERED_SECONDS, found
         self._check(host, found)
         return found
+
+    def _look_up(self, host: str, port: int) -> Future[list[str]]:
+        """Begin to look a name up, or find that under way; a look-up that hangs keeps nobody from ending."""
+        future = self._looking.get((host, port))
+        if future is None:
+            future = self._looking[host, port] = Future()
+            future.set_running_or_notify_cancel()
+            future.add_done_callback(lambda _: self._looking.pop((host, port), None))
+            Thread(target=_answered, args=(future, host, port), name="comporta-names", daemon=True).start()
+        return future
 
     def _check(self, host: str, found: list[str]) -> None:
         refused = [] if self._allow_private else [one for one in found if not is_public(one)]
@@ -78,13 +86,19 @@ class Resolver:
                 f"got {refused[0]}"
             )
 
-    def close(self) -> None:
-        """End the threads; a look-up that hangs is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+
+def _answered(future: Future[list[str]], host: str, port: int) -> None:
+    try:
+        future.set_result(_looked_up(host, port))
+    except Exception as error:  # whoever waits gets it
+        future.set_exception(error)
 
 
 def _looked_up(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"this is no name: {error}") from error
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:ADDRESSES_MAX]
 
 
@@ -114,9 +128,8 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         return await self._inner.handle_async_request(_pinned(request, found[-1]))
 
     async def aclose(self) -> None:
-        """Close the connections and the threads."""
+        """Close the connections."""
         await self._inner.aclose()
-        self._resolver.close()
 
 
 def _pinned(request: httpx2.Request, address: str) -> httpx2.Request:

@@ -1,0 +1,179 @@
+"""The service: searches that are in memory, beside an endpoint that does nothing but return the same bytes.
+
+Each is a process of its own, served by uvicorn in the same way; they take turns. The client sends on all its
+connections, then reads from all of them: it costs a fraction of what the servers do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
+
+from benchmarks.measure import Effort, Run, in_turns
+from benchmarks.ours import COMPORTA
+from benchmarks.report import Goal, Section, Table
+from comporta.testing import ProcurementServer
+
+CONNECTIONS = 16
+SEARCH = "/v1/search?date_from=2026-01-01&date_to=2026-01-10&ufs=SP,RJ,MG&limit=20"
+BARE = "FastAPI, the same bytes"
+OURS = f"{COMPORTA} cached search"
+UNLIMITED = f"{OURS}, no limit for clients"
+
+_SLOT_SECONDS = 0.25
+_START_SECONDS_MAX = 60.0
+_TOML = """
+state = "shared://{name}"
+[service]
+port = 0
+database = "sqlite:///{folder}/bench.db"
+allow_private_addresses = true
+client_limit = {limit}
+[service.addresses]
+pncp = "{pncp}"
+pcp = "{pcp}"
+"""
+
+
+def hits(effort: Effort) -> Section:
+    """Compare cached searches a second with what the framework can do at the most."""
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        portals = stack.enter_context(ProcurementServer(seed=1))
+        ours = stack.enter_context(_served(Path(folder), "limited", '"1000000/s"', portals))
+        unlimited = stack.enter_context(_served(Path(folder), "unlimited", "false", portals))
+        body = _asked(ours + SEARCH)
+        kept = Path(folder) / "body.json"
+        kept.write_bytes(body)
+        bare = stack.enter_context(_started([sys.executable, "-m", "benchmarks.service", str(kept)], {}))
+        assert _asked(f"{bare}/bare") == body
+        assert json.loads(_asked(ours + SEARCH))["freshness"] == "fresh"
+        _asked(unlimited + SEARCH)
+        runs = {
+            OURS: stack.enter_context(_client(ours + SEARCH)),
+            UNLIMITED: stack.enter_context(_client(unlimited + SEARCH)),
+            BARE: stack.enter_context(_client(f"{bare}/bare")),
+        }
+        timings = in_turns(runs, effort, _SLOT_SECONDS)
+    words = (
+        f"One worker each, {CONNECTIONS} connections, {len(body) // 1024} KiB a body; ours with figures and "
+        "headers of every request, and, in one row, without a limit for each client."
+    )
+    goal = Goal.at_least(0.5, "service, a cached search: a bare endpoint", timings, OURS, [BARE])
+    return Section("Service, searches in memory", words, [Table.of_speeds("Requests", timings, OURS)], [goal])
+
+
+@contextmanager
+def _served(folder: Path, name: str, limit: str, portals: ProcurementServer) -> Iterator[str]:
+    config = folder / f"{name}.toml"
+    told = {"limit": limit, "pncp": portals.pncp.url, "pcp": portals.pcp.url}
+    text = _TOML.format(name=f"bench-{name}-{os.getpid()}", folder=folder, **told)
+    config.write_text(text, encoding="utf-8")
+    with _started([sys.executable, "-m", "comporta.cli", "serve"], {"COMPORTA_CONFIG": str(config)}) as url:
+        yield url
+
+
+@contextmanager
+def _started(command: list[str], environment: dict[str, str]) -> Iterator[str]:
+    """Start a server that says its address, and end it."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
+        _wait_for(url)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(_START_SECONDS_MAX)
+
+
+def _wait_for(url: str) -> None:
+    parts = urlsplit(url)
+    until = time.monotonic() + _START_SECONDS_MAX
+    while True:
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 0), 1).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def _asked(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - loopback
+        content: bytes = answer.read()
+    return content
+
+
+@contextmanager
+def _client(url: str) -> Iterator[Run]:
+    """Give a run that asks so many times, on all connections at once."""
+    parts = urlsplit(url)
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    request = f"GET {target} HTTP/1.1\r\nhost: {parts.netloc}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        lines = [
+            stack.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0), 60))
+            for _ in range(CONNECTIONS)
+        ]
+
+        def run(count: int) -> int:
+            rounds = max(1, count // CONNECTIONS)
+            for _ in range(rounds):
+                for line in lines:
+                    line.sendall(request)
+                for line in lines:
+                    _read(line)
+            return rounds * CONNECTIONS
+
+        yield run
+
+
+def _read(line: socket.socket) -> None:
+    got = line.recv(262_144)
+    assert got.startswith(b"HTTP/1.1 200"), got[:200]
+    head, _, rest = got.partition(b"\r\n\r\n")
+    left = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]) - len(rest)
+    while left > 0:
+        left -= len(line.recv(262_144))
+
+
+def _serve_bare(body: bytes) -> None:
+    """Serve the same bytes, and do nothing else."""
+    import uvicorn  # noqa: PLC0415 - only the process that is the server needs it
+    from fastapi import FastAPI, Response  # noqa: PLC0415 - see above
+
+    app = FastAPI()
+
+    @app.get("/bare")
+    async def bare() -> Response:
+        return Response(body, media_type="application/json")
+
+    # Told that it is TCP, asyncio lets small answers go at once: else the client's patience is measured.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    config = uvicorn.Config(app, http="h11", access_log=False, log_level="error", server_header=False)
+    uvicorn.Server(config).run([listener])
+
+
+if __name__ == "__main__":
+    _serve_bare(Path(sys.argv[1]).read_bytes())

@@ -1,0 +1,105 @@
+"""Where sources may be reached: names that mean a private network are refused, whenever they do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from tests.search.rig import configured
+
+from comporta.service.parts import opened
+from comporta.service.sources.addresses import (
+    NAMES_MAX,
+    PinnedTransport,
+    PrivateAddressError,
+    Resolver,
+    is_public,
+)
+from comporta.service.sources.opening import check_addresses
+from comporta.testing import ProcurementServer, SimulatedUpstream
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2001:4860:4860::8888", True),
+        ("10.0.0.1", False),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),  # noqa: S104 - the very thing to refuse
+        ("224.0.0.1", False),
+        ("::1", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("::ffff:8.8.8.8", True),
+        ("2002:0a00:0001::1", False),
+        ("2001:0:4136:e378:8000:63bf:f5ff:fffe", False),
+        ("64:ff9b::a00:1", False),
+        ("64:ff9b::808:808", True),
+    ],
+)
+def test_address__private_or_carrying_a_private_one__is_not_public(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
+def test_resolver__private_name__is_refused_unless_allowed() -> None:
+    async def story() -> None:
+        strict, easy = Resolver(allow_private=False), Resolver(allow_private=True)
+        with pytest.raises(PrivateAddressError, match="unless allow_private_addresses is set, got"):
+            await strict.addresses("localhost", 80)
+        assert "127.0.0.1" in await easy.addresses("localhost", 80)
+        strict._known["good.example", 80] = time.monotonic() + 60, ["8.8.8.8"]
+        assert await strict.addresses("good.example", 80) == ["8.8.8.8"]
+        strict._known["good.example", 80] = time.monotonic() + 60, ["8.8.8.8", "10.0.0.1"]
+        with pytest.raises(PrivateAddressError):
+            await strict.addresses("good.example", 80)
+        easy._known.update({(f"name-{n}", 80): (0.0, []) for n in range(NAMES_MAX)})
+        await easy.addresses("127.0.0.1", 81)
+        assert len(easy._known) == 1
+        first, second = easy._look_up("localhost", 82), easy._look_up("localhost", 82)
+        assert first.result(5) == second.result(5)
+
+    asyncio.run(story())
+
+
+def test_transport__a_name__goes_to_the_address_that_was_looked_at() -> None:
+    async def story() -> None:
+        with SimulatedUpstream() as upstream:
+            resolver = Resolver(allow_private=True)
+            until = time.monotonic() + 60
+            resolver._known["portal.example", upstream.port] = until, ["127.0.0.2", "127.0.0.1"]
+            resolver._known["moved.example", 80] = until, ["127.0.0.1"]
+            transport = PinnedTransport(resolver, httpx2.AsyncHTTPTransport())
+            async with httpx2.AsyncClient(transport=transport) as client:
+                answer = await client.get(f"http://portal.example:{upstream.port}/")
+                assert (answer.status_code, upstream.accepted) == (200, 1)
+                with pytest.raises(httpx2.ConnectError, match="cannot be resolved"):
+                    await client.get("http://no..name/")
+                resolver._allow_private = False
+                with pytest.raises(PrivateAddressError):
+                    await client.get("http://moved.example/")
+
+    asyncio.run(story())
+
+
+def test_start__address_on_a_private_network__is_refused_by_name(tmp_path: Path) -> None:
+    async def story() -> None:
+        with ProcurementServer() as server:
+            config = configured(tmp_path, server, service="client_limit = false")
+            await check_addresses(config)
+            object.__setattr__(config, "allow_private_addresses", False)
+            with pytest.raises(
+                PrivateAddressError, match=r"addresses\.pncp: 127\.0\.0\.1 must be on the public"
+            ):
+                async with opened(config):
+                    raise AssertionError("it must not start")
+            object.__setattr__(config, "addresses", {"pncp": "https://no..name"})
+            await check_addresses(config)
+
+    asyncio.run(story())
