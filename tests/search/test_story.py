@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.search.rig import Rig, rigged
+from tests.search.rig import EVERY, FRESH, NINE, STALE, Rig, rigged
 
 from comporta import events
 from comporta.errors import DatabaseUnavailableError
