@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from benchmarks import (
     accuracy,
+    batch,
     breakers,
     cache,
     composition,
@@ -49,6 +50,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "channel-threads": pipeline.threads,
     "throttled": pipeline.throttled,
     "path": pipeline.path,
+    "batch": batch.run,
     "service": service.hits,
     "import": startup.run,
     "footprint": footprint.run,

@@ -12,7 +12,7 @@ from tests.cli.running import listed, run, run_for_real
 from comporta.cache.table import CacheTable
 from comporta.database.urls import open_database
 
-NUMBERS = [1, 2, 3, 4, 5, 50, 100]
+NUMBERS = [1, 2, 3, 4, 5, 50, 100, 200]
 
 
 def test_db__empty_database__is_migrated_once(empty_database_url: str) -> None:

@@ -33,7 +33,7 @@ PROGRAM = "tests.processes.worker"
 START_AFTER_SECONDS = 0.05
 """How far ahead the moment lies at which several workers begin together."""
 
-UNMEASURED = {"hammer", "hammer_awaiting", "interrupted", "mortal", "steady", "steady_load"}
+UNMEASURED = {"batch_work", "hammer", "hammer_awaiting", "interrupted", "mortal", "steady", "steady_load"}
 """Jobs whose coverage is not taken: they are killed before they could tell, or timed."""
 
 PATIENCE_SECONDS = 120.0

@@ -38,6 +38,10 @@ def main() -> None:
     from tests.pipeline.sheets.jobs import JOBS as SHEET_JOBS  # noqa: PLC0415 - see above
     from tests.processes.jobs import JOBS  # noqa: PLC0415 - see above
 
+    if job == "batch_work":  # brings in what the others do not need
+        from tests.service.batch.jobs import JOBS as BATCH_JOBS  # noqa: PLC0415 - see above
+
+        JOBS = JOBS | BATCH_JOBS  # noqa: N806 - the same table
     (JOBS | OUTAGE_JOBS | BREAKER_JOBS | CACHE_JOBS | TABLE_JOBS | SHEET_JOBS)[job](**told)
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from comporta import __version__
+from comporta.service.batch.opening import BatchPlugs
 from comporta.service.config import ServiceConfig
 from comporta.service.front import Front
 from comporta.service.parts import opened
@@ -15,13 +16,16 @@ from comporta.service.problems import errors_as_problems
 from comporta.service.routes import admin, batch, health, metrics, search
 
 
-def create_app(config: ServiceConfig | None = None) -> FastAPI:
-    """Return the application; ``config`` left out is what the file and the environment say."""
+def create_app(config: ServiceConfig | None = None, *, plugs: BatchPlugs | None = None) -> FastAPI:
+    """Return the application; ``config`` left out is what the file and the environment say.
+
+    ``plugs`` is what a program has batches do in the place of what is configured.
+    """
     found = ServiceConfig.load() if config is None else config
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened(found) as parts:
+        async with opened(found, plugs) as parts:
             app.state.parts = parts
             yield
 

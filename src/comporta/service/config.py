@@ -16,7 +16,7 @@ from comporta.breaker.registry import sharing
 from comporta.database.urls import default_path
 from comporta.integrations.addresses import ClientAddress
 from comporta.limits.config import LimitConfig
-from comporta.settings import Explained, SearchSettings, Settings, explain, load_settings
+from comporta.settings import BatchSettings, Explained, SearchSettings, Settings, explain, load_settings
 from comporta.settings.explain import STATE_DEFAULT
 from comporta.settings.kinds import hidden
 
@@ -48,6 +48,7 @@ class ServiceConfig:
     request_seconds: float
     close_seconds: float
     search: SearchSettings
+    batch: BatchSettings
     addresses: Mapping[str, str]
     share_breakers: bool
     settings: Settings = field(repr=False)
@@ -86,6 +87,7 @@ class ServiceConfig:
             request_seconds=written.request_seconds,
             close_seconds=written.close_seconds,
             search=written.search,
+            batch=written.batch,
             addresses=MappingProxyType({"pncp": written.addresses.pncp, "pcp": written.addresses.pcp}),
             share_breakers=share_breakers,
             settings=settings,

@@ -11,6 +11,7 @@ from typing import Final
 from comporta.cache.migrations import MIGRATIONS as OF_CACHE
 from comporta.database.migrations import Migration
 from comporta.pipeline.sinks.addresses import MIGRATIONS as OF_SHEETS
+from comporta.service.batch.migrations import MIGRATIONS as OF_BATCHES
 
 
 def _audit(identity: str, moment: str) -> tuple[str, ...]:
@@ -37,5 +38,5 @@ _AUDIT = Migration(
     _audit("BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "TIMESTAMPTZ"),
 )
 
-MIGRATIONS: Final = (*OF_CACHE, *OF_SHEETS, _AUDIT)
+MIGRATIONS: Final = (*OF_CACHE, *OF_SHEETS, _AUDIT, *OF_BATCHES)
 """All of them, in order."""

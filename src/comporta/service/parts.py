@@ -25,6 +25,8 @@ from comporta.integrations.inbound import Inbound
 from comporta.limits.limiter import BaseLimiter
 from comporta.metrics import use_metrics
 from comporta.service.audit import Audit
+from comporta.service.batch.batches import Batches
+from comporta.service.batch.opening import BatchPlugs, open_batches
 from comporta.service.figures import Figures
 from comporta.service.migrations import MIGRATIONS
 from comporta.service.search.searching import Search
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from comporta.database.base import Database
     from comporta.service.config import ServiceConfig
     from comporta.stores.base import Store
+
+HALT_SECONDS = 4.0
+"""How long accounts that are being done may take to end, and their rows to be written."""
 
 CLOSE_SECONDS = 3.0
 """How long giving things back may take, once nothing is under way any more."""
@@ -58,6 +63,7 @@ class Parts:
     audit: Audit
     sources: dict[str, Source]
     search: Search
+    batches: Batches
     figures: Figures = field(default_factory=Figures)
     retry_backfill: Callable[[str], Coroutine[Any, Any, Any]] | None = None
     started: float = field(default_factory=time.time)
@@ -76,19 +82,22 @@ def parts_of(request: Request) -> Parts:
 
 
 @asynccontextmanager
-async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
+async def opened(config: ServiceConfig, plugs: BatchPlugs | None = None) -> AsyncIterator[Parts]:
     """Open what there is; what blocks is done on a thread, before anybody is served."""
     await check_addresses(config)
-    parts = await asyncio.to_thread(_made, config)
-    keeping = asyncio.create_task(parts.search.keep_fresh())
+    parts = await asyncio.to_thread(_made, config, plugs or BatchPlugs())
     before = use_metrics(parts.figures.sink)
+    keeping = asyncio.create_task(parts.search.keep_fresh())
+    halting = asyncio.create_task(_halting(parts))
+    parts.batches.start()
     try:
         await _entered(parts.store)
         yield parts
     finally:
         parts.leaving.set()
         keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        await asyncio.gather(keeping, halting, return_exceptions=True)
+        await parts.batches.aclose(0)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await parts.cache.aclose()
@@ -97,9 +106,9 @@ async def opened(config: ServiceConfig) -> AsyncIterator[Parts]:
                 await parts.upstreams.aclose()
         except TimeoutError:
             events.publish("service_close", "service", "not everything could be given back in time")
-        parts.search.close()
         use_metrics(before)
         parts.figures.close()
+        parts.search.close()
         await asyncio.to_thread(parts.database.close)
 
 
@@ -113,7 +122,13 @@ async def _entered(store: Store) -> None:
         return  # it is looked for from now on
 
 
-def _made(config: ServiceConfig) -> Parts:
+async def _halting(parts: Parts) -> None:
+    """Have batches come to a halt as soon as the end is near: others can go on with them."""
+    await parts.leaving.wait()
+    await parts.batches.stop(HALT_SECONDS)
+
+
+def _made(config: ServiceConfig, plugs: BatchPlugs) -> Parts:
     database = open_database(config.database)
     try:
         _migrated(database)
@@ -127,6 +142,7 @@ def _made(config: ServiceConfig) -> Parts:
             migrate=False,
         )
         sources = open_sources(config, upstreams)
+        batches = open_batches(config, database, upstreams, plugs)
     except BaseException:
         database.close()
         raise
@@ -139,6 +155,8 @@ def _made(config: ServiceConfig) -> Parts:
         audit=Audit(database),
         sources=sources,
         search=Search(sources, cache, config.search),
+        batches=batches,
+        retry_backfill=batches.retry_backfill,
     )
 
 

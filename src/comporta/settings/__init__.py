@@ -41,6 +41,7 @@ from comporta.settings.loading import load_settings
 from comporta.settings.service import (
     SERVICE_PREFIX,
     AddressesSettings,
+    BatchSettings,
     SearchSettings,
     ServiceSettings,
     service_variable,
@@ -75,6 +76,7 @@ __all__ = [
     "STRATEGIES",
     "UPSTREAM_PREFIX",
     "AddressesSettings",
+    "BatchSettings",
     "BreakerSettings",
     "DegradationSettings",
     "Explained",

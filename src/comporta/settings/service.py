@@ -33,6 +33,8 @@ _CALLS = Number("a whole number", "1 to 100000", least=1, most=100_000, whole=Tr
 _SECONDS = Number("a number of seconds", "more than 0 and at most 3600", above=0, most=3600)
 _AGE = Number("a number of seconds", "more than 0 and at most 31536000", above=0, most=31_536_000)
 _SECONDS_OR_NONE = Number("a number of seconds", "positive", above=0, most=3600, off=True)
+_LEASE = Number("a number of seconds", "0.05 to 3600", least=0.05, most=3600)
+_FEW = Number("a whole number", "1 to 1000", least=1, most=1000, whole=True)
 _SWITCH = Either("true or false", (bool,))
 _LIMIT = Either("text such as '50/s burst 100', or false", (str, bool))
 
@@ -65,8 +67,34 @@ class SearchSettings(Written):
     source: str = field(default="search", compare=False, kw_only=True)
 
 
+@dataclass(frozen=True)
+class BatchSettings(Written):
+    """How batches are processed, and bounded for each worker; ``running_max`` is for all of them together.
+
+    ``processor`` is what is done for an account, such as ``package.module:name``; left out, ``address`` is
+    asked about it. ``google_credentials`` is the file of a service account: sheets are Google's then.
+    ``google_endpoint`` is another address for Google's services, such as a stand-in's.
+    """
+
+    processor: str | None = of(Text("text such as 'package.module:name'"))
+    address: str | None = of(_ADDRESS)
+    timeout: float = of(_SECONDS, 30.0)
+    concurrency: int = of(_FEW, 10)
+    jobs_max: int = of(_WORKERS, 8)
+    backfills_max: int = of(_WORKERS, 4)
+    running_max: int = of(_CALLS, 1000)
+    accounts_max: int = of(_CALLS, 100_000)
+    lease_seconds: float = of(_LEASE, 15.0)
+    poll_seconds: float = of(_LEASE, 1.0)
+    keep_days: int = of(_DAYS, 30)
+    google_credentials: str | None = of(Text("a file"))
+    google_endpoint: str | None = of(_ADDRESS)
+    source: str = field(default="batch", compare=False, kw_only=True)
+
+
 _SEARCH, _SEARCH_DEFAULT = Either("a table", (SearchSettings,)), SearchSettings()
 _ADDRESSES, _ADDRESSES_DEFAULT = Either("a table", (AddressesSettings,)), AddressesSettings()
+_BATCH, _BATCH_DEFAULT = Either("a table", (BatchSettings,)), BatchSettings()
 
 
 @dataclass(frozen=True)
@@ -94,11 +122,12 @@ class ServiceSettings(Written):
     close_seconds: float = of(_SECONDS, 5.0)
     search: SearchSettings = field(default=_SEARCH_DEFAULT, metadata={"kind": _SEARCH})
     addresses: AddressesSettings = field(default=_ADDRESSES_DEFAULT, metadata={"kind": _ADDRESSES})
+    batch: BatchSettings = field(default=_BATCH_DEFAULT, metadata={"kind": _BATCH})
     source: str = field(default="service", compare=False, kw_only=True)
 
 
 TABLES: Mapping[str, type[Written]] = MappingProxyType(
-    {"search": SearchSettings, "addresses": AddressesSettings}
+    {"search": SearchSettings, "addresses": AddressesSettings, "batch": BatchSettings}
 )
 """The tables in the service's own."""
 

@@ -1,0 +1,90 @@
+"""Databases of each kind with the tables of batches, and a stand-in for Google."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from comporta.database.base import Database
+from comporta.database.migrations import migrate
+from comporta.database.urls import open_database
+from comporta.pipeline.sinks import GoogleAccount
+from comporta.service.migrations import MIGRATIONS
+from comporta.testing import PostgresServer, SheetsServer
+
+TABLES = "batch_jobs, batch_results, batch_sheets, batch_teams, batch_users, sheet_rows, sheet_headers"
+
+
+@pytest.fixture(scope="session")
+def batch_schema(postgres: PostgresServer) -> str:
+    schema = f"b_{uuid.uuid4().hex}"
+    postgres.command(f"CREATE SCHEMA {schema}")
+    database = open_database(postgres.schema_url(schema))
+    migrate(database, MIGRATIONS)
+    database.close()
+    return schema
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Give the URL of a database of each kind, with all tables, empty."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/service.db?timeout=30"
+        database = open_database(url)
+        migrate(database, MIGRATIONS)
+        database.close()
+        return url
+    server: PostgresServer = request.getfixturevalue("postgres")
+    schema: str = request.getfixturevalue("batch_schema")
+    tables = ", ".join(f"{schema}.{table}" for table in TABLES.split(", "))
+    server.command(f"TRUNCATE {tables}")
+    url = server.schema_url(schema)
+    return f"{url}{'&' if '?' in url else '?'}timeout=30&connections=8"
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    opened = open_database(url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Database]:
+    """Give one kind, where it does not matter."""
+    opened = open_database(f"sqlite:///{tmp_path}/plain.db?timeout=30")
+    migrate(opened, MIGRATIONS)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> Iterator[SheetsServer]:
+    with SheetsServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def session_account(stand_in: SheetsServer) -> Iterator[GoogleAccount]:
+    """Make the client once: it takes a quarter of a second."""
+    account = GoogleAccount(endpoint=stand_in.url)
+    yield account
+    account.close()
+
+
+@pytest.fixture
+def google(stand_in: SheetsServer) -> Iterator[SheetsServer]:
+    stand_in.heal()
+    stand_in.requests.clear()
+    for number in stand_in.spreadsheets():
+        stand_in.remove(number)
+    yield stand_in
+    stand_in.heal()
+
+
+@pytest.fixture
+def account(google: SheetsServer, session_account: GoogleAccount) -> GoogleAccount:
+    return session_account
