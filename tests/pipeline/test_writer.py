@@ -27,6 +27,7 @@ from comporta.errors import (
 from comporta.events import latest_events
 from comporta.flow import Flow, run
 from comporta.metrics import InMemoryMetrics, use_metrics
+from comporta.pipeline.calls import Call
 from comporta.pipeline.letters import DeadLetters
 from comporta.pipeline.sinks import CsvSink, Row
 from comporta.pipeline.writing import gathering
@@ -469,7 +470,7 @@ def test_writer__told_of_a_fork__has_nothing_of_the_parents(face: Face, tmp_path
     writer = face.opened(sink=sink, dead_letters=letters)
     face.write(1)
     lane = writer._gathering._lanes[0]
-    for thing in (writer._gathering, letters, sink):
+    for thing in (writer._gathering, letters._file, sink._file._file):
         thing.after_fork()
     assert lane.rows
     assert writer.unwritten() == []
@@ -703,6 +704,12 @@ def test_writer__no_thread_to_be_had__says_so_and_can_be_closed(threads_to_be_ha
         writer.sync.write({"id": 1})
     writer.sync.close()
     assert sink.closed == sink.opened
+
+
+def test_writer__forgotten_while_its_sink_closes__is_no_error_of_the_sinks() -> None:
+    flow = BatchWriter(ToldSink())._gathering._finishing(Call(list))
+    next(flow)
+    flow.close()
 
 
 # -- sinks that are awaited

@@ -29,7 +29,7 @@ from comporta.errors import (
 from comporta.pipeline.cells import Cell, cell
 from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns
-from comporta.pipeline.sinks.csv_file import FULL
+from comporta.pipeline.sinks.files import FULL
 
 ROWS_MAX: Final = 1_048_575
 """How many rows a sheet has below its header."""

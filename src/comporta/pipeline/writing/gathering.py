@@ -159,9 +159,7 @@ class Gathering:
                     lane.stopped = False  # it is tried once more; what fails again is raised then
         self._call_lanes()
         self._lines.call_first(_LINE)
-        yield from self._watching(
-            lambda: self._state in (CLOSED, NEW), timeout
-        )  # new: never opened
+        yield from self._watching(lambda: self._state in (CLOSED, NEW), timeout)  # new: never opened
 
     def unwritten(self) -> list[Row]:
         """Return the rows that are neither written nor in dead letters."""
