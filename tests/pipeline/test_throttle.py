@@ -362,6 +362,28 @@ def test_acquire__one_whose_loop_was_closed__is_in_nobodys_way() -> None:
         gc.collect()
 
 
+def test_acquire__loop_closed_over_the_one_before_it__is_not_held_up() -> None:
+    throttle = HierarchicalThrottle(100, 10)
+    assert throttle.sync.acquire("a")
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    gone = loop.create_task(throttle.acquire("a"))
+    for _ in range(3):
+        loop.run_until_complete(asyncio.sleep(0))
+    served: list[bool] = []
+    behind = threading.Thread(target=lambda: served.append(throttle.sync.acquire("a", timeout=PATIENCE)))
+    behind.start()
+    while throttle.statistics().waiting < 2:
+        pass
+    loop.close()
+    behind.join()
+    assert served == [True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        del gone
+        gc.collect()
+
+
 def test_line__those_at_its_head_cannot_hear_it__calls_the_next() -> None:
     loop, line, places = asyncio.new_event_loop(), partitions_module.Line(), [Place(), Place()]
     loop.set_exception_handler(lambda *_: None)

@@ -38,10 +38,16 @@ class Line:
         return next(iter(self.places), None)
 
     def join(self, place: Place) -> None:
-        """Stand at the end, unless there already; who is first and went with its event loop is struck."""
-        while (first := self.first) is not None and first.gone:
-            del self.places[first]
+        """Stand at the end, unless there already."""
+        self.strike()
         self.places[place] = None
+
+    def strike(self) -> None:
+        """Strike those at the head who went with their event loops, and have whoever is first then look."""
+        first = self.first
+        if first is not None and first.gone:
+            del self.places[first]
+            self.call_first()
 
     def leave(self, place: Place) -> None:
         """Go away, served or not, and have whoever is first then look."""
@@ -128,6 +134,7 @@ class Book:
     def is_before(self, line: Line, place: Place) -> bool:
         """Whether somebody else is first in a line."""
         with self.lock:
+            line.strike()
             first = line.first
             return first is not None and first is not place
 
