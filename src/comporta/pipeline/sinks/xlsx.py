@@ -76,7 +76,7 @@ class XlsxSink:
         self.columns = None if columns is None else checked_columns("columns", columns)
         if key is not None and self.columns is not None and key not in self.columns:
             raise ValueError(f"key must be among the columns {self.columns}, got {key!r:.50}")
-        if not isinstance(sheet, str) or not _SHEET.fullmatch(sheet) or sheet.lower() == "history":
+        if str(sheet) != sheet or not _SHEET.fullmatch(sheet) or sheet.lower() == "history":
             raise ValueError(
                 "sheet must be 1 to 31 characters, none of []:*?/\\, no apostrophe at either end, and not "
                 f"'History', which Excel keeps for itself, got {sheet!r:.50}"
