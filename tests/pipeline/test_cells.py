@@ -22,6 +22,7 @@ ITSELF.append(ITSELF)
 
 class Level(IntEnum):
     HIGH = 3
+    LOW = -1
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -65,7 +66,7 @@ def test_guarded__any_text__is_never_a_formula_in_any_column(text: str) -> None:
         (float("inf"), "inf"),
         (float("nan"), "nan"),
         (Decimal("1.10"), "1.10"),
-        (Level.HIGH, "3"),
+        (Level.HIGH, 3),
         (date(2026, 2, 3), "2026-02-03"),
         (datetime(2026, 2, 3, 4, 5, tzinfo=UTC), "2026-02-03T04:05:00+00:00"),
         (b"a\xff", "a\ufffd"),
@@ -88,8 +89,13 @@ def test_guarded__number__stays_a_number(value: Any) -> None:
     assert type(guarded(value)) is type(value)
 
 
-@pytest.mark.parametrize("value", [-(10**16), {"a": 1}, b"=x", ["=x"], Decimal(-1), float("-inf")])
+@pytest.mark.parametrize("value", [-(10**16), {"a": 1}, b"=x", ["=x"], Decimal("-Infinity"), float("-inf")])
 def test_guarded__what_becomes_text__is_guarded_like_text(value: Any) -> None:
     out = io.StringIO()
     csv.writer(out).writerow([guarded(value)])
     assert out.getvalue()[0] not in OPERATORS
+
+
+@pytest.mark.parametrize(("value", "kept"), [(Decimal("-5.20"), "-5.20"), (Level.LOW, -1)])
+def test_guarded__number_of_another_type__is_no_formula_either(value: Any, kept: Any) -> None:
+    assert guarded(value) == kept

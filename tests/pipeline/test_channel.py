@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -521,3 +522,24 @@ def test_channel__in_a_forked_child__has_what_was_in_it_and_nobody_waits() -> No
         sending.cancel()
 
     run(main())
+
+
+@pytest.mark.parametrize("step", ["_filled", "_release"])
+def test_send_many__interrupted_between_two_steps__keeps_no_room_from_others(step: str) -> None:
+    """As a signal handler may, which is called when a function is entered."""
+    channel: Channel[int] = Channel(5)
+
+    def interrupt(frame: Any, event: str, _: object) -> None:
+        if frame.f_code.co_name == step:
+            raise TimeoutError
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(TimeoutError):
+            channel.sync.send_many([1, 2])
+    finally:
+        sys.settrace(before)
+    channel.sync.send_many(range(5 - channel.statistics().size))
+    channel.close()
+    assert len(list(channel.sync)) == 5

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from comporta.errors import SinkColumnError, SinkFullError, SinkRowError, SinkUnavailableError
 from comporta.events import latest_events
 from comporta.pipeline import tail
-from comporta.pipeline.sinks import CsvSink, csv_file
+from comporta.pipeline.sinks import CsvSink, files
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_csv__row_that_is_there_already__is_marked(path: Path) -> None:
 def test_csv__more_keys_than_are_remembered__forgets_the_oldest(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_file, "KEYS_MAX", 2)
+    monkeypatch.setattr(files, "KEYS_MAX", 2)
     sink = opened(path, key="id")
     sink.write([{"id": 1}, {"id": 2}, {"id": 3}])
     sink.write([{"id": 1}, {"id": 3}])
@@ -114,7 +114,10 @@ def test_csv__cut_anywhere_by_a_kill__goes_on_with_whole_rows(
 def test_csv__half_a_row__is_cut_off_and_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "CHUNK_BYTES", 4)  # quotes and line ends on both sides of every border
     path.write_bytes(b'"id"\r\n"a\n""b"\r\n"c\nd')
-    opened(path).close()
+    sink = opened(path)
+    with pytest.raises(SinkUnavailableError, match="another sink"):
+        sink.open()
+    sink.close()
     assert path.read_bytes() == b'"id"\r\n"a\n""b"\r\n'
     assert latest_events(1)[0].kind == "sink_mended"
 
@@ -127,9 +130,11 @@ def test_csv__half_a_row__is_cut_off_and_told(path: Path, monkeypatch: pytest.Mo
         (b'"id","a"\r\n', {"columns": ["id"]}, "its columns are id, a, and not id"),
         (b'"id","a"\r\n', {"key": "id"}, "its columns are id, a, and not ..., id, repeated"),
         (b'"a","repeated"\r\n', {"key": "id"}, "its columns are a, repeated, and not"),
-        (b'"\xff"\r\n', {}, "not a CSV file of ours"),
+        (b'"id"\n"1"\n"2"', {"columns": ["a"]}, "its columns are id, and not a"),
+        (b'"id","repeated"\r\n\r\n', {"key": "id"}, "not a file of ours"),
+        (b'"\xff"\r\n', {}, "not a file of ours"),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_csv__file_of_somebody_else__is_left_alone(
     path: Path, there: bytes, options: dict[str, Any], said: str
@@ -142,7 +147,7 @@ def test_csv__file_of_somebody_else__is_left_alone(
 
 def test_csv__second_writer__is_refused(path: Path) -> None:
     sink = opened(path)
-    with pytest.raises(SinkUnavailableError, match="somebody else is writing it"):
+    with pytest.raises(SinkUnavailableError, match="another process, or another sink, writes it"):
         CsvSink(path).open()
     sink.close()
     opened(path).close()
@@ -255,9 +260,34 @@ def test_csv__forked__is_the_parents(path: Path) -> None:
     ("options", "said"),
     [
         ({"columns": ["id", "repeated"], "key": "id"}, "columns must not have 'repeated'"),
+        ({"key": "repeated"}, "columns must not have 'repeated'"),
         ({"columns": ["id"], "key": "a"}, "key must be among the columns"),
     ],
 )
 def test_csv__bad_option__is_named(path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         CsvSink(path, **options)
+
+
+def test_csv__changed_by_somebody_else__is_not_touched(path: Path) -> None:
+    sink = opened(path, columns=["id"])
+    ours = path.read_bytes()
+    for theirs in (ours + b"theirs\n", b""):
+        path.write_bytes(theirs)
+        with pytest.raises(SinkUnavailableError, match=f"changed it: {len(theirs)} bytes, {len(ours)} were"):
+            sink.write([{"id": 1}])
+        assert path.read_bytes() == theirs
+    path.write_bytes(ours)
+    sink.write([{"id": 1}])
+    path.unlink()
+    with pytest.raises(SinkUnavailableError, match="removed or replaced"):
+        sink.write([{"id": 2}])
+    sink.close()
+
+
+def test_csv__half_a_row__is_none_whose_key_is_known(path: Path) -> None:
+    path.write_bytes(b'"id","repeated"\r\n1,""\r\n2,"')
+    sink = opened(path, key="id")
+    sink.write([{"id": 1}, {"id": 2}])
+    sink.close()
+    assert read(path)[1:] == [["1", ""], ["1", "yes"], ["2", ""]]

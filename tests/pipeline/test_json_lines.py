@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from comporta.errors import SinkFullError, SinkRowError, SinkUnavailableError
-from comporta.pipeline.sinks import JsonLinesSink, json_lines
+from comporta.pipeline.sinks import JsonLinesSink, files
 
 
 @pytest.fixture
@@ -61,16 +61,28 @@ def test_open__half_a_line__is_cut_off(path: Path) -> None:
 def test_keys__more_than_are_remembered__forget_the_oldest(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_lines, "KEYS_MAX", 2)
+    monkeypatch.setattr(files, "KEYS_MAX", 2)
     rows = written(path, [{"id": 1}], [{"id": 2}], [{"id": 3}], [{"id": 1}, {"id": 3}])
     assert [row.get("repeated", False) for row in rows] == [False, False, False, False, True]
 
 
-@pytest.mark.parametrize("content", ["mine\n", "{half\n"])
-def test_open__file_of_others__is_left_alone(path: Path, content: str) -> None:
+def test_open__whole_row_that_lacks_the_end_of_its_line__is_kept_and_known(path: Path) -> None:
+    path.write_text('{"id": 1}')
+    assert written(path, [{"id": 1}]) == [{"id": 1}, {"id": 1, "repeated": True}]
+
+
+def test_write__field_that_is_the_files_own__is_refused_and_not_written_over(path: Path) -> None:
+    with pytest.raises(SinkRowError, match="row 1 of the batch has a field 'repeated'"):
+        written(path, [{"id": 1}, {"id": 1, "repeated": "mine"}])
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("content", ["mine\n", "{half\n", '{\n "a": 1\n}'])
+@pytest.mark.parametrize("key", ["id", None])
+def test_open__file_of_others__is_left_alone(path: Path, content: str, key: str | None) -> None:
     path.write_text(content)
-    with pytest.raises(SinkUnavailableError, match=r"not begun by us|is not JSON lines"):
-        JsonLinesSink(path, "id").open()
+    with pytest.raises(SinkUnavailableError, match=r"not begun by us|not a file of ours"):
+        JsonLinesSink(path, key).open()
     assert path.read_text() == content
 
 
@@ -120,7 +132,7 @@ def test_write__disk_is_full__keeps_whole_batches_only(path: Path, small_files: 
 def test_after_fork__the_file__is_let_go_of(path: Path) -> None:
     sink = JsonLinesSink(path)
     sink.open()
-    sink.after_fork()
+    sink._file._file.after_fork()
     sink.close()
     with pytest.raises(SinkUnavailableError, match="not open"):
         sink.write([{}])
@@ -136,7 +148,7 @@ def test_fork__in_the_child__the_file_is_the_parents(path: Path) -> None:
     sink.open()
     child = os.fork()
     if child == 0:
-        os._exit(0 if sink._descriptor is None else 1)
+        os._exit(0 if sink._file._file.descriptor is None else 1)
     assert os.waitpid(child, 0)[1] == 0
     sink.write([{"id": 1}])
     sink.close()

@@ -66,7 +66,7 @@ def test_letters__what_json_has_no_form_for__is_kept_as_text(path: Path, item: A
     assert letter.item == read
 
 
-@pytest.mark.parametrize("torn", [b'{"item": 1, "rea', b"x" * (CHUNK_BYTES + 10)])
+@pytest.mark.parametrize("torn", [b'{"at": 1, "rea', b'{"at": "' + b"x" * (CHUNK_BYTES + 10)])
 def test_letters__half_a_line_of_a_killed_process__is_cut_off(path: Path, torn: bytes) -> None:
     DeadLetters(path).append(1, "whole")
     whole = path.read_bytes()
@@ -149,7 +149,7 @@ def test_letters__forked__have_a_descriptor_of_their_own(path: Path) -> None:
     child = os.fork()
     if child == 0:
         letters.append("child", "x")
-        os._exit(0 if unused._descriptor is None else 1)
+        os._exit(0 if unused._file.descriptor is None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     letters.append("parent", "x")
     assert [letter.item for letter in DeadLetters.read(path)] == ["parent", "child", "parent"]
@@ -161,3 +161,47 @@ def test_letters__forked__have_a_descriptor_of_their_own(path: Path) -> None:
 def test_letters__bad_bound__is_named(path: Path, given: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"max_bytes must be {said}"):
         DeadLetters(path, max_bytes=given)
+
+
+@pytest.mark.parametrize("there", [b"first\nlast", b'{\n "a": 1\n}', b'{"a": 1}\n{"b'])
+def test_letters__file_of_somebody_else__is_left_alone(path: Path, there: bytes) -> None:
+    path.write_bytes(there)
+    for verb in (DeadLetters(path).open, lambda: DeadLetters(path).append(1, "x")):
+        with pytest.raises(DeadLettersError, match="it holds no dead letters"):
+            verb()
+    assert path.read_bytes() == there
+
+
+def test_letters__whole_letter_that_lacks_the_end_of_its_line__is_kept(path: Path) -> None:
+    DeadLetters(path).append(1, "whole")
+    path.write_bytes(path.read_bytes().rstrip())
+    DeadLetters(path).append(2, "next")
+    assert [letter.item for letter in DeadLetters.read(path)] == [1, 2]
+
+
+def test_letters__full_file_moved_away__go_on_in_a_new_one(path: Path) -> None:
+    letters = DeadLetters(path, max_bytes=200)
+    letters.append(1, "x")
+    with pytest.raises(DeadLettersFullError, match="move the file away, and go on"):
+        letters.append("y" * 200, "x")
+    path.rename(path.with_suffix(".old"))
+    letters.append(2, "x")
+    assert [letter.item for letter in DeadLetters.read(path)] == [2]
+    letters.close()
+
+
+class Mute:
+    """Says nothing of itself."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_letters__item_that_cannot_be_told__is_kept_all_the_same(path: Path) -> None:
+    letters = DeadLetters(path)
+    letters.append({"a": Mute()}, "x")
+    letters.append({("no", "text"): 1}, "x")
+    told, untold = DeadLetters.read(path)
+    assert "Mute object" in told.item["a"]
+    assert untold.key is None
+    letters.close()

@@ -332,6 +332,18 @@ def test_acquire__too_many_wait__refuses_the_next(monkeypatch: pytest.MonkeyPatc
     assert throttle.sync.acquire("a")
     assert not throttle.sync.acquire("a")
     assert throttle.statistics().refused == 1
+    with pytest.raises(LimitReachedError, match="no room for partition a: too many wait already"):
+        throttle.sync.execute("a", 1, list)
+
+
+def test_line__a_hundred_thousand_leave_from_its_end__cost_no_more_than_from_its_head() -> None:
+    """A look through the line for each of them would take an hour."""
+    line, places = partitions_module.Line(), [Place() for _ in range(100_000)]
+    for place in (*places, *places):
+        line.join(place)
+    for place in reversed(places[1:]):
+        line.leave(place)
+    assert list(line.places) == places[:1]
 
 
 def test_acquire__one_whose_loop_was_closed__is_in_nobodys_way() -> None:
@@ -344,6 +356,28 @@ def test_acquire__one_whose_loop_was_closed__is_in_nobodys_way() -> None:
         loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     assert throttle.sync.acquire("a", timeout=PATIENCE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        del gone
+        gc.collect()
+
+
+def test_acquire__loop_closed_over_the_one_before_it__is_not_held_up() -> None:
+    throttle = HierarchicalThrottle(100, 10)
+    assert throttle.sync.acquire("a")
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    gone = loop.create_task(throttle.acquire("a"))
+    for _ in range(3):
+        loop.run_until_complete(asyncio.sleep(0))
+    served: list[bool] = []
+    behind = threading.Thread(target=lambda: served.append(throttle.sync.acquire("a", timeout=PATIENCE)))
+    behind.start()
+    while throttle.statistics().waiting < 2:
+        pass
+    loop.close()
+    behind.join()
+    assert served == [True]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         del gone
@@ -470,6 +504,7 @@ def test_levels__many_records__are_not_all_kept(monkeypatch: pytest.MonkeyPatch)
         ((1, 1), {"name": "no spaces"}, ValueError, "name must be"),
         ((1, 1), {"state": "ftp://x"}, ValueError, "state must start with"),
         ((1, 1), {"fallback": "maybe"}, ValueError, "fallback must be one of"),
+        ((1, 1), {"degradation": 5}, TypeError, "degradation must be a PartitionDegradation or None, got 5"),
     ],
 )
 def test_throttle__bad_input__is_named(
@@ -483,6 +518,11 @@ def test_throttle__bad_input__is_named(
 def test_degradation__bad_input__is_named(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must be above 0"):
         PartitionDegradation(**{field: 0})  # type: ignore[arg-type]
+
+
+def test_degradation__errors_that_are_no_exceptions__are_named() -> None:
+    with pytest.raises(TypeError, match=r"errors must be an exception type, or a tuple of them, got 5"):
+        PartitionDegradation(errors=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

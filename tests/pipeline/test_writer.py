@@ -25,7 +25,9 @@ from comporta.errors import (
     WriterClosedError,
 )
 from comporta.events import latest_events
+from comporta.flow import Flow, run
 from comporta.metrics import InMemoryMetrics, use_metrics
+from comporta.pipeline.calls import Call
 from comporta.pipeline.letters import DeadLetters
 from comporta.pipeline.sinks import CsvSink, Row
 from comporta.pipeline.writing import gathering
@@ -289,11 +291,26 @@ def test_writer__sink_that_exits__ends_the_writer_and_says_why(face: Face) -> No
     assert face.sink.closed == 1
 
 
-def test_writer__sink_that_cannot_be_closed__says_so(face: Face) -> None:
-    face.sink.close_error = OSError("no room")
-    face.opened()
-    with pytest.raises(OSError, match="no room"):
+@pytest.mark.parametrize("error", [OSError("no room"), SystemExit("no room")])
+def test_writer__sink_that_cannot_be_closed__says_so(
+    face: Face, tmp_path: Path, error: BaseException
+) -> None:
+    face.sink.close_error = error
+    face.opened(dead_letters=tmp_path / "dead.jsonl")
+    with pytest.raises(type(error), match="no room"):
         face.do("close")
+
+
+def test_writer__hook_that_exits__is_heard_and_the_rows_are_not_written_again(face: Face) -> None:
+    def leave(rows: Sequence[Row]) -> None:
+        raise SystemExit(3)
+
+    writer = face.opened(on_written=leave)
+    face.write(1)
+    with pytest.raises(SystemExit):
+        face.do("close")
+    assert face.sink.ids == [1]
+    assert writer.unwritten() == []
 
 
 # -- the beginning and the end
@@ -453,7 +470,7 @@ def test_writer__told_of_a_fork__has_nothing_of_the_parents(face: Face, tmp_path
     writer = face.opened(sink=sink, dead_letters=letters)
     face.write(1)
     lane = writer._gathering._lanes[0]
-    for thing in (writer._gathering, letters, sink):
+    for thing in (writer._gathering, letters._file, sink._file._file):
         thing.after_fork()
     assert lane.rows
     assert writer.unwritten() == []
@@ -651,6 +668,50 @@ def test_writer__closed_while_it_opens__closes() -> None:
     assert sink.closed == 1
 
 
+def test_writer__closed_while_it_opens_and_cannot__says_why() -> None:
+    sink = ToldSink()
+    sink.go.clear()
+    sink.open_error = DOWN
+    writer = BatchWriter(sink)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(writer.open(), 0.02)
+        closing = asyncio.create_task(writer.close())
+        await asyncio.sleep(0)
+        sink.go.set()
+        with pytest.raises(SinkUnavailableError):
+            await closing
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("threads_to_be_had", [0, 2])
+def test_writer__no_thread_to_be_had__says_so_and_can_be_closed(threads_to_be_had: int) -> None:
+    sink = ToldSink()
+    writer = BatchWriter(sink, key=lambda row: row["id"])
+    left = [None] * threads_to_be_had
+
+    def spawn(flow: Flow[None]) -> None:
+        if not left:
+            raise RuntimeError("no thread")
+        left.pop()
+        threading.Thread(target=run, args=(flow,)).start()
+
+    with pytest.raises(RuntimeError, match="no thread"):
+        run(writer._gathering.opening(spawn))
+    with pytest.raises(WriterClosedError):
+        writer.sync.write({"id": 1})
+    writer.sync.close()
+    assert sink.closed == sink.opened
+
+
+def test_writer__forgotten_while_its_sink_closes__is_no_error_of_the_sinks() -> None:
+    flow = BatchWriter(ToldSink())._gathering._finishing(Call(list))
+    next(flow)
+    flow.close()
+
+
 # -- sinks that are awaited
 
 
@@ -760,6 +821,15 @@ def test_writer__bad_option__is_named_with_its_range(options: dict[str, Any], sa
 def test_writer__what_is_no_sink__is_named() -> None:
     with pytest.raises(TypeError, match="sink must have open, write and close"):
         BatchWriter(object())  # type: ignore[arg-type]  # that is what is tried
+
+
+def test_writer__sink_half_awaited__is_named() -> None:
+    class Half(ToldSink):
+        async def open(self) -> None:  # type: ignore[override]  # that is the mistake
+            """Nobody would await this."""
+
+    with pytest.raises(TypeError, match="all blocking or all awaited"):
+        BatchWriter(Half())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("verb", ["write", "write_many"])

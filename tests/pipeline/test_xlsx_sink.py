@@ -210,7 +210,10 @@ def test_xlsx__without_the_library__says_what_to_install(path: Path, monkeypatch
     [
         ({"columns": ["id"], "key": "a"}, "key must be among the columns"),
         ({"sheet": "a/b"}, "sheet must be 1 to 31 characters"),
-        ({"sheet": ""}, "sheet must be 1 to 31 characters"),
+        *(
+            ({"sheet": sheet}, "sheet must be 1 to 31 characters")
+            for sheet in ("", "x" * 32, "'a", "a'", "history", 5)
+        ),
     ],
 )
 def test_xlsx__bad_option__is_named(path: Path, options: dict[str, Any], said: str) -> None:

@@ -24,7 +24,14 @@ from typing import Any
 from tests.processes.books import Book, sealed
 from tests.processes.mortal import play
 
-from comporta import BaseLimiter, Degradation, LimitConfig, LimitStrategy, StateUnavailableError
+from comporta import (
+    BaseLimiter,
+    Degradation,
+    HierarchicalThrottle,
+    LimitConfig,
+    LimitStrategy,
+    StateUnavailableError,
+)
 from comporta.limits.token_bucket import TokenBucket
 from comporta.stores import shared as shared_module
 from comporta.stores.base import Store
@@ -443,6 +450,21 @@ def ask_when_told(number: int, url: str, limit: dict[str, Any]) -> None:
         sys.stdin.readline()
 
 
+def degrade_and_take(url: str, errors: int, number: int) -> None:
+    """Report errors of one partition of a throttle; then take all there is of it and of another."""
+    throttle = HierarchicalThrottle(1000, 100, per=86_400, state=url, name="tested").sync
+    ready()
+    for _ in range(errors):
+        throttle.record_error("degraded")
+    say({"done": True})
+    ready()
+    limit = throttle.current_limit("degraded")
+    taken = {
+        each: sum(throttle.acquire(each, timeout=0) for _ in range(15)) for each in ("degraded", "other")
+    }
+    say({"limit": limit, **taken})
+
+
 JOBS: dict[str, Callable[..., None]] = {
     job.__name__: job
     for job in (
@@ -465,5 +487,6 @@ JOBS: dict[str, Callable[..., None]] = {
         mortal,
         report_errors,
         ask_when_told,
+        degrade_and_take,
     )
 }

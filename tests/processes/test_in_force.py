@@ -34,3 +34,14 @@ def test_worker__that_has_decided_already__obeys_a_drop_and_a_pause_of_another(s
         assert worker.go().answer() == {"allowed": False, "limit": 50}
         limiter.sync.resume()
         assert worker.go().answer() == {"allowed": True, "limit": 50}
+
+
+def test_throttle__errors_of_two_processes__lower_one_partition_for_both_and_no_other(state: str) -> None:
+    with started(2, "degrade_and_take", url=patient(state), errors=4) as workers:
+        assert together(workers) == [{"done": True}] * 2
+        for worker in workers:
+            worker.ready()
+        one, two = together(workers)
+    assert one["limit"] == two["limit"] == 20
+    assert one["degraded"] + two["degraded"] == 2  # its burst, a tenth of 20
+    assert one["other"] + two["other"] == 10

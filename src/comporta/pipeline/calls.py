@@ -38,6 +38,8 @@ async def _on_a_thread(fn: Callable[[], Any]) -> Any:
     def work() -> None:
         try:
             future.set_result(fn())
+        except StopIteration as error:  # no future takes it: whoever waits would do so for ever
+            future.set_exception(RuntimeError(f"what was called raised {error!r:.200}"))
         except BaseException as error:
             future.set_exception(error)
 

@@ -44,6 +44,8 @@ def cell(value: Any) -> Cell:
         return int(value) if -WHOLE_MAX < value < WHOLE_MAX else str(value)
     if kind is float:
         return float(value) if value - value == 0 else str(value)  # what is not finite is no number there
+    if isinstance(value, int | float):  # such as a member of an enumeration
+        return cell(int(value) if isinstance(value, int) else float(value))
     return "" if value is None else clean(as_text(value))
 
 
@@ -52,7 +54,7 @@ def guarded(value: Any) -> Cell:
     if type(value) is str and value[:1] in _HARMLESS and value.isascii() and not _SEPARATOR.search(value):
         return value
     kept = cell(value)
-    if type(kept) is not str:
+    if type(kept) is not str or (isinstance(value, Decimal) and value.is_finite()):
         return kept
     if _STARTS.match(kept):
         kept = "'" + kept

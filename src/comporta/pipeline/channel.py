@@ -204,12 +204,16 @@ class Channel(Generic[T]):
         The items come from somebody else's iterator, so no lock is held meanwhile; the room is promised.
         """
         rest, place, more = iter(items), Place(), True
-        while more:
-            room = self._promise(place)
-            if room:
-                more = self._filled(rest, place)
-            elif self._stands_for_room(place):
-                yield from self._rest(self._senders, place)
+        try:
+            while more:
+                room = self._promise(place)
+                if room:
+                    more = self._filled(rest, place)
+                elif self._stands_for_room(place):
+                    yield from self._rest(self._senders, place)
+        finally:
+            if place in self._promises:  # interrupted between two steps: the room is for others
+                self._release(place)
         self._pass_on(self._senders, place)
 
     def receiving(self, n: int, deadline: float | None) -> Flow[list[T]]:
@@ -311,16 +315,24 @@ class Channel(Generic[T]):
         try:
             chunk.extend(islice(rest, room))
         finally:
+            count = len(chunk)
             with self._lock:
+                self._promises[place] = room - count
                 self._items.extend(chunk)
-                self._sent += len(chunk)
-                self._room += room - len(chunk)
-                del self._promises[place]
-            if self._closed:
-                self._call_all()  # some may have waited for just this
-            elif self._receivers:
-                self._call(self._receivers)
-        return len(chunk) == room and length_hint(rest, 1) > 0
+                self._sent += count
+            self._release(place)
+        return count == room and length_hint(rest, 1) > 0
+
+    def _release(self, place: Place) -> None:
+        """Give back the room that was kept and not needed, and have those look who waited for that."""
+        with self._lock:
+            room = self._promises[place]
+            self._room += room  # no call from here to the next step: no interrupt either
+            del self._promises[place]
+        if self._closed:
+            self._call_all()
+        elif self._receivers:
+            self._call(self._receivers)
 
 
 class SyncChannel(Generic[T]):

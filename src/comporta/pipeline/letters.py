@@ -9,24 +9,23 @@ It blocks; coroutines have it called on a thread.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from time import time
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from comporta import forks
 from comporta.errors import DeadLettersError, DeadLettersFullError
-from comporta.pipeline.tail import whole_lines, write_all
-
-T = TypeVar("T")
+from comporta.pipeline.appended import AppendedFile
+from comporta.pipeline.tail import is_whole, whole_lines
 
 BYTES_MAX: Final = 1 << 30
 REASON_CHARS_MAX: Final = 2000
+BEGUN: Final = b'{"at":'
+"""What every file of letters begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +54,12 @@ class DeadLetters:
             raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
         self.path = Path(path)
         self.max_bytes = max_bytes
-        self._lock = Lock()
-        self._descriptor: int | None = None
-        forks.register(self)
+        self._file = AppendedFile(path, 0o600, durable=True)
 
     def open(self) -> None:
         """See that letters can be written; left out, the first one does so. Half a letter is cut off."""
-        with self._lock:
-            self._named(lambda: self._whole(self._opened()))
+        with self._in_turn() as descriptor:
+            self._mended(descriptor)
 
     def append(
         self, item: Any, reason: object, *, attempts: int = 1, key: Any = None, position: Any = None
@@ -73,20 +70,19 @@ class DeadLetters:
     def extend(self, letters: Iterable[Letter]) -> None:
         """Keep several, all or none, at the cost of one."""
         data = b"".join(_line(letter) for letter in letters)
-        with self._lock:
-            self._named(lambda: self._add(self._opened(), data))
+        with self._in_turn() as descriptor:
+            size = self._mended(descriptor)
+            if size + len(data) > self.max_bytes:
+                raise DeadLettersFullError(
+                    f"{self.path}: {size} bytes of dead letters, {len(data)} more would be over the bound of "
+                    f"{self.max_bytes}: look at them, move the file away, and go on"
+                )
+            self._file.append(descriptor, size, data)
 
     def close(self) -> None:
         """Let go of the file; the next letter opens it again."""
-        with self._lock:
-            descriptor, self._descriptor = self._descriptor, None
-            if descriptor is not None:
-                os.close(descriptor)
-
-    def after_fork(self) -> None:
-        """Have a descriptor of one's own: a lock on a file belongs to all who share one."""
-        forks.renew(self._lock)
-        self.close()
+        with self._file.lock:
+            self._file.close()
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Iterator[Letter]:
@@ -102,48 +98,24 @@ class DeadLetters:
         except OSError as error:
             raise DeadLettersError(f"{path}: {error.strerror}") from error
 
-    def _opened(self) -> int:
-        if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        return self._descriptor
-
-    def _add(self, descriptor: int, data: bytes) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            size = self._mended(descriptor)
-            if size + len(data) > self.max_bytes:
-                raise DeadLettersFullError(
-                    f"{self.path}: {size} bytes of dead letters, {len(data)} more would be over the bound of "
-                    f"{self.max_bytes}: look at them, move the file away, and go on"
-                )
-            try:
-                write_all(descriptor, data)
-                os.fsync(descriptor)
-            except BaseException:
-                os.ftruncate(descriptor, size)  # all or none
-                raise
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-    def _whole(self, descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            self._mended(descriptor)
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-    @staticmethod
-    def _mended(descriptor: int) -> int:
-        """Cut off half a letter of somebody who was killed; returns the size."""
+    def _mended(self, descriptor: int) -> int:
+        """Cut off half a letter of somebody who was killed; returns the size. Other files are left alone."""
         size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, len(BEGUN), 0) != BEGUN[:size]:
+            raise DeadLettersError(f"{self.path}: there is a file already, and it holds no dead letters")
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            size = whole_lines(descriptor, size)
-            os.ftruncate(descriptor, size)
+            whole = whole_lines(descriptor, size)
+            if is_whole(descriptor, whole, size):
+                return self._file.append(descriptor, size, b"\n")
+            os.ftruncate(descriptor, whole)
+            size = whole
         return size
 
-    def _named(self, work: Callable[[], T]) -> T:
+    @contextmanager
+    def _in_turn(self) -> Iterator[int]:
         try:
-            return work()
+            with self._file.lock, self._file.in_turn() as descriptor:
+                yield descriptor
         except OSError as error:
             raise DeadLettersError(f"{self.path}: {error.strerror}") from error
 
@@ -160,12 +132,16 @@ def _line(letter: Letter) -> bytes:
     try:
         text = json.dumps(record, default=_as_text)
     except (TypeError, ValueError, RecursionError):  # it has keys that are no texts, or holds itself
-        text = json.dumps({**record, "key": repr(letter.key), "item": repr(letter.item)}, default=_as_text)
+        key = None if letter.key is None else repr(letter.key)
+        text = json.dumps({**record, "key": key, "item": repr(letter.item)}, default=_as_text)
     return text.encode() + b"\n"
 
 
 def _as_text(value: object) -> str:
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    try:
+        return str(value.isoformat() if hasattr(value, "isoformat") else value)
+    except Exception:  # a letter is kept whatever its item does
+        return object.__repr__(value)
 
 
 def _letter(line: bytes, number: int, path: str | os.PathLike[str]) -> Letter:

@@ -1,11 +1,13 @@
 """The end of a file to which lines are added: a process that was killed may have left half of one there.
 
-What was added whole was confirmed, what was not was not: half a line is cut off, and comes again.
+What was added whole was confirmed, what was not was not: half a line is cut off, and comes again. A value
+that lacks but the end of its line is kept: it may be somebody else's, and twice is better than never.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 CHUNK_BYTES: Final = 1 << 20
@@ -21,6 +23,26 @@ def whole_lines(descriptor: int, size: int) -> int:
             return start + found + 1
         end = start
     return 0
+
+
+def upto(lines: Iterable[bytes], end: int) -> Iterator[bytes]:
+    """Return the lines that begin before ``end``."""
+    for line in lines:
+        if end <= 0:
+            return
+        end -= len(line)
+        yield line
+
+
+def is_whole(descriptor: int, start: int, size: int) -> bool:
+    """Whether what stands from here on is one JSON value, and lacks but the end of its line."""
+    import json  # noqa: PLC0415 - files of CSV need none
+
+    try:
+        json.loads(os.pread(descriptor, size - start, start))
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def whole_records(descriptor: int) -> int:

@@ -6,29 +6,16 @@ one left is cut off when the file is opened again. A resumed run appends; what i
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
-from typing import Any, Final
+from typing import Any
 
-from comporta import forks
-from comporta.errors import SinkFullError, SinkRowError, SinkUnavailableError
-from comporta.events import publish
+from comporta.errors import SinkRowError, SinkUnavailableError
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.tail import whole_lines, write_all
-
-REPEATED: Final = "repeated"
-"""The field that says ``true`` in a row whose key is in the file already."""
-
-KEYS_MAX: Final = 1_000_000
-"""How many keys are remembered, the latest ones, to know a row again."""
-
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+from comporta.pipeline.sinks.files import REPEATED, SinkFile
+from comporta.pipeline.tail import is_whole, upto, whole_lines
 
 
 class JsonLinesSink:
@@ -42,118 +29,60 @@ class JsonLinesSink:
     ) -> None:
         self.path = Path(path)
         self.key = key
-        self._durable = durable
-        self._lock = Lock()
-        self._descriptor: int | None = None
-        self._size = 0
-        self._keys: dict[int, None] = {}
-        forks.register(self)
+        self._file = SinkFile("JsonLinesSink", path, durable=durable)
+        self._name = self._file.name
 
     def open(self) -> None:
-        """Open the file, or make it; cut off half a line, and learn what is there."""
-        with self._lock, self._named():
-            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._size = self._mended(descriptor)
-                self._learn(descriptor)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            self._descriptor = descriptor
+        """Open the file, or make it; learn what is there, and cut off half a line."""
+        with self._file.opening() as descriptor:
+            size = os.fstat(descriptor).st_size
+            whole = whole_lines(descriptor, size)
+            lacks_an_end = is_whole(descriptor, whole, size)
+            self._learn(descriptor, size if lacks_an_end else whole)
+            if lacks_an_end:
+                self._file.append(b"\n")  # all but this was written, or somebody else leaves it out
+            else:
+                self._file.cut(descriptor, whole)
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append a batch, whole."""
-        with self._lock, self._named():
-            if self._descriptor is None:
-                raise SinkUnavailableError(f"{self._name}: not open")
+        with self._file.writing():
             keys: dict[int, None] = {}
-            data = b"".join(self._line(index, row, keys) for index, row in enumerate(rows))
-            self._append(self._descriptor, data)
-            self._remember(keys)
+            self._file.append(b"".join(self._line(index, row, keys) for index, row in enumerate(rows)))
+            self._file.remember(keys)
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            descriptor, self._descriptor = self._descriptor, None
-            if descriptor is not None:
-                os.close(descriptor)
+        self._file.close()
 
-    def after_fork(self) -> None:
-        """The file is the parent's: two would write over each other's ends."""
-        forks.renew(self._lock)
-        self.close()
-
-    def _append(self, descriptor: int, data: bytes) -> None:
-        """Write all of it; or cut off what there was room for."""
-        os.ftruncate(descriptor, self._size)  # what an earlier attempt may have left
-        try:
-            write_all(descriptor, data)
-            if self._durable:
-                os.fsync(descriptor)
-        except BaseException:
-            os.ftruncate(descriptor, self._size)
-            raise
-        self._size += len(data)
-
-    def _mended(self, descriptor: int) -> int:
-        """Cut off half a line; returns the size. What we did not begin is left alone."""
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, 0) != b"{":
+    def _learn(self, descriptor: int, end: int) -> None:
+        """See that the file was begun by us, and remember the keys in its rows up to ``end``."""
+        if os.pread(descriptor, 1, 0) not in (b"", b"{"):
             raise SinkUnavailableError(f"{self._name}: there is a file already, and it was not begun by us")
-        whole = whole_lines(descriptor, size)
-        if size > whole:
-            os.ftruncate(descriptor, whole)
-            publish("sink_mended", self._name, f"half a row, {size - whole} bytes, was cut off", "info")
-        return whole
-
-    def _learn(self, descriptor: int) -> None:
-        """Remember the keys of a file that goes on."""
-        self._keys.clear()
-        if self.key is None:
-            return
         with open(descriptor, "rb", closefd=False) as lines:
-            for line in lines:
+            for line in upto(lines, end):
                 row = json.loads(line)
+                if self.key is None:
+                    return
                 if isinstance(row, dict) and self.key in row:
-                    self._remember({_known(row[self.key]): None})
+                    self._file.remember({_known(row[self.key]): None})
 
     def _line(self, index: int, row: Row, keys: dict[int, None]) -> bytes:
         record = dict(row)
         if self.key is not None:
             if self.key not in record:
                 raise SinkRowError(f"{self._name}: row {index} of the batch has no {self.key!r}", index)
+            if REPEATED in record:
+                text = f"row {index} of the batch has a field {REPEATED!r}, which is the file's own"
+                raise SinkRowError(f"{self._name}: {text}", index)
             known = _known(record[self.key])
-            if known in self._keys or known in keys:
+            if self._file.is_known(known) or known in keys:
                 record[REPEATED] = True
             keys[known] = None
         try:
             return json.dumps(record, default=str).encode() + b"\n"
-        except (TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # also what the values' own methods raise
             raise SinkRowError(f"{self._name}: row {index} of the batch: {error}", index) from error
-
-    def _remember(self, keys: dict[int, None]) -> None:
-        self._keys.update(keys)
-        while len(self._keys) > KEYS_MAX:
-            del self._keys[next(iter(self._keys))]
-
-    @property
-    def _name(self) -> str:
-        return f"JsonLinesSink {self.path}"
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except BlockingIOError as error:
-            raise SinkUnavailableError(
-                f"{self._name}: another process, or another sink, writes it"
-            ) from error
-        except OSError as error:
-            kind = SinkFullError if error.errno in _FULL else SinkUnavailableError
-            raise kind(f"{self._name}: {error.strerror}") from error
-        except ValueError as error:
-            raise SinkUnavailableError(f"{self._name}: is not JSON lines: {error}") from error
 
 
 def _known(value: Any) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from comporta.errors import (
 from comporta.pipeline.cells import Cell, cell
 from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns
-from comporta.pipeline.sinks.csv_file import FULL
+from comporta.pipeline.sinks.files import FULL
 
 ROWS_MAX: Final = 1_048_575
 """How many rows a sheet has below its header."""
@@ -38,6 +39,8 @@ CELL_CHARS_MAX: Final = 32_767
 TIMEOUT_SECONDS: Final = 30.0
 BESIDE: Final = ".rows"
 """What the file beside the workbook has after its name."""
+
+_SHEET = re.compile(r"(?!'|.*'\Z)[^\[\]:*?/\\]{1,31}", re.DOTALL)
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS columns (place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
@@ -73,8 +76,11 @@ class XlsxSink:
         self.columns = None if columns is None else checked_columns("columns", columns)
         if key is not None and self.columns is not None and key not in self.columns:
             raise ValueError(f"key must be among the columns {self.columns}, got {key!r:.50}")
-        if not 1 <= len(sheet) <= 31 or set(sheet) & set("[]:*?/\\"):
-            raise ValueError(f"sheet must be 1 to 31 characters and none of []:*?/\\, got {sheet!r:.50}")
+        if str(sheet) != sheet or not _SHEET.fullmatch(sheet) or sheet.lower() == "history":
+            raise ValueError(
+                "sheet must be 1 to 31 characters, none of []:*?/\\, no apostrophe at either end, and not "
+                f"'History', which Excel keeps for itself, got {sheet!r:.50}"
+            )
         self.sheet = sheet
         self.rows_path = self.path.with_name(self.path.name + BESIDE)
         self._database = SqliteDatabase(self.rows_path, TIMEOUT_SECONDS, durable=durable)

@@ -28,6 +28,11 @@ class PartitionDegradation:
         for name in ("drop", "floor", "climb"):
             check_number(name, getattr(self, name), 1)
         check_number("every", self.every, EVERY_MAX)
+        try:
+            issubclass(Exception, self.errors)
+        except TypeError:
+            text = f"errors must be an exception type, or a tuple of them, got {self.errors!r:.50}"
+            raise TypeError(text) from None
 
 
 def check_number(name: str, value: float, most: float) -> None:

@@ -6,7 +6,7 @@ forgotten at any time, and at :data:`PARTITIONS_MAX` the one that was remembered
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from threading import Lock
 
 from comporta import forks
@@ -22,31 +22,44 @@ WAITERS_MAX = 100_000
 
 
 class Line:
-    """Those who wait for one thing, in the order in which they came; changed only under the book's lock."""
+    """Those who wait for one thing, in the order in which they came; changed only under the book's lock.
+
+    Anybody may leave from anywhere at the same small cost: a hundred thousand may be cancelled at once.
+    """
 
     __slots__ = ("places",)
 
     def __init__(self) -> None:
-        self.places: deque[Place] = deque()
+        self.places: OrderedDict[Place, None] = OrderedDict()
+
+    @property
+    def first(self) -> Place | None:
+        """Whose turn it is; for who holds the lock, since a line that changes meanwhile has no first."""
+        return next(iter(self.places), None)
 
     def join(self, place: Place) -> None:
-        """Stand at the end; whoever is at the head and went with its event loop is in nobody's way."""
-        while self.places and self.places[0].gone:
-            self.places.popleft()
-        self.places.append(place)
+        """Stand at the end, unless there already."""
+        self.strike()
+        self.places[place] = None
+
+    def strike(self) -> None:
+        """Strike those at the head who went with their event loops, and have whoever is first then look."""
+        first = self.first
+        if first is not None and first.gone:
+            del self.places[first]
+            self.call_first()
 
     def leave(self, place: Place) -> None:
         """Go away, served or not, and have whoever is first then look."""
-        was_first = bool(self.places) and self.places[0] is place
-        if was_first or place in self.places:
-            self.places.remove(place)
+        was_first = self.first is place
+        self.places.pop(place, None)
         if was_first:
             self.call_first()
 
     def call_first(self) -> None:
         """Call the first who can still hear it; who cannot is struck, or nobody behind it would be served."""
-        while self.places and not self.places[0].call():
-            self.places.popleft()
+        while (first := self.first) is not None and not first.call():
+            del self.places[first]
 
 
 class Partition:
@@ -118,6 +131,13 @@ class Book:
             partition.line.join(place)
             return True
 
+    def is_before(self, line: Line, place: Place) -> bool:
+        """Whether somebody else is first in a line."""
+        with self.lock:
+            line.strike()
+            first = line.first
+            return first is not None and first is not place
+
     def leave(self, partition: Partition, place: Place, whole: Place) -> None:
         """Leave both lines."""
         with self.lock:
@@ -128,8 +148,7 @@ class Book:
     def join_whole(self, place: Place) -> None:
         """Stand in the line for the global limit, if not there already."""
         with self.lock:
-            if place not in self.whole.places:
-                self.whole.join(place)
+            self.whole.join(place)
 
     def leave_whole(self, place: Place) -> None:
         """Leave the line for the global limit."""

@@ -81,6 +81,8 @@ class HierarchicalThrottle:
         fallback: str = "share",
     ) -> None:
         check_number("per", per, PER_MAX)
+        if degradation is not None and not isinstance(degradation, PartitionDegradation):
+            raise TypeError(f"degradation must be a PartitionDegradation or None, got {degradation!r:.50}")
         whole = _bucket("global_limit", global_limit, per, fallback)
         partition = _bucket("partition_limit", partition_limit, per, fallback)
         made = f"throttle-{global_limit:g}-{partition_limit:g}-{per:g}".replace("+", "")
@@ -222,7 +224,8 @@ class HierarchicalThrottle:
 
     def refusal(self, partition: str, timeout: float | None) -> LimitReachedError:
         """Return the error for a call that was not made."""
-        text = f"{self.name}: no room for partition {printable(partition)} within {timeout:g} s"
+        why = ": too many wait already" if timeout is None else f" within {timeout:g} s"
+        text = f"{self.name}: no room for partition {printable(partition)}{why}"
         return LimitReachedError(text, self.name, self.per * self.cost_max / self.partition_limit)
 
     def _in_line(self, known: Partition, take: TakeBoth, timeout: float | None) -> Flow[bool]:
@@ -234,7 +237,7 @@ class HierarchicalThrottle:
             return self._refused_one()
         self._waited += 1
         try:
-            while known.line.places[0] is not place:
+            while book.is_before(known.line, place):
                 if not (yield from self._rest(place, None, until_us)):
                     return self._refused_one()
             granted = yield from self._at_the_head(known, (place, whole), take, until_us)
@@ -246,20 +249,20 @@ class HierarchicalThrottle:
         self, known: Partition, places: tuple[Place, Place], take: TakeBoth, until_us: int
     ) -> Flow[bool]:
         """Ask until both grant; where others wait for the global limit alone, after them."""
-        others, (place, whole) = self._whole.places, places
+        book, (place, whole) = self._book, places
         while True:
-            if others and others[0] is not whole:
-                self._book.join_whole(whole)
+            if book.is_before(book.whole, whole):
+                book.join_whole(whole)
                 rested = yield from self._rest(whole, None, until_us)
             else:
                 waits = yield from self._asking(known, take)
                 if waits == GRANTED:
                     return True
                 if waits.partition_us:
-                    self._book.leave_whole(whole)
+                    book.leave_whole(whole)
                     rested = yield from self._rest(place, waits.partition_us, until_us)
                 else:
-                    self._book.join_whole(whole)
+                    book.join_whole(whole)
                     rested = yield from self._rest(whole, waits.whole_us, until_us)
             if not rested:
                 return False

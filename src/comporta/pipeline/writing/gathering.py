@@ -138,7 +138,7 @@ class Gathering:
             self._state, self._running = OPENING, 1
             self._gone = gone or self._gone
         try:
-            spawn(self._life(self._lanes[0], spawn))
+            self._begin(spawn)
             yield from self._watching(lambda: self._state is not OPENING, None)
         except BaseException:
             with self._lock:
@@ -159,7 +159,7 @@ class Gathering:
                     lane.stopped = False  # it is tried once more; what fails again is raised then
         self._call_lanes()
         self._lines.call_first(_LINE)
-        yield from self._watching(lambda: self._state is CLOSED, timeout)
+        yield from self._watching(lambda: self._state in (CLOSED, NEW), timeout)  # new: never opened
 
     def unwritten(self) -> list[Row]:
         """Return the rows that are neither written nor in dead letters."""
@@ -193,6 +193,15 @@ class Gathering:
 
     # -- the lanes
 
+    def _begin(self, spawn: Spawn) -> None:
+        """Start the first lane; where that cannot be, there is nobody who would ever close."""
+        try:
+            spawn(self._life(self._lanes[0], spawn))
+        except Exception:
+            with self._lock:
+                self._state, self._running = NEW, 0
+            raise
+
     def _life(self, lane: Lane, spawn: Spawn) -> Flow[None]:
         """The first lane: open the sink, and start the others."""
         try:
@@ -207,14 +216,25 @@ class Gathering:
             if isinstance(error, GeneratorExit):
                 raise
             return
+        self._start_others(spawn)
         with self._lock:
             self._state = OPEN if self._state is OPENING else self._state
         self._call_watchers()
-        for other in self._lanes[1:]:
-            with self._lock:
-                self._running += 1
-            spawn(self._lane(other))
         yield from self._lane(lane)
+
+    def _start_others(self, spawn: Spawn) -> None:
+        """Start the other lanes; if one cannot be, those there are end again, and the sink is closed."""
+        try:
+            for other in self._lanes[1:]:
+                with self._lock:
+                    self._running += 1
+                spawn(self._lane(other))
+        except Exception as error:
+            with self._lock:
+                self._running -= 1
+                self._state = CLOSING
+                self._errors.append((None, error))
+            self._call_lanes()
 
     def _lane(self, lane: Lane) -> Flow[None]:
         book = Book(self, lane)
@@ -258,15 +278,23 @@ class Gathering:
             if self._running:
                 return
         try:
-            yield Call(self._delivery.sink.close, awaited=self.awaited)
+            yield from self._finishing(Call(self._delivery.sink.close, awaited=self.awaited))
             if self._delivery.letters is not None:
-                yield Call(self._delivery.letters.close)
-        except Exception as error:
-            self._errors.append((None, error))
+                yield from self._finishing(Call(self._delivery.letters.close))
         finally:
             self._state = CLOSED
             self._call_watchers()
             self._lines.call_first(_LINE)
+
+    def _finishing(self, close: Call) -> Flow[None]:
+        """Close something; whatever it raises is for who closes the writer."""
+        try:
+            yield close
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            with self._lock:
+                self._errors.append((None, error))
 
     def _stop(self, lane: Lane, error: Exception) -> None:
         """Wait until somebody has heard of it; the rows stay where they are."""
@@ -313,7 +341,7 @@ class Gathering:
         try:
             if listener is not None:
                 listener(rows)
-        except Exception as error:
+        except BaseException as error:  # the sink has the rows, even if the hook would end the program
             with self._lock:
                 if all(lane is not None for lane, _ in self._errors):  # one of these is enough
                     self._errors.append((None, error))

@@ -213,7 +213,10 @@ def _is_awaited(sink: Any) -> bool:
     for verb in ("open", "write", "close"):
         if not callable(getattr(sink, verb, None)):
             raise TypeError(f"sink must have open, write and close, got {sink!r:.50}")
-    return is_awaited(sink.write)
+    awaited = is_awaited(sink.write)
+    if not awaited == is_awaited(sink.open) == is_awaited(sink.close):
+        raise TypeError(f"sink must have open, write and close all blocking or all awaited, got {sink!r:.50}")
+    return awaited
 
 
 def _letters(given: DeadLetters | str | os.PathLike[str] | None) -> DeadLetters | None:
