@@ -375,3 +375,18 @@ def test_address__columns__can_be_nothing_but_values() -> None:
 def test_address__that_is_none__is_a_value_error(wrong: str) -> None:
     with pytest.raises(ValueError, match="url must"):
         Address(wrong)
+
+
+def test_run__input_is_a_named_pipe__loses_no_line_and_wants_no_checkpoint(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    pipe, output = tmp_path / "pipe", tmp_path / "out.jsonl"
+    os.mkfifo(pipe)
+    filling = subprocess.Popen(["sh", "-c", f"printf 'a\\nb\\nc\\n' > {pipe}"])  # noqa: S607 - any shell
+    try:
+        told = summary(ran("run", str(pipe), *options(server, output, "--json")))
+    finally:
+        filling.kill()
+        filling.wait()
+    assert (told["written"], told["checkpoint"]) == (3, None)
+    assert "cannot be read again" in ran("run", str(pipe), *options(server, output, "--resume")).output

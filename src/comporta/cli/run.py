@@ -191,9 +191,9 @@ def _files(given: str, options: dict[str, Any]) -> Files:
     source = _typed("INPUT", lambda: FileSource(given, options["form"]))
     output = Path(options["output"])
     letters = Path(options["letters"] or f"{output}.dead.jsonl")
-    if given == "-":
+    if not source.rereadable:
         if options["resume"]:
-            raise click.BadParameter("the standard input cannot be read again", param_hint="--resume")
+            raise click.BadParameter(f"{given} cannot be read again: it is a pipe", param_hint="--resume")
         files = Files(source, output, letters, None)
     else:
         files = Files(source, output, letters, Path(f"{output}.{source.path.name}.checkpoint"))

@@ -104,7 +104,7 @@ class FromThread(FromChannel):
     """What may block, read on a thread. What it raises comes out here, after what it read before."""
 
     def __init__(self, source: Source, total: int | None, ahead: int) -> None:
-        super().__init__(Channel(ahead), total, rereadable=isinstance(source, FileSource))
+        super().__init__(Channel(ahead), total, rereadable=isinstance(source, FileSource) and source.rereadable)
         self._source = source
         self._error: BaseException | None = None
         Thread(target=self._run, name="comporta-source", daemon=True).start()
