@@ -382,7 +382,7 @@ def test_run__input_is_a_named_pipe__loses_no_line_and_wants_no_checkpoint(
 ) -> None:
     pipe, output = tmp_path / "pipe", tmp_path / "out.jsonl"
     os.mkfifo(pipe)
-    filling = subprocess.Popen(["sh", "-c", f"printf 'a\\nb\\nc\\n' > {pipe}"])  # noqa: S607 - any shell
+    filling = subprocess.Popen(["sh", "-c", f"printf 'a\\nb\\nc\\n' > {pipe}"])
     try:
         told = summary(ran("run", str(pipe), *options(server, output, "--json")))
     finally:

@@ -211,6 +211,8 @@ class Run:
         if self._reading is not None:
             self._reading.stop()
         await self._kept(_gone(self._crew))
+        if self._reading is not None:
+            self._reading.close()
         if self._work is not None:
             self._work.close()
         if self._outlet is not None:
