@@ -750,3 +750,25 @@ def test_run__in_a_program_that_hears_signals__gives_them_back() -> None:
         assert signal.getsignal(signal.SIGTERM) is heard
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_progress__that_fails__does_not_end_the_run() -> None:
+    def show(_: Report) -> None:
+        raise OSError("the terminal is gone")
+
+    assert Pipeline(range(3), lambda _: None, progress=show).sync.run().done == 3
+
+
+def test_window__smaller_than_a_batch__does_not_keep_the_batch_from_being_full() -> None:
+    class Sink:
+        def open(self) -> None: ...
+
+        def write(self, rows: Sequence[Row]) -> None: ...
+
+        def close(self) -> None: ...
+
+    async def step(item: int) -> Row:
+        return {"id": item}
+
+    pipeline = Pipeline(range(3000), step, Sink(), max_rows=2000, max_delay=60.0, window=1000)
+    assert asyncio.run(asyncio.wait_for(pipeline.run(), 30)).written == 3000
