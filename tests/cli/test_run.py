@@ -375,3 +375,54 @@ def test_address__columns__can_be_nothing_but_values() -> None:
 def test_address__that_is_none__is_a_value_error(wrong: str) -> None:
     with pytest.raises(ValueError, match="url must"):
         Address(wrong)
+
+
+def test_run__input_is_a_named_pipe__loses_no_line_and_wants_no_checkpoint(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    pipe, output = tmp_path / "pipe", tmp_path / "out.jsonl"
+    os.mkfifo(pipe)
+    filling = subprocess.Popen(["sh", "-c", f"printf 'a\\nb\\nc\\n' > {pipe}"])
+    try:
+        told = summary(ran("run", str(pipe), *options(server, output, "--json")))
+    finally:
+        filling.kill()
+        filling.wait()
+    assert (told["written"], told["checkpoint"]) == (3, None)
+    assert "cannot be read again" in ran("run", str(pipe), *options(server, output, "--resume")).output
+
+
+def test_run__results_and_dead_letters_in_one_file__is_refused(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    result = ran("run", str(lines(tmp_path)), *options(server, output, "--dead-letters", str(output)))
+    assert result.exit_code == 2
+    assert "--dead-letters: must be another file" in result.output
+
+
+@pytest.mark.parametrize(
+    ("option", "given"), [("--header", "X Y: 1"), ("--header", "X: \xe9"), ("--header-env", "=TOKEN_OF_TEST")]
+)
+def test_run__header_that_cannot_be_sent__is_refused_before_anything_is_called(
+    server: SimulatedUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, given: str
+) -> None:
+    monkeypatch.setenv("TOKEN_OF_TEST", "value")
+    result = ran("run", str(lines(tmp_path)), *options(server, tmp_path / "out.jsonl", option, given))
+    assert (result.exit_code, server.accepted) == (2, 0)
+    assert f"Invalid value for {option}" in result.output
+
+
+def test_run__secret_that_cannot_be_sent__is_shown_nowhere(
+    server: SimulatedUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN_OF_TEST", "hidden\nvalue")
+    more = ("--header-env", "Authorization=TOKEN_OF_TEST")
+    result = ran("run", str(lines(tmp_path)), *options(server, tmp_path / "out.jsonl", *more))
+    assert result.exit_code == 2
+    assert "hidden" not in result.output
+
+
+def test_address__port_that_is_none__is_refused() -> None:
+    with pytest.raises(ValueError, match="a port of 0 to 65535"):
+        Address("http://127.0.0.1:99999/{line}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -688,3 +689,86 @@ def test_pipeline__bad_input__names_the_field_the_range_and_the_value(
 
 def test_pipeline__shown__has_its_name() -> None:
     assert repr(Pipeline([], named, name="rows")) == "<Pipeline 'rows', 10 workers>"
+
+
+def test_drain__of_a_channel_that_others_go_on_filling__ends() -> None:
+    async def main() -> None:
+        channel: Channel[int] = Channel(10)
+        done: list[int] = []
+
+        async def fill() -> None:
+            for number in range(1_000_000):
+                await channel.send(number)
+                await asyncio.sleep(0.001)
+
+        async def step(item: int) -> None:
+            done.append(item)
+
+        filling = asyncio.create_task(fill())
+        pipeline = Pipeline(channel, step, workers=2)
+        running = asyncio.create_task(pipeline.run())
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        pipeline.drain()
+        report = await asyncio.wait_for(running, 30)
+        filling.cancel()
+        assert (report.ended, report.done) == ("drained", len(done))
+
+    asyncio.run(main())
+
+
+def test_drain__of_a_long_file__leaves_no_thread_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        given = tmp_path / "in.txt"
+        given.write_text("x\n" * 20_000)
+        began = asyncio.Event()
+
+        async def step(_: str) -> None:
+            began.set()
+            await asyncio.sleep(0.001)
+
+        pipeline = Pipeline(given, step, workers=2)
+        running = asyncio.create_task(pipeline.run())
+        await began.wait()
+        pipeline.drain()
+        await running
+
+    before = set(threading.enumerate())
+    asyncio.run(main())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive(), thread.name
+
+
+def test_run__in_a_program_that_hears_signals__gives_them_back() -> None:
+    def heard(*_: object) -> None:
+        """Whatever the program does then."""
+
+    before = signal.signal(signal.SIGTERM, heard)
+    try:
+        Pipeline([1], lambda _: None).sync.run()
+        assert signal.getsignal(signal.SIGTERM) is heard
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_progress__that_fails__does_not_end_the_run() -> None:
+    def show(_: Report) -> None:
+        raise OSError("the terminal is gone")
+
+    assert Pipeline(range(3), lambda _: None, progress=show).sync.run().done == 3
+
+
+def test_window__smaller_than_a_batch__does_not_keep_the_batch_from_being_full() -> None:
+    class Sink:
+        def open(self) -> None: ...
+
+        def write(self, rows: Sequence[Row]) -> None: ...
+
+        def close(self) -> None: ...
+
+    async def step(item: int) -> Row:
+        return {"id": item}
+
+    pipeline = Pipeline(range(3000), step, Sink(), max_rows=2000, max_delay=60.0, window=1000)
+    assert asyncio.run(asyncio.wait_for(pipeline.run(), 30)).written == 3000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -39,6 +40,8 @@ LINE = "line"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
 DEAD_LETTERS_LEFT = 3
 INTERRUPTED = 130
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 _EPILOG = (
     "Exit status: 0 all is done; 3 all is done, but some of it are dead letters; 130 interrupted (--resume "
@@ -169,7 +172,7 @@ async def _client(
 
 def _upstream(address: Address, options: dict[str, Any]) -> Upstream:
     """Return the upstream: from a file, where there is one, else as the options say."""
-    name = options["name"] or address.host
+    name = options["name"] or address.host.replace(":", "_")  # of IPv6, which is no name
     if options["config"] is not None:
         return _typed("--config", lambda: Upstreams.from_file(options["config"])[name])
     limit = _typed("--limit", lambda: LimitConfig.parse(options["limit"]))
@@ -191,14 +194,18 @@ def _files(given: str, options: dict[str, Any]) -> Files:
     source = _typed("INPUT", lambda: FileSource(given, options["form"]))
     output = Path(options["output"])
     letters = Path(options["letters"] or f"{output}.dead.jsonl")
-    if given == "-":
+    if not source.rereadable:
         if options["resume"]:
-            raise click.BadParameter("the standard input cannot be read again", param_hint="--resume")
+            raise click.BadParameter(f"{given} cannot be read again: it is a pipe", param_hint="--resume")
         files = Files(source, output, letters, None)
     else:
         files = Files(source, output, letters, Path(f"{output}.{source.path.name}.checkpoint"))
-        if source.path.absolute() in (output.absolute(), letters.absolute()):
+        if source.path.resolve() in (output.resolve(), letters.resolve()):
             raise click.BadParameter(f"{given} is read: results and dead letters need other files")
+    if output.resolve() == letters.resolve():  # each would wait for the other's lock
+        raise click.BadParameter(
+            f"must be another file than the results', got {str(letters)!r:.200}", param_hint="--dead-letters"
+        )
     if output.exists() and not options["append"] and not (options["resume"] and _is_begun(files)):
         raise click.BadParameter(
             f"{output} is there already: --resume goes on with a run, --append adds to it",
@@ -239,7 +246,7 @@ def _headers(plain: tuple[str, ...], secrets: tuple[str, ...]) -> dict[str, str]
         name, colon, value = text.partition(":")
         if not colon or not name.strip():
             raise click.BadParameter(f"must look like 'Name: value', got {text!r:.50}", param_hint="--header")
-        found[name.strip()] = value.strip()
+        found[name.strip()] = _header("--header", name.strip(), value.strip())
     for text in secrets:
         name, _, variable = text.partition("=")
         if variable not in os.environ:
@@ -247,8 +254,21 @@ def _headers(plain: tuple[str, ...], secrets: tuple[str, ...]) -> dict[str, str]
                 f"must name a variable that is set, as in Authorization=TOKEN, got {text!r:.100}",
                 param_hint="--header-env",
             )
-        found[name] = os.environ[variable]
+        found[name] = _header("--header-env", name, os.environ[variable].strip())
     return found
+
+
+def _header(option: str, name: str, value: str) -> str:
+    """Return the value of a header that can be sent; a value may be a secret, and is not shown."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise click.BadParameter(
+            f"must have a name of letters, digits and -, got {name!r:.50}", param_hint=option
+        )
+    if not (value.isascii() and value.isprintable()):
+        raise click.BadParameter(
+            f"{name} must have a value of printable ASCII characters; it has others", param_hint=option
+        )
+    return value
 
 
 def _key(column: str | None) -> Callable[[Any], Any] | None:

@@ -64,10 +64,12 @@ def _checked_host(text: str, plain: str) -> str:
     try:
         split = urlsplit(plain)
         host = split.hostname
+        split.port  # noqa: B018 - looking at it checks it
     except ValueError:
         host = None
     if not host or split.scheme not in ("http", "https"):
-        raise ValueError(f"url must begin with http:// or https:// and a host, got {text!r:.200}")
+        begins = "http:// or https://, a host and, if any, a port of 0 to 65535"
+        raise ValueError(f"url must begin with {begins}, got {text!r:.200}")
     if not text.startswith(f"{split.scheme}://{split.netloc}"):
         raise ValueError(f"url must have its columns after the host, got {text!r:.200}")
     return host

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -17,9 +18,11 @@ class Interrupts:
         self._upcoming = [drain, stop]
         self._wanted = wanted
         self._loop = asyncio.get_running_loop()
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         if self._wanted:
+            self._before = {number: signal.getsignal(number) for number in _SIGNALS}
             with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
                 for number in _SIGNALS:
                     self._loop.add_signal_handler(number, self._heard)
@@ -27,11 +30,19 @@ class Interrupts:
     def __exit__(self, *ended: object) -> None:
         if self._wanted:
             self._deaf()
+            self._give_back()
 
     def _heard(self) -> None:
         self._upcoming.pop(0)()
         if not self._upcoming:
             self._deaf()
+
+    def _give_back(self) -> None:
+        """Let those hear who did before: a program may have a handler of its own."""
+        with suppress(ValueError):  # not the main thread
+            for number, handler in self._before.items():
+                if handler is not None:  # one that is not Python's cannot be set from here
+                    signal.signal(number, handler)
 
     def _deaf(self) -> None:
         for number in _SIGNALS:

@@ -53,11 +53,11 @@ def progress_of(given: Progress | bool | None) -> AbstractContextManager[Progres
     if given is True and sys.stderr.isatty():
         return Terminal()
     if not callable(given):
-        return nullcontext(_unseen)
+        return nullcontext(unseen)
     return given if isinstance(given, Terminal) else nullcontext(given)
 
 
-def _unseen(report: Report) -> None:
+def unseen(report: Report) -> None:
     """Show nothing."""
 
 

@@ -37,6 +37,9 @@ class Reading(AsyncIterator[list[Entry]]):
     def stop(self) -> None:
         """Read no further."""
 
+    def close(self) -> None:
+        """Give nothing any more."""
+
 
 class FromMemory(Reading):
     """Items that are all there: nothing to wait for."""
@@ -64,6 +67,7 @@ class FromChannel(Reading):
         self._channel = channel
         self._positions = count()
         self._stopped = asyncio.Event()
+        self._last: int | None = None
 
     async def __anext__(self) -> list[Entry]:
         found: list[Any] = []
@@ -74,8 +78,18 @@ class FromChannel(Reading):
         raise StopAsyncIteration
 
     def stop(self) -> None:
-        """Take what is there, and wait for no more."""
+        """Take what is there, and wait for no more: those who go on sending would keep a run from ending."""
+        if self._last is None:
+            standing = self._channel.statistics()
+            self._last = standing.size + standing.waiting_senders
         self._stopped.set()
+
+    async def _received_last(self) -> list[Any]:
+        """Receive of what was there when it was stopped."""
+        most = min(HANDFUL_MAX, self._last or 0)
+        found = await self._channel.receive_many(most, _LAST_SECONDS) if most else []
+        self._last = (self._last or 0) - len(found)
+        return found
 
     def _entry(self, item: Any) -> Entry:
         position = next(self._positions)
@@ -84,7 +98,7 @@ class FromChannel(Reading):
     async def _received(self) -> list[Any]:
         """Receive some; none, once it is stopped and there is nothing."""
         if self._stopped.is_set():
-            return await self._channel.receive_many(HANDFUL_MAX, _LAST_SECONDS)
+            return await self._received_last()
         receiving = asyncio.ensure_future(self._channel.receive_many(HANDFUL_MAX))
         stopping = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -93,7 +107,7 @@ class FromChannel(Reading):
                 receiving.cancel()
                 await asyncio.wait((receiving,))
             if receiving.cancelled():
-                return await self._channel.receive_many(HANDFUL_MAX, _LAST_SECONDS)
+                return await self._received_last()
             return receiving.result()
         finally:
             stopping.cancel()
@@ -104,7 +118,9 @@ class FromThread(FromChannel):
     """What may block, read on a thread. What it raises comes out here, after what it read before."""
 
     def __init__(self, source: Source, total: int | None, ahead: int) -> None:
-        super().__init__(Channel(ahead), total, rereadable=isinstance(source, FileSource))
+        super().__init__(
+            Channel(ahead), total, rereadable=isinstance(source, FileSource) and source.rereadable
+        )
         self._source = source
         self._error: BaseException | None = None
         Thread(target=self._run, name="comporta-source", daemon=True).start()
@@ -121,12 +137,22 @@ class FromThread(FromChannel):
         entry: Entry = item
         return entry
 
+    def close(self) -> None:
+        """Let the thread go: it may stand there with an entry that nobody will take."""
+        self._channel.close()
+
+    async def _received_last(self) -> list[Any]:
+        """Receive until the thread ends, which it does after the entry that it has in hand."""
+        return await self._channel.receive_many(HANDFUL_MAX, _LAST_SECONDS)
+
     def _run(self) -> None:
         try:
             for entry in self._source.entries():
                 self._channel.sync.send(entry)
                 if self._stopped.is_set():
                     break
+        except ChannelClosedError:
+            pass  # nobody takes any more
         except BaseException as error:
             self._error = error
         self._channel.close()

@@ -20,7 +20,7 @@ from comporta.pipeline.runs.books import Books
 from comporta.pipeline.runs.checkpoint import Checkpoint
 from comporta.pipeline.runs.interrupts import Interrupts
 from comporta.pipeline.runs.outlet import Outlet
-from comporta.pipeline.runs.progress import progress_of
+from comporta.pipeline.runs.progress import Progress, progress_of, unseen
 from comporta.pipeline.runs.reading import HANDFUL_MAX, Reading, identity_of, reading_of
 from comporta.pipeline.runs.report import COMPLETE, DRAINED, STOPPED, Report
 from comporta.pipeline.runs.sources import Entry
@@ -51,6 +51,7 @@ class Run:
         self._work: Work | None = None
         self._reading: Reading | None = None
         self._channel: Channel[tuple[Entry, Hashable]] = Channel(pipeline.capacity)
+        self._window = pipeline.window
         self._turns: Turns[Entry] = Turns()
         self._fewer_wait = asyncio.Event()
         self._feeder: _Task | None = None
@@ -111,6 +112,7 @@ class Run:
             outlet = Outlet(pipeline, pipeline.sink, self._books)
             await outlet.open()
             self._outlet = outlet
+            self._window = max(self._window, 2 * pipeline.max_rows)  # or a batch would never be full
         self._work = Work(pipeline, self.report, self._books, self._outlet)
         self._reading = await reading_of(pipeline.source, pipeline.capacity)
         self.report.total = self._reading.total
@@ -156,7 +158,7 @@ class Run:
         if not fresh:
             await asyncio.sleep(0)  # or a long file that is done would hold the loop
             return
-        await self._books.room_for(entries[-1].position, self._pipeline.window)
+        await self._books.room_for(entries[-1].position, self._window)
         if self._pipeline.key is None:
             await self._channel.send_many([(entry, None) for entry in fresh])
         else:
@@ -191,15 +193,25 @@ class Run:
     async def _show(self) -> None:
         """Tell how far it is, until cancelled."""
         say_at = self._began + SAY_SECONDS
-        with progress_of(self._pipeline.progress) as show:
+        with progress_of(self._pipeline.progress) as shown:
+            show = shown
             while True:
                 now = time.monotonic()
                 self.report.seconds = now - self._began
-                show(self.report)
+                show = self._shown_by(show)
                 if now >= say_at:
                     say_at = now + SAY_SECONDS
                     self._say("pipeline_progress", str(self.report))
                 await asyncio.sleep(SHOW_SECONDS)
+
+    def _shown_by(self, show: Progress) -> Progress:
+        """Show how far it is; a terminal that is gone must not end the run of a whole night."""
+        try:
+            show(self.report)
+        except Exception as error:
+            self._say("pipeline_progress", f"progress is shown no longer: {type(error).__name__}: {error}")
+            return unseen
+        return show
 
     def _say(self, kind: str, text: str) -> None:
         events.publish(kind, self._pipeline.name, text, "info")
@@ -211,6 +223,8 @@ class Run:
         if self._reading is not None:
             self._reading.stop()
         await self._kept(_gone(self._crew))
+        if self._reading is not None:
+            self._reading.close()
         if self._work is not None:
             self._work.close()
         if self._outlet is not None:

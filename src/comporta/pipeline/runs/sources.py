@@ -78,7 +78,8 @@ class FileSource:
     """A file: ``form`` is ``"lines"``, ``"csv"``, ``"jsonl"`` or ``"letters"``, left out: by its name.
 
     An item is the text of a line; a row as a dictionary by the names in the first one; an object of JSON;
-    or what a dead letter is about. Empty lines are none. ``"-"`` is the standard input, read once.
+    or what a dead letter is about. Empty lines are none. ``"-"`` is the standard input; it and any other pipe
+    are read once.
     """
 
     def __init__(self, path: str | os.PathLike[str], form: str | None = None) -> None:
@@ -89,9 +90,14 @@ class FileSource:
         self._standard = os.fspath(path) == "-"
 
     @property
+    def rereadable(self) -> bool:
+        """Whether it can be read from the beginning again: what is in a pipe is gone once it is read."""
+        return not (self._standard or self.path.is_fifo() or self.path.is_char_device())
+
+    @property
     def total(self) -> int | None:
         """The lines in it: a little more than items, if some are empty or rows span several."""
-        if self._standard:
+        if not self.rereadable:
             return None
         with self._opened() as file:
             lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
@@ -99,7 +105,7 @@ class FileSource:
 
     def identity(self) -> Mapping[str, Any] | None:
         """Where it is, how long, and what it begins with."""
-        if self._standard:
+        if not self.rereadable:
             return None
         with self._opened() as file:
             begins = hashlib.sha256(file.read(_IDENTITY_BYTES)).hexdigest()
