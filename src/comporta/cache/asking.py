@@ -295,7 +295,7 @@ class Asking:
         until_ns = self._serving.undisturbed_until_ns(found)
         if not until_ns:
             return False
-        if self.level.put(key, found, until_ns, size + found.params_bytes, stamp, used=True):
+        if self.level.put(key, found, until_ns, size + found.params_bytes, stamp, served=True):
             self._changes.listen()
             self._chores.start()
         else:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from comporta.cache.answers import Answer
-from comporta.cache.body import decoded
+from comporta.cache.body import decoded, decoder
 from comporta.cache.cached import Cached
 from comporta.cache.changes import Changes
 from comporta.cache.config import CacheConfig
@@ -37,6 +37,7 @@ class Serving:
         self.level = level
         self._changes = changes
         self._clock = clock
+        self._decoded = decoder()
         self.ahead_age = config.fresh * (1 - AHEAD_SHARE)
         self._ahead_ns = round(self.ahead_age * 1e9)
         self._fresh_ns = round(config.fresh * 1e9)
@@ -53,8 +54,8 @@ class Serving:
         now_ns, now, until, coverage = self._clock.now_ns(), entry.now, entry.degraded_until, entry.coverage
         age_ns = max(0, int((now - entry.fetched_at) * 1e9))
         return Cached(
-            decoded(entry.results),
-            freshness(age_ns, self._fresh_ns, self._stale_ns),
+            self._decoded(entry.results),
+            FRESH if age_ns < self._fresh_ns else freshness(age_ns, self._fresh_ns, self._stale_ns),
             None if coverage is None else _coverage(coverage),
             DATABASE,
             entry,
