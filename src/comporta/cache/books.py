@@ -83,14 +83,16 @@ class Books:
         self._name = name
         self._said_ns: dict[str, int] = {}
         self._unreadable = ""
-        self._failed_ns = dict.fromkeys(_KINDS, -AWAY_NS)
+        self._failed_ns: dict[str, int] = {}
 
     def glance(self, user_id: str | None, params_hash: str) -> Entry | Lost | Later | None:
         """Read a row (of anybody, without a user) without a flow, which takes as long as all else in a hit.
 
         ``LOST`` if the table cannot be asked, ``LATER`` if that takes ``waiting``.
         """
-        return self._seen("read", _row(user_id, params_hash))
+        if user_id is None:
+            return self._seen("read", requests.read_shared(params_hash))
+        return self._seen("read", requests.read(user_id, params_hash))
 
     def waiting(self, user_id: str | None, params_hash: str) -> Flow[Entry | Lost | None]:
         """Read what could not be had at a glance."""
@@ -195,7 +197,7 @@ class Books:
 
     def _seen(self, what: str, request: Request[T]) -> T | Lost | Later:
         """Ask something small, if the answer is to be had without waiting."""
-        if MONOTONIC.now_ns() - self._failed_ns[READ] < AWAY_NS:
+        if self._failed_ns and self._is_away(READ):
             return LOST
         try:
             found = self.table.glance(request)
@@ -204,13 +206,16 @@ class Books:
         return LATER if found is None else request.parse(found)
 
     def _waited(self, way: str, what: str, request: Request[T]) -> Flow[T | Lost]:
-        if MONOTONIC.now_ns() - self._failed_ns[way] < AWAY_NS:
+        if self._is_away(way):
             return LOST
         try:
             answer: T = yield Ask(self.table, request)
         except DatabaseError as error:
             return self._lost(way, what, error)
         return answer
+
+    def _is_away(self, way: str) -> bool:
+        return MONOTONIC.now_ns() - self._failed_ns.get(way, -AWAY_NS) < AWAY_NS
 
     def _lost(self, way: str, what: str, error: DatabaseError) -> Lost:
         """Say what went wrong, and leave the database alone for a while."""
