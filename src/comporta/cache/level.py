@@ -119,10 +119,8 @@ class Level:
             self._bytes += size
             digest = key[-HASH_CHARS:][:DIGEST_CHARS]
             others = self._by_digest.setdefault(digest, key)
-            if isinstance(others, set):
-                others.add(key)
-            elif others is not key:
-                self._by_digest[digest] = {others, key}
+            if others is not key:
+                self._beside(others, digest, key)
             if until_ns > self.until_ns:
                 self.until_ns = until_ns
             while self._bytes > self._bytes_max or len(slots) > self._entries_max:
@@ -197,6 +195,12 @@ class Level:
             keys.discard(key)
         if not keys or keys == key:
             del self._by_digest[digest]
+
+    def _beside(self, others: str | set[str], digest: str, key: str) -> None:
+        if isinstance(others, str):
+            self._by_digest[digest] = {others, key}
+        else:
+            others.add(key)
 
     def _make_room(self) -> None:
         """Take out the first that was not used since it was last looked at; each is passed over once."""

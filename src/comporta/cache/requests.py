@@ -241,11 +241,11 @@ def _entry(found: list[Rows]) -> Entry | None:
     if not found[0]:
         return None
     row = found[0][0]
-    texts: Sequence[bytes] = row[12:15]
-    if type(row[12]) is str:  # as a server tells it; a file gives bytes
-        texts = [text and text.encode() for text in row[12:15]]
-    # with every hit from a file, where even namedtuple's own way of making one can be felt
-    return tuple.__new__(Entry, (*row[:10], _sources(row[10]), bool(row[11]), *texts, *row[15:]))
+    rest = row[12:]
+    if type(rest[0]) is str:  # as a server tells it; a file gives bytes
+        rest = (*(text and text.encode() for text in rest[:3]), *rest[3:])
+    told = row[:10] + (_sources(row[10]), bool(row[11])) + rest  # noqa: RUF005 - in every hit: see below
+    return tuple.__new__(Entry, told)  # as namedtuple's own _make does, in half the time
 
 
 @lru_cache(1024)
