@@ -286,13 +286,13 @@ def test_chores__cache_is_gone__the_thread_ends(database: Database) -> None:
     cache = HealthCache(database, migrate=False, state="memory://")
     work = cache._asking._chores
     work.start()
-    thread, wake = work._thread, work._wake
-    assert thread is not None
+    run = work._run
+    assert run is not None
     del cache, work
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while thread.is_alive():
+    while run.lives():
         assert time.monotonic() < deadline
-        wake.set()
+        run.wake.set()
         time.sleep(0.01)
 
 
@@ -417,5 +417,12 @@ def test_chores__two_start_at_once__one_thread_runs(face: Face) -> None:
         time.sleep(0.05)  # both have found that there is none
     for thread in threads:
         thread.join()
-    assert work._thread is not None
-    assert work._thread.is_alive()
+    assert work._run is not None
+    assert work._run.lives()
+
+
+def test_chores__closed_before_they_began__begin_no_more(face: Face) -> None:
+    work = face.cache._asking._chores
+    work.close(0)
+    work.hold("key", 1, lambda: True)
+    assert work._run is None

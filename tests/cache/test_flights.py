@@ -144,13 +144,13 @@ def test_fetch__too_much_under_way__is_refused(
 def test_fetch__no_thread_to_be_had__is_raised_and_the_next_one_works(
     cache: HealthCache, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(self: threading.Thread) -> None:
+    def none(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     cache.sync.save_to_cache("ana", {"q": 2}, [])
     with monkeypatch.context() as patched:
-        patched.setattr(flights, "in_thread", lambda function: none(threading.current_thread()))
-        with pytest.raises(RuntimeError, match="can't start"):
+        patched.setattr("comporta.threads.start_new_thread", none)
+        with pytest.raises(RuntimeError, match="no thread can be had to fetch"):
             cache.sync.fetch("ana", Q, source)
     assert cache.sync.fetch("ana", Q, source).value == ["a"]
 

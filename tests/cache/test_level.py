@@ -97,10 +97,10 @@ def test_put__very_many_dropped_since__is_not_kept_either(level: Level, clock: M
 
 
 def test_drop_digest__all_keys_of_the_same_parameters__are_gone(level: Level, clock: ManualClock) -> None:
-    for key in (f"ana:{KEYS[1]}", f"bob:{KEYS[1]}"):
+    for key in (f"ana:{KEYS[1]}", f"bob:{KEYS[1]}", f"eva:{KEYS[1]}"):
         put(level, clock, key)
     level.drop_digest("f" * 16)
-    assert len(level) == 2
+    assert len(level) == 3
     level.drop_digest(KEYS[1][:16])
     assert len(level) == 0
 
@@ -113,6 +113,17 @@ def test_touches__hits__are_counted_once(level: Level, clock: ManualClock) -> No
     assert level.touches() == {}
     level.hit(KEYS[0])
     level.after_fork()
+    assert level.touches() == {}
+
+
+def test_touches__served_as_they_are_put__are_counted_by_row_up_to_the_bound(
+    level: Level, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comporta.cache.level.TOUCHED_MAX", 1)
+    for name in (KEYS[0], KEYS[1], KEYS[0]):
+        level.put(name, answer(name, clock, name=name), clock.now_ns() + 10**9, 1, level.stamp, served=True)
+    level.hit(KEYS[0])
+    assert level.touches() == {("u", KEYS[0]): 3}
     assert level.touches() == {}
 
 

@@ -1,4 +1,8 @@
-"""What each verb of a cache does, once, as a flow for both faces."""
+"""What each verb of a cache does, once, as a flow for both faces.
+
+What the table tells at a glance, as a file does, needs no flow: one costs more than all else that is done for
+such an answer. ``at_once`` and ``got_at_once`` give it, and the flows go on where those could not.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from comporta import events
 from comporta.cache.answers import Loader, Merge, answer_of, takes
 from comporta.cache.body import decoded
-from comporta.cache.books import LOST, Books
+from comporta.cache.books import LATER, LOST, Books, Later, Lost
 from comporta.cache.cached import Cached, Loaded
 from comporta.cache.changes import Changes
 from comporta.cache.chores import Chores
@@ -30,7 +34,7 @@ from comporta.stores.base import Store
 from comporta.stores.urls import default_url, open_store
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import Health
+    from comporta.cache.rows import Entry, Health
     from comporta.cache.table import CacheTable
     from comporta.database.base import Database
 
@@ -105,7 +109,7 @@ class Asking:
         self._clock = clock
         self._breaker_open = breaker_open
 
-    def fetching(
+    def wanted(
         self,
         user_id: str,
         params_hash: str,
@@ -114,24 +118,25 @@ class Asking:
         *,
         force: bool,
         soft_timeout: float | None,
-        saved: bool | None,
         merge: Merge | None,
-    ) -> Flow[Cached]:
-        """Return what is there if it is good, and see that it is fetched if it is not."""
+    ) -> Job:
+        """Return what a caller asks for, if it is in order."""
         if not callable(loader):
             raise TypeError(f"loader must be a function, got {loader!r:.50}")
-        if soft_timeout is None:
-            soft_timeout = self.config.soft_timeout
-        else:
+        if soft_timeout is not None:
             check_seconds("soft_timeout", soft_timeout)
         if merge is not None and not callable(merge):
             raise TypeError(f"merge must be a function, got {merge!r:.50}")
         job = self._job(user_id, params_hash, text, loader)
         job.forced, job.merge = force, merge
-        found = yield from self._fetched(job, soft_timeout)
-        if saved is not None:
-            self.note_saved(user_id, found, saved=saved)
-        return found
+        job.soft_timeout = self.config.soft_timeout if soft_timeout is None else soft_timeout
+        return job
+
+    def at_once(self, job: Job) -> Cached | None:
+        """Return what a glance shows, unless it should be fetched anew; nothing if that takes a flow."""
+        if not self._sees(job) or job.found is None or job.forced:
+            return None
+        return job.found if self._counted(job.key, job.found, job.size, job.stamp) else None
 
     def note_saved(self, user_id: str, found: Cached, *, saved: bool) -> None:
         """Note whether the search of an answer is one that somebody keeps; only its owner can undo that."""
@@ -140,9 +145,11 @@ class Asking:
         if saved or user_id == found.user_id:
             self._chores.save(found.user_id, found.params_hash, saved=saved)
 
-    def _fetched(self, job: Job, soft_timeout: float | None) -> Flow[Cached]:
-        yield from self._look(job)
-        found = job.found
+    def fetching(self, job: Job) -> Flow[Cached]:
+        """Return what is there if it is good, and see that it is fetched if it is not."""
+        if not job.looked:
+            yield from self._look(job)
+        found, soft_timeout = job.found, job.soft_timeout
         if found is None or job.forced:
             self.rates.count(MISS)
             self._chores.start()
@@ -157,11 +164,21 @@ class Asking:
         self._chores.note(found.user_id, found.params_hash)
         return (yield from self._refreshed(job, soft_timeout))
 
-    def getting(self, user_id: str, params_hash: str) -> Flow[Cached | None]:
-        """Return what there is, however old."""
+    def got_at_once(self, user_id: str, params_hash: str) -> Cached | Later | None:
+        """Return what there is, however old; ``LATER`` if that takes ``getting``."""
         key = self._key(user_id, params_hash)
         stamp = self.level.stamp
-        entry = yield from self._books.reading(None if self._by_params else user_id, params_hash)
+        entry = self._books.glance(None if self._by_params else user_id, params_hash)
+        return LATER if entry is LATER else self._got(key, entry, stamp)
+
+    def getting(self, user_id: str, params_hash: str) -> Flow[Cached | None]:
+        """Return what a glance did not show."""
+        key = self._key(user_id, params_hash)
+        stamp = self.level.stamp
+        entry = yield from self._books.waiting(None if self._by_params else user_id, params_hash)
+        return self._got(key, entry, stamp)
+
+    def _got(self, key: str, entry: Entry | Lost | None, stamp: int) -> Cached | None:
         if entry is LOST:
             left = self.level.leftover(key)
             return None if left is None else self._serving.as_of_now(left)
@@ -227,7 +244,8 @@ class Asking:
                 partial(loader, decoded(row.search_params), **({"user_id": row.user_id} if told_who else {})),
             )
             job.forced = row.wanted
-            yield from self._look(job)
+            if not self._sees(job):
+                yield from self._look(job)
             flight = yield from self._begun(job)
             if flight is None and begun:
                 yield Landing(begun[-1])
@@ -277,7 +295,7 @@ class Asking:
         until_ns = self._serving.undisturbed_until_ns(found)
         if not until_ns:
             return False
-        if self.level.put(key, found, until_ns, size + found.params_bytes, stamp, used=True):
+        if self.level.put(key, found, until_ns, size + found.params_bytes, stamp, served=True):
             self._changes.listen()
             self._chores.start()
         else:
@@ -285,10 +303,24 @@ class Asking:
             self._chores.note(found.user_id, found.params_hash)
         return True
 
-    def _look(self, job: Job) -> Flow[None]:
-        """Find what there is and can still be served; without a database, what this process has left."""
+    def _sees(self, job: Job) -> bool:
+        """Find what there is, if a glance shows it."""
         job.stamp = self.level.stamp
-        entry = yield from self._books.reading(None if self._by_params else job.user_id, job.params_hash)
+        entry = self._books.glance(None if self._by_params else job.user_id, job.params_hash)
+        if entry is LATER:
+            return False
+        self._saw(job, entry)
+        return True
+
+    def _look(self, job: Job) -> Flow[None]:
+        """Find what a glance did not show."""
+        job.stamp = self.level.stamp
+        entry = yield from self._books.waiting(None if self._by_params else job.user_id, job.params_hash)
+        self._saw(job, entry)
+
+    def _saw(self, job: Job, entry: Entry | Lost | None) -> None:
+        """Note what there is and can still be served; without a database, what this process has left."""
+        job.looked = True
         found = None
         if entry is LOST:
             left = self.level.leftover(job.key)

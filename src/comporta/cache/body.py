@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,13 @@ def _json() -> Any:
 @cache
 def _canonical_encode() -> Any:
     return _json().Encoder(order="deterministic").encode
+
+
+@cache
+def decoder() -> Callable[[bytes], Any]:
+    """Return what reads a JSON text, for those who read many."""
+    decode: Callable[[bytes], Any] = _json().Decoder().decode
+    return decode
 
 
 def canonical(value: Any) -> bytes:

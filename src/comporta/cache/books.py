@@ -47,6 +47,15 @@ class Lost(Enum):
 LOST: Final = Lost.LOST
 
 
+class Later(Enum):
+    """In the place of an answer: it takes a wait to have one."""
+
+    LATER = "later"
+
+
+LATER: Final = Later.LATER
+
+
 class Ask:
     """Effect: one request to the table."""
 
@@ -74,13 +83,24 @@ class Books:
         self._name = name
         self._said_ns: dict[str, int] = {}
         self._unreadable = ""
-        self._failed_ns = dict.fromkeys(_KINDS, -AWAY_NS)
+        self._failed_ns: dict[str, int] = {}
+
+    def glance(self, user_id: str | None, params_hash: str) -> Entry | Lost | Later | None:
+        """Read a row (of anybody, without a user) without a flow, which takes as long as all else in a hit.
+
+        ``LOST`` if the table cannot be asked, ``LATER`` if that takes ``waiting``.
+        """
+        if user_id is None:
+            return self._seen("read", requests.read_shared(params_hash))
+        return self._seen("read", requests.read(user_id, params_hash))
+
+    def waiting(self, user_id: str | None, params_hash: str) -> Flow[Entry | Lost | None]:
+        """Read what could not be had at a glance."""
+        return self._waited(READ, "read", _row(user_id, params_hash))
 
     def reading(self, user_id: str | None, params_hash: str) -> Flow[Entry | Lost | None]:
-        """Read a row (of anybody, without a user); ``LOST`` if the table cannot be asked."""
-        if user_id is None:
-            return self._asked(READ, "read", requests.read_shared(params_hash))
-        return self._asked(READ, "read", requests.read(user_id, params_hash))
+        """Read a row, at a glance or not."""
+        return self._asked(READ, "read", _row(user_id, params_hash))
 
     def claiming(
         self, key: str, owner: str, seconds: float, *, forced: bool, not_within: float
@@ -170,23 +190,43 @@ class Books:
 
     def _asked(self, way: str, what: str, request: Request[T]) -> Flow[T | Lost]:
         """Ask the table, unless it failed just now; ``LOST`` if it cannot answer."""
-        if MONOTONIC.now_ns() - self._failed_ns[way] < AWAY_NS:
+        seen: T | Lost | Later = LATER
+        if request.small:
+            seen = self._seen(what, request)
+        return (yield from self._waited(way, what, request)) if seen is LATER else seen
+
+    def _seen(self, what: str, request: Request[T]) -> T | Lost | Later:
+        """Ask something small, if the answer is to be had without waiting."""
+        if self._failed_ns and self._is_away(READ):
             return LOST
         try:
-            found = self.table.glance(request) if request.small else None
-            if found is not None:
-                return request.parse(found)
-            answer: T = yield Ask(self.table, request)
-        except DatabaseSchemaError:
-            raise
+            found = self.table.glance(request)
         except DatabaseError as error:
-            if type(error) is not DatabaseError:  # that one is about what was asked, not about the database
-                self._failed_ns[way] = MONOTONIC.now_ns()
-            if way == READ:
-                self._unreadable = str(error)
-            self._say(_KINDS[way], f"could not {what}: {error}", what)
+            return self._lost(READ, what, error)
+        return LATER if found is None else request.parse(found)
+
+    def _waited(self, way: str, what: str, request: Request[T]) -> Flow[T | Lost]:
+        if self._is_away(way):
             return LOST
+        try:
+            answer: T = yield Ask(self.table, request)
+        except DatabaseError as error:
+            return self._lost(way, what, error)
         return answer
+
+    def _is_away(self, way: str) -> bool:
+        return MONOTONIC.now_ns() - self._failed_ns.get(way, -AWAY_NS) < AWAY_NS
+
+    def _lost(self, way: str, what: str, error: DatabaseError) -> Lost:
+        """Say what went wrong, and leave the database alone for a while."""
+        if isinstance(error, DatabaseSchemaError):
+            raise error
+        if type(error) is not DatabaseError:  # that one is about what was asked, not about the database
+            self._failed_ns[way] = MONOTONIC.now_ns()
+        if way == READ:
+            self._unreadable = str(error)
+        self._say(_KINDS[way], f"could not {what}: {error}", what)
+        return LOST
 
     def _say(self, kind: str, text: str, what: str) -> None:
         """Say it, but not each time."""
@@ -194,6 +234,10 @@ class Books:
         if now_ns - self._said_ns.get(what, -_SAY_EVERY_NS) >= _SAY_EVERY_NS:
             self._said_ns[what] = now_ns
             events.publish(kind, self._name, text, "error")
+
+
+def _row(user_id: str | None, params_hash: str) -> Request[Entry | None]:
+    return requests.read_shared(params_hash) if user_id is None else requests.read(user_id, params_hash)
 
 
 def left_of(told: Claim | Health) -> float:

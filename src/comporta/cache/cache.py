@@ -2,7 +2,7 @@
 
 ``fetch`` is the verb for people; ``save_to_cache``, ``get_from_cache``, ``record_cache_fetch_failure`` and
 ``is_cache_key_degraded`` are for those who fetch by themselves. An answer that is in memory and still good is
-given at once; everything else is a flow, in ``asking.py``.
+given at once, and so is one that a file tells at a glance; everything else is a flow, in ``asking.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from comporta.cache.answers import Loader, Merge
 from comporta.cache.asking import Asking
+from comporta.cache.books import LATER
 from comporta.cache.cached import Cached
 from comporta.cache.config import BY_PARAMS, CacheConfig
 from comporta.cache.coverage import Coverage
@@ -122,24 +123,19 @@ class HealthCache:
         mappings need none. Nothing to serve and the source left alone: ``CacheUnavailableError``.
         """
         params_hash, text = hashed(params, self._prefix)
+        hit = None
         if not force and type(user_id) is str and user_id in self._users:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
-            if hit is not None:
-                if saved is not None:
-                    self._asking.note_saved(user_id, hit, saved=saved)
-                return hit
-        return await run_async(
-            self._asking.fetching(
-                user_id,
-                params_hash,
-                text,
-                loader,
-                force=force,
-                soft_timeout=soft_timeout,
-                saved=saved,
-                merge=merge,
+        if hit is None:
+            job = self._asking.wanted(
+                user_id, params_hash, text, loader, force=force, soft_timeout=soft_timeout, merge=merge
             )
-        )
+            hit = self._asking.at_once(job)
+            if hit is None:
+                hit = await run_async(self._asking.fetching(job))
+        if saved is not None:
+            self._asking.note_saved(user_id, hit, saved=saved)
+        return hit
 
     async def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
         """Return what is kept for ``params`` (or their hash), however old; nothing is fetched."""
@@ -148,7 +144,8 @@ class HealthCache:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
                 return hit
-        return await run_async(self._asking.getting(user_id, params_hash))
+        found = self._asking.got_at_once(user_id, params_hash)
+        return await run_async(self._asking.getting(user_id, params_hash)) if found is LATER else found
 
     async def save_to_cache(
         self,
@@ -240,24 +237,19 @@ class SyncHealthCache:
     ) -> Cached:
         """Return the answer to ``params``; see :meth:`HealthCache.fetch`."""
         params_hash, text = hashed(params, self._prefix)
+        hit = None
         if not force and type(user_id) is str and user_id in self._users:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
-            if hit is not None:
-                if saved is not None:
-                    self._asking.note_saved(user_id, hit, saved=saved)
-                return hit
-        return run(
-            self._asking.fetching(
-                user_id,
-                params_hash,
-                text,
-                loader,
-                force=force,
-                soft_timeout=soft_timeout,
-                saved=saved,
-                merge=merge,
+        if hit is None:
+            job = self._asking.wanted(
+                user_id, params_hash, text, loader, force=force, soft_timeout=soft_timeout, merge=merge
             )
-        )
+            hit = self._asking.at_once(job)
+            if hit is None:
+                hit = run(self._asking.fetching(job))
+        if saved is not None:
+            self._asking.note_saved(user_id, hit, saved=saved)
+        return hit
 
     def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
         """Return what is kept, however old; nothing is fetched."""
@@ -266,7 +258,8 @@ class SyncHealthCache:
             hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
             if hit is not None:
                 return hit
-        return run(self._asking.getting(user_id, params_hash))
+        found = self._asking.got_at_once(user_id, params_hash)
+        return run(self._asking.getting(user_id, params_hash)) if found is LATER else found
 
     def save_to_cache(
         self,

@@ -6,7 +6,7 @@ It does not keep its cache alive, and begins with the first thing there is to do
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Event, Lock, Thread
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
@@ -15,6 +15,7 @@ from comporta import events, forks
 from comporta.cache.figures import FRESH_HIT, STALE_HIT, Rates
 from comporta.cache.rows import Touch
 from comporta.chance import fraction
+from comporta.threads import Run
 
 if TYPE_CHECKING:
     from comporta.cache.books import Books
@@ -73,8 +74,7 @@ class Chores:
         self._accesses: dict[tuple[str, str], int] = {}
         self._saved: dict[tuple[str, str], bool] = {}
         self._lock = Lock()
-        self._wake = Event()
-        self._thread: Thread | None = None
+        self._run: Run | None = None
         self._touch_at = 0.0
         self._prune_at = monotonic() + PRUNE_SECONDS * fraction()
         self._closed = False
@@ -86,7 +86,8 @@ class Chores:
             with self._lock:
                 self._held[key] = Held(token, monotonic() + self._lease_seconds / 3, runs)
             self.start()
-            self._wake.set()
+            if self._run is not None:
+                self._run.wake.set()
 
     def note(self, user_id: str, params_hash: str) -> None:
         """Count an access to a row that is not kept in memory."""
@@ -111,22 +112,20 @@ class Chores:
 
     def start(self) -> None:
         """See that the thread runs."""
-        if self._thread is not None or self._closed:
+        if self._closed or (self._run is not None and self._run.lives()):
             return
         with self._lock:
-            if self._thread is None:
-                self._touch_at = monotonic() + TOUCH_SECONDS
-                self._thread = Thread(
-                    target=_work, args=(ref(self), self._wake), name="comporta-cache", daemon=True
-                )
-                self._thread.start()
+            if self._run is not None and self._run.lives():
+                return
+            self._touch_at = monotonic() + TOUCH_SECONDS
+            self._run = run = Run()
+        run.start(_work, ref(self), run, name="comporta-cache")
 
     def close(self, seconds: float) -> None:
         """End the thread, and write down what there is."""
         self._closed = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(seconds)
+        if self._run is not None:
+            self._run.end(seconds)
         self.flush()
 
     def flush(self) -> None:
@@ -175,8 +174,7 @@ class Chores:
     def after_fork(self) -> None:
         """Leave the parent's turns to the parent."""
         forks.renew(self._lock)
-        self._wake = Event()
-        self._thread = None
+        self._run = None
         self._held.clear()
         self._accesses.clear()
         self._saved.clear()
@@ -192,7 +190,7 @@ class Chores:
                     del self._held[key]
 
 
-def _work(chores_ref: ref[Chores], wake: Event) -> None:
+def _work(chores_ref: ref[Chores], run: Run) -> None:
     while True:
         chores = chores_ref()
         try:
@@ -203,5 +201,4 @@ def _work(chores_ref: ref[Chores], wake: Event) -> None:
         del chores
         if pause is None:
             return
-        wake.wait(pause)
-        wake.clear()
+        run.wake.wait(pause)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
-from threading import Event, Lock, Thread
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from comporta import forks
 from comporta.flow import Flow, run, run_async
+from comporta.threads import Bell, Run
 
 if TYPE_CHECKING:
     import asyncio
@@ -91,12 +92,12 @@ class Landing:
 
     def block(self) -> bool:
         """Hold the thread."""
-        event = Event()
-        if not self._flight.listen(event.set):
+        bell = Bell()
+        if not self._flight.listen(bell.set):
             try:
-                event.wait(self._seconds)
+                bell.wait(self._seconds)
             finally:
-                self._flight.deaf(event.set)
+                self._flight.deaf(bell.set)
         return self._flight.landed
 
     async def wait(self) -> bool:
@@ -192,7 +193,8 @@ def in_thread(function: Callable[[], Any]) -> Flight:
         except BaseException as error:  # whoever waits is told, whatever it was
             flight.land(error=error)
 
-    Thread(target=fly, name="comporta-cache-load", daemon=True).start()
+    if not Run().start(fly, name="comporta-cache-load"):
+        raise RuntimeError("no thread can be had to fetch")
     return flight
 
 

@@ -21,7 +21,7 @@ MEMORY = "memory"
 DIGEST_CHARS = 16
 HASH_CHARS = 64
 TOUCHED_MAX = 10_000
-"""Of how many keys accesses are counted between two times that they are written down."""
+"""Of how many rows accesses are counted between two times that they are written down; then no more."""
 
 _DROPPED_MAX = 1000
 
@@ -68,8 +68,9 @@ class Level:
         self._bytes = 0
         self.now_ns = clock.now_ns
         self._slots: dict[str, Slot] = {}
-        self._by_digest: dict[str, set[str]] = {}
+        self._by_digest: dict[str, str | set[str]] = {}  # a set where there is more than one
         self._touched: deque[Slot] = deque(maxlen=TOUCHED_MAX)
+        self._served: dict[tuple[str, str], int] = {}
         self.stamp = self._floor = 0
         self._dropped: dict[str, int] = {}
         self._lock = Lock()
@@ -84,9 +85,8 @@ class Level:
         if slot is None or self.now_ns() >= slot.until_ns:
             return None
         cached = slot.cached
-        if slot.hits <= 1 and cached is not None:  # 1: it may have been put as used
-            if not slot.hits:
-                self._touched.append(slot.first_used(cached))
+        if not slot.hits and cached is not None:
+            self._touched.append(slot.first_used(cached))
             if cached.source != MEMORY:
                 cached = slot.cached = cached.but(source=MEMORY)
         slot.hits += 1
@@ -99,11 +99,12 @@ class Level:
         return None if slot is None else slot.cached
 
     def put(
-        self, key: str, cached: Cached, until_ns: int, size: int, stamp: int, *, used: bool = False
+        self, key: str, cached: Cached, until_ns: int, size: int, stamp: int, *, served: bool = False
     ) -> bool:
         """Keep an answer, unless the key was dropped since ``stamp`` or it is too large.
 
-        ``used``: it is served at this moment, and that counts as well.
+        ``served``: this is an access, which is counted: by its row, as the slot may be gone in a moment, and
+        one for each access would fill the memory with what is left of them.
         """
         if size > self._bytes_max:
             return False
@@ -117,18 +118,18 @@ class Level:
             slots[key] = slot
             self._bytes += size
             digest = key[-HASH_CHARS:][:DIGEST_CHARS]
-            if digest in self._by_digest:
-                self._by_digest[digest].add(key)
-            else:
-                self._by_digest[digest] = {key}
+            others = self._by_digest.setdefault(digest, key)
+            if others is not key:
+                self._beside(others, digest, key)
             if until_ns > self.until_ns:
                 self.until_ns = until_ns
             while self._bytes > self._bytes_max or len(slots) > self._entries_max:
                 self._make_room()
-        if used:
-            slot.hits = 1
-            slot.used = True
-            self._touched.append(slot.first_used(cached))
+            if served:
+                row = cached.user_id, cached.params_hash
+                before = self._served.get(row, 0)
+                if before or len(self._served) < TOUCHED_MAX:
+                    self._served[row] = before + 1
         return True
 
     def drop(self, key: str) -> None:
@@ -139,7 +140,8 @@ class Level:
     def drop_digest(self, digest: str) -> None:
         """Forget all keys of some parameters."""
         with self._lock:
-            for key in tuple(self._by_digest.get(digest, ())):
+            keys = self._by_digest.get(digest, ())
+            for key in (keys,) if isinstance(keys, str) else tuple(keys):
                 self._drop(key)
 
     def clear(self) -> None:
@@ -156,7 +158,8 @@ class Level:
 
     def touches(self) -> dict[tuple[str, str], int]:
         """Return how often which rows were used since this was last asked, and begin to count anew."""
-        found: dict[tuple[str, str], int] = {}
+        with self._lock:
+            found, self._served = self._served, {}
         while self._touched:
             slot = self._touched.popleft()
             hits, slot.hits = slot.hits, 0
@@ -169,6 +172,7 @@ class Level:
         """Begin with nothing: the parent counts its own, and nobody here listens for changes yet."""
         forks.renew(self._lock)
         self._touched.clear()
+        self._served.clear()
         self.clear()
 
     def _drop(self, key: str) -> None:
@@ -185,11 +189,18 @@ class Level:
             return
         slot.cached = None
         self._bytes -= slot.size
-        digest = digest_of(key)
+        digest = key[-HASH_CHARS:][:DIGEST_CHARS]
         keys = self._by_digest[digest]
-        keys.discard(key)
-        if not keys:
+        if not isinstance(keys, str):
+            keys.discard(key)
+        if not keys or keys == key:
             del self._by_digest[digest]
+
+    def _beside(self, others: str | set[str], digest: str, key: str) -> None:
+        if isinstance(others, str):
+            self._by_digest[digest] = {others, key}
+        else:
+            others.add(key)
 
     def _make_room(self) -> None:
         """Take out the first that was not used since it was last looked at; each is passed over once."""

@@ -59,6 +59,8 @@ class Job:
     found: Cached | None = None
     size: int = 0
     stamp: int = 0
+    looked: bool = False
+    soft_timeout: float | None = None
     forced: bool = False
     background: bool = False
     merge: Merge | None = None

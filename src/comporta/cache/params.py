@@ -15,7 +15,7 @@ from comporta.cache.body import canonical
 PARAMS_BYTES_MAX: Final = 65_536
 USER_CHARS_MAX: Final = 200
 
-_HASH = re.compile(r"[0-9a-f]{64}")
+_is_hash = re.compile(r"[0-9a-f]{64}").fullmatch
 _DEPTH_MAX = 50
 
 
@@ -40,7 +40,7 @@ def hashed(params: Mapping[str, Any], prefix: bytes = b"") -> tuple[str, bytes]:
 
 def check_hash(params_hash: Any) -> str:
     """Return the name of some parameters if it can be one."""
-    if not isinstance(params_hash, str) or not _HASH.fullmatch(params_hash):
+    if not isinstance(params_hash, str) or not _is_hash(params_hash):
         raise ValueError(f"params_hash must be 64 digits of 0-9 a-f, got {params_hash!r:.100}")
     return params_hash
 

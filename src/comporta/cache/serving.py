@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from comporta.cache.answers import Answer
-from comporta.cache.body import decoded
+from comporta.cache.body import decoded, decoder
 from comporta.cache.cached import Cached
 from comporta.cache.changes import Changes
 from comporta.cache.config import CacheConfig
@@ -37,6 +37,7 @@ class Serving:
         self.level = level
         self._changes = changes
         self._clock = clock
+        self._decoded = decoder()
         self.ahead_age = config.fresh * (1 - AHEAD_SHARE)
         self._ahead_ns = round(self.ahead_age * 1e9)
         self._fresh_ns = round(config.fresh * 1e9)
@@ -53,8 +54,8 @@ class Serving:
         now_ns, now, until, coverage = self._clock.now_ns(), entry.now, entry.degraded_until, entry.coverage
         age_ns = max(0, int((now - entry.fetched_at) * 1e9))
         return Cached(
-            decoded(entry.results),
-            freshness(age_ns, self._fresh_ns, self._stale_ns),
+            self._decoded(entry.results),
+            FRESH if age_ns < self._fresh_ns else freshness(age_ns, self._fresh_ns, self._stale_ns),
             None if coverage is None else _coverage(coverage),
             DATABASE,
             entry,
@@ -86,22 +87,19 @@ class Serving:
         until = self.wall() + seconds
         return self.as_of_now(cached).after_failure(streak, until, retry_ns)
 
-    def due_ns(self, cached: Cached) -> int:
-        """Return when an answer should be fetched anew: when it is stale, or hot and soon stale.
+    def undisturbed_until_ns(self, cached: Cached) -> int:
+        """Return until when an answer may be given from memory as it is; 0 if it should be fetched anew.
 
-        One that lacks something is due sooner, a pause after the key last succeeded; parts of a joined answer
-        may be older than that.
+        It should when it is stale, or hot and soon stale. One that lacks something is due sooner, a pause
+        after the key last succeeded; parts of a joined answer may be older than that.
         """
         if cached.freshness != FRESH:
             return 0
+        lasts_ns = self._ahead_ns if cached.priority == HOT else self._fresh_ns
         if cached.coverage is not None and not cached.coverage.complete:
             joined = max(0.0, (cached.last_success_at or 0.0) - cached.fetched_at)
-            return cached.born_ns + min(round(joined * 1e9) + self._pause_ns, self._fresh_ns)
-        return cached.born_ns + (self._ahead_ns if cached.priority == HOT else self._fresh_ns)
-
-    def undisturbed_until_ns(self, cached: Cached) -> int:
-        """Return until when an answer may be given from memory as it is; 0 if it should be fetched anew."""
-        due_ns, now_ns = self.due_ns(cached), self._clock.now_ns()
+            lasts_ns = min(round(joined * 1e9) + self._pause_ns, self._fresh_ns)
+        due_ns, now_ns = cached.born_ns + lasts_ns, self._clock.now_ns()
         return 0 if due_ns <= now_ns else min(due_ns, now_ns + self._level_ns)
 
     def shelve(self, key: str, cached: Cached, size: int, stamp: int, seconds: float | None = None) -> None:

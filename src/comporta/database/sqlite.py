@@ -217,7 +217,7 @@ class SqliteDatabase:
                 reader = self._opened(seconds)
             if seconds:
                 _patient(reader, seconds)
-            found = reader.execute(statement.sqlite, _told(parameters)).fetchall()
+            found = reader.execute(statement.sqlite, {"now": time.time(), **parameters}).fetchall()
             if seconds:
                 _patient(reader, 0)
         except BaseException as error:
@@ -230,7 +230,7 @@ class SqliteDatabase:
 
     def _write(self, statements: Sequence[Statement], parameters: Parameters, seconds: float) -> list[Rows]:
         with self.writing(seconds) as writer:
-            told = _told(parameters)  # after the wait for the others
+            told = {"now": time.time(), **parameters}  # after the wait for the others
             return [writer.execute(statement.sqlite, told).fetchall() for statement in statements]
 
     def _current_writer(self) -> sqlite3.Connection:
@@ -289,11 +289,6 @@ def _make_folder(path: Path) -> None:
 
 def _patient(connection: sqlite3.Connection, seconds: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}").fetchall()
-
-
-def _told(parameters: Parameters) -> Parameters:
-    """Return what a statement is told, the time among it."""
-    return parameters if "now" in parameters else {**parameters, "now": time.time()}
 
 
 def _identity(path: Path) -> tuple[int, int]:
