@@ -35,6 +35,7 @@ test: check ## Lint, types, then every test, on real servers, with coverage
 check: $(READY) ## Lint, format and types only
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m ruff format --quiet --check .
+	@$(PY) -m bandit --quiet --recursive --configfile pyproject.toml src
 	@$(PY) -m mypy
 
 fmt: $(READY) ## Format the code and sort its imports
