@@ -47,11 +47,11 @@ def made(kind: Callable[[Portal], Source], canned: Canned, threshold: int = 1000
         yield kind(Portal(upstream, f"{canned.url}/", client, bytes_max=10_000))
 
 
-def asked(kind: Callable[[Portal], Source], canned: Canned, number: int = 1) -> Page:
+def asked(kind: Callable[[Portal], Source], canned: Canned, number: int = 1, wanted: Wanted = WANTED) -> Page:
     async def asking() -> Page:
         with made(kind, canned) as source:
             try:
-                return await source.page(WANTED, number)
+                return await source.page(wanted, number)
             finally:
                 await source.aclose()
 
@@ -91,6 +91,13 @@ def test_pncp__question__is_asked_in_its_words() -> None:
         "pagina": "3",
         "tamanhoPagina": "50",
     }
+
+
+def test_pncp__day_long_ago__has_all_its_digits() -> None:
+    canned = Canned(204)
+    asked(Pncp, canned, 1, Wanted(date(1, 1, 1), date(999, 12, 31), 6, "SP"))
+    [request] = canned.asked
+    assert (request.query["dataInicial"], request.query["dataFinal"]) == ("00010101", "09991231")
 
 
 @pytest.mark.parametrize("kind", [Pncp, Pcp])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Final
 
 import msgspec
@@ -63,8 +64,8 @@ class Pncp:
     async def page(self, wanted: Wanted, number: int) -> Page:
         """Return a page; a 204 is an empty one."""
         told: dict[str, str | int] = {
-            "dataInicial": f"{wanted.first:%Y%m%d}",
-            "dataFinal": f"{wanted.last:%Y%m%d}",
+            "dataInicial": _day(wanted.first),
+            "dataFinal": _day(wanted.last),
             "codigoModalidadeContratacao": wanted.modality,
             "uf": wanted.uf,
             "pagina": number,
@@ -75,6 +76,11 @@ class Pncp:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._portal.aclose()
+
+
+def _day(day: date) -> str:
+    """Return a day as the portal wants it; ``%Y`` would leave out the zeros of early years."""
+    return day.isoformat().replace("-", "")
 
 
 def _page(body: bytes, uf: str) -> Page:
