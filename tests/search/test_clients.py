@@ -103,6 +103,6 @@ def test_keep_fresh__hot_and_soon_stale__is_fetched_without_anybody_asking(tmp_p
 
 
 def test_part__other_reason__is_not_the_same_body() -> None:
-    part = Part("pncp", None, "failed", "it failed")
+    part = Part("pncp", None, "failed", "it failed").trace()
     assert part.same(Part("pncp", None, "failed", "it failed"))
     assert not part.same(Part("pncp", None, "failed", "it failed a moment ago"))

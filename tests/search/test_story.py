@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.search.rig import EVERY, FRESH, NINE, STALE, Rig, rigged
 
 from comporta import events
+from comporta.cache.cached import Cached
 from comporta.errors import DatabaseUnavailableError
 from comporta.service.search import searching
 from comporta.testing import ProcurementServer
@@ -55,6 +57,8 @@ def test_search__healthy__has_every_notice_once_from_both(server: ProcurementSer
         assert again.headers["cache-status"] == "comporta; hit; detail=fresh"
         assert 0 < again.json()["total"] < body["total"]
         assert (server.pncp.accepted, server.pcp.accepted) == asked
+        counted = 'http_requests_total{method="GET",route="/v1/search",status="200"} 2.0'
+        assert counted in (await rig.client.get("/metrics")).text
 
     told(server, tmp_path, story)
 
@@ -251,6 +255,28 @@ def test_search__more_questions_than_are_kept_made__answers_all_the_same(
         search = rig.parts.search
         assert len(search._made) == 2
         assert search._made_bytes == sum(len(made.body) for made in search._made.values())
+
+    told(server, tmp_path, story)
+
+
+def test_search__kept_made__does_not_keep_the_notices_in_memory(
+    server: ProcurementServer, tmp_path: Path
+) -> None:
+    """A small page of a large answer: what it was cut from is bounded elsewhere."""
+
+    async def story(rig: Rig) -> None:
+        ufs = set(NINE.split(","))
+        for uf in ufs:
+            assert len((await rig.found(uf, limit=1))["notices"]) == 1
+        search = rig.parts.search
+        assert len(search._made) == 9
+        search._cache.forget_memory()
+        gc.collect()
+        answers = [one.value for one in gc.get_objects() if type(one) is Cached]
+        assert (
+            len([value for value in answers if ufs & set(value)]) <= 4
+        )  # of the last ones, by who made them
+        assert (await rig.search("SP", limit=1)).status_code == 200
 
     told(server, tmp_path, story)
 
