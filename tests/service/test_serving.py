@@ -216,6 +216,19 @@ def test_database__without_tables__has_them_once_it_is_served(tmp_path: Path) ->
     database.close()
 
 
+@pytest.mark.usefixtures("_as_before")
+def test_serve__workers_cannot_start__ends_with_a_status_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server(password="secret") as server:  # noqa: S106 - of this test only
+        url = f"redis://:wrong@127.0.0.1:{server.port}/0?timeout=5"
+        for name, value in environment(tmp_path, COMPORTA_STATE=url, port="0", workers="2").items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            serve(ServiceConfig.load(), lambda _: None)
+    assert ended.value.code == 3
+
+
 @pytest.fixture
 def _as_before() -> Iterator[None]:
     """Put back what serving in the main thread changes for the whole process."""
