@@ -34,6 +34,7 @@ class Cached:
     """
 
     __slots__ = (
+        "__weakref__",  # for those who want to know whether it is still the same, and not keep it
         "_clock",
         "_retry_ns",
         "born_ns",
@@ -53,7 +54,6 @@ class Cached:
         "total_results",
         "user_id",
         "value",
-        "__weakref__",  # for those who want to know whether it is still the same, and not keep it
     )
 
     def __init__(  # noqa: PLR0917 - one for each answer from the table: names would cost more than the rest
