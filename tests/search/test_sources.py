@@ -101,8 +101,29 @@ def test_pncp__day_long_ago__has_all_its_digits() -> None:
 
 
 @pytest.mark.parametrize("kind", [Pncp, Pcp])
+def test_source__parts_of_a_notice_are_null__is_a_notice_all_the_same(
+    kind: Callable[[Portal], Source],
+) -> None:
+    item = {"numeroControlePNCP": "1", "orgaoEntidade": None, "unidadeOrgao": None}
+    item |= {"id": 1, "numeroControlePncp": "1", "orgao": None, "modalidade": None}
+    [notice] = asked(kind, Canned(200, json.dumps({"data": [item], "processos": [item]}).encode())).notices
+    assert (notice["id"], notice["agency"], notice["uf"]) == ("1", None, "SP")
+
+
+@pytest.mark.parametrize("kind", [Pncp, Pcp])
 @pytest.mark.parametrize(
-    "content", [b"<html>", b"[]", b'{"data": [{}], "processos": [{}]}', b" " * 10_001], ids=lambda it: it[:9]
+    "content",
+    [
+        b"<html>",
+        b"[]",
+        b'{"data": [{}], "processos": [{}]}',
+        b'{"data": [{"numeroControlePNCP": "\xff"}], "processos": [{"id": "\xff"}]}',
+        b'{"data": [{"numeroControlePNCP": "1", "modalidadeId": %(huge)d}],'
+        b' "processos": [{"id": 1, "modalidade": {"codigo": %(huge)d}}]}' % {b"huge": 10**30},
+        b'{"x": ' + b"[" * 4_990 + b"]" * 4_990 + b"}",
+        b" " * 10_001,
+    ],
+    ids=lambda it: it[:14],
 )
 def test_source__what_is_no_page__is_a_failure_that_the_breaker_hears_of(
     kind: Callable[[Portal], Source], content: bytes
