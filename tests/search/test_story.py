@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from comporta.cache.cached import Cached
 from comporta.errors import DatabaseUnavailableError
 from comporta.service.search import searching
 from comporta.testing import ProcurementServer
+from comporta.testing.postgres import PostgresServer
 
 Story = Callable[[Rig], Coroutine[Any, Any, None]]
 
@@ -111,44 +113,63 @@ def test_search__some_ufs_fail__says_how_many_and_asks_for_those_alone_later(
     told(server, tmp_path, story)
 
 
+async def worst_day(rig: Rig) -> None:
+    """Both portals die, what they brought expires, they come back."""
+    server = rig.server
+    whole = await rig.found()
+    server.pncp.set(mode="dead")
+    server.pcp.set(mode="dead")
+    rig.clock.advance(FRESH + 1)
+    assert (await rig.found())["freshness"] == "stale"
+
+    async def known() -> bool:
+        said = (await rig.found())["warnings"]
+        return len(said) == 2 and all("its circuit is open" in one for one in said)
+
+    await rig.until(known)
+    answer = await rig.search()
+    body = answer.json()
+    assert (answer.headers["comporta-freshness"], body["total"]) == ("stale", whole["total"])
+    assert int(answer.headers["age"]) >= FRESH
+    elsewhere = await rig.search("RO")
+    problem = elsewhere.json()
+    assert elsewhere.status_code == 503
+    assert elsewhere.headers["content-type"] == "application/problem+json"
+    assert int(elsewhere.headers["retry-after"]) == problem["retry_after"] >= 1
+    assert problem["sources"]["pncp"] == {"status": "skipped", "why": "its circuit is open"}
+    rig.clock.advance(STALE)
+    assert (await rig.search()).status_code == 503
+    server.pncp.set(mode="ok")
+    server.pcp.set(mode="ok")
+    rig.clock.advance(3600)
+
+    async def back() -> bool:
+        found = await rig.search()
+        return found.status_code == 200 and found.json()["complete"]
+
+    await rig.until(back)
+
+
 def test_search__both_dead__is_stale_with_a_warning_then_nothing_then_back_again(
     server: ProcurementServer, tmp_path: Path
 ) -> None:
+    told(server, tmp_path, worst_day, threshold=9)
+
+
+def test_search__on_postgresql__is_the_same_story(
+    server: ProcurementServer, postgres: PostgresServer, tmp_path: Path
+) -> None:
     async def story(rig: Rig) -> None:
-        whole = await rig.found()
-        server.pncp.set(mode="dead")
-        server.pcp.set(mode="dead")
-        rig.clock.advance(FRESH + 1)
-        assert (await rig.found())["freshness"] == "stale"
+        assert rig.parts.database.dialect == "postgresql"
+        server.pncp.set(failing_ufs=["MA", "SP"])
+        assert (await rig.search(date_to="2026-01-05")).headers["comporta-coverage"] == "7 of 9 UFs"
+        server.pncp.set(failing_ufs=[])
+        await worst_day(rig)
 
-        async def known() -> bool:
-            said = (await rig.found())["warnings"]
-            return len(said) == 2 and all("its circuit is open" in one for one in said)
-
-        await rig.until(known)
-        answer = await rig.search()
-        body = answer.json()
-        assert (answer.headers["comporta-freshness"], body["total"]) == ("stale", whole["total"])
-        assert int(answer.headers["age"]) >= FRESH
-        elsewhere = await rig.search("RO")
-        problem = elsewhere.json()
-        assert elsewhere.status_code == 503
-        assert elsewhere.headers["content-type"] == "application/problem+json"
-        assert int(elsewhere.headers["retry-after"]) == problem["retry_after"] >= 1
-        assert problem["sources"]["pncp"] == {"status": "skipped", "why": "its circuit is open"}
-        rig.clock.advance(STALE)
-        assert (await rig.search()).status_code == 503
-        server.pncp.set(mode="ok")
-        server.pcp.set(mode="ok")
-        rig.clock.advance(3600)
-
-        async def back() -> bool:
-            found = await rig.search()
-            return found.status_code == 200 and found.json()["complete"]
-
-        await rig.until(back)
-
-    told(server, tmp_path, story, threshold=9)
+    schema = f"t_{uuid.uuid4().hex}"
+    postgres.command(f"CREATE SCHEMA {schema}")
+    told(server, tmp_path, story, threshold=9, database=postgres.schema_url(schema))
+    postgres.command(f"DROP SCHEMA {schema} CASCADE")
 
 
 def test_search__one_circuit_open__skips_it_without_a_call_and_serves_what_it_had(
