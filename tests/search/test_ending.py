@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx2
 from tests.processes.fleet import new_name, remove
-from tests.search.rig import DAYS, configured, written
+from tests.search.rig import DAYS, PATIENT, configured, written
 from tests.service.running import CLIENT, PATIENCE_SECONDS, Served, health, served, wait_for
 
 from comporta.service.health import cache_health_of
@@ -28,7 +28,7 @@ def test_searches__redis_killed_under_load__answer_no_5xx(tmp_path: Path) -> Non
         ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as portals,
         Server() as redis,
     ):
-        path = written(tmp_path, portals, state=redis.url)
+        path = written(tmp_path, portals, state=redis.url, **PATIENT)
         with served(tmp_path, "--config", str(path), COMPORTA_STATE=redis.url) as one:
 
             def ask(number: int) -> list[tuple[int, bool]]:
@@ -55,7 +55,7 @@ def test_serve__sigterm_with_a_search_and_a_refresh_under_way__finishes_one_and_
         shared = f"shared://{state}"
         told = {"state": shared, "search": "fresh = 1"}
         database = f"sqlite:///{tmp_path}/search.db"
-        path = written(tmp_path, portals, timeout=60, page_timeout=60, **told)
+        path = written(tmp_path, portals, **PATIENT | told)
         with (
             served(
                 tmp_path, "--config", str(path), COMPORTA_STATE=told["state"], DATABASE_URL=database
@@ -79,7 +79,7 @@ def test_serve__sigterm_with_a_search_and_a_refresh_under_way__finishes_one_and_
         assert "Traceback" not in one.errors.read_text()
 
         async def fetching() -> int:
-            async with opened(configured(tmp_path, portals, **told)) as parts:
+            async with opened(configured(tmp_path, portals, **PATIENT | told)) as parts:
                 return int((await cache_health_of(parts))["fetching"])
 
         assert asyncio.run(fetching()) == 0

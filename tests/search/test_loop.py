@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
-from tests.search.rig import DAYS, FRESH, Rig, rigged
+from tests.search.rig import DAYS, FRESH, PATIENT, Rig, rigged
 from tests.service.running import OPERATOR, TOKEN
 
 from comporta import events
+from comporta.service import health
 from comporta.testing import ProcurementServer
 
 CLIENTS = 50
@@ -44,7 +45,7 @@ def longest(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     Gives the longest of all.
     """
     found = [0.0]
-    step: Any = Handle._run  # type: ignore[attr-defined]
+    step: Any = Handle._run
 
     def timed(self: Handle) -> None:
         began = time.thread_time()
@@ -79,8 +80,10 @@ async def visit(rig: Rig, number: int) -> set[int]:
 
 
 def test_loop__fifty_clients_ask_for_everything__never_blocks_and_never_stalls(
-    tmp_path: Path, longest: list[float]
+    tmp_path: Path, longest: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(health, "DATABASE_SECONDS", 60.0)  # fifty at once on a slow machine is no outage
+
     async def story(rig: Rig) -> None:
         await rig.found("RJ")
         rig.clock.advance(FRESH + 1)  # from now on that is stale, and fetched anew by who asks
@@ -89,12 +92,16 @@ def test_loop__fifty_clients_ask_for_everything__never_blocks_and_never_stalls(
         with nothing_blocks():
             found = await asyncio.gather(*(visit(rig, number) for number in range(CLIENTS)))
         assert set().union(*found) == {200, 404}
-        assert (await rig.found("RJ"))["freshness"] == "fresh"
+
+        async def fetched_anew() -> bool:
+            return bool((await rig.found("RJ"))["freshness"] == "fresh")
+
+        await rig.until(fetched_anew)
 
     async def telling() -> None:
         with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server:
             service = f'client_limit = false\nadmin_token = "{TOKEN}"'
-            async with rigged(tmp_path, server, service=service) as rig:
+            async with rigged(tmp_path, server, service=service, **PATIENT) as rig:
                 await story(rig)
 
     began = time.time()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
+from typing import Any
 
 import httpx2
 import pytest
@@ -104,7 +105,7 @@ def test_pncp__day_long_ago__has_all_its_digits() -> None:
 def test_source__parts_of_a_notice_are_null__is_a_notice_all_the_same(
     kind: Callable[[Portal], Source],
 ) -> None:
-    item = {"numeroControlePNCP": "1", "orgaoEntidade": None, "unidadeOrgao": None}
+    item: dict[str, Any] = {"numeroControlePNCP": "1", "orgaoEntidade": None, "unidadeOrgao": None}
     item |= {"id": 1, "numeroControlePncp": "1", "orgao": None, "modalidade": None}
     [notice] = asked(kind, Canned(200, json.dumps({"data": [item], "processos": [item]}).encode())).notices
     assert (notice["id"], notice["agency"], notice["uf"]) == ("1", None, "SP")

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 from tests.processes.fleet import new_name, remove
-from tests.search.rig import DAYS, NINE, written
+from tests.search.rig import DAYS, NINE, PATIENT, written
 from tests.service.running import several_served
 
 from comporta.service.search.query import UFS
@@ -49,7 +49,7 @@ def test_workers__two__share_answers_breakers_and_stale_results(
 ) -> None:
     valkey.command("FLUSHALL")
     with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server, ExitStack() as stack:
-        told = {"threshold": 40, "cooldown": 300, "search": "fresh = 3"}
+        told = {"threshold": 40, "cooldown": 300, "search": "fresh = 4", **PATIENT}
         database = f"sqlite:///{tmp_path}/search.db"
         config = written(tmp_path, server, state=state, database=database, **told)
         both = stack.enter_context(
@@ -70,7 +70,7 @@ def test_workers__two__share_answers_breakers_and_stale_results(
         for url in (first, second):
             said = {"failures": 30, "degraded": False, "degraded_until": None}
             assert health(url)["pcp_circuit_breaker"] == said
-            assert health(url)["workers"]["alive"] == 2
+            eventually(lambda url=url: health(url)["workers"]["alive"] == 2)
         if state.startswith("redis"):
             valkey.command("SET", "circuit_breaker:pncp:failures", "30")
             assert [health(url)["pncp_circuit_breaker"]["failures"] for url in (first, second)] == [30, 30]
