@@ -60,6 +60,10 @@ cooldown_seconds = {cooldown}
 """
 
 
+PATIENT: dict[str, Any] = {"timeout": 60, "page_timeout": 30, "max_wait": 30}
+"""For stories that are not about time, on machines that have little of it."""
+
+
 def written(folder: Path, server: ProcurementServer, **told: Any) -> Path:
     """Write a configuration file; what is not told is the usual."""
     usual = {

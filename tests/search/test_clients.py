@@ -10,7 +10,8 @@ import pytest
 from tests.search.rig import DAYS, Rig, rigged
 
 from comporta.service.search.answers import Part
-from comporta.service.search.query import read_query
+from comporta.service.search.query import UFS, read_query
+from comporta.service.search.searching import Search
 from comporta.service.sources.base import SourceError
 from comporta.testing import ProcurementServer
 
@@ -102,7 +103,21 @@ def test_keep_fresh__hot_and_soon_stale__is_fetched_without_anybody_asking(tmp_p
     told(tmp_path, story)
 
 
+def test_search__many_by_those_who_do_not_say_who_they_are__are_all_kept(tmp_path: Path) -> None:
+    async def story(rig: Rig) -> None:
+        rig.parts.search = Search(rig.parts.sources, rig.parts.cache, rig.parts.config.search)
+        for uf in UFS[:12]:
+            await rig.found(uf)
+        rig.parts.cache.forget_memory()
+        rig.server.pncp.set(mode="dead")
+        rig.server.pcp.set(mode="dead")
+        assert all([(await rig.found(uf))["complete"] for uf in UFS[:12]])
+        rig.parts.search.close()
+
+    told(tmp_path, story)
+
+
 def test_part__other_reason__is_not_the_same_body() -> None:
-    part = Part("pncp", None, "failed", "it failed")
+    part = Part("pncp", None, "failed", "it failed").trace()
     assert part.same(Part("pncp", None, "failed", "it failed"))
     assert not part.same(Part("pncp", None, "failed", "it failed a moment ago"))

@@ -71,6 +71,7 @@ def test_question__kept_as_parameters__is_found_again() -> None:
         (f"{DAYS}&offset=-1", "offset", "must be 0 to 100000, got '-1'"),
         (f"{DAYS}&terms=a", "terms", "must be 2 to 100 printable characters each, got 'a'"),
         (f"{DAYS}&terms=a%00b", "terms", "printable"),
+        (f"{DAYS}&terms=%CC%81%CC%81", "terms", "must be 2 to 100 printable characters each"),
         (f"{DAYS}&terms=" + ",".join(f"term{n}" for n in range(21)), "terms", "must be at most 20, got 21"),
         (f"{DAYS}&user=", "user", "must be 1 to 200 printable characters, got ''"),
         (f"{DAYS}&user=%0A", "user", "printable"),

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
+from typing import Any
 
 import httpx2
 import pytest
@@ -47,11 +48,11 @@ def made(kind: Callable[[Portal], Source], canned: Canned, threshold: int = 1000
         yield kind(Portal(upstream, f"{canned.url}/", client, bytes_max=10_000))
 
 
-def asked(kind: Callable[[Portal], Source], canned: Canned, number: int = 1) -> Page:
+def asked(kind: Callable[[Portal], Source], canned: Canned, number: int = 1, wanted: Wanted = WANTED) -> Page:
     async def asking() -> Page:
         with made(kind, canned) as source:
             try:
-                return await source.page(WANTED, number)
+                return await source.page(wanted, number)
             finally:
                 await source.aclose()
 
@@ -93,9 +94,37 @@ def test_pncp__question__is_asked_in_its_words() -> None:
     }
 
 
+def test_pncp__day_long_ago__has_all_its_digits() -> None:
+    canned = Canned(204)
+    asked(Pncp, canned, 1, Wanted(date(1, 1, 1), date(999, 12, 31), 6, "SP"))
+    [request] = canned.asked
+    assert (request.query["dataInicial"], request.query["dataFinal"]) == ("00010101", "09991231")
+
+
+@pytest.mark.parametrize("kind", [Pncp, Pcp])
+def test_source__parts_of_a_notice_are_null__is_a_notice_all_the_same(
+    kind: Callable[[Portal], Source],
+) -> None:
+    item: dict[str, Any] = {"numeroControlePNCP": "1", "orgaoEntidade": None, "unidadeOrgao": None}
+    item |= {"id": 1, "numeroControlePncp": "1", "orgao": None, "modalidade": None}
+    [notice] = asked(kind, Canned(200, json.dumps({"data": [item], "processos": [item]}).encode())).notices
+    assert (notice["id"], notice["agency"], notice["uf"]) == ("1", None, "SP")
+
+
 @pytest.mark.parametrize("kind", [Pncp, Pcp])
 @pytest.mark.parametrize(
-    "content", [b"<html>", b"[]", b'{"data": [{}], "processos": [{}]}', b" " * 10_001], ids=lambda it: it[:9]
+    "content",
+    [
+        b"<html>",
+        b"[]",
+        b'{"data": [{}], "processos": [{}]}',
+        b'{"data": [{"numeroControlePNCP": "\xff"}], "processos": [{"id": "\xff"}]}',
+        b'{"data": [{"numeroControlePNCP": "1", "modalidadeId": %(huge)d}],'
+        b' "processos": [{"id": 1, "modalidade": {"codigo": %(huge)d}}]}' % {b"huge": 10**30},
+        b'{"x": ' + b"[" * 4_990 + b"]" * 4_990 + b"}",
+        b" " * 10_001,
+    ],
+    ids=lambda it: it[:14],
 )
 def test_source__what_is_no_page__is_a_failure_that_the_breaker_hears_of(
     kind: Callable[[Portal], Source], content: bytes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import pytest
 from tests.search.rig import EVERY, FRESH, NINE, STALE, Rig, rigged
 
 from comporta import events
+from comporta.cache.cached import Cached
 from comporta.errors import DatabaseUnavailableError
 from comporta.service.search import searching
 from comporta.testing import ProcurementServer
+from comporta.testing.postgres import PostgresServer
 
 Story = Callable[[Rig], Coroutine[Any, Any, None]]
 
@@ -55,6 +59,8 @@ def test_search__healthy__has_every_notice_once_from_both(server: ProcurementSer
         assert again.headers["cache-status"] == "comporta; hit; detail=fresh"
         assert 0 < again.json()["total"] < body["total"]
         assert (server.pncp.accepted, server.pcp.accepted) == asked
+        counted = 'http_requests_total{method="GET",route="/v1/search",status="200"} 2.0'
+        assert counted in (await rig.client.get("/metrics")).text
 
     told(server, tmp_path, story)
 
@@ -107,44 +113,63 @@ def test_search__some_ufs_fail__says_how_many_and_asks_for_those_alone_later(
     told(server, tmp_path, story)
 
 
+async def worst_day(rig: Rig) -> None:
+    """Both portals die, what they brought expires, they come back."""
+    server = rig.server
+    whole = await rig.found()
+    server.pncp.set(mode="dead")
+    server.pcp.set(mode="dead")
+    rig.clock.advance(FRESH + 1)
+    assert (await rig.found())["freshness"] == "stale"
+
+    async def known() -> bool:
+        said = (await rig.found())["warnings"]
+        return len(said) == 2 and all("its circuit is open" in one for one in said)
+
+    await rig.until(known)
+    answer = await rig.search()
+    body = answer.json()
+    assert (answer.headers["comporta-freshness"], body["total"]) == ("stale", whole["total"])
+    assert int(answer.headers["age"]) >= FRESH
+    elsewhere = await rig.search("RO")
+    problem = elsewhere.json()
+    assert elsewhere.status_code == 503
+    assert elsewhere.headers["content-type"] == "application/problem+json"
+    assert int(elsewhere.headers["retry-after"]) == problem["retry_after"] >= 1
+    assert problem["sources"]["pncp"] == {"status": "skipped", "why": "its circuit is open"}
+    rig.clock.advance(STALE)
+    assert (await rig.search()).status_code == 503
+    server.pncp.set(mode="ok")
+    server.pcp.set(mode="ok")
+    rig.clock.advance(3600)
+
+    async def back() -> bool:
+        found = await rig.search()
+        return found.status_code == 200 and found.json()["complete"]
+
+    await rig.until(back)
+
+
 def test_search__both_dead__is_stale_with_a_warning_then_nothing_then_back_again(
     server: ProcurementServer, tmp_path: Path
 ) -> None:
+    told(server, tmp_path, worst_day, threshold=9)
+
+
+def test_search__on_postgresql__is_the_same_story(
+    server: ProcurementServer, postgres: PostgresServer, tmp_path: Path
+) -> None:
     async def story(rig: Rig) -> None:
-        whole = await rig.found()
-        server.pncp.set(mode="dead")
-        server.pcp.set(mode="dead")
-        rig.clock.advance(FRESH + 1)
-        assert (await rig.found())["freshness"] == "stale"
+        assert rig.parts.database.dialect == "postgresql"
+        server.pncp.set(failing_ufs=["MA", "SP"])
+        assert (await rig.search(date_to="2026-01-05")).headers["comporta-coverage"] == "7 of 9 UFs"
+        server.pncp.set(failing_ufs=[])
+        await worst_day(rig)
 
-        async def known() -> bool:
-            said = (await rig.found())["warnings"]
-            return len(said) == 2 and all("its circuit is open" in one for one in said)
-
-        await rig.until(known)
-        answer = await rig.search()
-        body = answer.json()
-        assert (answer.headers["comporta-freshness"], body["total"]) == ("stale", whole["total"])
-        assert int(answer.headers["age"]) >= FRESH
-        elsewhere = await rig.search("RO")
-        problem = elsewhere.json()
-        assert elsewhere.status_code == 503
-        assert elsewhere.headers["content-type"] == "application/problem+json"
-        assert int(elsewhere.headers["retry-after"]) == problem["retry_after"] >= 1
-        assert problem["sources"]["pncp"] == {"status": "skipped", "why": "its circuit is open"}
-        rig.clock.advance(STALE)
-        assert (await rig.search()).status_code == 503
-        server.pncp.set(mode="ok")
-        server.pcp.set(mode="ok")
-        rig.clock.advance(3600)
-
-        async def back() -> bool:
-            found = await rig.search()
-            return found.status_code == 200 and found.json()["complete"]
-
-        await rig.until(back)
-
-    told(server, tmp_path, story, threshold=9)
+    schema = f"t_{uuid.uuid4().hex}"
+    postgres.command(f"CREATE SCHEMA {schema}")
+    told(server, tmp_path, story, threshold=9, database=postgres.schema_url(schema))
+    postgres.command(f"DROP SCHEMA {schema} CASCADE")
 
 
 def test_search__one_circuit_open__skips_it_without_a_call_and_serves_what_it_had(
@@ -251,6 +276,28 @@ def test_search__more_questions_than_are_kept_made__answers_all_the_same(
         search = rig.parts.search
         assert len(search._made) == 2
         assert search._made_bytes == sum(len(made.body) for made in search._made.values())
+
+    told(server, tmp_path, story)
+
+
+def test_search__kept_made__does_not_keep_the_notices_in_memory(
+    server: ProcurementServer, tmp_path: Path
+) -> None:
+    """A small page of a large answer: what it was cut from is bounded elsewhere."""
+
+    async def story(rig: Rig) -> None:
+        ufs = set(NINE.split(","))
+        for uf in ufs:
+            assert len((await rig.found(uf, limit=1))["notices"]) == 1
+        search = rig.parts.search
+        assert len(search._made) == 9
+        search._cache.forget_memory()
+        gc.collect()
+        answers = [one.value for one in gc.get_objects() if type(one) is Cached]
+        assert (
+            len([value for value in answers if ufs & set(value)]) <= 4
+        )  # of the last ones, by who made them
+        assert (await rig.search("SP", limit=1)).status_code == 200
 
     told(server, tmp_path, story)
 

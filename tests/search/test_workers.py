@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -18,29 +14,14 @@ from urllib.parse import urlencode
 
 import pytest
 from tests.processes.fleet import new_name, remove
-from tests.search.rig import DAYS, NINE, written
+from tests.search.rig import DAYS, NINE, PATIENT, written
+from tests.service.running import several_served
 
+from comporta.service.search.query import UFS
 from comporta.testing import ProcurementServer, Server
 
 PATIENCE_SECONDS = 60.0
-UFS = NINE.split(",")
 SKIPPED = {"status": "skipped", "why": "its circuit is open"}
-
-
-@contextmanager
-def served(config: Path) -> Iterator[str]:
-    """Serve in a process of its own; gives its address."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COMPORTA")}
-    command = [sys.executable, "-m", "comporta.cli", "serve", "--port", "0"]
-    with subprocess.Popen(
-        command, env={**environment, "COMPORTA_CONFIG": str(config)}, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield next(word for line in process.stdout for word in line.split() if "http://" in word)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(PATIENCE_SECONDS)
 
 
 def asked(url: str, ufs: str = NINE) -> tuple[int, Any]:
@@ -63,11 +44,18 @@ def state(request: pytest.FixtureRequest, valkey: Server) -> Iterator[str]:
     remove(name)
 
 
-def test_workers__two__share_answers_breakers_and_stale_results(state: str, tmp_path: Path) -> None:
+def test_workers__two__share_answers_breakers_and_stale_results(
+    state: str, valkey: Server, tmp_path: Path
+) -> None:
+    valkey.command("FLUSHALL")
     with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server, ExitStack() as stack:
-        told = {"threshold": len(UFS), "cooldown": 300, "search": "fresh = 3"}
-        config = written(tmp_path, server, state=state, **told)
-        first, second = (stack.enter_context(served(config)) for _ in range(2))
+        told = {"threshold": 40, "cooldown": 300, "search": "fresh = 4", **PATIENT}
+        database = f"sqlite:///{tmp_path}/search.db"
+        config = written(tmp_path, server, state=state, database=database, **told)
+        both = stack.enter_context(
+            several_served(2, tmp_path, "--config", str(config), COMPORTA_STATE=state, DATABASE_URL=database)
+        )
+        first, second = (one.address for one in both)
         status, whole = asked(first)
         assert (status, whole["complete"]) == (200, True)
         calls = server.pncp.accepted, server.pcp.accepted
@@ -76,16 +64,25 @@ def test_workers__two__share_answers_breakers_and_stale_results(state: str, tmp_
         assert (server.pncp.accepted, server.pcp.accepted) == calls
 
         server.pcp.set(mode="dead")
-        _, partial = asked(first, ",".join(UFS[:5]))
+        _, partial = asked(first, ",".join(UFS))
         assert partial["missing_sources"] == ["pcp"]
-        assert health(second)["pcp_circuit_breaker"]["failures"] == 5
-        asked(second, ",".join(UFS[1:]))
+        asked(first, ",".join(UFS[:3]))
+        for url in (first, second):
+            said = {"failures": 30, "degraded": False, "degraded_until": None}
+            assert health(url)["pcp_circuit_breaker"] == said
+            eventually(lambda url=url: health(url)["workers"]["alive"] == 2)
+        if state.startswith("redis"):
+            valkey.command("SET", "circuit_breaker:pncp:failures", "30")
+            assert [health(url)["pncp_circuit_breaker"]["failures"] for url in (first, second)] == [30, 30]
+            valkey.command("DEL", "circuit_breaker:pncp:failures")
+        asked(second, ",".join(UFS[:10]))
         for url in (first, second):
             assert health(url)["pcp_circuit_breaker"]["degraded"] is True
             eventually(lambda url=url: asked(url, "RO")[1]["sources"]["pcp"] == SKIPPED)
 
         server.pncp.set(mode="dead")
-        asked(first, "AL,AM,AP,DF,ES,GO,MS,MT,PA")
+        asked(first, ",".join(UFS[1:]))
+        asked(first, ",".join(UFS[:14]))
         eventually(lambda: asked(second)[1]["freshness"] == "stale")
         eventually(lambda: str(asked(second)[1]["warnings"]).count("its circuit is open") == 2)
         status, stale = asked(second)

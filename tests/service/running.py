@@ -27,6 +27,12 @@ TOKEN = "an-admin-token-for-tests"  # noqa: S105 - of tests only
 OPERATOR = {"authorization": f"Bearer {TOKEN}"}
 OURS = ("COMPORTA_", "REDIS_URL", "DATABASE_URL", "USE_REDIS_CIRCUIT_BREAKER", "PROMETHEUS_")
 
+CLIENT = httpx2.Client(
+    timeout=PATIENCE_SECONDS,
+    verify=False,
+    limits=httpx2.Limits(max_keepalive_connections=0),  # one that was kept may be ended just then
+)
+
 
 class Asked(NamedTuple):
     """An application that runs in this process, and a client for it."""
@@ -111,7 +117,7 @@ def _ready(process: subprocess.Popen[str], errors: Path) -> Served:
     said = process.stdout.readline()
     assert said.startswith("Serving at "), errors.read_text()
     address = said.removeprefix("Serving at ").strip()
-    assert httpx2.get(f"{address}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
+    assert CLIENT.get(f"{address}/readyz").status_code == 200
     return Served(address, process, errors)
 
 
@@ -134,7 +140,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -
 
 def health(address: str) -> dict[str, Any]:
     """Return what a served application says of its health."""
-    reply = httpx2.get(f"{address}/v1/health", timeout=PATIENCE_SECONDS)
+    reply = CLIENT.get(f"{address}/v1/health")
     assert reply.status_code in {200, 503}
     found: dict[str, Any] = reply.json()
     return found

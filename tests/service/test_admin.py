@@ -242,6 +242,8 @@ async def test_service__on_either_database__makes_its_tables_and_writes_down(
         await asked.parts.cache.save_to_cache("ana", {"uf": "SP"}, [1])
         paused = await act(asked, "POST", "/upstreams/pcp/pause", {"seconds": 1})
         cleared = await act(asked, "DELETE", "/cache/keys?confirm=everything")
+        strange = await asked.client.get("/v1/admin/cache/keys?user=%00", headers=OPERATOR)
+        assert (strange.status_code, strange.json()["field"]) == (422, "user")
         health = await asked.client.get("/v1/health")
         written = await done(asked)
     assert (paused.status_code, cleared.json(), health.status_code) == (200, {"removed": 1}, 200)

@@ -265,3 +265,12 @@ def test_serve__without_the_extra__says_what_to_install(monkeypatch: pytest.Monk
     ran = CliRunner().invoke(comporta, ["serve"])
     assert ran.exit_code == 1
     assert "pip install 'comporta[service]'" in ran.output
+
+
+def test_serve__address_on_a_private_network__is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        os, "environ", {**os.environ, "COMPORTA_SERVICE_ADDRESSES_PNCP": "http://127.0.0.1:9"}
+    )
+    ran = CliRunner().invoke(comporta, ["serve", "--port", "0"])
+    assert (ran.exit_code, len(ran.output.splitlines())) == (1, 1)
+    assert ran.output.startswith("Error: addresses.pncp: 127.0.0.1 must be on the public network")

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.service.running import Asked, awaited, health, lose_database, running, several_served
+from tests.service.running import Asked, awaited, lose_database, running
 
-from comporta import BreakerConfig, CircuitBreaker
-from comporta.breaker.registry import DEFAULTS
 from comporta.errors import DatabaseUnavailableError
 from comporta.stores.folder import path_of
-from comporta.stores.urls import forget_stores
 from comporta.testing import Server
 
 A_HASH = "a" * 64
@@ -158,27 +155,3 @@ async def test_health__redis_killed__every_answer_is_still_one(tmp_path: Path) -
     assert after["state"]["fallback"]["workers"] == 1
     assert "cannot be used" in after["state"]["fallback"]["why"]
     assert after["workers"] == {"alive": 1}
-
-
-@pytest.mark.parametrize("engine", ["shared", "redis"])
-def test_health__two_workers__one_truth(
-    engine: str, shared_name: str, valkey: Server, tmp_path: Path
-) -> None:
-    valkey.command("FLUSHALL")
-    state = f"shared://{shared_name}" if engine == "shared" else f"{valkey.url}?timeout=5"
-    with several_served(2, tmp_path, COMPORTA_STATE=state) as [one, other]:
-        breaker = CircuitBreaker("pncp", state=state, config=BreakerConfig(**DEFAULTS["pncp"]))
-        for _ in range(30):
-            breaker.sync.record_failure("no answer")
-        forget_stores()  # this process is no worker of theirs
-        for address in (one.address, other.address):
-            assert health(address)["pncp_circuit_breaker"]["failures"] == 30
-        assert health(one.address)["workers"]["alive"] >= 2
-        if engine == "redis":
-            valkey.command("SET", "circuit_breaker:pcp:failures", "12")
-            for address in (one.address, other.address):
-                assert health(address)["pcp_circuit_breaker"] == {
-                    "failures": 12,
-                    "degraded": False,
-                    "degraded_until": None,
-                }

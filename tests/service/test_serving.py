@@ -22,7 +22,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
-from tests.service.running import PATIENCE_SECONDS, config, environment, health, served, wait_for
+from tests.service.running import CLIENT, PATIENCE_SECONDS, config, environment, health, served, wait_for
 from uvicorn.supervisors.multiprocess import SIGNALS
 
 from comporta.database.urls import open_database
@@ -122,8 +122,8 @@ def test_end__request_and_stream_under_way__one_finishes_the_other_is_ended(tmp_
     app.add_api_route("/slow", slow)
     app.add_api_route("/stream", stream)
     with on_a_thread(app) as (address, server), ThreadPoolExecutor(2) as pool:
-        asked = pool.submit(httpx2.get, f"{address}/slow", timeout=PATIENCE_SECONDS)
-        streamed = pool.submit(httpx2.get, f"{address}/stream", timeout=PATIENCE_SECONDS)
+        asked = pool.submit(CLIENT.get, f"{address}/slow")
+        streamed = pool.submit(CLIENT.get, f"{address}/stream")
         assert under_way.wait(PATIENCE_SECONDS)
         wait_for(lambda: len(server.server_state.tasks) == 2)
         server.should_exit = True
@@ -159,8 +159,8 @@ def test_serve__two_workers__count_together(tmp_path: Path, state: str) -> None:
         wait_for(lambda: health(one.address)["workers"]["alive"] == 2)
         asked = 20
         for _ in range(asked):
-            assert httpx2.get(f"{one.address}/livez", timeout=PATIENCE_SECONDS).status_code == 200
-        page = httpx2.get(f"{one.address}/metrics", timeout=PATIENCE_SECONDS).text
+            assert CLIENT.get(f"{one.address}/livez").status_code == 200
+        page = CLIENT.get(f"{one.address}/metrics").text
         counted = f'http_requests_total{{method="GET",route="/livez",status="200"}} {asked}.0'
         before = _workers(state)
         assert one.end() == 0
@@ -174,7 +174,7 @@ def test_serve__redis_killed_under_load__answers_no_5xx(tmp_path: Path) -> None:
         killed = threading.Event()
 
         def ask(number: int) -> list[int]:
-            with httpx2.Client(base_url=one.address, timeout=PATIENCE_SECONDS) as client:
+            with httpx2.Client(base_url=one.address, timeout=PATIENCE_SECONDS, verify=False) as client:
                 found = []
                 for n in range(60):
                     if number == 0 and n == 20:
@@ -216,6 +216,19 @@ def test_database__without_tables__has_them_once_it_is_served(tmp_path: Path) ->
     database.close()
 
 
+@pytest.mark.usefixtures("_as_before")
+def test_serve__workers_cannot_start__ends_with_a_status_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server(password="secret") as server:  # noqa: S106 - of this test only
+        url = f"redis://:wrong@127.0.0.1:{server.port}/0?timeout=5"
+        for name, value in environment(tmp_path, COMPORTA_STATE=url, port="0", workers="2").items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            serve(ServiceConfig.load(), lambda _: None)
+    assert ended.value.code == 3
+
+
 @pytest.fixture
 def _as_before() -> Iterator[None]:
     """Put back what serving in the main thread changes for the whole process."""
@@ -242,7 +255,7 @@ def test_serve__in_the_main_thread__ends_by_sigterm(
 
     def ask(address: str) -> None:
         try:
-            answers.append(httpx2.get(f"{address}/v1/health", timeout=PATIENCE_SECONDS).status_code)
+            answers.append(CLIENT.get(f"{address}/v1/health").status_code)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 

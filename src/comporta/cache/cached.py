@@ -34,6 +34,7 @@ class Cached:
     """
 
     __slots__ = (
+        "__weakref__",  # for those who want to know whether it is still the same, and not keep it
         "_clock",
         "_retry_ns",
         "born_ns",
@@ -103,7 +104,7 @@ class Cached:
     def but(self, **changes: Any) -> Cached:
         """Return the same with something changed."""
         twin = object.__new__(Cached)
-        for name in Cached.__slots__:
+        for name in _FIELDS:
             setattr(twin, name, getattr(self, name))
         for name, value in changes.items():
             setattr(twin, name, value)
@@ -119,3 +120,6 @@ class Cached:
             f"Cached({self.value!r:.60}, {self.freshness!r}, age={self.age:.1f}, source={self.source!r}"
             f"{coverage}, next_retry={self.next_retry})"
         )
+
+
+_FIELDS = tuple(name for name in Cached.__slots__ if name != "__weakref__")

@@ -34,9 +34,12 @@ def serve(host: str | None, port: int | None, workers: int | None, file: str | N
     config = loaded(None)
     try:
         from comporta.service.serving import serve as run  # noqa: PLC0415 - an extra
+        from comporta.service.sources.addresses import PrivateAddressError  # noqa: PLC0415 - likewise
     except ModuleNotFoundError as error:
         raise click.ClickException(f"serving needs {error.name}: pip install 'comporta[service]'") from None
     try:
         run(config, lambda address: click.echo(f"Serving at {address}"))
     except OSError as error:
         raise click.ClickException(f"{config.host}:{config.port}: {error.strerror or error}") from None
+    except PrivateAddressError as error:
+        raise click.ClickException(str(error)) from None

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import Request
 
@@ -45,6 +45,10 @@ HALT_SECONDS = 4.0
 
 CLOSE_SECONDS = 3.0
 """How long giving things back may take, once nothing is under way any more."""
+
+KEPT_PER_USER: Final = 1000
+"""How many answers are kept for each user: all who do not say who they are are one, and a search is one
+answer for each source."""
 
 
 @dataclass
@@ -138,6 +142,7 @@ def _made(config: ServiceConfig, plugs: BatchPlugs) -> Parts:
             name="search",
             fresh=config.search.fresh,
             stale=config.search.stale,
+            entries_per_user=KEPT_PER_USER,
             state=upstreams.store,
             migrate=False,
         )

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,12 +22,13 @@ from typing import Any, Final
 import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.config import LOGGING_CONFIG
+from uvicorn.config import LOGGING_CONFIG, STARTUP_FAILURE
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
 from comporta.service.config import ServiceConfig
 from comporta.service.figures import FOLDER_VARIABLE
+from comporta.service.sources.opening import check_addresses
 
 APP: Final = "comporta.service.app:create_app"
 BACKLOG: Final = 2048
@@ -84,8 +86,11 @@ class PatientProtocol(H11Protocol):
 def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
     """Serve until told to end; then what is under way is finished, and everything given back.
 
-    ``told`` is given the address, once clients can connect: they wait in line until a worker takes them.
+    ``told`` is given the address, once clients can connect: they wait in line until a worker takes them. What
+    can be known to be wrong is an error before that; a worker that cannot start ends the process with an
+    exit status that says so.
     """
+    asyncio.run(check_addresses(config))
     with _listening(config.host, config.port) as listener:
         told(_address(listener))
         settings = settings_of(config, APP, _logging())
@@ -94,7 +99,10 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
                 uvicorn.Server(settings).run([listener])
         else:
             with _figures_together():
-                Multiprocess(settings, [listener]).run()
+                supervisor = Multiprocess(settings, [listener])
+                supervisor.run()
+            if any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
+                sys.exit(STARTUP_FAILURE)  # as for a single one; the supervisor itself keeps silent about it
 
 
 def settings_of(

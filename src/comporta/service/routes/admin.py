@@ -22,6 +22,9 @@ from comporta.upstream.upstream import Upstream
 T = TypeVar("T")
 
 EVERYTHING = "everything"
+NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$"
+"""PostgreSQL takes no NUL in a text, and nobody's name has any of the others."""
+
 _bearer = HTTPBearer(auto_error=False, description="The admin token of the service.")
 
 
@@ -72,8 +75,8 @@ def admitted(
 OfOperator = Annotated[Operator, Depends(admitted)]
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$", description="An upstream.")]
 Hash = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="The hash of a search's parameters.")]
-User = Annotated[str, Query(min_length=1, max_length=200)]
-AnyUser = Annotated[str | None, Query(min_length=1, max_length=200)]
+User = Annotated[str, Query(min_length=1, max_length=200, pattern=NO_CONTROLS)]
+AnyUser = Annotated[str | None, Query(min_length=1, max_length=200, pattern=NO_CONTROLS)]
 Few = Annotated[int, Query(ge=1, le=1000)]
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(admitted)])
@@ -197,7 +200,7 @@ async def clear_cache(operator: OfOperator, confirm: str = "") -> dict[str, Any]
 
 @router.post("/backfills/{job_id}/retry")
 async def retry_backfill(
-    operator: OfOperator, job_id: Annotated[str, Path(min_length=1, max_length=100)]
+    operator: OfOperator, job_id: Annotated[str, Path(min_length=1, max_length=100, pattern=NO_CONTROLS)]
 ) -> dict[str, Any]:
     """Have a failed backfill begin again where it ended."""
     if operator.parts.retry_backfill is None:

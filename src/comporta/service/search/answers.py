@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
+from weakref import ref
 
 import msgspec
 
@@ -43,9 +44,22 @@ class Part:
     why: str = ""
     retry_after: float | None = None
 
-    def same(self, other: Part) -> bool:
-        """Whether a body made of the other says what one made of this would."""
-        return self.cached is other.cached and self.status == other.status and self.why == other.why
+    def trace(self) -> Trace:
+        """Return what is enough to know it again."""
+        return Trace(None if self.cached is None else ref(self.cached), self.status, self.why)
+
+
+class Trace(NamedTuple):
+    """What a body was made of; notices that nobody else keeps in memory are not kept for its sake."""
+
+    cached: ref[Cached] | None
+    status: str
+    why: str
+
+    def same(self, part: Part) -> bool:
+        """Whether a body made of this part would be the same."""
+        cached = None if self.cached is None else self.cached()
+        return cached is part.cached and self.status == part.status and self.why == part.why
 
 
 class Rendered(NamedTuple):
@@ -55,9 +69,24 @@ class Rendered(NamedTuple):
     body: bytes
     headers: dict[str, str]
 
-    def holds(self, parts: Sequence[Part]) -> bool:
-        """Whether it was made of these."""
-        return all(map(Part.same, parts, self.parts))
+
+class Kept(NamedTuple):
+    """What was made, to be served again."""
+
+    traces: tuple[Trace, ...]
+    body: bytes
+    headers: dict[str, str]
+
+    @classmethod
+    def of(cls, made: Rendered) -> Self:
+        """Keep it."""
+        return cls(tuple(part.trace() for part in made.parts), made.body, made.headers)
+
+    def made_of(self, parts: Sequence[Part]) -> Rendered | None:
+        """Return it, if it would be the same made of these."""
+        if all(map(Trace.same, self.traces, parts)):
+            return Rendered(tuple(parts), self.body, self.headers)
+        return None
 
 
 def rendered(query: SearchQuery, parts: Sequence[Part]) -> Rendered:

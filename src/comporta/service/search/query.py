@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 from urllib.parse import parse_qsl
 
 from comporta.cache.params import USER_CHARS_MAX
+from comporta.service.search.merging import folded
 
 UFS: Final = (
     *("AC", "AL", "AM", "AP", "BA", "CE", "DF", "ES", "GO", "MA", "MG", "MS", "MT", "PA"),
@@ -164,9 +165,14 @@ def _terms(told: Mapping[str, list[str]]) -> tuple[str, ...]:
     if len(found) > TERMS_MAX:
         raise QueryError("terms", f"must be at most {TERMS_MAX}, got {len(found)}")
     for term in found:
-        if not TERM_CHARS[0] <= len(term) <= TERM_CHARS[1] or not term.isprintable():
+        if not _is_term(term):
             _wrong("terms", f"must be {TERM_CHARS[0]} to {TERM_CHARS[1]} printable characters each", term)
     return found
+
+
+def _is_term(term: str) -> bool:
+    """Whether a term is one; accents alone would be in every text."""
+    return TERM_CHARS[0] <= len(folded(term)) and len(term) <= TERM_CHARS[1] and term.isprintable()
 
 
 def _user(told: Mapping[str, list[str]]) -> str:

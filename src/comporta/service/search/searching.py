@@ -18,7 +18,7 @@ from comporta.cache.cache import HealthCache
 from comporta.cache.cached import Cached, Loaded
 from comporta.cache.health import FRESH, STALE, calculate_backoff_minutes
 from comporta.errors import CacheUnavailableError, CircuitOpenError, DatabaseError, RefusedError
-from comporta.service.search.answers import FAILED, SKIPPED, Part, Rendered, rendered
+from comporta.service.search.answers import FAILED, SKIPPED, Kept, Part, Rendered, rendered
 from comporta.service.search.board import Board
 from comporta.service.search.gathering import Bounds, Gathering
 from comporta.service.search.query import Question, SearchQuery
@@ -56,19 +56,20 @@ class Search:
         self._cache = cache
         self._bounds = Bounds(settings.pages_max, settings.timeout)
         self._soft_timeout = settings.soft_timeout or None
-        self._made: OrderedDict[SearchQuery, Rendered] = OrderedDict()
+        self._made: OrderedDict[SearchQuery, Kept] = OrderedDict()
         self._made_bytes = 0
         self._pool = ThreadPoolExecutor(_THREADS, "comporta-merge")
 
     async def answer(self, query: SearchQuery) -> Rendered:
         """Return the answer; raises ``Nothing`` if there is none."""
-        made = self._made.get(query)
-        if made is None:
+        kept = self._made.get(query)
+        if kept is None:
             found = await asyncio.gather(*(self._part(name, query) for name in self._sources))
         else:  # most likely all of it is in memory, and waits for nobody
             found = [await self._part(name, query) for name in self._sources]
-        if made is not None and made.holds(found):
-            return made._replace(parts=tuple(found))
+        same = None if kept is None else kept.made_of(found)
+        if same is not None:
+            return same
         if all(part.cached is None for part in found):
             raise Nothing(found)
         loop = asyncio.get_running_loop()
@@ -143,7 +144,7 @@ class Search:
     def _keep(self, query: SearchQuery, made: Rendered) -> None:
         before = self._made.pop(query, None)
         self._made_bytes += len(made.body) - (0 if before is None else len(before.body))
-        self._made[query] = made
+        self._made[query] = Kept.of(made)
         while len(self._made) > KEPT_MAX or self._made_bytes > KEPT_BYTES_MAX:
             _, dropped = self._made.popitem(last=False)
             self._made_bytes -= len(dropped.body)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Any, Final, NamedTuple, Protocol, TypedDict
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TypedDict
+
+import msgspec
 
 from comporta.upstream.upstream import Upstream
 
 TEXT_CHARS_MAX: Final = 4000
 """How much of a portal's text is kept."""
+
+Code = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+"""A portal's number for something; what is larger than JSON's own could not be kept."""
 
 
 class SourceError(Exception):

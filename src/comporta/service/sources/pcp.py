@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from comporta.service.sources.base import MalformedPageError, Notice, Page, Wanted, bounded, web_link
+from comporta.service.sources.base import Code, MalformedPageError, Notice, Page, Wanted, bounded, web_link
 from comporta.service.sources.fetching import Portal
 from comporta.upstream.upstream import Upstream
 
@@ -24,19 +24,19 @@ class _Agency(msgspec.Struct):
 
 
 class _Modality(msgspec.Struct):
-    code: int | None = msgspec.field(default=None, name="codigo")
+    code: Code | None = msgspec.field(default=None, name="codigo")
     name: str | None = msgspec.field(default=None, name="nome")
 
 
 class _Item(msgspec.Struct):
     number: int | str = msgspec.field(name="id")
     control_number: str | None = msgspec.field(default=None, name="numeroControlePncp")
-    agency: _Agency = msgspec.field(default_factory=_Agency, name="orgao")
+    agency: _Agency | None = msgspec.field(default=None, name="orgao")
     uf: str | None = None
     city: str | None = msgspec.field(default=None, name="municipio")
     what: str | None = msgspec.field(default=None, name="objeto")
     value: float | None = msgspec.field(default=None, name="valorEstimado")
-    modality: _Modality = msgspec.field(default_factory=_Modality, name="modalidade")
+    modality: _Modality | None = msgspec.field(default=None, name="modalidade")
     published: str | None = msgspec.field(default=None, name="publicadoEm")
     closes: str | None = msgspec.field(default=None, name="encerraEm")
     link: str | None = None
@@ -83,23 +83,24 @@ class Pcp:
 def _page(body: bytes, uf: str) -> Page:
     try:
         read = _DECODER.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MalformedPageError(f"{NAME} sent what is no page: {error}") from None
     return Page([_notice(item, uf) for item in read.items], read.pages)
 
 
 def _notice(item: _Item, uf: str) -> Notice:
+    agency, modality = item.agency or _Agency(), item.modality or _Modality()
     return {
         "id": bounded(item.control_number) or f"{NAME}:{item.number}"[:100],
         "sources": [NAME],
-        "agency": bounded(item.agency.name),
-        "cnpj": bounded(item.agency.cnpj),
+        "agency": bounded(agency.name),
+        "cnpj": bounded(agency.cnpj),
         "uf": bounded(item.uf) or uf,
         "city": bounded(item.city),
         "object": bounded(item.what) or "",
         "value": item.value,
-        "modality": item.modality.code,
-        "modality_name": bounded(item.modality.name),
+        "modality": modality.code,
+        "modality_name": bounded(modality.name),
         "published_at": bounded(item.published),
         "closes_at": bounded(item.closes),
         "url": web_link(item.link),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Final
 
 import msgspec
 
-from comporta.service.sources.base import MalformedPageError, Notice, Page, Wanted, bounded, web_link
+from comporta.service.sources.base import Code, MalformedPageError, Notice, Page, Wanted, bounded, web_link
 from comporta.service.sources.fetching import Portal
 from comporta.upstream.upstream import Upstream
 
@@ -28,11 +29,11 @@ class _Unit(msgspec.Struct):
 
 class _Item(msgspec.Struct):
     number: str = msgspec.field(name="numeroControlePNCP")
-    agency: _Agency = msgspec.field(default_factory=_Agency, name="orgaoEntidade")
-    unit: _Unit = msgspec.field(default_factory=_Unit, name="unidadeOrgao")
+    agency: _Agency | None = msgspec.field(default=None, name="orgaoEntidade")
+    unit: _Unit | None = msgspec.field(default=None, name="unidadeOrgao")
     what: str | None = msgspec.field(default=None, name="objetoCompra")
     value: float | None = msgspec.field(default=None, name="valorTotalEstimado")
-    modality: int | None = msgspec.field(default=None, name="modalidadeId")
+    modality: Code | None = msgspec.field(default=None, name="modalidadeId")
     modality_name: str | None = msgspec.field(default=None, name="modalidadeNome")
     published: str | None = msgspec.field(default=None, name="dataPublicacaoPncp")
     closes: str | None = msgspec.field(default=None, name="dataEncerramentoProposta")
@@ -63,8 +64,8 @@ class Pncp:
     async def page(self, wanted: Wanted, number: int) -> Page:
         """Return a page; a 204 is an empty one."""
         told: dict[str, str | int] = {
-            "dataInicial": f"{wanted.first:%Y%m%d}",
-            "dataFinal": f"{wanted.last:%Y%m%d}",
+            "dataInicial": _day(wanted.first),
+            "dataFinal": _day(wanted.last),
             "codigoModalidadeContratacao": wanted.modality,
             "uf": wanted.uf,
             "pagina": number,
@@ -77,22 +78,28 @@ class Pncp:
         await self._portal.aclose()
 
 
+def _day(day: date) -> str:
+    """Return a day as the portal wants it; ``%Y`` would leave out the zeros of early years."""
+    return day.isoformat().replace("-", "")
+
+
 def _page(body: bytes, uf: str) -> Page:
     try:
         read = _DECODER.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MalformedPageError(f"{NAME} sent what is no page: {error}") from None
     return Page([_notice(item, uf) for item in read.data], read.pages)
 
 
 def _notice(item: _Item, uf: str) -> Notice:
+    agency, unit = item.agency or _Agency(), item.unit or _Unit()
     return {
         "id": bounded(item.number) or "",
         "sources": [NAME],
-        "agency": bounded(item.agency.name),
-        "cnpj": bounded(item.agency.cnpj),
-        "uf": bounded(item.unit.uf) or uf,
-        "city": bounded(item.unit.city),
+        "agency": bounded(agency.name),
+        "cnpj": bounded(agency.cnpj),
+        "uf": bounded(unit.uf) or uf,
+        "city": bounded(unit.city),
         "object": bounded(item.what) or "",
         "value": item.value,
         "modality": item.modality,

@@ -1,0 +1,110 @@
+"""The event loop while fifty clients ask at once: nothing on it waits for a file, a socket or a lock.
+
+Exempt are reads of the cache by primary key from SQLite, which take microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from asyncio.events import Handle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blockbuster import blockbuster_ctx
+from tests.search.rig import DAYS, FRESH, PATIENT, Rig, rigged
+from tests.service.running import OPERATOR, TOKEN
+
+from comporta import events
+from comporta.service import health
+from comporta.testing import ProcurementServer
+
+CLIENTS = 50
+STALL_SECONDS = 0.05 if sys.gettrace() is None else 0.5
+"""How long a step may compute; being traced takes several times as long."""
+
+
+@contextmanager
+def nothing_blocks() -> Iterator[None]:
+    """Have whatever blocks on an event loop raise an error there."""
+    with blockbuster_ctx(None) as watched:
+        for function in watched.functions.values():
+            function.can_block_in("comporta/database/sqlite.py", {"glance"})
+            function.can_block_in("coverage/collector.py", {"lock_data", "unlock_data"})
+        yield
+
+
+@pytest.fixture
+def longest(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time every step of event loops by the computing it takes: what else the machine does is not counted.
+
+    Gives the longest of all.
+    """
+    found = [0.0]
+    step: Any = Handle._run
+
+    def timed(self: Handle) -> None:
+        began = time.thread_time()
+        step(self)
+        found[0] = max(found[0], time.thread_time() - began)
+
+    monkeypatch.setattr(Handle, "_run", timed)
+    return found
+
+
+async def visit(rig: Rig, number: int) -> set[int]:
+    """Ask for everything there is: kept, new, stale, and what operators look at."""
+    mine = {**DAYS, "ufs": "MG,SP", "user": f"user-{number}"}
+    key = "0" * 64
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("GET", "/v1/health", {}),
+        ("GET", "/v1/health/cache", {}),
+        ("GET", "/metrics", {}),
+        ("GET", "/readyz", {}),
+        ("GET", "/v1/search", {"params": {**DAYS, "ufs": "SP"}}),
+        ("GET", "/v1/search", {"params": {**mine, "date_from": f"2026-01-0{number % 9 + 1}"}}),
+        ("GET", "/v1/search", {"params": {**mine, "ufs": "RJ", "terms": "uniformes"}}),
+        ("GET", "/v1/search/stream", {"params": {**mine, "ufs": "RJ"}}),
+        ("GET", "/v1/admin/audit", {"headers": OPERATOR}),
+        ("GET", "/v1/admin/cache/keys", {"headers": OPERATOR}),
+        ("POST", f"/v1/admin/cache/keys/{key}/refresh", {"headers": OPERATOR}),
+        ("POST", "/v1/admin/upstreams/pcp/resume", {"headers": OPERATOR}),
+    ]
+    begin = number % len(asked)  # so that everything is asked for while everything else is
+    turned = asked[begin:] + asked[:begin]
+    return {(await rig.client.request(method, path, **told)).status_code for method, path, told in turned}
+
+
+def test_loop__fifty_clients_ask_for_everything__never_blocks_and_never_stalls(
+    tmp_path: Path, longest: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "DATABASE_SECONDS", 60.0)  # fifty at once on a slow machine is no outage
+
+    async def story(rig: Rig) -> None:
+        await rig.found("RJ")
+        rig.clock.advance(FRESH + 1)  # from now on that is stale, and fetched anew by who asks
+        await rig.found("SP")
+        longest[0] = 0.0
+        with nothing_blocks():
+            found = await asyncio.gather(*(visit(rig, number) for number in range(CLIENTS)))
+        assert set().union(*found) == {200, 404}
+
+        async def fetched_anew() -> bool:
+            return bool((await rig.found("RJ"))["freshness"] == "fresh")
+
+        await rig.until(fetched_anew)
+
+    async def telling() -> None:
+        with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server:
+            service = f'client_limit = false\nadmin_token = "{TOKEN}"'
+            async with rigged(tmp_path, server, service=service, **PATIENT) as rig:
+                await story(rig)
+
+    began = time.time()
+    asyncio.run(telling())
+    assert not [event for event in events.latest_events() if event.at >= began and "Blocking" in event.text]
+    assert longest[0] < STALL_SECONDS
