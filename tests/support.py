@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+import signal
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -67,3 +69,19 @@ def store_by_hand(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Stor
     else:
         with redis_store(request.getfixturevalue("valkey"), clock) as redis:
             yield redis
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond so many bytes, for as short as can be.
+
+    That goes for what the test run itself is written to, so it must not be in force when a test ends.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import files_of_at_most
 
 from comporta.errors import SinkColumnError, SinkFullError, SinkRowError, SinkUnavailableError
 from comporta.events import latest_events
@@ -197,15 +196,8 @@ def test_csv__no_room_on_the_disk__keeps_a_batch_whole_or_not_at_all(path: Path)
     sink = opened(path)
     sink.write([{"id": 1}])
     size = path.stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
-    try:
-        with pytest.raises(SinkFullError, match="File too large"):
-            sink.write([{"id": number} for number in range(100)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with files_of_at_most(size + 10), pytest.raises(SinkFullError, match="File too large"):
+        sink.write([{"id": number} for number in range(100)])
     assert path.stat().st_size == size
     sink.write([{"id": 2}])
     sink.close()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import files_of_at_most
 
 from comporta.errors import SinkFullError, SinkRowError, SinkUnavailableError
 from comporta.pipeline.sinks import JsonLinesSink, files
@@ -108,21 +106,11 @@ def test_write__row_that_cannot_be_kept__says_which(path: Path) -> None:
     assert path.read_text() == ""
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_write__disk_is_full__keeps_whole_batches_only(path: Path, small_files: None) -> None:
+def test_write__disk_is_full__keeps_whole_batches_only(path: Path) -> None:
     sink = JsonLinesSink(path)
     sink.open()
     sink.write([{"id": 1}])
-    with pytest.raises(SinkFullError, match="File too large"):
+    with files_of_at_most(2000), pytest.raises(SinkFullError, match="File too large"):
         sink.write([{"id": 2, "text": "x" * 3000}])
     sink.write([{"id": 3}])
     sink.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import subprocess
 import sys
 from datetime import date
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import files_of_at_most
 
 from comporta.errors import DeadLettersError, DeadLettersFullError
 from comporta.pipeline.letters import DeadLetters, Letter
@@ -114,15 +113,8 @@ def test_letters__no_room_on_the_disk__keeps_all_or_nothing(path: Path) -> None:
     letters = DeadLetters(path)
     letters.append(1, "whole")
     size = path.stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
-    try:
-        with pytest.raises(DeadLettersError, match="File too large"):
-            letters.append(2, "does not fit")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with files_of_at_most(size + 10), pytest.raises(DeadLettersError, match="File too large"):
+        letters.append(2, "does not fit")
     assert path.stat().st_size == size
     letters.append(3, "fits again")
     assert [letter.item for letter in DeadLetters.read(path)] == [1, 3]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import builtins
 import gc
-import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import openpyxl
 import pytest
 import xlsxwriter
+from tests.support import files_of_at_most
 
 from comporta.errors import SinkFullError, SinkRowError, SinkUnavailableError
 from comporta.pipeline.sinks import XlsxSink, xlsx
@@ -160,15 +159,9 @@ def test_xlsx__no_room_for_the_rows__is_named(path: Path) -> None:
 def test_xlsx__no_room_for_the_workbook__can_be_closed_again(path: Path) -> None:
     sink = opened(path)
     sink.write([{"id": number} for number in range(200)])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(SinkFullError, match=r"File too large; its rows are in rows.xlsx.rows"):
-            sink.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    full = pytest.raises(SinkFullError, match=r"File too large; its rows are in rows.xlsx.rows")
+    with files_of_at_most(1000), full:
+        sink.close()
     gc.collect()  # the library leaves files open when it fails
     assert not path.exists()
     sink.close()
