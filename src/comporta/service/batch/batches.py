@@ -84,7 +84,7 @@ class Batches:
             "processor": Role("processor", settings.concurrency * settings.jobs_max, 10_000),
         }
         self._processing = None if processor is None else Processing(processor, self._roles["processor"])
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[HeldJob, Run] = {}
         self._changes: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # of who follows
         self._followers = 0
         self._opening: asyncio.Task[None] | None = None
@@ -246,7 +246,7 @@ class Batches:
             concurrency=self.settings.concurrency,
             changed=self._changed,
         )
-        self._runs[held.job_id] = run
+        self._runs[held] = run
         if self._taking.stopping:
             run.stop()
         try:
@@ -254,7 +254,7 @@ class Batches:
         except LostLeaseError:
             return True  # for this worker it is over
         finally:
-            del self._runs[held.job_id]
+            del self._runs[held]
 
     async def _backfill(self, held: HeldBackfill) -> bool:
         lost = False
