@@ -87,6 +87,13 @@ class Filling:
             except (ComportaError, OSError) as error:  # TimeoutError is one
                 await self._give_up(self._target, error)
 
+    async def abandon(self) -> None:
+        """Begin no other batch; the thread of a writer ends."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(Exception):
+                await writer.close(ABANDON_SECONDS)
+
     async def _writer_for(self, target: Target) -> BatchWriter:
         if self._writer is not None and self._target != target:
             await self.close()
@@ -126,10 +133,7 @@ class Filling:
         return note
 
     async def _give_up(self, target: Target, error: Exception) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            with suppress(Exception):
-                await writer.close(ABANDON_SECONDS)
+        await self.abandon()
         await ask_async(self._database, self._given_up(target, error))
 
     def _given_up(self, target: Target, error: Exception) -> Asked[None]:

@@ -67,8 +67,11 @@ class Run:
                 group.create_task(self._store_all())
                 for _ in range(self._concurrency):
                     group.create_task(self._work())
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
+        except BaseException as error:
+            await self._filling.abandon()  # its rows are in the database, and the next run's
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
+            raise
         finally:
             await self._accounts.aclose()
         await self._filling.close()
