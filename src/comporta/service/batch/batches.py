@@ -135,6 +135,8 @@ class Batches:
         for role in self._roles.values():
             role.close()
         self._sheets.close()
+        if self._processing is not None:
+            await self._processing.aclose()
 
     # -- jobs
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -23,6 +24,7 @@ REFUSALS_MAX: Final = 10
 """How often a refusal is waited out before it is the account's result."""
 
 REFUSAL_SECONDS_MAX: Final = 30.0
+CLOSE_SECONDS: Final = 1.0
 
 _SPACES = dict.fromkeys((*range(32), 127), " ") | {ord("\n"): "\n"}
 
@@ -66,6 +68,14 @@ class Processing:
                 why = RuntimeError(f"something in the processor was cancelled: {error!r}")
                 break
         return _done(account, FAILED, _told(why))
+
+    async def aclose(self) -> None:
+        """Close what the processor holds, if it says how; whatever comes of that, the service ends."""
+        close = getattr(self._processor, "aclose", None)
+        with suppress(Exception):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if close is not None:
+                    await close()
 
     async def _called(self, account: str) -> Any:
         if self._awaited:
