@@ -229,6 +229,17 @@ def test_writer__no_dead_letters__says_so_and_keeps_the_rows(face: Face) -> None
     assert writer.unwritten() == []
 
 
+def test_writer__fails_and_nobody_writes__who_listens_hears_of_it_at_once(face: Face) -> None:
+    heard: list[Exception] = []
+    face.sink.errors = [DOWN]
+    face.opened(max_rows=2, retry=None, on_error=heard.append)
+    face.write(1, 2)
+    until(lambda: heard == [DOWN])
+    face.do("close")
+    assert face.sink.ids == [1, 2]
+    assert heard == [DOWN]
+
+
 def test_writer__flush_of_what_fails__raises_and_is_tried_again(face: Face) -> None:
     face.sink.errors = [DOWN]
     face.opened(retry=None)

@@ -22,10 +22,13 @@ from tests.service.batch.rig import (
     stored,
     until,
 )
+from tests.service.batch.test_batches import Failing
 from tests.service.running import awaited
 
 from comporta.database.base import Database, Statement
-from comporta.service.batch.local import LocalSheets
+from comporta.errors import SinkDeniedError
+from comporta.service.batch.local import LocalSheet, LocalSheets
+from comporta.service.batch.values import COMPLETED, FAILED
 
 EXPIRE = Statement("UPDATE batch_jobs SET lease_until_us = 0 WHERE status = 'running'")
 
@@ -73,6 +76,26 @@ async def test_processor__blocking_and_raises_what_is_hard_to_pass_on__is_the_ac
         await added(batches, 4)
         job = await over(batches)
     assert (job.succeeded, job.failed) == (3, 1)
+
+
+@awaited
+async def test_processor__service_ends__is_closed_whatever_comes_of_it(
+    plain: Database, tmp_path: Path
+) -> None:
+    class Holding:
+        closed = 0
+
+        async def __call__(self, account: str) -> str:
+            return account
+
+        async def aclose(self) -> None:
+            self.closed += 1
+            raise OSError("gone already")
+
+    holding = Holding()
+    async with running(plain, LocalSheets(tmp_path), holding):
+        pass
+    assert holding.closed == 1
 
 
 # -- leases
@@ -139,6 +162,39 @@ async def _true(value: bool) -> bool:
 
 
 # -- sheets
+
+
+@awaited
+async def test_filling__sheet_says_no_and_the_database_is_away__no_row_is_taken_for_written(
+    plain: Database, tmp_path: Path
+) -> None:
+    failing: Any = Failing(plain)
+
+    class Denied(LocalSheet):
+        def write(self, rows: Any) -> None:
+            if not failing.denied:
+                failing.denied = failing.failures = 1  # what would be noted of it is lost
+                raise SinkDeniedError("not you")
+            super().write(rows)
+
+    class Sheets(LocalSheets):
+        def sink(self, spreadsheet_id: str) -> Any:
+            return Denied(super().sink(spreadsheet_id).path)  # type: ignore[attr-defined] # a file's
+
+    failing.denied = 1
+    sheets, gate = Sheets(tmp_path), Gate()
+    async with running(failing, sheets, gate, concurrency=64) as batches:
+        await added(batches, 150)
+        config = await configured(batches)
+        await filled(batches)
+        failing.denied = 0
+        gate.open(150)
+        await stored(batches, 150)
+        await over(batches)
+        if (await filled(batches)).backfill_status == FAILED:
+            assert await batches.retry_backfill("job")
+        assert (await filled(batches)).backfill_status == COMPLETED
+    assert in_file(sheets, config.spreadsheet_id) == once(150)
 
 
 def _rows(sheets: LocalSheets, number: str) -> list[list[str]]:

@@ -6,15 +6,13 @@ asks for it again, all of it up to that moment is the backfill's.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from comporta import events
 from comporta.database.base import Database
 from comporta.errors import ComportaError, DatabaseError
-from comporta.pipeline.letters import DeadLetters, Letter
 from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.writing.writer import BatchWriter
 from comporta.service.batch.requests import Asked, ask, ask_async, given_up, written
@@ -41,19 +39,6 @@ class SheetRow(dict[str, str]):
 def rows_of(results: Sequence[Result]) -> list[Row]:
     """Return what goes into a sheet: successes that have something to say."""
     return [SheetRow(each) for each in results if each.outcome == SUCCESS and each.message]
-
-
-class KeptAlready(DeadLetters):
-    """Where rows go that a sheet did not take: they are in the database, and need not be kept once more."""
-
-    def __init__(self) -> None:
-        super().__init__(os.devnull)
-
-    def open(self) -> None:
-        """There is nothing to open."""
-
-    def extend(self, letters: Iterable[Letter]) -> None:
-        """Keep nothing."""
 
 
 class Filling:
@@ -106,9 +91,8 @@ class Filling:
                 max_delay=DELAY_SECONDS,
                 retry=self._sheets.retry,
                 limiter=self._sheets.quota,
-                dead_letters=KeptAlready(),
                 on_written=self._written(target),
-                on_dead=self._died(target),
+                on_error=self._stopped(target),
                 name="batch_sheet",
             )
             await writer.open()
@@ -124,10 +108,10 @@ class Filling:
 
         return note
 
-    def _died(self, target: Target) -> Any:
+    def _stopped(self, target: Target) -> Any:
         """Return what says that rows are missing, on the writer's thread: the next may be long in coming."""
 
-        def note(rows: Sequence[Row], error: Exception) -> None:
+        def note(error: Exception) -> None:
             ask(self._database, self._given_up(target, error))
 
         return note
