@@ -26,9 +26,11 @@ from tests.service.batch.test_batches import Failing
 from tests.service.running import awaited
 
 from comporta.database.base import Database, Statement
-from comporta.errors import SinkDeniedError
+from comporta.errors import DatabaseError, SinkDeniedError
+from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.service.batch.local import LocalSheet, LocalSheets
 from comporta.service.batch.values import COMPLETED, FAILED
+from comporta.testing import PostgresServer
 
 EXPIRE = Statement("UPDATE batch_jobs SET lease_until_us = 0 WHERE status = 'running'")
 
@@ -161,6 +163,33 @@ async def _true(value: bool) -> bool:
     return value
 
 
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+@awaited
+async def test_database__restarted_while_a_job_runs_and_its_sheet_is_filled__nothing_is_lost(
+    database: Database, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    gate, sheets = Gate(60), LocalSheets(tmp_path)
+    async with running(database, sheets, gate, lease_seconds=1) as batches:
+        await added(batches, 300)
+        await stored(batches, 60)
+        config = await configured(batches)
+        gate.open(100)
+        await asyncio.to_thread(postgres.restart)
+        gate.open(140)
+        await until(lambda: _answers(database))
+        assert (await over(batches)).succeeded == 300
+        assert (await filled(batches)).backfill_status == COMPLETED
+    assert in_file(sheets, config.spreadsheet_id) == once(300)
+
+
+async def _answers(database: Database) -> bool:
+    try:
+        await database.read_async(Statement("SELECT 1"), {})
+    except DatabaseError:
+        return False  # what is known to be away is not asked for a moment
+    return True
+
+
 # -- sheets
 
 
@@ -168,7 +197,11 @@ async def _true(value: bool) -> bool:
 async def test_filling__sheet_says_no_and_the_database_is_away__no_row_is_taken_for_written(
     plain: Database, tmp_path: Path
 ) -> None:
-    failing: Any = Failing(plain)
+    class FromThreads(Failing):
+        read_async = plain.read_async  # only what blocks fails
+        write_async = plain.write_async
+
+    failing: Any = FromThreads(plain)
 
     class Denied(LocalSheet):
         def write(self, rows: Any) -> None:
@@ -235,3 +268,47 @@ def test_local__long_name_in_any_script__has_a_file(tmp_path: Path, name: str) -
     made = sheets.create(name, "mark")
     sheets.sink(made.id).write([{"account": "a", "message": "hello"}])
     assert len(_rows(sheets, made.id)) == 2
+
+
+# -- figures
+
+
+class BrokenMetrics:
+    def counter(self, name: str, value: float, /, **labels: str) -> None:
+        raise ValueError("no room")
+
+    histogram = counter
+
+
+@awaited
+async def test_figures__jobs_results_backfills_and_rows__are_counted(plain: Database, tmp_path: Path) -> None:
+    async def odd(account: str) -> str:
+        if account == "account-3":
+            raise ValueError
+        return await gate(account)
+
+    metrics, gate, sheets = InMemoryMetrics(), Gate(4), LocalSheets(tmp_path)
+    before = use_metrics(metrics)
+    try:
+        async with running(plain, sheets, odd, running_max=1) as batches:
+            await added(batches, 10)
+            assert await batches.add("ana", ["a"], "another") is None
+            await stored(batches, 5)
+            await configured(batches)
+            await filled(batches)
+            gate.open(10)
+            await over(batches)
+        use_metrics(BrokenMetrics())
+        async with running(plain, sheets) as batches:
+            await added(batches, 2, "uncounted")
+            await over(batches, "uncounted")
+            await configured(batches, "uncounted")
+            assert (await filled(batches, "uncounted")).backfill_status == COMPLETED
+    finally:
+        use_metrics(before)
+    for outcome in ("asked", "refused", "completed"):
+        assert metrics.value("batch_jobs", outcome=outcome) == 1
+    assert metrics.value("batch_results", outcome="success") == 9
+    assert metrics.value("batch_results", outcome="failed") == 1
+    assert metrics.value("batch_backfills", outcome="completed") == 1
+    assert metrics.value("batch_rows", by="backfill") + metrics.value("batch_rows", by="job") == 9

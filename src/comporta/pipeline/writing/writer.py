@@ -48,9 +48,9 @@ class BatchWriter:
     ``flush`` or ``close``, and the rows stay and are tried again.
 
     ``on_written(rows)`` and ``on_dead(rows, error)`` are called when a batch is settled, ``on_error(error)``
-    when one failed and its rows stay: at once, where the next ``write`` may be long in coming. They are called
-    on the thread that wrote (for an :class:`AsyncSink`, on the event loop), and must be quick. What they raise
-    is raised by the next ``write``, ``flush`` or ``close``.
+    when one failed and its rows stay: at once, where the next ``write`` may be long in coming. All are called
+    on the thread that wrote (for an :class:`AsyncSink`, on the event loop), and must be quick. What they
+    raise is raised by the next ``write``, ``flush`` or ``close``.
     """
 
     def __init__(

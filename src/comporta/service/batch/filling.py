@@ -15,6 +15,7 @@ from comporta.database.base import Database
 from comporta.errors import ComportaError, DatabaseError
 from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.writing.writer import BatchWriter
+from comporta.service.batch.counting import count_rows
 from comporta.service.batch.requests import Asked, ask, ask_async, given_up, written
 from comporta.service.batch.roles import Role
 from comporta.service.batch.sheets import Sheets
@@ -103,6 +104,7 @@ class Filling:
         """Return what notes how far the sheet is, on the writer's thread: so much less to do after a kill."""
 
         def note(rows: Sequence[SheetRow]) -> None:
+            count_rows(len(rows), "job")
             with suppress(DatabaseError):
                 ask(self._database, written(self._held.job_id, target.boundary_us, rows[-1].place))
 

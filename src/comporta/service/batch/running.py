@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from comporta.database.base import Database
 from comporta.errors import DatabaseError
+from comporta.service.batch.counting import count_job, count_results
 from comporta.service.batch.filling import Filling
 from comporta.service.batch.processing import Processing
 from comporta.service.batch.requests import Asked, ask_async, finish, store, unfinished
@@ -78,6 +79,8 @@ class Run:
         if self._stopping:
             return False
         over = await self._asked(finish(self.held, COMPLETED))
+        if over:
+            count_job(COMPLETED)
         self._changed(self.held.job_id)
         return over
 
@@ -104,6 +107,7 @@ class Run:
             stored = await self._asked(store(self.held, done))
             if stored is None:
                 raise LostLeaseError(self.held.job_id)
+            count_results(done)
             self._changed(self.held.job_id)
             await self._passed_on(stored, done)
 

@@ -17,8 +17,9 @@ from comporta.chance import uniform
 from comporta.clock import MONOTONIC
 from comporta.database.base import Database
 from comporta.errors import DatabaseError
+from comporta.service.batch.counting import count_backfill, count_job
 from comporta.service.batch.requests import Asked, ask_async, forget, hopeless, renew, waiting
-from comporta.service.batch.values import HeldBackfill, HeldJob
+from comporta.service.batch.values import FAILED, HeldBackfill, HeldJob
 
 H = TypeVar("H", bound=HeldJob | HeldBackfill)
 
@@ -181,8 +182,9 @@ class Taking:
 
     async def _tidy(self) -> None:
         jobs, backfills = await ask_async(self._database, hopeless(self.lease_us))
-        for name, given_up in (("job", jobs), ("backfill", backfills)):
+        for name, count, given_up in (("job", count_job, jobs), ("backfill", count_backfill, backfills)):
             for job_id in given_up:
+                count(FAILED)
                 events.publish("batch_hopeless", job_id, f"the {name} was taken up too often", "error")
         for _ in range(FORGOTTEN_MAX):
             if not await ask_async(self._database, forget(self._keep_us)):
