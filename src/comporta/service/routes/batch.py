@@ -215,4 +215,5 @@ async def _lines(parts: Parts, job: Job) -> AsyncIterator[bytes]:
 
 
 def _line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told, ensure_ascii=False).encode() + b"\n"
+    """Return a line in ASCII: many clients see the end of one in U+2028 and its like."""
+    return json.dumps(told).encode() + b"\n"
