@@ -441,9 +441,9 @@ async def test_overtaken__backfill__goes_on_with_who_has_it(
     async with running(plain, google_sheets(account, plain), lease_seconds=0.3) as batches:
         await added(batches, 3000)
         await over(batches)
-        google.latency = 0.1
+        google.latency = 0.05
         config = await configured(batches)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.15)
         plain.write((steal,), {})
         await filled(batches)
     assert in_google(google, config.spreadsheet_id) == once(3000)
