@@ -535,6 +535,8 @@ async def test_backfill__worker_ends__stops_before_the_next_page(plain: Database
     assert (await filled_or_not(asks)) == "pending"
     assert Backfill(held, failing, gone, 60_000_000, lambda: False).run()
     assert (await filled_or_not(asks)) == FAILED
+    assert not Backfill(held, plain, sheets, 60_000_000, lambda: False).run()  # it is over already
+    assert (await filled_or_not(asks)) == FAILED
 
 
 async def filled_or_not(batches: Batches) -> str:
