@@ -30,7 +30,7 @@ from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.pipeline.calls import Call
 from comporta.pipeline.letters import DeadLetters
 from comporta.pipeline.sinks import CsvSink, Row
-from comporta.pipeline.writing import gathering
+from comporta.pipeline.writing import exits, gathering
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
 
@@ -229,6 +229,33 @@ def test_writer__no_dead_letters__says_so_and_keeps_the_rows(face: Face) -> None
     assert face.sink.ids == [1, 2, 4]
     face.do("close")
     assert writer.unwritten() == []
+
+
+def test_writer__fails_and_nobody_writes__who_listens_hears_of_it_at_once(face: Face) -> None:
+    heard: list[Exception] = []
+    face.sink.errors = [DOWN]
+    face.opened(max_rows=2, retry=None, on_error=heard.append)
+    face.write(1, 2)
+    until(lambda: heard == [DOWN])
+    face.do("close")
+    assert face.sink.ids == [1, 2]
+    assert heard == [DOWN]
+
+
+def test_writer__given_up__does_not_hold_up_the_end_of_the_program(
+    face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exits, "EXIT_SECONDS", 0.01)
+    writer = face.opened(max_rows=1, name="given-up")
+    face.sink.go.clear()
+    face.write(1)
+    until(face.sink.asked.is_set)
+    with pytest.raises(TimeoutError):
+        face.do("close", 0.01)
+    exits._close_all()
+    assert not [event for event in latest_events() if event[1:3] == ("writer_left_open", "given-up")]
+    face.sink.go.set()
+    until(lambda: writer.statistics().state == "closed")
 
 
 def test_writer__flush_of_what_fails__raises_and_is_tried_again(face: Face) -> None:

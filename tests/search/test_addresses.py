@@ -19,6 +19,7 @@ from comporta.service.sources.addresses import (
     is_public,
 )
 from comporta.service.sources.opening import check_addresses
+from comporta.settings import BatchSettings
 from comporta.testing import ProcurementServer, SimulatedUpstream
 
 
@@ -101,5 +102,10 @@ def test_start__address_on_a_private_network__is_refused_by_name(tmp_path: Path)
                     raise AssertionError("it must not start")
             object.__setattr__(config, "addresses", {"pncp": "https://no..name"})
             await check_addresses(config)
+            object.__setattr__(config, "batch", BatchSettings(address="http://127.0.0.1/accounts"))
+            with pytest.raises(
+                PrivateAddressError, match=r"batch\.address: 127\.0\.0\.1 must be on the public"
+            ):
+                await check_addresses(config)
 
     asyncio.run(story())

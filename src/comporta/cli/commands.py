@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from comporta import __version__
+from comporta.cli.batch import batch
 from comporta.cli.cache import cache
 from comporta.cli.config import config
 from comporta.cli.db import db
@@ -21,6 +22,7 @@ def comporta() -> None:
     """Fleet-wide resilience: one limit, obeyed by every worker."""
 
 
+comporta.add_command(batch)
 comporta.add_command(cache)
 comporta.add_command(config)
 comporta.add_command(db)

@@ -26,16 +26,17 @@ class Workers:
     def __init__(self, ends: ExitStack, told: dict[str, Any]) -> None:
         self._ends = ends
         self._told = told
-        self._alive = [self._started() for _ in range(WORKERS)]
+        self._alive = [self._spawned() for _ in range(WORKERS)]  # they start together
+        for worker in self._alive:
+            worker.ready().go()
 
-    def _started(self) -> Worker:
-        worker = self._ends.enter_context(Worker("batch_work", number=0, **self._told))
-        worker.ready().go()
-        return worker
+    def _spawned(self) -> Worker:
+        return self._ends.enter_context(Worker("batch_work", number=0, **self._told))
 
     def kill(self, index: int) -> None:
+        next_one = self._spawned()
         self._alive.pop(index).kill()
-        self._alive.append(self._started())
+        self._alive.append(next_one.ready().go())
 
 
 async def killed_run(

@@ -441,9 +441,9 @@ async def test_overtaken__backfill__goes_on_with_who_has_it(
     async with running(plain, google_sheets(account, plain), lease_seconds=0.3) as batches:
         await added(batches, 3000)
         await over(batches)
-        google.latency = 0.1
+        google.latency = 0.05
         config = await configured(batches)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.15)
         plain.write((steal,), {})
         await filled(batches)
     assert in_google(google, config.spreadsheet_id) == once(3000)
@@ -534,6 +534,8 @@ async def test_backfill__worker_ends__stops_before_the_next_page(plain: Database
     assert not Backfill(held, failing, gone, 60_000_000, lambda: False).run()
     assert (await filled_or_not(asks)) == "pending"
     assert Backfill(held, failing, gone, 60_000_000, lambda: False).run()
+    assert (await filled_or_not(asks)) == FAILED
+    assert not Backfill(held, plain, sheets, 60_000_000, lambda: False).run()  # it is over already
     assert (await filled_or_not(asks)) == FAILED
 
 

@@ -14,7 +14,7 @@ from comporta.pipeline.sinks import GoogleAccount
 from comporta.service.batch.local import LocalSheets
 from comporta.testing import SheetsServer
 
-KILLS = 3
+KILLS = 2
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)

@@ -11,13 +11,14 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.service.batch.rig import Gate, accounts, filled, greet, in_file, once, over, until
+from tests.service.batch.rig import Gate, accounts, filled, greet, in_file, once, over, stored, until
 from tests.service.running import OPERATOR, TOKEN, Asked, awaited, config
 
-from comporta.errors import SinkDeniedError, SinkUnavailableError
+from comporta.errors import DatabaseUnavailableError, SinkDeniedError, SinkUnavailableError
 from comporta.service.app import create_app
 from comporta.service.batch.local import LocalSheets
 from comporta.service.batch.opening import BatchPlugs
+from comporta.service.batch.values import Place, Result
 from comporta.service.routes import batch as routes
 
 
@@ -297,3 +298,48 @@ async def test_job__client_goes_away__goes_on(tmp_path: Path) -> None:
         assert asked.parts.batches.can_be_followed
         gate.open(15)
         assert (await over(asked.parts.batches, "mine")).succeeded == 20
+
+
+@awaited
+async def test_jobs__database_goes_away_while_somebody_listens__says_where_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, away = Gate(3), False
+    async with running(tmp_path, gate) as asked:
+        batches = asked.parts.batches
+        read = batches.results
+
+        async def results(job_id: str, after: Place, count: int) -> list[Result]:
+            if away:
+                raise DatabaseUnavailableError("on purpose")
+            return await read(job_id, after, count)
+
+        monkeypatch.setattr(batches, "results", results)
+        asking = asyncio.create_task(streamed(asked, accounts=accounts(9), job_id="job"))
+        await stored(batches, 3)
+        away = True
+        gate.open(6)
+        lines = await asking
+        monkeypatch.undo()
+        assert (lines[0]["event"], lines[-1]["event"]) == ("job", "interrupted")
+        await over(batches)
+        rest = await got(asked, "jobs/job", cursor=lines[-1]["next_cursor"])
+        seen = [each["account"] for each in (*lines[1:-1], *rest["results"])]
+        assert sorted(seen) == sorted(accounts(9))
+
+
+@awaited
+async def test_job__long_messages__come_in_pages_that_hold_up_nobody(tmp_path: Path) -> None:
+    async def long(account: str) -> str:
+        return "x" * 40_000
+
+    async with running(tmp_path, long) as asked:
+        lines = await streamed(asked, accounts=accounts(60), job_id="job")
+        assert len(lines) == 62
+        seen: list[str] = []
+        cursor: dict[str, Any] = {}
+        while (page := await got(asked, "jobs/job", limit=1000, **cursor))["results"]:
+            assert sum(len(each["message"]) for each in page["results"]) <= 1_000_000
+            seen += [each["account"] for each in page["results"]]
+            cursor = {"cursor": page["next_cursor"]}
+    assert sorted(seen) == sorted(accounts(60))

@@ -31,6 +31,8 @@ def close_at_exit(gathering: Gathering) -> None:
 
 def _close_all() -> None:
     for gathering in list(_open):
+        if gathering.abandoned:
+            continue  # whoever gave it up has its rows, and begins no batch: there is nothing to wait for
         try:
             run(gathering.closing(EXIT_SECONDS))
         except Exception as error:

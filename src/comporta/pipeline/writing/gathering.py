@@ -37,6 +37,7 @@ _LINE: Final = "room"
 Spawn = Callable[[Flow[None]], None]
 Written = Callable[[Sequence["Row"]], object]
 Dead = Callable[[Sequence["Row"], Exception], object]
+Stopped = Callable[[Exception], object]
 
 
 class Gathering:
@@ -52,6 +53,7 @@ class Gathering:
         awaited: bool,
         on_written: Written | None,
         on_dead: Dead | None,
+        on_error: Stopped | None = None,
     ) -> None:
         self.name = name
         self.batching = batching
@@ -61,6 +63,7 @@ class Gathering:
         self._key = key
         self._on_written = on_written
         self._on_dead = on_dead
+        self._on_error = on_error
         self._lock = Lock()
         self._lanes = [Lane() for _ in range(batching.threads)]
         self._lines = Lines()
@@ -303,6 +306,8 @@ class Gathering:
             self._errors.append((lane, error))
         waiting = f"{len(lane.rows)} rows wait until somebody acts"
         publish("writer_failed", self.name, f"{type(error).__name__}: {error}; {waiting}", "error")
+        on_error = self._on_error
+        self._tell(None if on_error is None else lambda _: on_error(error), ())
         self._changed()
 
     # -- what becomes of rows

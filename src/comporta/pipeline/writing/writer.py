@@ -14,7 +14,7 @@ from comporta.limits.verbs import check_timeout
 from comporta.names import checked_name
 from comporta.pipeline.writing.delivery import Delivery, Quota
 from comporta.pipeline.writing.exits import close_at_exit
-from comporta.pipeline.writing.gathering import Dead, Gathering, Written
+from comporta.pipeline.writing.gathering import Dead, Gathering, Stopped, Written
 from comporta.pipeline.writing.lanes import Batching, Key
 from comporta.pipeline.writing.statistics import WriterStatistics
 from comporta.retry.retry import Retry
@@ -47,9 +47,10 @@ class BatchWriter:
     (a path, or :class:`DeadLetters`) with the reason; without one the error is raised by the next ``write``,
     ``flush`` or ``close``, and the rows stay and are tried again.
 
-    ``on_written(rows)`` and ``on_dead(rows, error)`` are called when a batch is settled, on the thread that
-    wrote it (for an :class:`AsyncSink`, on the event loop); they must be quick. What they raise is raised by
-    the next ``write``, ``flush`` or ``close``.
+    ``on_written(rows)`` and ``on_dead(rows, error)`` are called when a batch is settled, ``on_error(error)``
+    when one failed and its rows stay: at once, where the next ``write`` may be long in coming. All are called
+    on the thread that wrote (for an :class:`AsyncSink`, on the event loop), and must be quick. What they
+    raise is raised by the next ``write``, ``flush`` or ``close``.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class BatchWriter:
         dead_letters: DeadLetters | str | os.PathLike[str] | None = None,
         on_written: Written | None = None,
         on_dead: Dead | None = None,
+        on_error: Stopped | None = None,
         name: str = "writer",
     ) -> None:
         if key is not None and not callable(key):
@@ -85,6 +87,7 @@ class BatchWriter:
             awaited=_is_awaited(sink),
             on_written=on_written,
             on_dead=on_dead,
+            on_error=on_error,
         )
         self._tasks: list[object] = []
         self.sync = SyncBatchWriter(self._gathering)

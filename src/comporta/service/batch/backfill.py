@@ -13,6 +13,7 @@ from comporta import events
 from comporta.database.base import Database
 from comporta.errors import ComportaError, DatabaseError, LimitReachedError
 from comporta.pipeline.sinks.base import Row, Sink
+from comporta.service.batch.counting import count_backfill, count_rows
 from comporta.service.batch.filling import ERROR_CHARS_MAX, rows_of
 from comporta.service.batch.requests import ask, backfill_ended, backfilled, to_backfill
 from comporta.service.batch.sheets import Sheets
@@ -44,7 +45,7 @@ class Backfill:
                     return False
             finally:
                 sink.close()
-            return ask(self._database, backfill_ended(self.held, COMPLETED))
+            return self._ended(COMPLETED)
         except DatabaseError as error:  # nothing is wrong with the sheet: it goes on when the lease has ended
             events.publish("batch_backfill_interrupted", self.held.job_id, str(error))
             return False
@@ -63,6 +64,7 @@ class Backfill:
             after = page[-1].place
             if not ask(self._database, backfilled(self.held, after, len(page), self._lease_us)):
                 return False
+            count_rows(len(page), "backfill")
         return True
 
     def _put(self, sink: Sink, rows: Sequence[Row]) -> None:
@@ -71,10 +73,16 @@ class Backfill:
             raise LimitReachedError("the quota of the sheets left no room in time", "sheets", QUOTA_SECONDS)
         sink.write(rows)
 
+    def _ended(self, status: str, error: str = "") -> bool:
+        ours = ask(self._database, backfill_ended(self.held, status, error))
+        if ours:
+            count_backfill(status)
+        return ours
+
     def _failed(self, error: Exception) -> bool:
         text = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
         events.publish("batch_backfill_failed", self.held.job_id, text, "error")
         try:
-            return ask(self._database, backfill_ended(self.held, FAILED, text))
+            return self._ended(FAILED, text)
         except DatabaseError:
             return False  # whoever takes it up next finds out again

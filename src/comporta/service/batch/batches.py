@@ -10,7 +10,9 @@ import hashlib
 import os
 import socket
 import uuid
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -18,6 +20,7 @@ from comporta import events
 from comporta.clock import MONOTONIC
 from comporta.service.batch import requests
 from comporta.service.batch.backfill import Backfill
+from comporta.service.batch.counting import count_job
 from comporta.service.batch.filling import Filling
 from comporta.service.batch.processing import BlockingProcessor, Processing, Processor
 from comporta.service.batch.requests import ask_async
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
     from comporta.settings import BatchSettings
 
 FOLLOWED_PAGE: Final = 200
+PAGE_CHARS_MAX: Final = 1_000_000
+"""How long the messages of a page are in all; the next page has the rest."""
+
 FOLLOW_SECONDS: Final = 0.5
 """How often a job is looked at that another worker runs."""
 
@@ -84,7 +90,7 @@ class Batches:
             "processor": Role("processor", settings.concurrency * settings.jobs_max, 10_000),
         }
         self._processing = None if processor is None else Processing(processor, self._roles["processor"])
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[HeldJob, Run] = {}
         self._changes: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # of who follows
         self._followers = 0
         self._opening: asyncio.Task[None] | None = None
@@ -135,6 +141,8 @@ class Batches:
         for role in self._roles.values():
             role.close()
         self._sheets.close()
+        if self._processing is not None:
+            await self._processing.aclose()
 
     # -- jobs
 
@@ -152,6 +160,7 @@ class Batches:
         most = self.settings.running_max
         asked = await self._roles["intake"].run(_intake, number, user_id, accounts, most)
         job = await ask_async(self._database, asked)
+        count_job("refused" if job is None else "asked")
         self._taking.ring()
         return job
 
@@ -164,8 +173,8 @@ class Batches:
         return await ask_async(self._database, requests.read_job(job_id))
 
     async def results(self, job_id: str, after: Place, count: int) -> list[Result]:
-        """Return results in the order in which they came."""
-        return await ask_async(self._database, requests.results(job_id, after, count))
+        """Return results in the order in which they came; fewer than ``count`` where messages are long."""
+        return _fitting(await ask_async(self._database, requests.results(job_id, after, count)))
 
     @property
     def can_be_followed(self) -> bool:
@@ -246,7 +255,7 @@ class Batches:
             concurrency=self.settings.concurrency,
             changed=self._changed,
         )
-        self._runs[held.job_id] = run
+        self._runs[held] = run
         if self._taking.stopping:
             run.stop()
         try:
@@ -254,7 +263,7 @@ class Batches:
         except LostLeaseError:
             return True  # for this worker it is over
         finally:
-            del self._runs[held.job_id]
+            del self._runs[held]
 
     async def _backfill(self, held: HeldBackfill) -> bool:
         lost = False
@@ -273,6 +282,12 @@ class Batches:
         event = self._changes.pop(job_id, None)
         if event is not None:
             event.set()
+
+
+def _fitting(results: list[Result]) -> list[Result]:
+    """Return as many as may be told in one step, one at the least: a page of long ones stops the loop."""
+    chars = list(accumulate(len(each.message) for each in results))
+    return results[: max(bisect_right(chars, PAGE_CHARS_MAX), 1)]
 
 
 def _digest(accounts: Sequence[str]) -> str:

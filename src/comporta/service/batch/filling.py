@@ -6,17 +6,16 @@ asks for it again, all of it up to that moment is the backfill's.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from comporta import events
 from comporta.database.base import Database
 from comporta.errors import ComportaError, DatabaseError
-from comporta.pipeline.letters import DeadLetters, Letter
 from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.writing.writer import BatchWriter
+from comporta.service.batch.counting import count_rows
 from comporta.service.batch.requests import Asked, ask, ask_async, given_up, written
 from comporta.service.batch.roles import Role
 from comporta.service.batch.sheets import Sheets
@@ -41,19 +40,6 @@ class SheetRow(dict[str, str]):
 def rows_of(results: Sequence[Result]) -> list[Row]:
     """Return what goes into a sheet: successes that have something to say."""
     return [SheetRow(each) for each in results if each.outcome == SUCCESS and each.message]
-
-
-class KeptAlready(DeadLetters):
-    """Where rows go that a sheet did not take: they are in the database, and need not be kept once more."""
-
-    def __init__(self) -> None:
-        super().__init__(os.devnull)
-
-    def open(self) -> None:
-        """There is nothing to open."""
-
-    def extend(self, letters: Iterable[Letter]) -> None:
-        """Keep nothing."""
 
 
 class Filling:
@@ -87,6 +73,13 @@ class Filling:
             except (ComportaError, OSError) as error:  # TimeoutError is one
                 await self._give_up(self._target, error)
 
+    async def abandon(self) -> None:
+        """Begin no other batch; the thread of a writer ends."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(Exception):
+                await writer.close(ABANDON_SECONDS)
+
     async def _writer_for(self, target: Target) -> BatchWriter:
         if self._writer is not None and self._target != target:
             await self.close()
@@ -99,9 +92,8 @@ class Filling:
                 max_delay=DELAY_SECONDS,
                 retry=self._sheets.retry,
                 limiter=self._sheets.quota,
-                dead_letters=KeptAlready(),
                 on_written=self._written(target),
-                on_dead=self._died(target),
+                on_error=self._stopped(target),
                 name="batch_sheet",
             )
             await writer.open()
@@ -112,24 +104,22 @@ class Filling:
         """Return what notes how far the sheet is, on the writer's thread: so much less to do after a kill."""
 
         def note(rows: Sequence[SheetRow]) -> None:
+            count_rows(len(rows), "job")
             with suppress(DatabaseError):
                 ask(self._database, written(self._held.job_id, target.boundary_us, rows[-1].place))
 
         return note
 
-    def _died(self, target: Target) -> Any:
+    def _stopped(self, target: Target) -> Any:
         """Return what says that rows are missing, on the writer's thread: the next may be long in coming."""
 
-        def note(rows: Sequence[Row], error: Exception) -> None:
+        def note(error: Exception) -> None:
             ask(self._database, self._given_up(target, error))
 
         return note
 
     async def _give_up(self, target: Target, error: Exception) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            with suppress(Exception):
-                await writer.close(ABANDON_SECONDS)
+        await self.abandon()
         await ask_async(self._database, self._given_up(target, error))
 
     def _given_up(self, target: Target, error: Exception) -> Asked[None]:

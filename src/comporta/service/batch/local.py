@@ -29,7 +29,8 @@ from comporta.service.batch.sheets import patient
 from comporta.service.batch.values import COLUMNS
 
 LOCK_SECONDS: Final = 10.0
-NAME_CHARS_MAX: Final = 80
+NAME_BYTES_MAX: Final = 160
+"""Of a file's 255, which its number and the name of its lock need as well."""
 
 _LOOK_SECONDS = 0.01
 _ID = re.compile(r"[0-9a-f]{24}")
@@ -51,7 +52,7 @@ class LocalSheets:
     def create(self, name: str, marker: str) -> Spreadsheet:
         """Make the file of a mark, or find it, whatever it was called then."""
         number = hashlib.sha256(marker.encode()).hexdigest()[:24]
-        shown = " ".join(_UNFIT.sub(" ", name).split())[:NAME_CHARS_MAX].strip(" .") or "sheet"
+        shown = _cut(" ".join(_UNFIT.sub(" ", name).split())).strip(" .") or "sheet"
         with _named(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _alone(self.folder / ".lock"):
@@ -99,7 +100,8 @@ class LocalSheet:
             sink.open()  # cuts off half a row of somebody who was killed
             try:
                 self._learn()
-                new = {account: row for row in rows if (account := _key(row)) not in self._accounts}
+                shown = [{**row, COLUMNS[0]: _told_apart(str(row[COLUMNS[0]]))} for row in rows]
+                new = {account: row for row in shown if (account := _key(row)) not in self._accounts}
                 if new:
                     sink.write(list(new.values()))
             finally:
@@ -117,8 +119,21 @@ class LocalSheet:
                 self._accounts.clear()
             file.seek(self._read)
             added = io.TextIOWrapper(file, "utf-8", "replace", newline="")
-            self._accounts.update(record[0] for record in csv.reader(added) if record)
+            records = csv.reader(added)
+            if not self._read:
+                next(records, None)  # the header is no account, and there may be one of its name
+            self._accounts.update(record[0] for record in records if record)
             self._read = size
+
+
+def _cut(name: str) -> str:
+    return name.encode()[:NAME_BYTES_MAX].decode("utf-8", "ignore")
+
+
+def _told_apart(account: str) -> str:
+    """Return an account that no guard makes look like another: ``'=1`` stays apart from ``=1``."""
+    bare = account.lstrip("'")
+    return account if bare == account or guarded(bare) == bare else f"'{account}"
 
 
 def _key(row: Row) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -23,6 +24,7 @@ REFUSALS_MAX: Final = 10
 """How often a refusal is waited out before it is the account's result."""
 
 REFUSAL_SECONDS_MAX: Final = 30.0
+CLOSE_SECONDS: Final = 1.0
 
 _SPACES = dict.fromkeys((*range(32), 127), " ") | {ord("\n"): "\n"}
 
@@ -60,12 +62,25 @@ class Processing:
             except Exception as error:
                 why = error
                 break
-        return _done(account, FAILED, f"{type(why).__name__}: {why}")
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    raise
+                why = RuntimeError(f"something in the processor was cancelled: {error!r}")
+                break
+        return _done(account, FAILED, _told(why))
+
+    async def aclose(self) -> None:
+        """Close what the processor holds, if it says how; whatever comes of that, the service ends."""
+        close = getattr(self._processor, "aclose", None)
+        with suppress(Exception):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if close is not None:
+                    await close()
 
     async def _called(self, account: str) -> Any:
         if self._awaited:
             return await self._processor(account)
-        return await self._role.run(self._processor, account)
+        return await self._role.run(_answered, self._processor, account)
 
 
 class UpstreamProcessor:
@@ -106,6 +121,27 @@ def load_processor(name: str) -> Processor | BlockingProcessor:
 def cleaned(text: str) -> str:
     """Return a message that every database and every cell takes: no control characters, not too long."""
     return clean(text[:MESSAGE_CHARS_MAX]).translate(_SPACES).strip()
+
+
+def _answered(processor: Callable[[str], Any], account: str) -> Any:
+    """Call it on a thread; no future can hold a ``StopIteration``, and whoever waited would for ever."""
+    try:
+        return processor(account)
+    except StopIteration as error:
+        raise RuntimeError("the processor raised StopIteration") from error
+
+
+def _is_cancelled() -> bool:
+    """Whether it is the job that is told to stop, and not something that the processor waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _told(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # an error of the user's that cannot even say what it is
+        return type(error).__name__
 
 
 def _done(account: Account, outcome: str, message: Any) -> Done:

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from comporta.database.base import Database
 from comporta.errors import DatabaseError
+from comporta.service.batch.counting import count_job, count_results
 from comporta.service.batch.filling import Filling
 from comporta.service.batch.processing import Processing
 from comporta.service.batch.requests import Asked, ask_async, finish, store, unfinished
@@ -67,14 +68,19 @@ class Run:
                 group.create_task(self._store_all())
                 for _ in range(self._concurrency):
                     group.create_task(self._work())
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
+        except BaseException as error:
+            await self._filling.abandon()  # its rows are in the database, and the next run's
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
+            raise
         finally:
             await self._accounts.aclose()
         await self._filling.close()
         if self._stopping:
             return False
         over = await self._asked(finish(self.held, COMPLETED))
+        if over:
+            count_job(COMPLETED)
         self._changed(self.held.job_id)
         return over
 
@@ -101,6 +107,7 @@ class Run:
             stored = await self._asked(store(self.held, done))
             if stored is None:
                 raise LostLeaseError(self.held.job_id)
+            count_results(done)
             self._changed(self.held.job_id)
             await self._passed_on(stored, done)
 

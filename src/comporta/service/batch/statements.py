@@ -315,6 +315,21 @@ SET_USER = Statement(
     ON CONFLICT (user_id) DO UPDATE SET team = excluded.team, digital = excluded.digital
     """
 )
+LET_USER = Statement(
+    """
+    INSERT INTO batch_users (user_id, digital) VALUES (:user_id, :digital)
+    ON CONFLICT (user_id) DO UPDATE SET digital = excluded.digital
+    """
+)
+LISTED = Statement(
+    """
+    SELECT 'team' AS kind, team AS name, NULL, digital FROM batch_teams
+    UNION ALL
+    SELECT 'user', user_id, batch_users.team, COALESCE(batch_users.digital, batch_teams.digital, FALSE)
+    FROM batch_users LEFT JOIN batch_teams ON batch_teams.team = batch_users.team
+    ORDER BY 1, 2 LIMIT :count
+    """
+)
 SET_TEAM = Statement(
     """
     INSERT INTO batch_teams (team, digital) VALUES (:team, :digital)

@@ -17,8 +17,9 @@ from comporta.chance import uniform
 from comporta.clock import MONOTONIC
 from comporta.database.base import Database
 from comporta.errors import DatabaseError
+from comporta.service.batch.counting import count_backfill, count_job
 from comporta.service.batch.requests import Asked, ask_async, forget, hopeless, renew, waiting
-from comporta.service.batch.values import HeldBackfill, HeldJob
+from comporta.service.batch.values import FAILED, HeldBackfill, HeldJob
 
 H = TypeVar("H", bound=HeldJob | HeldBackfill)
 
@@ -45,18 +46,17 @@ class Kind(Generic[H]):
         self.claim = claim
         self.give_back = give_back
         self.do = do
-        self.held: dict[str, H] = {}
-        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.tasks: dict[H, asyncio.Task[None]] = {}
+        """By what is held: this worker may lose something, and have it again before it noticed."""
 
     @property
     def has_room(self) -> bool:
         """Whether another may be taken."""
         return len(self.tasks) < self.most
 
-    def overtaken(self, asked: list[H], tokens: dict[str, int]) -> list[str]:
-        """Return which of those that were asked about are somebody else's by now, and not done with."""
-        lost = [held for held in asked if tokens.get(held.job_id) != held.token]
-        return [held.job_id for held in lost if self.held.get(held.job_id) == held]
+    def overtaken(self, asked: list[H], tokens: dict[str, int]) -> list[H]:
+        """Return which of those that were asked about are held by others by now, and not done with."""
+        return [held for held in asked if tokens.get(held.job_id) != held.token and held in self.tasks]
 
 
 class Taking:
@@ -137,8 +137,7 @@ class Taking:
             held = await ask_async(self._database, kind.claim(self._owner, self.lease_us))
             if held is None:
                 return
-            kind.held[held.job_id] = held
-            kind.tasks[held.job_id] = asyncio.create_task(self._done(kind, held))
+            kind.tasks[held] = asyncio.create_task(self._done(kind, held))
 
     async def _done(self, kind: Kind[H], held: H) -> None:
         try:
@@ -153,7 +152,7 @@ class Taking:
             text = f"a {kind.name} was interrupted: {type(error).__name__}: {error}"
             events.publish("batch_interrupted", held.job_id, text, "error")
         finally:
-            del kind.held[held.job_id], kind.tasks[held.job_id]
+            del kind.tasks[held]
             self.ring()
 
     async def _give_back(self, kind: Kind[H], held: H) -> None:
@@ -168,23 +167,24 @@ class Taking:
 
     async def _renew(self) -> None:
         jobs, backfills = self._jobs, self._backfills
-        if not (jobs.held or backfills.held):
+        if not (jobs.tasks or backfills.tasks):
             return
-        held = list(jobs.held.values()), list(backfills.held.values())
+        held = list(jobs.tasks), list(backfills.tasks)
         of_jobs, of_backfills = await ask_async(self._database, renew(self._owner, self.lease_us, *held))
         self._let_go(jobs, held[0], of_jobs)
         self._let_go(backfills, held[1], of_backfills)
 
     def _let_go(self, kind: Kind[H], asked: list[H], tokens: dict[str, int]) -> None:
         """Stop what somebody else does by now: this worker was taken for dead."""
-        for job_id in kind.overtaken(asked, tokens):
-            events.publish("batch_overtaken", job_id, f"another worker has the {kind.name} by now")
-            kind.tasks[job_id].cancel()
+        for held in kind.overtaken(asked, tokens):
+            events.publish("batch_overtaken", held.job_id, f"another worker has the {kind.name} by now")
+            kind.tasks[held].cancel()
 
     async def _tidy(self) -> None:
         jobs, backfills = await ask_async(self._database, hopeless(self.lease_us))
-        for name, given_up in (("job", jobs), ("backfill", backfills)):
+        for name, count, given_up in (("job", count_job, jobs), ("backfill", count_backfill, backfills)):
             for job_id in given_up:
+                count(FAILED)
                 events.publish("batch_hopeless", job_id, f"the {name} was taken up too often", "error")
         for _ in range(FORGOTTEN_MAX):
             if not await ask_async(self._database, forget(self._keep_us)):

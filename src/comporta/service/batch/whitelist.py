@@ -7,15 +7,27 @@ on a thread. What was read is kept for five minutes, refusals as well.
 from __future__ import annotations
 
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 from comporta.clock import MONOTONIC, Clock
 from comporta.database.base import Database
-from comporta.service.batch.statements import IS_DIGITAL, SET_TEAM, SET_USER
+from comporta.service.batch.statements import IS_DIGITAL, LET_USER, LISTED, SET_TEAM, SET_USER
 
 SECONDS: Final = 300.0
 USERS_MAX: Final = 10_000
 """How many answers are kept; the oldest is dropped for the next."""
+
+
+NAME_CHARS_MAX: Final = 200
+
+
+class Listed(NamedTuple):
+    """A user, or a team, and whether there may be sheets."""
+
+    kind: str
+    name: str
+    team: str | None
+    digital: bool
 
 
 class Whitelist:
@@ -48,15 +60,27 @@ class Whitelist:
 
     def set_user(self, user_id: str, *, team: str | None = None, digital: bool | None = None) -> None:
         """Write the record of a user; ``digital`` left out: what the team's configuration says."""
-        self._database.write((SET_USER,), {"user_id": user_id, "team": team, "digital": digital})
+        told = {"user_id": _checked("user", user_id), "team": team and _checked("team", team)}
+        self._database.write((SET_USER,), {**told, "digital": digital})
+        with self._lock:
+            self._answers.pop(user_id, None)
+
+    def let_user(self, user_id: str, *, digital: bool) -> None:
+        """Say of a user, who stays in the team, whether there may be sheets."""
+        self._database.write((LET_USER,), {"user_id": _checked("user", user_id), "digital": digital})
         with self._lock:
             self._answers.pop(user_id, None)
 
     def set_team(self, team: str, *, digital: bool) -> None:
         """Write the configuration of a team."""
-        self._database.write((SET_TEAM,), {"team": team, "digital": digital})
+        self._database.write((SET_TEAM,), {"team": _checked("team", team), "digital": digital})
         with self._lock:
             self._answers.clear()
+
+    def listed(self, count: int) -> list[Listed]:
+        """Return so many of those of whom something is said: teams first, then users."""
+        found = self._database.read(LISTED, {"count": count})
+        return [Listed(kind, name, team, bool(digital)) for kind, name, team, digital in found]
 
     def _asked(self, user_id: str) -> bool:
         found = self._database.read(IS_DIGITAL, {"user_id": user_id})
@@ -67,3 +91,12 @@ class Whitelist:
                 del self._answers[next(iter(self._answers))]
             self._answers[user_id] = (self._clock.now_ns() + self._keep_ns, answer)
         return answer
+
+
+def _checked(field: str, name: str) -> str:
+    """Return a name that requests can have as well."""
+    if not 1 <= len(name) <= NAME_CHARS_MAX:
+        raise ValueError(f"{field} must be 1 to {NAME_CHARS_MAX} characters, got {len(name)}")
+    if "\0" in name or not name.isprintable():
+        raise ValueError(f"{field} must be text that can be printed, got {name!r:.250}")
+    return name

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, StringConstraints
 
-from comporta.errors import SinkDeniedError, SinkError
+from comporta import events
+from comporta.errors import DatabaseError, SinkDeniedError, SinkError
 from comporta.pipeline.sinks.spreadsheets import NAME_CHARS_MAX
 from comporta.service.batch.batches import Batches
 from comporta.service.batch.values import (
@@ -200,15 +201,19 @@ async def _lines(parts: Parts, job: Job) -> AsyncIterator[bytes]:
     """Give a job line by line: what it is, what becomes of its accounts, how it ended."""
     yield _line({"event": "job", **job.told()})
     last: Place = START
-    async with aclosing(parts.batches.follow(job.job_id, parts.leaving)) as follows:
-        async for told in follows:
-            if isinstance(told, Job):
-                yield _line({"event": "end", **told.told()})
-                return
-            last = told[-1].place
-            yield b"".join(_line({"event": "result", **each.told()}) for each in told)
+    try:
+        async with aclosing(parts.batches.follow(job.job_id, parts.leaving)) as follows:
+            async for told in follows:
+                if isinstance(told, Job):
+                    yield _line({"event": "end", **told.told()})
+                    return
+                last = told[-1].place
+                yield b"".join(_line({"event": "result", **each.told()}) for each in told)
+    except DatabaseError as error:  # the job goes on when it is back, and can be read from here
+        events.publish("batch_stream_interrupted", job.job_id, str(error))
     yield _line({"event": "interrupted", "job_id": job.job_id, "next_cursor": str(last)})
 
 
 def _line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told, ensure_ascii=False).encode() + b"\n"
+    """Return a line in ASCII: many clients see the end of one in U+2028 and its like."""
+    return json.dumps(told).encode() + b"\n"

@@ -48,11 +48,14 @@ async def check_addresses(config: ServiceConfig) -> None:
     It is looked at again at every connection, so a slow answer need not hold up the start.
     """
     resolver = Resolver(allow_private=config.allow_private_addresses)
-    for name, address in config.addresses.items():
+    named = {f"addresses.{name}": address for name, address in config.addresses.items()}
+    if config.batch.address is not None:
+        named["batch.address"] = config.batch.address
+    for name, address in named.items():
         url = httpx2.URL(address)
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(CHECK_SECONDS):
                 try:
                     await resolver.addresses(url.host, url.port or 443)
                 except PrivateAddressError as error:
-                    raise PrivateAddressError(f"addresses.{name}: {error}") from None
+                    raise PrivateAddressError(f"{name}: {error}") from None
