@@ -71,6 +71,8 @@ class Place:
             return
         if self.seconds is None:
             await bell.future
+        elif self._clock is MONOTONIC:
+            await bell.heard_within(self.seconds)
         else:
             await self._clock.wait_async(bell, self.seconds)  # type: ignore[arg-type]  # all that is asked
 
@@ -111,3 +113,11 @@ class LoopBell:
 
     async def wait(self) -> Any:
         await self.future
+
+    async def heard_within(self, seconds: float) -> None:
+        """Wait for it, or so long: a timer that rings costs a quarter of a time-out that cancels."""
+        timer = self._loop.call_later(seconds, self._ring)
+        try:
+            await self.future
+        finally:
+            timer.cancel()

@@ -12,7 +12,7 @@ from threading import Lock
 from comporta import forks
 from comporta.limits.key import state_key
 from comporta.pipeline.places import Place
-from comporta.pipeline.throttle.levels import Levels, TakeBoth
+from comporta.pipeline.throttle.levels import Levels, TakeBoth, Waits
 
 PARTITIONS_MAX = 10_000
 """How many partitions a process remembers beyond those in which somebody waits."""
@@ -48,6 +48,12 @@ class Line:
         if first is not None and first.gone:
             del self.places[first]
             self.call_first()
+
+    def living_first(self) -> Place | None:
+        """Return the first who did not go with its event loop; those who did are struck."""
+        while (first := self.first) is not None and first.gone:
+            del self.places[first]
+        return first
 
     def leave(self, place: Place) -> None:
         """Go away, served or not, and have whoever is first then look."""
@@ -131,29 +137,41 @@ class Book:
             partition.line.join(place)
             return True
 
-    def is_before(self, line: Line, place: Place) -> bool:
-        """Whether somebody else is first in a line."""
+    def is_turn_of(self, partition: Partition, place: Place) -> bool:
+        """Whether it is this one's turn in both lines; the head of its partition stands in the other, too."""
         with self.lock:
-            line.strike()
-            first = line.first
-            return first is not None and first is not place
+            partition.line.strike()
+            if partition.line.first is not place:
+                return False
+            self.whole.strike()
+            if self.whole.first in (None, place):
+                return True
+            self.whole.join(place)
+            return False
 
-    def leave(self, partition: Partition, place: Place, whole: Place) -> None:
-        """Leave both lines."""
+    def held_up(self, place: Place, waits: Waits) -> None:
+        """Stand in the line for the global limit if that alone holds one up, and in nobody's way if not."""
+        with self.lock:
+            if waits.partition_us:
+                self.whole.leave(place)
+            else:
+                self.whole.join(place)
+
+    def leave(self, partition: Partition, place: Place) -> None:
+        """Leave both lines.
+
+        Whoever is now at the head of the partition takes a place behind those who wait for the global limit,
+        without being woken for it: by far the most wait for that one.
+        """
         with self.lock:
             self.waiting -= 1
-            partition.line.leave(place)
-            self.whole.leave(whole)
-
-    def join_whole(self, place: Place) -> None:
-        """Stand in the line for the global limit, if not there already."""
-        with self.lock:
-            self.whole.join(place)
-
-    def leave_whole(self, place: Place) -> None:
-        """Leave the line for the global limit."""
-        with self.lock:
+            was_first = partition.line.first is place
+            partition.line.places.pop(place, None)
             self.whole.leave(place)
+            if was_first and self.whole.places and (following := partition.line.living_first()) is not None:
+                self.whole.join(following)
+            elif was_first:
+                partition.line.call_first()
 
     def _forget(self) -> None:
         """Forget the one that was remembered for longest and has nobody waiting."""

@@ -229,43 +229,25 @@ class HierarchicalThrottle:
         return LimitReachedError(text, self.name, self.per * self.cost_max / self.partition_limit)
 
     def _in_line(self, known: Partition, take: TakeBoth, timeout: float | None) -> Flow[bool]:
-        """Stand in the partition's line; whoever is at its head asks."""
-        book, clock = self._book, self.store.clock
+        """Stand in line; whoever's turn it is asks until both limits grant."""
+        book, place = self._book, Place(self.store.clock)
         until_us = NEVER_US if timeout is None else self._now_us() + to_us(timeout)
-        place, whole = Place(clock), Place(clock)
         if not book.join(known, place):
             return self._refused_one()
         self._waited += 1
         try:
-            while book.is_before(known.line, place):
-                if not (yield from self._rest(place, None, until_us)):
+            while True:
+                wait_us = None
+                if book.is_turn_of(known, place):
+                    waits = yield from self._asking(known, take)
+                    if waits == GRANTED:
+                        return self._counted(take.cost)
+                    book.held_up(place, waits)
+                    wait_us = waits.partition_us or waits.whole_us
+                if not (yield from self._rest(place, wait_us, until_us)):
                     return self._refused_one()
-            granted = yield from self._at_the_head(known, (place, whole), take, until_us)
-            return self._counted(take.cost) if granted else self._refused_one()
         finally:
-            book.leave(known, place, whole)
-
-    def _at_the_head(
-        self, known: Partition, places: tuple[Place, Place], take: TakeBoth, until_us: int
-    ) -> Flow[bool]:
-        """Ask until both grant; where others wait for the global limit alone, after them."""
-        book, (place, whole) = self._book, places
-        while True:
-            if book.is_before(book.whole, whole):
-                book.join_whole(whole)
-                rested = yield from self._rest(whole, None, until_us)
-            else:
-                waits = yield from self._asking(known, take)
-                if waits == GRANTED:
-                    return True
-                if waits.partition_us:
-                    book.leave_whole(whole)
-                    rested = yield from self._rest(place, waits.partition_us, until_us)
-                else:
-                    book.join_whole(whole)
-                    rested = yield from self._rest(whole, waits.whole_us, until_us)
-            if not rested:
-                return False
+            book.leave(known, place)
 
     def _rest(self, place: Place, wait_us: int | None, until_us: int) -> Flow[bool]:
         """Rest until called, or for as long as it takes; false at once if one may not wait so long."""
