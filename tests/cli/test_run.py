@@ -306,10 +306,10 @@ def test_run__standard_input__is_read_once(server: SimulatedUpstream, tmp_path: 
 def test_run__interrupted__ends_and_is_resumed(server: SimulatedUpstream, tmp_path: Path, times: int) -> None:
     """Once: what is under way is done first. Twice: it is not."""
     given, output = lines(tmp_path, 300), tmp_path / "out.jsonl"
-    server.delay = 0.02 if times == 1 else 30.0
+    server.delay = 0.1 if times == 1 else 30.0
     with subprocess.Popen(command(str(given), *options(server, output)), stdout=subprocess.PIPE) as process:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while server.present < 10:
+        while server.accepted < 10:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         told = _interrupt(process, times)
@@ -426,3 +426,42 @@ def test_run__secret_that_cannot_be_sent__is_shown_nowhere(
 def test_address__port_that_is_none__is_refused() -> None:
     with pytest.raises(ValueError, match="a port of 0 to 65535"):
         Address("http://127.0.0.1:99999/{line}")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "db"])
+def test_run__appended_from_another_input__writes_nothing_over_and_marks_nothing_falsely(
+    server: SimulatedUpstream, tmp_path: Path, ending: str
+) -> None:
+    output = tmp_path / f"out.{ending}"
+    for name in ("a", "b"):
+        given = tmp_path / f"{name}.txt"
+        given.write_text(f"{name}1\n{name}2\n")
+        result = ran("run", str(given), *options(server, output, "--append"))
+        assert result.exit_code == 0, result.output
+    if ending == "db":
+        with sqlite3.connect(output) as connection:
+            found = [row[0] for row in connection.execute("SELECT input FROM results")]
+        connection.close()
+    else:
+        found = [text for text in output.read_text().splitlines() if "/a" in text or "/b" in text]
+        assert not any('"yes"' in text or "repeated" in text for text in found)
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "db"])
+def test_run__appended_from_the_same_input_again__is_known_again(
+    server: SimulatedUpstream, tmp_path: Path, ending: str
+) -> None:
+    given, output = lines(tmp_path, 2), tmp_path / f"out.{ending}"
+    ran("run", str(given), *options(server, output))
+    Path(f"{output}.in.txt.checkpoint").unlink()
+    assert ran("run", str(given), *options(server, output, "--append")).exit_code == 0
+    if ending == "db":
+        with sqlite3.connect(output) as connection:
+            assert connection.execute("SELECT count(*) FROM results").fetchone() == (2,)
+        connection.close()
+    else:
+        assert (
+            sum('"yes"' in text or '"repeated": true' in text for text in output.read_text().splitlines())
+            == 2
+        )

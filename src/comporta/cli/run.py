@@ -37,6 +37,9 @@ from comporta.upstream.upstreams import Upstreams
 T = TypeVar("T")
 
 LINE = "line"
+KEY = (LINE, "input", "url")
+"""What makes a row the same: a line alone would take that of another INPUT for one that is there already."""
+
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
 DEAD_LETTERS_LEFT = 3
 INTERRUPTED = 130
@@ -225,10 +228,10 @@ def _is_begun(files: Files) -> bool:
 
 def _sink(output: Path, table: str) -> Sink:
     made: dict[str, Callable[[], Sink]] = {
-        ".jsonl": lambda: JsonLinesSink(output, key=LINE),
-        ".ndjson": lambda: JsonLinesSink(output, key=LINE),
-        ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=LINE),
-        ".db": lambda: SqliteSink(output, table=table, key=LINE, columns=[LINE, *COLUMNS]),
+        ".jsonl": lambda: JsonLinesSink(output, key=KEY),
+        ".ndjson": lambda: JsonLinesSink(output, key=KEY),
+        ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=KEY),
+        ".db": lambda: SqliteSink(output, table=table, key=KEY, columns=[LINE, *COLUMNS]),
     }
     made[".sqlite"] = made[".sqlite3"] = made[".db"]
     make = made.get(output.suffix.lower())
