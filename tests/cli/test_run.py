@@ -465,3 +465,22 @@ def test_run__appended_from_the_same_input_again__is_known_again(
             sum('"yes"' in text or '"repeated": true' in text for text in output.read_text().splitlines())
             == 2
         )
+
+
+def test_run__resumed_without_its_output__is_refused_and_says_what_to_do(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    given, output = lines(tmp_path, 3), tmp_path / "out.jsonl"
+    ran("run", str(given), *options(server, output))
+    output.unlink()
+    checkpoint = tmp_path / "out.jsonl.in.txt.checkpoint"
+    refused = ran("run", str(given), *options(server, output, "--resume"))
+    assert refused.exit_code == 2
+    assert "out.jsonl is gone, and 3 rows were written to it" in " ".join(refused.stderr.split())
+    assert not output.exists()
+    checkpoint.write_text("nonsense")
+    broken = ran("run", str(given), *options(server, output, "--resume"))
+    assert (broken.exit_code, "is no checkpoint" in broken.stderr) == (1, True)
+    checkpoint.unlink()
+    assert ran("run", str(given), *options(server, output, "--resume")).exit_code == 0
+    assert len(rows_in(output)) == 3

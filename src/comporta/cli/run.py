@@ -22,8 +22,9 @@ import click
 from comporta.cli.run_address import Address, fields_of
 from comporta.cli.run_calls import COLUMNS, Calls
 from comporta.cli.states import state_url
-from comporta.errors import ComportaError
+from comporta.errors import CheckpointError, ComportaError
 from comporta.limits.config import LimitConfig
+from comporta.pipeline.runs.checkpoint import Checkpoint
 from comporta.pipeline.runs.pipeline import WORKERS_MAX, Pipeline
 from comporta.pipeline.runs.progress import Terminal, duration
 from comporta.pipeline.runs.report import COMPLETE, Report
@@ -214,6 +215,12 @@ def _files(given: str, options: dict[str, Any]) -> Files:
             f"{output} is there already: --resume goes on with a run, --append adds to it",
             param_hint="--output",
         )
+    if options["resume"] and not output.exists() and (written := _written_before(files)):
+        raise click.BadParameter(
+            f"{output} is gone, and {written:,} rows were written to it: put it back, or remove "
+            f"{files.checkpoint} to begin anew",
+            param_hint="--resume",
+        )
     if _is_begun(files) and not options["resume"]:
         raise click.BadParameter(
             f"a run of these files was begun ({files.checkpoint}): --resume goes on with it, removing that "
@@ -224,6 +231,15 @@ def _files(given: str, options: dict[str, Any]) -> Files:
 
 def _is_begun(files: Files) -> bool:
     return files.checkpoint is not None and files.checkpoint.exists()
+
+
+def _written_before(files: Files) -> int:
+    """Return how many rows an earlier run has put into the output."""
+    try:
+        standing = None if files.checkpoint is None else Checkpoint(files.checkpoint).peek()
+    except CheckpointError as error:
+        raise click.ClickException(str(error)) from None
+    return 0 if standing is None else standing.written
 
 
 def _sink(output: Path, table: str) -> Sink:
