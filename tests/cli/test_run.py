@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
+import gzip
 import json
 import os
 import pty
@@ -22,8 +24,10 @@ from tests.cli.running import run as ran
 
 from comporta.cli.run_address import Address, ColumnError
 from comporta.testing import SimulatedUpstream
+from comporta.testing.loopback import Loopback, NoAnswer, Request
 
 PATIENCE_SECONDS = 60.0
+DRIPS = b"Content-Length: 100000\r\n\r\n"
 
 
 @pytest.fixture
@@ -32,7 +36,40 @@ def server() -> Iterator[SimulatedUpstream]:
         yield started
 
 
-def options(server: SimulatedUpstream, output: Path, *more: str, path: str = "/{line}") -> list[str]:
+class Raw(Loopback):
+    """Answers with these bytes, one after the other, and the last for ever; then ends the connection.
+
+    A head that promises a long body is followed by one that drips.
+    """
+
+    def __init__(self, *answers: bytes) -> None:
+        super().__init__()
+        self._answers = list(answers)
+        self.asked = 0
+
+    async def answered(self, request: Request) -> bytes | NoAnswer:
+        self.asked += 1
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            await reader.readuntil(b"\r\n\r\n")
+            answer = await self.answered(Request("GET", "", {}, {}, b""))
+            assert isinstance(answer, bytes)
+            writer.write(answer)
+            while answer.endswith(DRIPS):
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            await writer.drain()
+        writer.close()
+
+
+def options(server: Loopback, output: Path, *more: str, path: str = "/{line}") -> list[str]:
     where = ["--url", server.url + path, "--output", str(output), "--state", "memory://"]
     return [*where, "--limit", "100000/s", "--backoff", "0.01", *more]
 
@@ -484,3 +521,51 @@ def test_run__resumed_without_its_output__is_refused_and_says_what_to_do(
     checkpoint.unlink()
     assert ran("run", str(given), *options(server, output, "--resume")).exit_code == 0
     assert len(rows_in(output)) == 3
+
+
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+
+
+def test_run__answer_that_breaks_off__is_tried_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    with Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", WHOLE) as server:
+        result = ran("run", str(lines(tmp_path, 1)), *options(server, output, "--json"))
+    assert (result.exit_code, summary(result)["retries"], server.asked) == (0, 1, 2)
+    [row] = rows_in(output)
+    assert (row["body"], row["attempts"]) == ({}, 2)
+
+
+def test_run__answer_that_drips__is_bounded_and_tried_again(tmp_path: Path) -> None:
+    with Raw(b"HTTP/1.1 200 OK\r\n" + DRIPS, WHOLE) as server:
+        more = ("--timeout", "0.5", "--json")
+        result = ran("run", str(lines(tmp_path, 1)), *options(server, tmp_path / "out.jsonl", *more))
+    assert (result.exit_code, server.asked) == (0, 2)
+
+
+def test_run__settings_file_without_a_timeout__the_option_bounds_answers(tmp_path: Path) -> None:
+    config = tmp_path / "comporta.toml"
+    config.write_text('state = "memory://"\n[upstreams.books]\nlimit = "1000/s"\nretry = false\n')
+    with Raw(b"HTTP/1.1 200 OK\r\n" + DRIPS) as server:
+        more = ("--timeout", "0.2", "--config", str(config), "--upstream", "books")
+        result = ran("run", str(lines(tmp_path, 1)), *options(server, tmp_path / "out.jsonl", *more))
+    assert result.exit_code == 3
+    [letter] = rows_in(tmp_path / "out.jsonl.dead.jsonl")
+    assert "Timeout" in letter["reason"]
+
+
+@pytest.mark.parametrize("rest", [DRIPS, b"Content-Length: 8000\r\n\r\n" + b"y" * 8000])
+def test_run__refusal_that_drips_or_is_long__is_what_its_status_says(tmp_path: Path, rest: bytes) -> None:
+    with Raw(b"HTTP/1.1 404 Not Found\r\n" + rest) as server:
+        more = ("--max-body", "10")
+        result = ran("run", str(lines(tmp_path, 1)), *options(server, tmp_path / "out.jsonl", *more))
+    assert (result.exit_code, server.asked) == (3, 1)
+    [letter] = rows_in(tmp_path / "out.jsonl.dead.jsonl")
+    assert letter["reason"].startswith("HttpStatusError: 404")
+
+
+def test_run__answer_that_is_compressed__is_read_as_what_it_says(tmp_path: Path) -> None:
+    packed = gzip.compress(b'{"a": 1}')
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
+    with Raw(head.encode() + packed) as server:
+        assert ran("run", str(lines(tmp_path, 1)), *options(server, tmp_path / "out.jsonl")).exit_code == 0
+    assert rows_in(tmp_path / "out.jsonl")[0]["body"] == {"a": 1}

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from comporta.cli.run_address import Address, fields_of
+from comporta.cli.run_bodies import WholeAnswers
 from comporta.cli.run_calls import COLUMNS, Calls
 from comporta.cli.states import state_url
 from comporta.errors import CheckpointError, ComportaError
@@ -138,7 +139,6 @@ async def _ran(
             send_item=options["send_json"],
             accepted=frozenset(options["accept"]),
             patience=options["patience"],
-            body_bytes_max=options["max_body"],
             parsed=isinstance(sink, JsonLinesSink),
         )
         pipeline = Pipeline(
@@ -166,7 +166,10 @@ async def _client(
     import httpx2  # noqa: PLC0415 - an extra of its own
 
     upstream = _upstream(address, options)
-    transport = upstream.transport()
+    whole = WholeAnswers(
+        httpx2.AsyncHTTPTransport(), frozenset(options["accept"]), options["max_body"], options["timeout"]
+    )
+    transport = upstream.transport(whole)
     async with httpx2.AsyncClient(
         transport=transport, headers=headers, timeout=options["timeout"], follow_redirects=False
     ) as client:
