@@ -569,3 +569,11 @@ def test_run__answer_that_is_compressed__is_read_as_what_it_says(tmp_path: Path)
     with Raw(head.encode() + packed) as server:
         assert ran("run", str(lines(tmp_path, 1)), *options(server, tmp_path / "out.jsonl")).exit_code == 0
     assert rows_in(tmp_path / "out.jsonl")[0]["body"] == {"a": 1}
+
+
+@pytest.mark.parametrize("said", ["NaN", '{"a": [-Infinity]}', '{"a": 1e999}'])
+def test_run__answer_with_numbers_that_json_does_not_have__is_kept_as_text(tmp_path: Path, said: str) -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(said)}\r\nConnection: close\r\n\r\n"
+    with Raw(head.encode() + said.encode()) as server:
+        assert ran("run", str(lines(tmp_path, 1)), *options(server, tmp_path / "out.jsonl")).exit_code == 0
+    assert rows_in(tmp_path / "out.jsonl")[0]["body"] == said

@@ -11,12 +11,14 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from comporta.chance import uniform
 from comporta.cli.run_address import Address, fields_of
 from comporta.errors import ComportaError, RefusedError
 from comporta.headers import pause_told
+from comporta.pipeline.strict_json import dumped
 from comporta.retry import IDEMPOTENT_METHODS
 from comporta.retry.retry import retry_after_of
 from comporta.upstream.report import last_call
@@ -107,7 +109,7 @@ class Calls:
     def _row(self, item: Any, url: str, response: Any, seconds: float) -> Mapping[str, Any]:
         text = response.content.decode(response.encoding or "utf-8", "replace")
         return {
-            "input": item if self._parsed else json.dumps(item, ensure_ascii=False),
+            "input": item if self._parsed else dumped(item, ensure_ascii=False),
             "url": url,
             "status": response.status_code,
             "body": _parsed(text) if self._parsed else text,
@@ -117,8 +119,18 @@ class Calls:
 
 
 def _parsed(text: str) -> Any:
-    """Return what JSON says, or the text if it is none: results are JSON lines, and need no JSON in JSON."""
+    """Return what JSON says, or the text if it is none: results are JSON lines, and need no JSON in JSON.
+
+    With numbers that no JSON has, or that are too large to be kept as one, it is text: nothing is lost.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text:.50} is no number that can be kept")
+    return number

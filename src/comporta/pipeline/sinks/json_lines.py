@@ -15,6 +15,7 @@ from comporta.errors import SinkRowError, SinkUnavailableError
 from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.sinks.columns import checked_key
 from comporta.pipeline.sinks.files import REPEATED, SinkFile
+from comporta.pipeline.strict_json import dumped
 from comporta.pipeline.tail import is_whole, upto, whole_lines
 
 
@@ -81,10 +82,10 @@ class JsonLinesSink:
                 record[REPEATED] = True
             keys[known] = None
         try:
-            return json.dumps(record, default=str).encode() + b"\n"
+            return dumped(record, default=str).encode() + b"\n"
         except Exception as error:  # also what the values' own methods raise
             raise SinkRowError(f"{self._name}: row {index} of the batch: {error}", index) from error
 
     def _known(self, row: Row) -> int:
         """Return what a key is remembered by: the same for what was written and for what is read again."""
-        return hash(json.dumps([row[field] for field in self.key], default=str, sort_keys=True))
+        return hash(dumped([row[field] for field in self.key], default=str, sort_keys=True))
