@@ -309,6 +309,10 @@ def _typed(option: str, make: Callable[[], T]) -> T:
     """Make something of what was typed; what is wrong with it is a usage error."""
     try:
         return make()
+    except OSError as error:
+        raise click.BadParameter(
+            f"{error.filename or 'the file'} cannot be read: {error.strerror}", param_hint=option
+        ) from None
     except (ValueError, TypeError, KeyError) as error:
         raise click.BadParameter(str(error.args[0]), param_hint=option) from None
 
