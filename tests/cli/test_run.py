@@ -579,3 +579,14 @@ def test_run__answer_with_numbers_that_json_does_not_have__is_kept_as_text(tmp_p
     with Raw(head.encode() + said.encode()) as server:
         assert ran("run", str(lines(tmp_path, 1)), *options(server, tmp_path / "out.jsonl")).exit_code == 0
     assert rows_in(tmp_path / "out.jsonl")[0]["body"] == said
+
+
+def test_run__item_that_cannot_be_sent__counts_no_retries_of_the_one_before(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    given = tmp_path / "in.jsonl"
+    given.write_text('{"id": 1}\n{"id": 2, "x": NaN}\n')
+    server.upcoming = [500, 500]
+    more = ("--method", "PUT", "--send-json", "--in-flight", "1", "--json")
+    result = ran("run", str(given), *options(server, tmp_path / "out.jsonl", *more, path="/{id}"))
+    assert (result.exit_code, summary(result)["dead"], summary(result)["retries"]) == (3, 1, 2)

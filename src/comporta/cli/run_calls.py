@@ -81,12 +81,14 @@ class Calls:
                 return self._row(item, url, response, time.monotonic() - began)
 
     async def _answer(self, url: str, item: Any) -> Any:
+        before = last_call()
         body = {"json": dict(fields_of(item))} if self._send_item else {}
         try:
             response = await self._client.request(self._method, url, **body)
         finally:
             made = last_call()
-            self.retries += max(0, made.attempts - 1) if made is not None else 0
+            if made is not None and made is not before:  # or it was refused before it was begun
+                self.retries += max(0, made.attempts - 1)
         if not (response.is_success or response.status_code in self._accepted):
             text = response.content.decode("utf-8", "replace")[:_SHOWN_CHARS]
             told = pause_told(response.headers, time.time())
