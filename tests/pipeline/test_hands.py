@@ -29,6 +29,22 @@ print(Pipeline([1], step).sync.run().ended, flush=True)
 """
 
 
+_OPENS = """
+import threading
+from comporta import Pipeline
+
+class Sink:
+    def open(self):
+        print("begun", flush=True)
+        threading.Event().wait()
+
+    def write(self, rows): ...
+    def close(self): ...
+
+print(Pipeline([1], lambda item: {"id": item}, Sink()).sync.run().ended, flush=True)
+"""
+
+
 def test_hands__more_work_than_threads__is_done_by_so_many() -> None:
     async def main() -> set[str]:
         few = Hands(2, "few")
@@ -101,9 +117,10 @@ def test_hands__no_thread_can_be_had__is_an_error(monkeypatch: pytest.MonkeyPatc
     asyncio.run(main())
 
 
-def test_stop__plain_step_hangs__the_program_ends_all_the_same() -> None:
+@pytest.mark.parametrize("program", [_HANGS, _OPENS], ids=["step", "sink"])
+def test_stop__plain_step_or_opening_of_a_sink_hangs__the_program_ends_all_the_same(program: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", _HANGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"

@@ -590,7 +590,7 @@ def test_cancelled__while_the_sink_is_slow_at_the_end__still_writes_what_is_done
     async def main() -> None:
         pipeline = Pipeline(range(10), named, sink)
         running = asyncio.create_task(pipeline.run())
-        await until_async(lambda: pipeline._run is not None and pipeline._run._crew != set())
+        await until_async(lambda: pipeline._run is not None and len(pipeline._run._crew) > 1)
         run = pipeline._run
         assert run is not None
         await until_async(lambda: all(task.done() for task in run._crew))
