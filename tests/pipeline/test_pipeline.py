@@ -616,7 +616,7 @@ def test_cancelled__while_it_waits_for_an_item__is_cancelled() -> None:
             pipeline = Pipeline(source, named)
             running = asyncio.create_task(pipeline.run())
             await until_async(
-                lambda pipeline=pipeline: bool(pipeline._run and pipeline._run._crew)  # type: ignore[misc]
+                lambda pipeline=pipeline: bool(pipeline._run and len(pipeline._run._crew) > 1)  # type: ignore[misc]
             )
             await asyncio.sleep(0.01)
             running.cancel()
