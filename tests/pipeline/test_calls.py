@@ -16,3 +16,14 @@ def test_call__raises_what_no_future_takes__is_an_error_and_no_wait_for_ever() -
 
     with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(asyncio.wait_for(Call(exhausted).wait(), 30))
+
+
+def test_call__raises_something_else__is_its_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(Call(lambda: 1 // 0).wait())
+
+
+def test_call__no_thread_can_be_had__is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comporta.pipeline.calls.Run.start", lambda *_, **__: False)
+    with pytest.raises(RuntimeError, match="no thread can be had for a call that blocks"):
+        asyncio.run(Call(lambda: 7).wait())

@@ -91,6 +91,33 @@ def test_csv__names_of_columns_are_wrong__is_a_named_error(tmp_path: Path, head:
         read(tmp_path / "x.csv", head)
 
 
+def test_csv__empty_lines_before_the_names__are_none(tmp_path: Path) -> None:
+    assert read(tmp_path / "x.csv", "\ufeff\r\n\nid\n1\n") == [Entry(0, 4, {"id": "1"})]
+    with pytest.raises(SourceError, match=r"x\.csv:2: .*'a' is there twice"):
+        read(tmp_path / "x.csv", "\na,a\n")
+
+
+def test_csv__names_are_not_utf_8__is_a_named_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"x\.csv:1: the names of the columns are not UTF-8"):
+        read(tmp_path / "x.csv", "nome,endere\xe7o\n1,2\n".encode("latin-1"))
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.txt", "x.jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_file__utf_16__is_a_named_error(tmp_path: Path, name: str, encoding: str) -> None:
+    text = "id\n1\n" if encoding == "utf-16" else "\ufeffid\n1\n"
+    with pytest.raises(SourceError, match=rf"{name}:1: is UTF-16, convert it to UTF-8"):
+        read(tmp_path / name, text.encode(encoding))
+
+
+def test_csv__long_cell__is_read(tmp_path: Path) -> None:
+    cell = "y" * 1_000_000
+    assert read(tmp_path / "x.csv", f'id\n"{cell}"\n{cell}\n') == [
+        Entry(0, 2, {"id": cell}),
+        Entry(1, 3, {"id": cell}),
+    ]
+
+
 def test_csv__empty_file__has_no_items(tmp_path: Path) -> None:
     assert read(tmp_path / "x.csv", "") == []
 

@@ -240,3 +240,16 @@ def test_guard__error_with_a_response__is_judged_by_its_status(
     state = upstream.sync.get_state()
     assert state.breaker is not None
     assert state.breaker.failures == 0
+
+
+@pytest.mark.parametrize("package", ["httpx2", "httpx"])
+def test_request__that_cannot_be_sent__is_no_failure_of_the_upstream(
+    simulated: SimulatedUpstream, package: str
+) -> None:
+    client: Any = pytest.importorskip(package)
+    breaker = BreakerConfig(threshold=1)
+    upstream = Upstream("simulated", "1000/s", breaker=breaker, state=f"memory://{uuid.uuid4().hex}")
+    with client.Client(transport=upstream.sync.transport(client=package)) as opened:
+        with pytest.raises(client.LocalProtocolError):
+            opened.get(simulated.url, headers={"X-One": "a\nb"})
+        assert opened.get(simulated.url).status_code == 200

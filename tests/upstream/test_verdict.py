@@ -22,6 +22,14 @@ class Asking(Exception):  # noqa: N818 - what an upstream says of itself
     retry_after = 7
 
 
+class LocalProtocolError(Exception):
+    """What HTTP clients raise for a request that they cannot send."""
+
+
+class IllegalHeader(LocalProtocolError):  # noqa: N818 - see above
+    """One of them."""
+
+
 class Silent(Exception):  # noqa: N818 - see above
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -136,3 +144,10 @@ def test_discard__awaiting__closes_by_whatever_there_is(face: str) -> None:
     }
     asyncio.run(Discard(SimpleNamespace(status_code=500, headers={}, **names[face])).wait())
     assert closed == ["called" if face == "plain" else "awaited"]
+
+
+@pytest.mark.parametrize("kind", [LocalProtocolError, IllegalHeader])
+def test_judged__request_that_could_not_be_sent__says_nothing_about_the_upstream(
+    kind: type[Exception],
+) -> None:
+    assert judged(None, kind("illegal"), NOW) == Verdict("neither", why=f"{kind.__name__}: illegal")

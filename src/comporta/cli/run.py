@@ -20,10 +20,12 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from comporta.cli.run_address import Address, fields_of
+from comporta.cli.run_bodies import WholeAnswers
 from comporta.cli.run_calls import COLUMNS, Calls
 from comporta.cli.states import state_url
-from comporta.errors import ComportaError
+from comporta.errors import CheckpointError, ComportaError
 from comporta.limits.config import LimitConfig
+from comporta.pipeline.runs.checkpoint import Checkpoint
 from comporta.pipeline.runs.pipeline import WORKERS_MAX, Pipeline
 from comporta.pipeline.runs.progress import Terminal, duration
 from comporta.pipeline.runs.report import COMPLETE, Report
@@ -37,6 +39,9 @@ from comporta.upstream.upstreams import Upstreams
 T = TypeVar("T")
 
 LINE = "line"
+KEY = (LINE, "input", "url")
+"""What makes a row the same: a line alone would take that of another INPUT for one that is there already."""
+
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
 DEAD_LETTERS_LEFT = 3
 INTERRUPTED = 130
@@ -134,7 +139,6 @@ async def _ran(
             send_item=options["send_json"],
             accepted=frozenset(options["accept"]),
             patience=options["patience"],
-            body_bytes_max=options["max_body"],
             parsed=isinstance(sink, JsonLinesSink),
         )
         pipeline = Pipeline(
@@ -162,7 +166,10 @@ async def _client(
     import httpx2  # noqa: PLC0415 - an extra of its own
 
     upstream = _upstream(address, options)
-    transport = upstream.transport()
+    whole = WholeAnswers(
+        httpx2.AsyncHTTPTransport(), frozenset(options["accept"]), options["max_body"], options["timeout"]
+    )
+    transport = upstream.transport(whole)
     async with httpx2.AsyncClient(
         transport=transport, headers=headers, timeout=options["timeout"], follow_redirects=False
     ) as client:
@@ -211,6 +218,12 @@ def _files(given: str, options: dict[str, Any]) -> Files:
             f"{output} is there already: --resume goes on with a run, --append adds to it",
             param_hint="--output",
         )
+    if options["resume"] and not output.exists() and (written := _written_before(files)):
+        raise click.BadParameter(
+            f"{output} is gone, and {written:,} rows were written to it: put it back, or remove "
+            f"{files.checkpoint} to begin anew",
+            param_hint="--resume",
+        )
     if _is_begun(files) and not options["resume"]:
         raise click.BadParameter(
             f"a run of these files was begun ({files.checkpoint}): --resume goes on with it, removing that "
@@ -223,12 +236,21 @@ def _is_begun(files: Files) -> bool:
     return files.checkpoint is not None and files.checkpoint.exists()
 
 
+def _written_before(files: Files) -> int:
+    """Return how many rows an earlier run has put into the output."""
+    try:
+        standing = None if files.checkpoint is None else Checkpoint(files.checkpoint).peek()
+    except CheckpointError as error:
+        raise click.ClickException(str(error)) from None
+    return 0 if standing is None else standing.written
+
+
 def _sink(output: Path, table: str) -> Sink:
     made: dict[str, Callable[[], Sink]] = {
-        ".jsonl": lambda: JsonLinesSink(output, key=LINE),
-        ".ndjson": lambda: JsonLinesSink(output, key=LINE),
-        ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=LINE),
-        ".db": lambda: SqliteSink(output, table=table, key=LINE, columns=[LINE, *COLUMNS]),
+        ".jsonl": lambda: JsonLinesSink(output, key=KEY),
+        ".ndjson": lambda: JsonLinesSink(output, key=KEY),
+        ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=KEY),
+        ".db": lambda: SqliteSink(output, table=table, key=KEY, columns=[LINE, *COLUMNS]),
     }
     made[".sqlite"] = made[".sqlite3"] = made[".db"]
     make = made.get(output.suffix.lower())
@@ -287,6 +309,10 @@ def _typed(option: str, make: Callable[[], T]) -> T:
     """Make something of what was typed; what is wrong with it is a usage error."""
     try:
         return make()
+    except OSError as error:
+        raise click.BadParameter(
+            f"{error.filename or 'the file'} cannot be read: {error.strerror}", param_hint=option
+        ) from None
     except (ValueError, TypeError, KeyError) as error:
         raise click.BadParameter(str(error.args[0]), param_hint=option) from None
 

@@ -70,7 +70,7 @@ def _checked_host(text: str, plain: str) -> str:
     if not host or split.scheme not in ("http", "https"):
         begins = "http:// or https://, a host and, if any, a port of 0 to 65535"
         raise ValueError(f"url must begin with {begins}, got {text!r:.200}")
-    if not text.startswith(f"{split.scheme}://{split.netloc}"):
+    if not text[len(split.scheme) :].startswith(f"://{split.netloc}"):  # HTTP is http
         raise ValueError(f"url must have its columns after the host, got {text!r:.200}")
     return host
 

@@ -11,12 +11,14 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from comporta.chance import uniform
 from comporta.cli.run_address import Address, fields_of
 from comporta.errors import ComportaError, RefusedError
 from comporta.headers import pause_told
+from comporta.pipeline.strict_json import dumped
 from comporta.retry import IDEMPOTENT_METHODS
 from comporta.retry.retry import retry_after_of
 from comporta.upstream.report import last_call
@@ -41,12 +43,8 @@ class HttpStatusError(ComportaError):
         return f"{self.status} {self.args[1]}".strip()
 
 
-class BodyTooLongError(ComportaError):
-    """An answer that is longer than one wants to keep."""
-
-
 class Calls:
-    """Calls an address for each item, with a client whose transport is an upstream's."""
+    """Calls an address for each item, with a client whose transport is an upstream's around whole answers."""
 
     def __init__(
         self,
@@ -57,7 +55,6 @@ class Calls:
         send_item: bool,
         accepted: frozenset[int],
         patience: float,
-        body_bytes_max: int,
         parsed: bool,
     ) -> None:
         self._client = client
@@ -66,7 +63,6 @@ class Calls:
         self._send_item = send_item
         self._accepted = accepted
         self._patience = patience
-        self._body_bytes_max = body_bytes_max
         self._parsed = parsed
         self.retries = 0
 
@@ -76,35 +72,28 @@ class Calls:
         began = time.monotonic()
         while True:
             try:
-                answer = await self._answer(url, item)
+                response = await self._answer(url, item)
             except (RefusedError, HttpStatusError) as error:
                 if not self._is_not_now(error):
                     raise
                 await self._wait_out(error, began)
             else:
-                return self._row(item, url, answer, time.monotonic() - began)
+                return self._row(item, url, response, time.monotonic() - began)
 
-    async def _answer(self, url: str, item: Any) -> tuple[Any, bytes]:
+    async def _answer(self, url: str, item: Any) -> Any:
+        before = last_call()
         body = {"json": dict(fields_of(item))} if self._send_item else {}
         try:
-            async with self._client.stream(self._method, url, **body) as response:
-                content = await self._read(response)
+            response = await self._client.request(self._method, url, **body)
         finally:
             made = last_call()
-            self.retries += max(0, made.attempts - 1) if made is not None else 0
+            if made is not None and made is not before:  # or it was refused before it was begun
+                self.retries += max(0, made.attempts - 1)
         if not (response.is_success or response.status_code in self._accepted):
-            text = content.decode("utf-8", "replace")[:_SHOWN_CHARS]
+            text = response.content.decode("utf-8", "replace")[:_SHOWN_CHARS]
             told = pause_told(response.headers, time.time())
             raise HttpStatusError(response.status_code, text, told or 0.0)
-        return response, content
-
-    async def _read(self, response: Any) -> bytes:
-        content = bytearray()
-        async for chunk in response.aiter_bytes():
-            content += chunk
-            if len(content) > self._body_bytes_max:
-                raise BodyTooLongError(f"the answer is longer than {self._body_bytes_max} bytes")
-        return bytes(content)
+        return response
 
     def _is_not_now(self, error: ComportaError) -> bool:
         """Whether it was not done, and may be later. What a 503 did to a POST, nobody knows."""
@@ -119,11 +108,10 @@ class Calls:
         wait = min(max(retry_after_of(error), _WAIT_SECONDS_MIN), _WAIT_SECONDS_MAX)
         await asyncio.sleep(min(wait, left) * uniform(1.0, 1.25))
 
-    def _row(self, item: Any, url: str, answer: tuple[Any, bytes], seconds: float) -> Mapping[str, Any]:
-        response, content = answer
-        text = content.decode(response.encoding or "utf-8", "replace")
+    def _row(self, item: Any, url: str, response: Any, seconds: float) -> Mapping[str, Any]:
+        text = response.content.decode(response.encoding or "utf-8", "replace")
         return {
-            "input": item if self._parsed else json.dumps(item, ensure_ascii=False),
+            "input": item if self._parsed else dumped(item, ensure_ascii=False),
             "url": url,
             "status": response.status_code,
             "body": _parsed(text) if self._parsed else text,
@@ -133,8 +121,18 @@ class Calls:
 
 
 def _parsed(text: str) -> Any:
-    """Return what JSON says, or the text if it is none: results are JSON lines, and need no JSON in JSON."""
+    """Return what JSON says, or the text if it is none: results are JSON lines, and need no JSON in JSON.
+
+    With numbers that no JSON has, or that are too large to be kept as one, it is text: nothing is lost.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text:.50} is no number that can be kept")
+    return number

@@ -84,9 +84,9 @@ def as_text(value: Any) -> str:
 
 
 def _as_json(value: Any) -> str:
-    import json  # noqa: PLC0415 - most rows hold none
+    from comporta.pipeline.strict_json import dumped  # noqa: PLC0415 - most rows hold none
 
     try:
-        return json.dumps(value, ensure_ascii=False, default=as_text)
+        return dumped(value, ensure_ascii=False, default=as_text)
     except (TypeError, ValueError, RecursionError):  # it has keys that are no texts, or holds itself
         return str(value)

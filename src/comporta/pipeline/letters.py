@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from comporta.errors import DeadLettersError, DeadLettersFullError
 from comporta.pipeline.appended import AppendedFile
+from comporta.pipeline.strict_json import dumped
 from comporta.pipeline.tail import is_whole, whole_lines
 
 BYTES_MAX: Final = 1 << 30
@@ -130,10 +131,10 @@ def _line(letter: Letter) -> bytes:
         "item": letter.item,
     }
     try:
-        text = json.dumps(record, default=_as_text)
+        text = dumped(record, default=_as_text)
     except (TypeError, ValueError, RecursionError):  # it has keys that are no texts, or holds itself
         key = None if letter.key is None else repr(letter.key)
-        text = json.dumps({**record, "key": key, "item": repr(letter.item)}, default=_as_text)
+        text = dumped({**record, "key": key, "item": repr(letter.item)}, default=_as_text)
     return text.encode() + b"\n"
 
 

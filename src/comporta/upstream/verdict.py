@@ -29,6 +29,10 @@ MISTAKES: Final = (
 """Errors of a program, not of its upstream's hour: they count as failures, but are not tried again."""
 
 
+NOT_SENT: Final = frozenset({"LocalProtocolError", "UnsupportedProtocol"})
+"""What HTTP clients call a request that cannot be sent, such as one with an illegal header."""
+
+
 class Verdict(NamedTuple):
     """``kind``: the upstream works, fails, works and wants fewer calls, or neither: it was not reached.
 
@@ -51,11 +55,11 @@ WELL: Final = Verdict(OK)
 def judged(result: Any, error: Exception | None, now: float) -> Verdict:
     """Judge what a guarded function did; what looks like an HTTP response is judged as one.
 
-    What comporta itself refused or could not do says nothing about the upstream.
+    What comporta itself refused, and what a client could not even send, says nothing about the upstream.
     """
     if error is None:
         return WELL if result is None else _judged_response(http_response(result), now) or WELL
-    if isinstance(error, ComportaError):
+    if isinstance(error, ComportaError) or _is_unsent(error):
         return Verdict(NEITHER, why=described(error))
     found = _judged_response(http_response(getattr(error, "response", None)), now)
     if found is not None:
@@ -122,6 +126,11 @@ def http_response(thing: Any) -> tuple[int, Mapping[str, str]] | None:
     if isinstance(status, int) and isinstance(headers, Mapping):
         return status, headers
     return None
+
+
+def _is_unsent(error: Exception) -> bool:
+    """Whether a client would not send it; known by its name, as clients are not known here."""
+    return any(kind.__name__ in NOT_SENT for kind in type(error).__mro__)
 
 
 def _judged_response(response: tuple[int, Mapping[str, str]] | None, now: float) -> Verdict | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 from comporta import events
 from comporta.metrics import current_metrics
+from comporta.pipeline.hands import Hands
 from comporta.pipeline.letters import DeadLetters, Letter
 from comporta.pipeline.runs.checkpoint import Checkpoint, Standing
 from comporta.pipeline.runs.report import Report
@@ -35,7 +35,7 @@ class Books:
         self._checkpoint = checkpoint
         self.letters = letters
         self._standing = Standing({})
-        self._desk = ThreadPoolExecutor(1, "comporta-books")
+        self._desk = Hands(1, "comporta-books")
         self._held = ExitStack()
         self._changed = asyncio.Event()
         self._moved = asyncio.Event()
@@ -100,7 +100,7 @@ class Books:
                 await self._save()
         finally:
             await self._at_the_desk(self._let_go)
-            self._desk.shutdown(wait=False)
+            self._desk.close()
 
     async def _save(self) -> None:
         if self._checkpoint is not None:
@@ -127,7 +127,7 @@ class Books:
 
     async def _at_the_desk(self, work: Callable[[], T]) -> T:
         """Do what blocks; to its end, even if nobody waits for it any more."""
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._desk, work))
+        return await asyncio.shield(self._desk.do(work))
 
     def _count(self, **outcomes: int) -> None:
         sink = current_metrics()

@@ -69,15 +69,21 @@ class Checkpoint:
 
     def load(self, source: Identity) -> Standing:
         """Return where the run of this source stands; from the beginning, if there is no file."""
+        standing = self.peek()
+        if standing is None:
+            return Standing(source)
+        self._check_source(standing.source, source)
+        return standing
+
+    def peek(self) -> Standing | None:
+        """Return what the file says, whichever source it is about; ``None``: there is none."""
         try:
             text = self.path.read_text("utf-8")
         except FileNotFoundError:
-            return Standing(source)
+            return None
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{self.path}: cannot be read: {error}") from error
-        standing = self._read(text)
-        self._check_source(standing.source, source)
-        return standing
+        return self._read(text)
 
     def save(self, standing: Standing) -> None:
         """Replace the file, and see it on the disk."""

@@ -97,7 +97,8 @@ class Run:
     # how it goes --------------------------------------------------------------------------------------
 
     async def _begun_and_done(self) -> None:
-        await self._begin()
+        beginning = self._hire([self._begin()], self._crew)  # so that it can be stopped as well
+        await asyncio.wait(beginning)
         if self._ended == COMPLETE:  # nobody was in a hurry
             [self._feeder] = self._hire([self._feed()], self._crew)
             self._hire([self._work_on() for _ in range(self._pipeline.workers)], self._crew)

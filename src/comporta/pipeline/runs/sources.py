@@ -21,6 +21,8 @@ LINE_BYTES_MAX = 16 * 1024 * 1024
 
 _IDENTITY_BYTES = 65_536
 _TAKEN_FOR_BLANK = b" \t\r\n"
+_UTF_8 = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Entry(NamedTuple):
@@ -155,7 +157,13 @@ class _Lines:
             self.number += 1
             if len(line) > LINE_BYTES_MAX and not line.endswith(b"\n"):
                 self._skip()
-            yield line.removeprefix(b"\xef\xbb\xbf") if self.number == 1 else line
+            yield self._first(line) if self.number == 1 else line
+
+    def _first(self, line: bytes) -> bytes:
+        """Return a first line without the mark of its encoding, if it is ours."""
+        if line.startswith(_UTF_16):
+            raise SourceError(f"{self.path}:1: is UTF-16, convert it to UTF-8")
+        return line.removeprefix(_UTF_8)
 
     def _skip(self) -> None:
         while (rest := self._read(LINE_BYTES_MAX)) and not rest.endswith(b"\n"):
@@ -217,10 +225,14 @@ def _number_of(told: Any, otherwise: int) -> int:
 
 
 def _read_csv(lines: _Lines) -> Iterator[Found]:
-    """Read rows by the names in the first; a row may span lines, its number is that of the first of them."""
+    """Read rows by the names in the first; a row may span lines, its number is that of the first of them.
+
+    The bound of a cell belongs to the whole process: it is raised to that of a line, and never lowered.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES_MAX))
     pending: list[str] = []
     rows = csv.reader(_taking(lines, pending), strict=True)
-    names = _names(rows, lines)
+    names = _names(rows, lines, pending)
     while True:
         pending.clear()
         number = lines.number + 1
@@ -265,17 +277,30 @@ def _is_no_text(line: str) -> bool:
     return not line.isascii() and any("\udc80" <= one <= "\udcff" for one in line)
 
 
-def _names(rows: Iterator[list[str]], lines: _Lines) -> list[str]:
+def _names(rows: Iterator[list[str]], lines: _Lines, pending: list[str]) -> list[str]:
+    """Return the names of the columns: the first row that is not empty."""
     try:
-        names = next(rows, [])
+        names = _first_row(rows, pending)
     except csv.Error as error:
-        raise SourceError(f"{lines.path}:1: the names of the columns are not CSV: {error}") from error
+        raise _misnamed(lines, f"the names of the columns are not CSV: {error}") from error
+    if any(map(_is_no_text, pending)):
+        raise _misnamed(lines, "the names of the columns are not UTF-8")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SourceError(
-            f"{lines.path}:1: columns must have different names, {twice[0]!r:.100} is there twice"
-        )
+        raise _misnamed(lines, f"columns must have different names, {twice[0]!r:.100} is there twice")
     return names
+
+
+def _first_row(rows: Iterator[list[str]], pending: list[str]) -> list[str]:
+    for row in rows:
+        if row:
+            return row
+        pending.clear()
+    return []
+
+
+def _misnamed(lines: _Lines, why: str) -> SourceError:
+    return SourceError(f"{lines.path}:{lines.number}: {why}")
 
 
 FORMS: dict[str, Callable[[_Lines], Iterator[Found]]] = {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from comporta.errors import SourceError
+from comporta.pipeline.hands import Hands
 from comporta.pipeline.letters import Letter
 from comporta.pipeline.runs.books import Books
 from comporta.pipeline.runs.outlet import Outlet
@@ -27,12 +26,10 @@ class Work:
         self._report = report
         self._books = books
         self._outlet = outlet
-        self._threads: ThreadPoolExecutor | None = None
+        self._hands = Hands(pipeline.workers, "comporta-step")
         self._step: Callable[[Any], Awaitable[Any]] = self._on_a_thread
         if pipeline.awaited:
             self._step = pipeline.step  # type: ignore[assignment]  # that is what awaited says
-        else:
-            self._threads = ThreadPoolExecutor(pipeline.workers, "comporta-step")
 
     def keyed(self, entry: Entry) -> tuple[Entry, Hashable]:
         """Return an entry with its key; one that has none is in trouble, and waits for nobody."""
@@ -65,8 +62,7 @@ class Work:
 
     def close(self) -> None:
         """Let the threads go; one that hangs in a step is not waited for."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._hands.close()
 
     async def _pass_on(self, entry: Entry, row: Any) -> None:
         if row is None or self._outlet is None:
@@ -91,7 +87,7 @@ class Work:
 
     async def _on_a_thread(self, item: Any) -> Any:
         attempt = Attempt(self._pipeline.step, (item,), {})
-        outcome = await asyncio.get_running_loop().run_in_executor(self._threads, attempt.block)
+        outcome = await self._hands.do(attempt.block)
         if type(outcome) is Failed:
             outcome.raise_it()
         return outcome

@@ -27,6 +27,11 @@ def checked_columns(field: str, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(columns)
 
 
+def checked_key(key: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns that tell rows apart, one or several; none: nothing does."""
+    return () if key is None else checked_columns("key", [key] if isinstance(key, str) else key)
+
+
 def all_columns(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the columns of a first batch, in the order in which they come up."""
     seen: dict[str, None] = {}

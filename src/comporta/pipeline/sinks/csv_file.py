@@ -19,7 +19,7 @@ from typing import Any, Final
 from comporta.errors import SinkRowError, SinkUnavailableError
 from comporta.pipeline.cells import Cell, guarded
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns
+from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns, checked_key
 from comporta.pipeline.sinks.files import REPEATED, SinkFile
 from comporta.pipeline.tail import upto, whole_records
 
@@ -33,7 +33,8 @@ TORN_BYTES_MAX: Final = 1 << 20
 class CsvSink:
     """Appends rows to the file ``path``, under a header of ``columns`` or of those of the first batch.
 
-    With a ``key`` (a column) a row whose key is in the file already says so in a last column: ``repeated``.
+    With a ``key`` (a column, or several) a row whose key is in the file already says so in a last column:
+    ``repeated``.
     ``durable``: a batch survives also a power cut, which takes the time of a disk's flush each.
     """
 
@@ -41,17 +42,17 @@ class CsvSink:
         self,
         path: str | os.PathLike[str],
         columns: Sequence[str] | None = None,
-        key: str | None = None,
+        key: str | Sequence[str] | None = None,
         *,
         durable: bool = False,
     ) -> None:
         self.path = Path(path)
-        self.key = key
+        self.key = checked_key(key)
         self.columns = None if columns is None else checked_columns("columns", columns)
-        named = self.columns or (key,)
-        if key is not None and REPEATED in named:
+        named = self.columns or self.key
+        if self.key and REPEATED in named:
             raise ValueError(f"columns must not have {REPEATED!r} where there is a key, got {named}")
-        if key is not None and self.columns is not None and key not in self.columns:
+        if self.columns is not None and not set(self.key) <= set(self.columns):
             raise ValueError(f"key must be among the columns {self.columns}, got {key!r:.50}")
         self._file = SinkFile("CsvSink", path, durable=durable)
         self._name = self._file.name
@@ -73,7 +74,7 @@ class CsvSink:
             header = self._header or self._named_columns(rows)
             begun = b"" if self._header else self._begun(header)
             records = [list(map(guarded, values)) for values in Columns(self._name, header).values(rows)]
-            keys = {} if self.key is None else self._marked(records, header.index(self.key))
+            keys = self._marked(records, _places(header, self.key)) if self.key else {}
             data = _encoded(records)
             if len(data) > CELL_CHARS_MAX:
                 self._check_lengths(records)
@@ -104,42 +105,43 @@ class CsvSink:
         with open(descriptor, "rb", closefd=False) as file:
             records = csv.reader(line.decode() for line in upto(file, whole))
             header = self._same(tuple(next(records)))
-            if self.key is not None:
-                place = header.index(self.key)
+            if self.key:
+                places = _places(header, self.key)
                 for record in records:
-                    self._file.remember({hash(record[place]): None})
+                    self._file.remember({_known(record, places): None})
         return header
 
     def _same(self, there: tuple[str, ...]) -> tuple[str, ...]:
         """Return the columns of a file that goes on, if they are those wanted."""
-        found = tuple(_unguarded(name) for name in (there if self.key is None else there[:-1]))
+        found = tuple(_unguarded(name) for name in (there[:-1] if self.key else there))
         wanted = self.columns or found
-        if there != self._shown(wanted) or (self.key is not None and self.key not in wanted):
-            shown = ", ".join(self._shown(self.columns or ("...", *filter(None, [self.key]))))
+        if there != self._shown(wanted) or not set(self.key) <= set(wanted):
+            shown = ", ".join(self._shown(self.columns or ("...", *self.key)))
             raise SinkUnavailableError(f"{self._name}: its columns are {', '.join(there)}, and not {shown}")
         return wanted
 
     def _shown(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         """Return columns as they stand in the header; they come from outside as well."""
         shown = tuple(str(guarded(column)) for column in columns)
-        return shown if self.key is None else (*shown, REPEATED)
+        return (*shown, REPEATED) if self.key else shown
 
     def _begun(self, columns: tuple[str, ...]) -> bytes:
         return _encoded([list(self._shown(columns))])
 
     def _named_columns(self, rows: Sequence[Row]) -> tuple[str, ...]:
         columns = all_columns(rows)
-        if self.key is not None and self.key not in columns:
-            raise SinkRowError(f"{self._name}: row 0 of the batch has no {self.key!r}", 0)
-        if self.key is not None and REPEATED in columns:
+        missing = [column for column in self.key if column not in columns]
+        if missing:
+            raise SinkRowError(f"{self._name}: row 0 of the batch has no {missing[0]!r}", 0)
+        if self.key and REPEATED in columns:
             raise SinkRowError(f"{self._name}: {REPEATED!r} is a column of the file's own", 0)
         return columns
 
-    def _marked(self, records: list[list[Cell]], place: int) -> dict[int, None]:
+    def _marked(self, records: list[list[Cell]], places: list[int]) -> dict[int, None]:
         """Say of each row whether its key was there before; returns the keys."""
         keys: dict[int, None] = {}
         for record in records:
-            known = hash(str(record[place]))
+            known = _known(record, places)
             record.append("yes" if self._file.is_known(known) or known in keys else "")
             keys[known] = None
         return keys
@@ -157,6 +159,15 @@ def _encoded(records: list[Any]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n").writerows(records)
     return text.getvalue().encode()
+
+
+def _places(header: tuple[str, ...], key: tuple[str, ...]) -> list[int]:
+    return [header.index(column) for column in key]
+
+
+def _known(record: Sequence[Cell], places: list[int]) -> int:
+    """Return what a key is remembered by: the same for what was written and for what is read again."""
+    return hash(tuple(str(record[place]) for place in places))
 
 
 def _unguarded(shown: str) -> str:

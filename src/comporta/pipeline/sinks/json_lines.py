@@ -10,25 +10,26 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from comporta.errors import SinkRowError, SinkUnavailableError
 from comporta.pipeline.sinks.base import Row
+from comporta.pipeline.sinks.columns import checked_key
 from comporta.pipeline.sinks.files import REPEATED, SinkFile
+from comporta.pipeline.strict_json import dumped
 from comporta.pipeline.tail import is_whole, upto, whole_lines
 
 
 class JsonLinesSink:
-    """Appends rows to the file ``path``. With a ``key``, a field, those that are there already say so.
+    """Appends rows to the file ``path``. With a ``key``, a field or several, those there already say so.
 
     ``durable``: a batch survives also a power cut, which takes the time of a disk's flush each.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], key: str | None = None, *, durable: bool = False
+        self, path: str | os.PathLike[str], key: str | Sequence[str] | None = None, *, durable: bool = False
     ) -> None:
         self.path = Path(path)
-        self.key = key
+        self.key = checked_key(key)
         self._file = SinkFile("JsonLinesSink", path, durable=durable)
         self._name = self._file.name
 
@@ -62,29 +63,29 @@ class JsonLinesSink:
         with open(descriptor, "rb", closefd=False) as lines:
             for line in upto(lines, end):
                 row = json.loads(line)
-                if self.key is None:
+                if not self.key:
                     return
-                if isinstance(row, dict) and self.key in row:
-                    self._file.remember({_known(row[self.key]): None})
+                if isinstance(row, dict) and all(field in row for field in self.key):
+                    self._file.remember({self._known(row): None})
 
     def _line(self, index: int, row: Row, keys: dict[int, None]) -> bytes:
         record = dict(row)
-        if self.key is not None:
-            if self.key not in record:
-                raise SinkRowError(f"{self._name}: row {index} of the batch has no {self.key!r}", index)
+        if self.key:
+            missing = [field for field in self.key if field not in record]
+            if missing:
+                raise SinkRowError(f"{self._name}: row {index} of the batch has no {missing[0]!r}", index)
             if REPEATED in record:
                 text = f"row {index} of the batch has a field {REPEATED!r}, which is the file's own"
                 raise SinkRowError(f"{self._name}: {text}", index)
-            known = _known(record[self.key])
+            known = self._known(record)
             if self._file.is_known(known) or known in keys:
                 record[REPEATED] = True
             keys[known] = None
         try:
-            return json.dumps(record, default=str).encode() + b"\n"
+            return dumped(record, default=str).encode() + b"\n"
         except Exception as error:  # also what the values' own methods raise
             raise SinkRowError(f"{self._name}: row {index} of the batch: {error}", index) from error
 
-
-def _known(value: Any) -> int:
-    """Return what a key is remembered by: the same for what was written and for what is read again."""
-    return hash(json.dumps(value, default=str, sort_keys=True))
+    def _known(self, row: Row) -> int:
+        """Return what a key is remembered by: the same for what was written and for what is read again."""
+        return hash(dumped([row[field] for field in self.key], default=str, sort_keys=True))

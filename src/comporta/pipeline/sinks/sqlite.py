@@ -24,7 +24,7 @@ from comporta.errors import (
 )
 from comporta.pipeline.cells import as_text, clean
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns
+from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns, checked_key
 
 TIMEOUT_SECONDS: Final = 30.0
 VARIABLES_MAX: Final = 30_000
@@ -57,7 +57,7 @@ class SqliteSink:
     ) -> None:
         self.path = os.fspath(path)
         self.table = table
-        self.key = checked_columns("key", [key] if isinstance(key, str) else key)
+        self.key = checked_key(key)
         self.columns = None if columns is None else checked_columns("columns", columns)
         if self.columns is not None and not set(self.key) <= set(self.columns):
             raise ValueError(f"key must be among the columns {self.columns}, got {self.key}")
