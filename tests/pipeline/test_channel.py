@@ -543,3 +543,19 @@ def test_send_many__interrupted_between_two_steps__keeps_no_room_from_others(ste
     channel.sync.send_many(range(5 - channel.statistics().size))
     channel.close()
     assert len(list(channel.sync)) == 5
+
+
+def test_send_many__interrupted_before_the_room_is_used__gives_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    channel: Channel[int] = Channel(5)
+
+    def interrupted(*_: object) -> bool:
+        raise TimeoutError
+
+    with monkeypatch.context() as patches:
+        patches.setattr(channel, "_filled", interrupted)
+        with pytest.raises(TimeoutError):
+            channel.sync.send_many([1, 2])
+    channel.sync.send_many(range(5))
+    assert channel.statistics().size == 5

@@ -867,3 +867,20 @@ def test_writer__what_is_no_row__is_named(face: Face, verb: str) -> None:
     with pytest.raises(ValueError, match="timeout must be"):
         face.do("close", -1)
     face.do("close")
+
+
+def test_writer__no_thread_to_be_had__says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("comporta.threads.start_new_thread", none_left)
+    with pytest.raises(RuntimeError, match="no thread can be had to write batches on"):
+        BatchWriter(ToldSink()).sync.open()
+
+
+def test_writer__lane_ends_with_its_loop__the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = BatchWriter(ToldSink())
+    flow = writer._gathering._lane(writer._gathering._lanes[0])
+    next(flow)
+    flow.close()
+    assert writer._gathering._state == gathering.CLOSING

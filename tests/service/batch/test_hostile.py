@@ -28,8 +28,10 @@ from tests.service.running import awaited
 from comporta.database.base import Database, Statement
 from comporta.errors import DatabaseError, SinkDeniedError
 from comporta.metrics import InMemoryMetrics, use_metrics
+from comporta.service.batch import requests
+from comporta.service.batch import running as running_module
 from comporta.service.batch.local import LocalSheet, LocalSheets
-from comporta.service.batch.values import COMPLETED, FAILED
+from comporta.service.batch.values import COMPLETED, FAILED, HeldJob
 from comporta.testing import PostgresServer
 
 EXPIRE = Statement("UPDATE batch_jobs SET lease_until_us = 0 WHERE status = 'running'")
@@ -312,3 +314,31 @@ async def test_figures__jobs_results_backfills_and_rows__are_counted(plain: Data
     assert metrics.value("batch_results", outcome="failed") == 1
     assert metrics.value("batch_backfills", outcome="completed") == 1
     assert metrics.value("batch_rows", by="backfill") + metrics.value("batch_rows", by="job") == 9
+
+
+@awaited
+async def test_job__ended_by_another_while_its_last_rows_are_written__is_not_counted(
+    plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a worker that took it over, and was quicker."""
+    ended = Statement("UPDATE batch_jobs SET status = 'completed', finished_at_us = 1, lease_until_us = 0")
+
+    finish, told = requests.finish, []
+
+    def too_late(held: HeldJob, status: str) -> Any:
+        plain.write((ended,), {})
+        told.append(status)
+        return finish(held, status)
+
+    monkeypatch.setattr(running_module, "finish", too_late)
+    metrics = InMemoryMetrics()
+    before = use_metrics(metrics)
+    try:
+        async with running(plain, LocalSheets(tmp_path)) as batches:
+            await added(batches, 3)
+            assert (await over(batches)).succeeded == 3
+            await until(lambda: _true(not batches._taking._jobs.tasks))
+    finally:
+        use_metrics(before)
+    assert told == [COMPLETED]
+    assert metrics.value("batch_jobs", outcome=COMPLETED) == 0
