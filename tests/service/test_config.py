@@ -18,6 +18,7 @@ from comporta.errors import StateDeniedError
 from comporta.service import parts
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
+from comporta.settings import RetrySettings
 from comporta.testing import Server
 
 FILE = f"""
@@ -63,6 +64,16 @@ def test_config__nothing_said__is_embedded(tmp_path: Path) -> None:
     assert found.addresses["pncp"] == "https://pncp.gov.br"
     limits = {name: one.limit.limit for name, one in found.settings.upstreams.items() if one.limit}
     assert limits == {"pncp": "10/s", "pcp": "5/s"}
+
+
+def test_config__retries_of_a_source__are_few_unless_said_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "comporta.toml"
+    path.write_text("[upstreams.pncp.retry]\nbase = 2\n[upstreams.pcp]\nretry = false\n")
+    upstreams = ServiceConfig.load(path, {}).settings.upstreams
+    pncp = upstreams["pncp"].retry
+    assert isinstance(pncp, RetrySettings)
+    assert (pncp.retries, pncp.base) == (2, 2)
+    assert upstreams["pcp"].retry is False
 
 
 def test_config__two_variables__move_it_to_a_fleet() -> None:

@@ -145,6 +145,9 @@ UPSTREAMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """What holds for the upstreams of the service where nobody says otherwise, field by field."""
 
+RETRY: Mapping[str, Any] = MappingProxyType({"retries": 2, "base": 0.3})
+"""How they are tried again: somebody waits for the answer of a search, and the cache backs off for longer."""
+
 
 def lay_defaults(document: Document, environ: Mapping[str, str]) -> None:
     """Put in what the service brings along, and the database that a variable of others' making means."""
@@ -152,6 +155,10 @@ def lay_defaults(document: Document, environ: Mapping[str, str]) -> None:
         written = document.table(("upstreams", name))
         for field_name in fields.keys() - written.keys():
             document.put(("upstreams", name, field_name), fields[field_name], Source(DEFAULT))
+        retry = written.get("retry", {})
+        if isinstance(retry, dict):  # anything else is none at all, or a mistake
+            for field_name in RETRY.keys() - retry.keys():
+                document.put(("upstreams", name, "retry", field_name), RETRY[field_name], Source(DEFAULT))
     url = environ.get(DATABASE_VARIABLE)
     if url and "database" not in document.table(("service",)):
         document.put(("service", "database"), url, Source(DATABASE_VARIABLE))
