@@ -625,3 +625,20 @@ def test_acquire__cancelled_while_the_server_answers__gives_back(valkey: Server)
         await throttle.aclose()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_leave__next_one_went_with_its_loop__who_follows_stands_for_the_global_limit() -> None:
+    class Gone(Place):
+        @property
+        def gone(self) -> bool:
+            return True
+
+    throttle = HierarchicalThrottle(10, 10)
+    book, known = throttle._book, throttle._book.partition("a")
+    served, following, other = Place(), Place(), Place()
+    for place in (served, Gone(), following):
+        assert book.join(known, place)
+    book.whole.join(other)
+    book.leave(known, served)
+    assert list(known.line.places) == [following]
+    assert list(book.whole.places) == [other, following]

@@ -281,6 +281,13 @@ def test_connecting__no_more_threads__is_done_in_place(
         assert store.apply(READ) is None
 
 
+def test_connecting__begun_by_somebody_who_was_interrupted__keeps_nobody_from_it(valkey: Server) -> None:
+    with opened(valkey.url, timeout=5) as store:
+        store._pool._connects._under_way = {object(): 0 for _ in range(pool.CONNECTS_MAX)}
+        assert store.apply(READ) is None
+        assert not store._pool._connects._under_way
+
+
 def test_connecting__finished_after_closing__is_closed(proxy: FaultProxy) -> None:
     proxy.hang()
     with opened(proxy.url) as store:

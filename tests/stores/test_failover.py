@@ -469,6 +469,27 @@ def test_keeper_thread__from_first_use_to_close__runs_and_ends() -> None:
         Life(Worker.here()).end(10)
 
 
+def test_keeper_thread__another_caller_was_quicker__is_left_as_it_is() -> None:
+    with memory_store() as primary:
+        keeper = FailoverStore.of(primary, "memory://quicker").keeper
+        theirs = Life(Worker.here())
+
+        class Overtaken(Life):
+            def lives(self) -> bool:
+                keeper._life = theirs
+                return False
+
+        keeper._life = Overtaken(Worker.here())
+        assert keeper.start()
+        assert keeper._life is theirs
+
+
+def test_keeper__a_life_that_another_took_the_place_of__ends() -> None:
+    with memory_store() as primary:
+        store = FailoverStore.of(primary, "memory://late")
+        assert store.keeper.turn(store, Life(Worker.here())) is None
+
+
 def life_of(store: FailoverStore) -> Life:
     life = store.keeper._life
     assert life is not None
