@@ -6,12 +6,14 @@ failed, and its breaker is told.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import httpx2
+import msgspec
 
-from comporta.service.sources.base import MalformedPageError, SourceError
+from comporta.service.sources.base import MalformedPageError, Page, SourceError, Wanted
 from comporta.upstream.upstream import Upstream
 
 T = TypeVar("T")
@@ -66,6 +68,47 @@ class Portal:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+class PortalSource(ABC):
+    """A source that is a portal: its path, what is asked there and how an answer reads is its own."""
+
+    name: ClassVar[str]
+    path: ClassVar[str]
+
+    def __init__(self, portal: Portal) -> None:
+        self._portal = portal
+
+    @property
+    def upstream(self) -> Upstream:
+        """How it may be used."""
+        return self._portal.upstream
+
+    @abstractmethod
+    def question(self, wanted: Wanted, number: int) -> dict[str, str | int]:
+        """Return what to ask for a page, in the portal's words."""
+
+    @abstractmethod
+    def read(self, body: bytes, uf: str) -> Page:
+        """Return the page in an answer; raises what the decoder does."""
+
+    async def page(self, wanted: Wanted, number: int) -> Page:
+        """Return a page; a 204 is an empty one."""
+        question = self.question(wanted, number)
+        return await self._portal.get(self.path, question, self._read(wanted.uf)) or Page([], 0)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._portal.aclose()
+
+    def _read(self, uf: str) -> Callable[[bytes], Page]:
+        def page(body: bytes) -> Page:
+            try:
+                return self.read(body, uf)
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                raise MalformedPageError(f"{self.name} sent what is no page: {error}") from None
+
+        return page
 
 
 def client_for(transport: httpx2.AsyncBaseTransport, seconds: float) -> httpx2.AsyncClient:

@@ -9,9 +9,8 @@ from typing import Final
 
 import msgspec
 
-from comporta.service.sources.base import Code, MalformedPageError, Notice, Page, Wanted, bounded, web_link
-from comporta.service.sources.fetching import Portal
-from comporta.upstream.upstream import Upstream
+from comporta.service.sources.base import Code, Notice, Page, Wanted, bounded, web_link
+from comporta.service.sources.fetching import PortalSource
 
 NAME: Final = "pcp"
 PATH: Final = "/v1/processos"
@@ -50,22 +49,15 @@ class _Body(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Body)
 
 
-class Pcp:
+class Pcp(PortalSource):
     """Asks PCP for what was published."""
 
     name = NAME
+    path = PATH
 
-    def __init__(self, portal: Portal) -> None:
-        self._portal = portal
-
-    @property
-    def upstream(self) -> Upstream:
-        """How it may be used."""
-        return self._portal.upstream
-
-    async def page(self, wanted: Wanted, number: int) -> Page:
-        """Return a page."""
-        told: dict[str, str | int] = {
+    def question(self, wanted: Wanted, number: int) -> dict[str, str | int]:
+        """Return what to ask for a page."""
+        return {
             "dataInicial": wanted.first.isoformat(),
             "dataFinal": wanted.last.isoformat(),
             "modalidade": wanted.modality,
@@ -73,19 +65,11 @@ class Pcp:
             "pagina": number,
             "tamanhoPagina": PAGE_SIZE,
         }
-        return await self._portal.get(PATH, told, lambda body: _page(body, wanted.uf)) or Page([], 0)
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._portal.aclose()
-
-
-def _page(body: bytes, uf: str) -> Page:
-    try:
+    def read(self, body: bytes, uf: str) -> Page:
+        """Return the page in an answer."""
         read = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise MalformedPageError(f"{NAME} sent what is no page: {error}") from None
-    return Page([_notice(item, uf) for item in read.items], read.pages)
+        return Page([_notice(item, uf) for item in read.items], read.pages)
 
 
 def _notice(item: _Item, uf: str) -> Notice:
