@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Self, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -49,7 +50,7 @@ class Running(NamedTuple):
     server: asyncio.Server
 
 
-class Loopback(Started):
+class Loopback(Started, ABC):
     """Listens from ``start`` to ``close``; whoever is still being answered then is cut off.
 
     What goes back to a request is its subclasses' business: ``answered``.
@@ -61,9 +62,9 @@ class Loopback(Started):
         self._running: Running | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @abstractmethod
     async def answered(self, request: Request) -> bytes | NoAnswer:
         """Return the answer to a request, as it goes over the wire."""
-        raise NotImplementedError
 
     def start(self) -> Self:
         """Listen."""

@@ -23,7 +23,7 @@ class Interrupts:
     def __enter__(self) -> None:
         if self._wanted:
             self._before = {number: signal.getsignal(number) for number in _SIGNALS}
-            with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
+            with suppress(ValueError, RuntimeError):  # not the main thread
                 for number in _SIGNALS:
                     self._loop.add_signal_handler(number, self._heard)
 
