@@ -14,8 +14,9 @@ from comporta import events
 from comporta.cache.table import CacheTable
 from comporta.database.base import Database
 from comporta.database.urls import open_database
+from comporta.pipeline.sinks import GoogleAccount
 from comporta.stores.known import _path
-from comporta.testing import PostgresServer, Server, find_servers
+from comporta.testing import PostgresServer, Server, SheetsServer, find_servers
 
 SERVERS = find_servers()
 
@@ -149,3 +150,35 @@ def database(database_url: str) -> Iterator[Database]:
     opened = open_database(f"{database_url}{sign}timeout=30")
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> Iterator[SheetsServer]:
+    """Give a stand-in for Google Sheets."""
+    with SheetsServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def session_account(stand_in: SheetsServer) -> Iterator[GoogleAccount]:
+    """Make the client once: it takes a quarter of a second."""
+    account = GoogleAccount(endpoint=stand_in.url)
+    yield account
+    account.close()
+
+
+@pytest.fixture
+def google(stand_in: SheetsServer) -> Iterator[SheetsServer]:
+    """Give it empty and well."""
+    stand_in.heal()
+    stand_in.requests.clear()
+    for number in stand_in.spreadsheets():
+        stand_in.remove(number)
+    yield stand_in
+    stand_in.heal()
+
+
+@pytest.fixture
+def account(google: SheetsServer, session_account: GoogleAccount) -> GoogleAccount:
+    """Give an account there."""
+    return session_account

@@ -16,33 +16,9 @@ from comporta.testing import ManualClock, SheetsServer
 MakesSink = Callable[..., SheetsSink]
 
 
-@pytest.fixture(scope="session")
-def stand_in() -> Iterator[SheetsServer]:
-    with SheetsServer() as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def session_account(stand_in: SheetsServer) -> Iterator[GoogleAccount]:
-    """Make the client once: it takes a quarter of a second."""
-    account = GoogleAccount(endpoint=stand_in.url)
-    yield account
-    account.close()
-
-
 @pytest.fixture
-def server(stand_in: SheetsServer) -> Iterator[SheetsServer]:
-    stand_in.heal()
-    stand_in.requests.clear()
-    for number in stand_in.spreadsheets():
-        stand_in.remove(number)
-    yield stand_in
-    stand_in.heal()
-
-
-@pytest.fixture
-def account(server: SheetsServer, session_account: GoogleAccount) -> GoogleAccount:
-    return session_account
+def server(google: SheetsServer) -> SheetsServer:
+    return google
 
 
 @contextmanager

@@ -11,9 +11,8 @@ import pytest
 from comporta.database.base import Database
 from comporta.database.migrations import migrate
 from comporta.database.urls import open_database
-from comporta.pipeline.sinks import GoogleAccount
 from comporta.service.migrations import MIGRATIONS
-from comporta.testing import PostgresServer, SheetsServer
+from comporta.testing import PostgresServer
 
 TABLES = "batch_jobs, batch_results, batch_sheets, batch_teams, batch_users, sheet_rows, sheet_headers"
 
@@ -59,32 +58,3 @@ def plain(tmp_path: Path) -> Iterator[Database]:
     migrate(opened, MIGRATIONS)
     yield opened
     opened.close()
-
-
-@pytest.fixture(scope="session")
-def stand_in() -> Iterator[SheetsServer]:
-    with SheetsServer() as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def session_account(stand_in: SheetsServer) -> Iterator[GoogleAccount]:
-    """Make the client once: it takes a quarter of a second."""
-    account = GoogleAccount(endpoint=stand_in.url)
-    yield account
-    account.close()
-
-
-@pytest.fixture
-def google(stand_in: SheetsServer) -> Iterator[SheetsServer]:
-    stand_in.heal()
-    stand_in.requests.clear()
-    for number in stand_in.spreadsheets():
-        stand_in.remove(number)
-    yield stand_in
-    stand_in.heal()
-
-
-@pytest.fixture
-def account(google: SheetsServer, session_account: GoogleAccount) -> GoogleAccount:
-    return session_account
