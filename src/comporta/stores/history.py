@@ -1,15 +1,15 @@
 """One hour of numbers by name, summed over all workers, in slots of ten seconds by the clock of the state.
 
-A worker's own clock says nothing here: whoever reads turns the age of a slot into a time of its own. A slot is
-``COLUMNS`` numbers below 2**32, which stay at the most when they would pass it. To some of them workers add
-(calls), others they set, and the last word counts (how a circuit stands). What the columns mean is not known
-here (``watching/series.py``).
+A worker's own clock says nothing here: whoever reads turns the age of a slot into a time of its own. A slot
+is ``COLUMNS`` numbers below 2**32, which stay at the most when they would pass it. To some of them workers
+add (calls), others they set, and the last word counts (how a circuit stands). What the columns mean is not
+known here (``watching/series.py``).
 
 On a server a series is one hash, with a field for each slot. In memory and on this machine it is a ring of
-``CHUNKS`` records of up to ``CHUNK_SLOTS`` slots each, 3.6 KB at the most: one more than an hour takes, as the
-newest is still being filled. A ``shared://`` table has room for a 32nd as many large records as it has keys
-(512 with the default of 16,384), all kinds together, so for some 40 series next to everything else. Where it
-is full ``Tell`` ends in ``StateFullError``, and nothing else suffers.
+``CHUNKS`` records of up to ``CHUNK_SLOTS`` slots each, 3.6 KB at the most: one more than an hour takes, as
+the newest is still being filled. A ``shared://`` table has room for a 32nd as many large records as it has
+keys (512 with the default of 16,384), all kinds together, so for some 40 series next to everything else.
+Where it is full ``Tell`` ends in ``StateFullError``, and nothing else suffers.
 
 Twin: ``history.lua``.
 """

@@ -2,8 +2,8 @@
 
 A note is up to ``ENTRY_BYTES_MAX`` bytes and means nothing here. On a server the latest ``ENTRIES_MAX`` are
 kept. In memory and on this machine they are in a ring of ``PAGES`` records of 4 KB, of which the oldest makes
-room for the next: some 200 notes of usual length, and no less than 32 of the longest. The journal is forgotten
-an hour after its last note.
+room for the next: some 200 notes of usual length, and no less than 28 of the longest. The journal is
+forgotten an hour after its last note.
 
 Twin: ``journal.lua``.
 """
