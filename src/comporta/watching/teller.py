@@ -21,7 +21,6 @@ from weakref import WeakMethod, ref
 
 from comporta import events, forks
 from comporta.breaker.admission import owner
-from comporta.clock import MONOTONIC
 from comporta.errors import StateError
 from comporta.flow import run
 from comporta.stores.failover import fallback_of
@@ -91,7 +90,7 @@ class Teller:
         self._events: deque[events.Event] = deque(maxlen=EVENTS_MAX)
         self._left_out = 0
         self._said: set[str] = set()
-        self._told_ns = MONOTONIC.now_ns()
+        self._told_ns = self._store.clock.now_ns()
         forks.register(self)
         forks.register_thread(self)
 
@@ -163,7 +162,7 @@ class Teller:
         except StateError:
             self._kept()
             return
-        self._told_ns = MONOTONIC.now_ns()
+        self._told_ns = self._store.clock.now_ns()
 
     def _tell_all(self) -> None:
         sets = {series_of(name): gauges_of(shown) for name, shown in self._cards()}
@@ -225,8 +224,8 @@ class Teller:
 
     def _kept(self) -> None:
         """Drop figures that are too old to be told as if they were new."""
-        if MONOTONIC.now_ns() - self._told_ns > KEPT_SECONDS * 1e9:
-            self._told_ns = MONOTONIC.now_ns()
+        if self._store.clock.now_ns() - self._told_ns > KEPT_SECONDS * 1e9:
+            self._told_ns = self._store.clock.now_ns()
             for series in self._tallies.series():
                 self._tallies.taken(series)
 
