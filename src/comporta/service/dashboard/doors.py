@@ -13,6 +13,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, urlsplit
 
+from fastapi import Request, Response
+
 from comporta import events
 from comporta.clock import MONOTONIC
 from comporta.integrations.addresses import ClientAddress
@@ -20,8 +22,6 @@ from comporta.limits.limiter import BaseLimiter
 from comporta.service.problems import Problem
 
 if TYPE_CHECKING:
-    from fastapi import Request, Response
-
     from comporta.service.config import ServiceConfig
     from comporta.stores.base import Store
 
