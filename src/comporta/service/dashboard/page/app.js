@@ -1,0 +1,1 @@
+new EventSource("/v1/dashboard/stream");
