@@ -5,7 +5,7 @@ import { Actions } from "./actions.js";
 import { Announcer } from "./announcer.js";
 import { Cards } from "./cards.js";
 import { Clock } from "./clock.js";
-import { $ } from "./dom.js";
+import { $, show } from "./dom.js";
 import { History } from "./history.js";
 import { Overview } from "./overview.js";
 import { Story } from "./story.js";
@@ -79,6 +79,15 @@ function tick() {
   cache.tick();
 }
 
+function offerToSignOut() {
+  try {
+    show($("signout"), localStorage.getItem("comporta-signed-in") === "yes");
+    $("signout").addEventListener("submit", () => localStorage.removeItem("comporta-signed-in"));
+  } catch {
+    // a browser that keeps nothing for this page
+  }
+}
+
 $("ranges").addEventListener("change", (event) => {
   cards.range = Number(event.target.value);
   cards.draw();
@@ -87,5 +96,6 @@ document.addEventListener("visibilitychange", want);
 window.addEventListener("pagehide", () => stream.close());
 window.addEventListener("pageshow", (event) => event.persisted && stream.open());
 
+offerToSignOut();
 setInterval(tick, TICK_MS);
 stream.open();

@@ -83,7 +83,7 @@ class Card {
     const paused = told.paused > 0;
     say(this.at["fourth-name"], paused ? "Pause" : "Failures");
     say(this.at.fourth, paused ? `${number(Math.ceil(told.paused))} s` : number(told.failures));
-    const opens = told.phase === "closed" ? `opens at ${number(told.threshold)}` : "";
+    const opens = told.phase === "closed" && told.threshold ? `opens at ${number(told.threshold)}` : "";
     say(this.at["fourth-note"], paused ? "asked for by it" : opens);
     attribute(this.at.fourth.parentElement, "data-tone", paused ? "warn" : "");
   }

@@ -10,7 +10,6 @@ const JOBS_MAX = 20;
 const EVENTS_MAX = 50;
 const FRESH_SECONDS = 4;
 const SILENT_SECONDS = 10;
-const SAME_SECONDS = 5;
 
 export class Workers {
   constructor(clock) {
@@ -49,8 +48,8 @@ function workerRow() {
       attribute(dot, "data-beat", beatOf(worker.heard));
       say(heard, beatWords(worker.heard));
       say(cells[2], holdsWords(worker));
-      say(cells[3], number(worker.fetches ?? 0));
-      say(cells[4], number(worker.jobs ?? 0));
+      say(cells[3], number(worker.fetches));
+      say(cells[4], number(worker.jobs));
     },
   };
 }
@@ -143,8 +142,8 @@ function degradedRow(clock, actions) {
     update(now) {
       told = now;
       say(key, now.key);
-      const coverage = now.coverage ? `; holds ${now.coverage}` : "";
-      say(what, sentence(`${count(now.failures, "failure")}${now.why ? `: ${now.why}` : ""}${coverage}`));
+      const coverage = now.coverage ? ` It holds ${now.coverage}.` : "";
+      say(what, sentence(now.why || count(now.failures, "failure")) + coverage);
       button.update(now);
       row.tick();
     },
@@ -227,14 +226,12 @@ function jobWords(job) {
 
 function backfillWords(backfill) {
   if (!backfill) return "";
-  if (typeof backfill === "string") return `Sheet: backfill ${backfill}`;
-  const rows = backfill.rows ?? backfill.done;
-  return `Sheet: backfill ${backfill.status ?? ""}${rows === undefined ? "" : `, ${count(rows, "row")} written`}`;
+  const rows = backfill.rows === null || backfill.rows === undefined ? "" : `, ${count(backfill.rows, "row")} written`;
+  return `Backfill of its sheet: ${backfill.status}${rows}`;
 }
 
 export function backfillFailed(job) {
-  const status = typeof job.backfill === "string" ? job.backfill : job.backfill?.status;
-  return status === "failed";
+  return job.backfill?.status === "failed";
 }
 
 export class Events {
@@ -244,33 +241,11 @@ export class Events {
   }
 
   update(events) {
-    const told = gathered(events ?? []);
+    const told = events ?? [];
     show($("events-none"), told.length === 0);
     show($("events-scroll"), told.length > 0);
-    this.rows.update(told, (event) => event.key);
+    this.rows.update(told, (event) => `${event.at} ${event.worker} ${event.kind} ${event.source}`);
   }
-}
-
-// Every worker notices that a breaker opened and says so: that is one thing that happened, seen by several.
-export function gathered(events) {
-  const found = [];
-  for (const event of events) {
-    const alike = found.find((one) => sameThing(one, event));
-    if (alike) {
-      alike.workers.add(event.worker);
-      continue;
-    }
-    const key = `${event.at} ${event.worker} ${event.kind} ${event.source} ${event.text}`;
-    found.push({ ...event, key, workers: new Set([event.worker]) });
-  }
-  return found;
-}
-
-function sameThing(one, other) {
-  const near = Math.abs(one.at - other.at) < SAME_SECONDS;
-  const elsewhere = !one.workers.has(other.worker);
-  const bare = (text) => (text ?? "").replace(/[0-9.]+/g, "");
-  return near && elsewhere && one.kind === other.kind && one.source === other.source && bare(one.text) === bare(other.text);
 }
 
 const SEVERITIES = { info: "info", warning: "warn", error: "fail" };
@@ -294,8 +269,7 @@ function eventRow() {
       say(said, severity);
       say(source, event.source);
       say(text, event.text);
-      const several = event.workers.size > 1 ? `${event.workers.size} workers` : event.worker;
-      say(where, several ?? "");
+      say(where, event.workers > 1 ? `told by ${event.workers} workers` : event.worker);
     },
   };
 }

@@ -31,24 +31,44 @@ export function phaseWords(card) {
     const how = card.forced === "open" ? "no call passes" : "every call passes";
     return { word, meaning: `Held ${card.forced} by hand: ${how} until it is reset.` };
   }
-  if (card.phase !== "open" && card.share < 1) {
-    return { word, meaning: `Coming back: ${percent(card.share)} of the calls pass, more by and by.` };
+  if (card.phase === "half-open" && card.share > 0) {
+    return { word, meaning: `Closing step by step: ${percent(card.share)} of the calls pass.` };
   }
   return { word, meaning };
 }
 
 // Why it is so, and until when, by the clock of whoever reads.
 export function whyWords(card, now) {
-  const why = sentence(card.why);
+  const why = sentence(causeOf(card));
   if (card.phase === "open" && card.until > now) return `Until ${time(card.until)}. ${why}`.trim();
   if (card.phase === "open" && card.until) return `The next call tries whether it answers again. ${why}`.trim();
-  if (card.phase && card.phase !== "closed") return why || "Nobody said why.";
+  if (card.phase === "half-open") return `${probesWords(card)} ${why}`.trim();
+  if (card.phase && (card.phase !== "closed" || card.forced)) return why || "Nobody said why.";
   if (card.paused > 0) return "The upstream asked for a pause: nobody calls it until then.";
   if (card.limit < card.original * 0.995) {
     return `The upstream refused calls: the fleet goes at ${rate(card.limit)} and tries more by and by.`;
   }
-  if (card.failures > 0) return `${count(card.failures, "failure")} lately; it opens at ${card.threshold}.`;
+  if (card.failures > 0) return `${count(card.failures, "failure")} in a row lately${opensWords(card)}.`;
   return card.phase ? "Nothing failed lately." : "";
+}
+
+// What is written down as the cause is the last failure; that there were so many belongs to it.
+function causeOf(card) {
+  const many = !card.forced && card.threshold && card.failures >= card.threshold;
+  if (!many) return card.why;
+  const row = `${count(card.failures, "failure")} in a row`;
+  return card.why ? `${row}, the last: ${card.why}` : row;
+}
+
+function probesWords(card) {
+  const owners = [...new Set(card.probes ?? [])];
+  if (card.share > 0) return "It answered when it was tried.";
+  if (owners.length === 0) return "The next call is a probe.";
+  return `${count(card.probes.length, "probe")} out, held by ${joined(owners)}.`;
+}
+
+function opensWords(card) {
+  return card.threshold ? `; it opens at ${card.threshold}` : "";
 }
 
 export function sentence(text) {
