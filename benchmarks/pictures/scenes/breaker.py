@@ -33,8 +33,8 @@ def picture() -> Picture:
     shade = Shade(_FAILS, _HEALS, "the upstream is down")
     return Picture(
         "A circuit breaker through an outage",
-        "Ten calls a second. Five failures in a row open it for 10 s; one probe decides; then it lets through "
-        "more in four steps.",
+        "Ten calls a second. Five failures in a row open it for 10 s; one probe decides; then it lets "
+        "through more in four steps.",
         [
             Panel("the circuit", [*_phases(seen), Key("half-open: one probe", "orange")], 1, (), 26),
             Panel(
@@ -69,7 +69,10 @@ def _probes(seen: Seen) -> list[Mark]:
     points: dict[bool, list[Point]] = {True: [], False: []}
     for moment, well in seen.probes:
         points[well].append((moment, 0.5))
-    notes = [Note(moment, 0.5, "succeeds: back in steps" if well else "fails: open again") for moment, well in seen.probes]
+    notes = [
+        Note(moment, 0.5, "succeeds: back in steps" if well else "fails: open again")
+        for moment, well in seen.probes
+    ]
     return [Dots("", "orange", points[False], 5), Dots("", "blue", points[True], 5), *notes]
 
 
@@ -80,17 +83,18 @@ def _played() -> Seen:
     )
 
     async def call() -> None:
+        began = clock.seconds
+        is_well = not _FAILS <= began < _HEALS
         try:
             async with breaker as admission:
-                await asyncio.sleep(1.0)
-                is_well = not _FAILS <= clock.seconds < _HEALS
-                (seen.well if is_well else seen.failed).append(clock.seconds)
+                (seen.well if is_well else seen.failed).append(began)
                 if admission.phase == "half_open":
-                    seen.probes.append((clock.seconds, is_well))
+                    seen.probes.append((began, is_well))
+                await asyncio.sleep(1.0)
                 if not is_well:
                     raise OSError
         except CircuitOpenError:
-            seen.refused.append(clock.seconds)
+            seen.refused.append(began)
         except OSError:
             pass
 

@@ -30,7 +30,8 @@ def picture() -> Picture:
     refused = counted(kept.refused, 1, _ENDS)
     return Picture(
         "Ten calls a second to an upstream that turns slow, eight in flight at the most",
-        "Without the limit calls pile up at the upstream; with it they wait outside, two seconds at the most.",
+        "Without the limit calls pile up at the upstream; with it they wait outside, two "
+        "seconds at the most.",
         [
             Panel(
                 "calls at the upstream at once",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.pictures.drawing import Bars, Note, Panel, Picture, Shade
+from contextlib import suppress
+
+from benchmarks.pictures.drawing import Bars, Mark, Note, Panel, Picture, Shade
 from benchmarks.pictures.simulated import SimulatedClock, arrivals, counted, evenly, played
 from comporta import Budget, Retry
 from comporta.stores.memory import MemoryStore
@@ -14,7 +16,8 @@ def picture() -> Picture:
     """Play the same load under both."""
     return Picture(
         "Three retries for each call, while everything fails",
-        "Without a budget an upstream in trouble gets four times its usual load; with one, over a minute, a fifth more.",
+        "Without a budget an upstream in trouble gets four times its usual load; with one, over a minute, a "
+        "fifth more.",
         [
             _panel("no budget", None, "each call is tried four times"),
             _panel("Budget(0.2)", Budget(), "a fifth of the calls of the last minute, then 4/s"),
@@ -27,7 +30,7 @@ def picture() -> Picture:
 def _panel(title: str, budget: Budget | None, said: str) -> Panel:
     calls = evenly(0, _ENDS, _RATE)
     first, retries = counted(calls, 1, _ENDS), counted(_retries(calls, budget), 1, _ENDS)
-    marks = [
+    marks: list[Mark] = [
         Shade(_FAILS, _HEALS, "every try fails"),
         Bars("first tries", "blue", first),
         Bars("retries", "orange", retries, below=first),
@@ -50,10 +53,8 @@ def _retries(calls: list[float], budget: Budget | None) -> list[float]:
             if _FAILS <= clock.seconds < _HEALS:
                 raise OSError
 
-        try:
+        with suppress(OSError):
             await retry.call(attempt)
-        except OSError:
-            pass
 
     played(arrivals(calls, call), clock)
     return retries

@@ -13,12 +13,12 @@ from comporta.stores.memory import MemoryStore
 
 _ENDS, _SLOT = 14.0, 0.25
 _MOMENTS = [*evenly(0.1, 3, 2), *evenly(3, 6, 16), 9.0, *evenly(10.6, 11.4, 40)]
-_WINDOW = {"rate": 5.0, "capacity": 10, "window": 2.0}
+_WINDOW = 2.0
 _STRATEGIES = {
     "token bucket, 5/s burst 10": LimitConfig(5, 10),
     "leaky bucket, 5/s, ten may wait": LimitConfig(5, 10, strategy=LimitStrategy.LEAKY_BUCKET),
-    "fixed window, 10 in 2 s": LimitConfig(**_WINDOW, strategy=LimitStrategy.FIXED_WINDOW),
-    "sliding window, 10 in 2 s": LimitConfig(**_WINDOW, strategy=LimitStrategy.SLIDING_WINDOW),
+    "fixed window, 10 in 2 s": LimitConfig(5, 10, window=_WINDOW, strategy=LimitStrategy.FIXED_WINDOW),
+    "sliding window, 10 in 2 s": LimitConfig(5, 10, window=_WINDOW, strategy=LimitStrategy.SLIDING_WINDOW),
 }
 _SAID = {
     LimitStrategy.TOKEN_BUCKET: (6.0, "ten at once, then 5 a second"),
@@ -33,8 +33,8 @@ def picture() -> Picture:
     panels = [panel for title, config in _STRATEGIES.items() for panel in _panels(title, config)]
     return Picture(
         "Four strategies under the same bursts",
-        "All allow about 5 a second. The bars are quarters of a second; below them, what could still be taken "
-        "at once.",
+        "All allow about 5 a second. The bars are quarters of a second; below them, what could still be "
+        "taken at once.",
         panels,
         ends=_ENDS,
         every=1,
@@ -51,7 +51,7 @@ def _panels(title: str, config: LimitConfig) -> Iterator[Panel]:
         Note(start, 7, words),
     ]
     if config.strategy is LimitStrategy.FIXED_WINDOW:
-        marks[:0] = [Shade(start, start + config.window, "", "grey") for start in _windows(granted, config)]
+        marks[:0] = [Shade(start, start + _WINDOW, "", "grey") for start in _windows(granted)]
     yield Panel(f"{title}: {len(granted)} of {len(_MOMENTS)} granted", marks, 10, (0, 5, 10), 70)
     yield Panel("", [Steps("", "green", left, filled=True)], 10, (0, 10), 30)
 
@@ -79,10 +79,10 @@ def _played(config: LimitConfig) -> tuple[list[float], list[Point]]:
     return granted, left
 
 
-def _windows(granted: list[float], config: LimitConfig) -> Iterator[float]:
+def _windows(granted: list[float]) -> Iterator[float]:
     """Yield when windows begin: with the first grant after the last one's end."""
     ends = 0.0
     for moment in granted:
         if moment >= ends:
             yield moment
-            ends = moment + config.window
+            ends = moment + _WINDOW

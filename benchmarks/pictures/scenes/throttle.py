@@ -29,12 +29,17 @@ def picture() -> Picture:
     every = counted([*north.well, *north.failed, *south.well, *south.failed], 1, _ENDS)
     return Picture(
         "A limit of 35/s for all, 20/s for each partition, and one partition fails",
-        "Only the partition that fails is slowed down; the other one takes what it leaves, up to its own limit.",
+        "Only the partition that fails is slowed down; the other one takes what it leaves, up to "
+        "its own limit.",
         [
             Panel("north, whose calls go well", [*_marks(north)], 24, (0, 10, 20), 80),
             Panel(
                 "south",
-                [Shade(_FAILS, _HEALS, "every call fails"), *_marks(south), Note(31, 17, "then it climbs back, 2/s every 5 s")],
+                [
+                    Shade(_FAILS, _HEALS, "every call fails"),
+                    *_marks(south),
+                    Note(31, 17, "then it climbs back, 2/s every 5 s"),
+                ],
                 24,
                 (0, 10, 20),
                 80,
