@@ -26,8 +26,10 @@ def test_routes__anything__is_answered(tmp_path: Path) -> None:
     with TestClient(app, raise_server_exceptions=False) as client:
         described = schemathesis.openapi.from_dict(app.openapi())
         operations: list[Any] = [found.ok() for found in described.get_all_operations()]  # type: ignore[union-attr]
-        assert len(operations) >= 19
+        assert len(operations) >= 24
         for operation in operations:
+            if operation.path == "/v1/dashboard/stream":
+                continue  # it takes nothing, and does not end
             for mode in GenerationMode:
                 _try(client, operation, mode)
 
