@@ -140,10 +140,12 @@ class Fleet:
             assert reply.status_code == 200, reply.text
 
     @contextmanager
-    def searched(self) -> Iterator[None]:
-        """Have users search, each for something that nobody asked for before."""
+    def searched(self, questions: int = 2400) -> Iterator[None]:
+        """Have users search, one question after the other of so many."""
         over = threading.Event()
-        users = [threading.Thread(target=self._search, args=(over,), daemon=True) for _ in range(CLIENTS)]
+        users = [
+            threading.Thread(target=self._search, args=(over, questions), daemon=True) for _ in range(CLIENTS)
+        ]
         for user in users:
             user.start()
         try:
@@ -153,11 +155,11 @@ class Fleet:
             for user in users:
                 user.join(PATIENCE_SECONDS)
 
-    def _search(self, over: threading.Event) -> None:
+    def _search(self, over: threading.Event, questions: int) -> None:
         with httpx2.Client(timeout=10, limits=httpx2.Limits(max_keepalive_connections=0)) as client:
             while not over.wait(0.1):
-                number = next(_questions)
-                day = (date(2026, 1, 1) + timedelta(days=number // len(UFS) % 300)).isoformat()
+                number = next(_questions) % questions
+                day = (date(2026, 1, 1) + timedelta(days=number // len(UFS))).isoformat()
                 query = {"date_from": day, "date_to": day, "ufs": UFS[number % len(UFS)]}
                 with suppress(httpx2.HTTPError):  # a worker may just be killed
                     client.get(f"{self.workers[number % len(self.workers)].address}/v1/search", params=query)
