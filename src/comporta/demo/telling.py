@@ -6,8 +6,12 @@ Whether anybody listens changes nothing: a state that is out of reach is told la
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 import textwrap
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -24,35 +28,39 @@ SPACE: Final = "comporta_story"
 KEY: Final = "now"
 TTL_SECONDS: Final = 600.0
 
-_WIDTH = 100
+_WIDTH_MAX = 100
 _MARGIN = " " * 8
 
 
 class Terminal:
-    """Says things in lines, each with the minutes and seconds since the beginning."""
+    """Says things in lines, some with the minutes and seconds since the beginning.
 
-    def __init__(self) -> None:
+    ``unheard`` is called when nobody reads them any more.
+    """
+
+    def __init__(self, unheard: Callable[[], None]) -> None:
+        self.deaf = False
+        self._unheard = unheard
         self._began = time.monotonic()
 
     def headline(self, address: str, token: str, workers: int) -> None:
         """Say where to look, first of all."""
-        click.echo()
-        click.secho(f"  Dashboard: {address}/", bold=True, fg="green")
-        click.echo()
+        self.gap()
+        self._say(click.style(f"  Dashboard: {address}/", bold=True, fg="green"))
+        self.gap()
         self.line(
-            f"{workers} workers of one service, the portals PNCP and PCP, and a crowd of users: everything runs "
-            "on this machine, and only portals and users are simulated. Ctrl-C ends it."
+            f"{workers} workers of one service, the portals PNCP and PCP, and a crowd of users are starting. "
+            "Everything is on this machine; only portals and users are simulated. Ctrl-C ends it."
         )
-        self.line(f"For actions on the page, the admin token is {token}")
-        click.echo()
+        self.line(f"For the actions on the page the admin token is {token}")
 
     def step(self, number: int, story: Story, step: Step) -> None:
         """Say what happens now, and where to look."""
-        click.echo()
+        self.gap()
         title = f"{story.name}, {number} of {len(story.steps)}: {step.title}"
-        click.echo(f"{self._clock()}  {click.style(title, bold=True)}")
+        self._say(f"{self._clock()}  {click.style(title, bold=True)}")
         self.line(step.text)
-        self.line(f"Look at: {step.look}", fg="cyan")
+        self.line(f"Look here: {step.look}", fg="cyan")
 
     def outcome(self, text: str, *, happened: bool) -> None:
         """Say what came of it."""
@@ -61,12 +69,29 @@ class Terminal:
 
     def figures(self, text: str) -> None:
         """Say how things stand."""
-        self.line(f".  {text}", dim=True, first=f"{self._clock()}  ")
+        self.line(text, first=f"{self._clock()}  ", dim=True)
 
     def line(self, text: str, first: str = _MARGIN, **style: Any) -> None:
         """Say something, in lines that fit."""
-        for number, part in enumerate(textwrap.wrap(text, _WIDTH, subsequent_indent="" if first else "  ")):
-            click.echo((first if number == 0 else _MARGIN) + click.style(part, **style))
+        width = min(_WIDTH_MAX, shutil.get_terminal_size().columns - len(_MARGIN) - 1)
+        for number, part in enumerate(textwrap.wrap(text, max(20, width))):
+            self._say((_MARGIN if number else first) + (click.style(part, **style) if style else part))
+
+    def gap(self) -> None:
+        """Leave a line free."""
+        self._say("")
+
+    def _say(self, text: str) -> None:
+        if self.deaf:
+            return
+        try:
+            click.echo(text)
+        except OSError:  # a pipe without a reader, a terminal that was closed
+            self.deaf = True
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # what is left is written at the end
+            self._unheard()
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)

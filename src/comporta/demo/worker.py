@@ -1,5 +1,6 @@
-"""The application as the demo's workers have it: the real one, with accounts to analyse and a way to break
-the portals from the page.
+"""The application as the demo's workers have it.
+
+It is the real one, with accounts to analyse and a way to break the portals from the page.
 """
 
 from __future__ import annotations
