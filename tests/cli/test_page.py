@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
-from tests.cli.running import run
+from tests.cli import pages
 
 import comporta as comporta_package
-from comporta.cli.commands import comporta
+from comporta.cli.commands import SECTIONS, comporta
 from comporta.cli.server_checks import trial
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
-SHOWN = dict(
-    re.findall(r"^```console\n\$ comporta ([\w ]+) --help\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-)
-
-
-def named(command: click.Command, name: str = "") -> Iterator[str]:
-    """Return the words after `comporta` of every command; a group is the commands in it."""
-    if isinstance(command, click.Group):
-        for word, each in command.commands.items():
-            yield from named(each, f"{name} {word}".strip())
-    else:
-        yield name
-
-
-COMMANDS = sorted(named(comporta))
+PAGE = pages.PAGE.read_text(encoding="utf-8")
+COMMANDS = sorted(pages.commands())
 
 
 def test_page__commands__are_all_there_are() -> None:
-    assert sorted(SHOWN) == COMMANDS
+    assert sorted(pages.shown(PAGE)) == COMMANDS
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_page__help_of_a_command__is_what_it_says(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", COMMANDS)
+def test_page__help_of_a_command__is_what_it_says(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # so that it is put back
+    assert pages.shown(PAGE)[words] == pages.helped(words), "`make pages` writes it anew"
+
+
+def test_pages__help_that_has_changed__is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert SHOWN[command] == run(*command.split(), "--help").stdout
+    old = "before\n```console\n$ comporta workers --help\nUsage: long ago\n```\nafter\n"
+    new = pages.written(old)
+    assert "Usage: comporta workers" in new
+    assert (new[:6], new[-6:]) == (old[:6], old[-6:])
+    assert pages.written(new) == new
+
+
+def test_help__every_command__is_in_a_section() -> None:
+    listed = [command.name for commands in SECTIONS.values() for command in commands]
+    assert sorted(map(str, listed)) == sorted(comporta.commands)
 
 
 def test_rights__commands_of_the_scripts__are_all_tried() -> None:
