@@ -26,8 +26,7 @@ class AccountClosedError(Exception):
 def create() -> FastAPI:
     """Return the application for one worker."""
     plugs = BatchPlugs(processor=analyse, is_digital=lambda _: True)
-    os.environ.get(CONTROL_VARIABLE)
-    return create_app(plugs=plugs)
+    return create_app(plugs=plugs, demo=os.environ[CONTROL_VARIABLE])
 
 
 async def analyse(account: str) -> str:
