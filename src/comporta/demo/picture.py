@@ -126,10 +126,11 @@ def figures(now: Picture, before: Picture, seconds: float) -> dict[str, Any]:
 def status(now: Picture) -> str:
     """Return how things stand, in one line."""
     portals = [
-        f"{name.upper()} {now.phase(name).replace('_', '-')} {now.rate(name):.1f}/s of {now.limit(name):g}"
+        f"{name.upper()} {now.phase(name).replace('_', '-')}, {now.rate(name):.1f}/s of {now.limit(name):g}, "
+        f"{now.last_minute(name)} calls in a minute"
         for name in LIMITS
     ]
     shown = (("fresh", "fresh"), ("stale", "stale"), ("partial", "partial"), ("over", "refused"))
     answers = [f"{now.count(what)} {word}" for what, word in shown]
     lost = now.count("failed") + now.count("broken")
-    return f"{', '.join(portals)}; answers: {', '.join(answers)}, {lost} failed"
+    return f"{'; '.join(portals)}; answers: {', '.join(answers)}, {lost} failed"

@@ -113,8 +113,13 @@ class Show:
             await self._round()
         await self._tell(self._asked.story or TOUR)
         if self._asked.endless:
-            self._terminal.line("That was the story; all goes on until Ctrl-C.")
+            await self._quiet(self._asked.story or TOUR, "That was the story. All goes on until Ctrl-C.")
             await asyncio.Event().wait()
+
+    async def _quiet(self, story: Story, text: str) -> None:
+        self._terminal.gap()
+        self._terminal.line(text)
+        await self._page.put(story, len(story.steps), "Quiet", text, "")
 
     async def _round(self) -> None:
         """Play one story after the other, unless somebody else does something to the portals."""
@@ -122,9 +127,10 @@ class Show:
         while True:
             for story in ROUND:
                 await self._tell(story)
-                self._terminal.line(
-                    "It is quiet now. Break something yourself, by the buttons on the page; else the next "
-                    f"story begins in {rest:g} s."
+                await self._quiet(
+                    story,
+                    "It is quiet now. Break something yourself, with the buttons on the page; else the next "
+                    f"story begins in {rest:g} s.",
                 )
                 await asyncio.sleep(rest)
                 await self._lookout.until(lambda now: now.mended(), None)
@@ -137,11 +143,15 @@ class Show:
     async def _tell(self, story: Story) -> None:
         for number, step in enumerate(story.steps, 1):
             self._terminal.step(number, story, step)
-            await self._page.step(number, story, step)
-            await self._play(step)
+            await self._page.put(story, number, step.title, step.text, step.look)
+            await self._page.note(step.title)
+            text = await self._play(step)
+            await self._page.put(story, number, step.title, f"{step.text} {text}", step.look)
+            await self._page.note(text)
+            await asyncio.sleep(self._asked.pace.hold)
 
-    async def _play(self, step: Step) -> None:
-        """Do what a step does, and wait until it has come to be, or for so long."""
+    async def _play(self, step: Step) -> str:
+        """Do what a step does, wait until it has come to be, or for so long, and return what came of it."""
         before, began, pace = self._lookout.picture, time.monotonic(), self._asked.pace
         for act in step.acts:
             await self._do(act)
@@ -153,7 +163,7 @@ class Show:
             text = f"{pace.patience:g} s have passed, and it is not so that {step.wanted}."
             self._missed.append(step.title)
         self._terminal.outcome(text, happened=happened)
-        await asyncio.sleep(max(0.0, pace.hold - seconds))
+        return text
 
     async def _do(self, act: Act) -> None:
         if act.kind == "portal":
@@ -168,7 +178,7 @@ class Show:
         said = time.monotonic()
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
-            await self._page.again()
+            await self._page.tell()
             if time.monotonic() - said >= self._asked.pace.status and self._lookout.picture.workers:
                 said = time.monotonic()
                 self._terminal.figures(status(self._lookout.picture))

@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -19,13 +20,15 @@ import click
 
 from comporta.demo.stories import Step, Story
 from comporta.errors import StateError
+from comporta.events import Event
 from comporta.stores.base import Store
 from comporta.stores.failover import FailoverStore
+from comporta.stores.journal import NOTED_AT_ONCE, Note
 from comporta.stores.records import Write
 from comporta.stores.urls import open_store
+from comporta.watching.fleet import JOURNAL, STORY, STORY_NOW
+from comporta.watching.teller import entry_of
 
-SPACE: Final = "comporta_story"
-KEY: Final = "now"
 TTL_SECONDS: Final = 600.0
 
 _WIDTH_MAX = 100
@@ -99,32 +102,34 @@ class Terminal:
 
 
 class Page:
-    """What the page is told: the step that is being played, as a record of the shared state."""
+    """What the page is told through the shared state: the step that is being played, and events for its list.
+
+    What a state that is out of reach could not be told is told when it is back.
+    """
 
     def __init__(self, state: str) -> None:
         store = open_store(state)
         self._store: Store = store.primary if isinstance(store, FailoverStore) else store
         self._record = b""
+        self._untold: deque[bytes] = deque(maxlen=NOTED_AT_ONCE)
 
-    async def step(self, number: int, story: Story, step: Step) -> None:
-        """Put a step on the page."""
-        await self._put(
-            {
-                "scenario": story.name,
-                "step": number,
-                "of": len(story.steps),
-                "title": step.title,
-                "text": step.text,
-                "look": step.look,
-            }
-        )
+    async def put(self, story: Story, number: int, title: str, text: str, look: str) -> None:
+        """Put a step on the page, in the place of the one before."""
+        step = {"scenario": story.name, "step": number, "of": len(story.steps), "title": title}
+        self._record = json.dumps({**step, "text": text, "look": look}).encode()
+        await self.tell()
 
-    async def again(self) -> None:
-        """Write it once more: a server may have forgotten it."""
-        if self._record:
-            with suppress(StateError):
-                await self._store.apply_async(Write(SPACE, KEY, self._record, TTL_SECONDS))
+    async def note(self, text: str, severity: str = "info") -> None:
+        """Add to the list of what happened."""
+        self._untold.append(entry_of(Event(time.time(), "story", "demo", text, severity)))
+        await self.tell()
 
-    async def _put(self, what: dict[str, Any]) -> None:
-        self._record = json.dumps(what).encode()
-        await self.again()
+    async def tell(self) -> None:
+        """Tell what is to be told; the step once more, for a server that came back has forgotten it."""
+        with suppress(StateError):
+            if self._record:
+                await self._store.apply_async(Write(STORY, STORY_NOW, self._record, TTL_SECONDS))
+            if self._untold:
+                entries = tuple(self._untold)
+                await self._store.apply_async(Note(JOURNAL, *entries))
+                self._untold.clear()
