@@ -24,7 +24,7 @@ PEERS := $(VENV)/.peers
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## See several processes share one limit
+demo: $(READY) ## See it all move: workers, failing portals, and a page to watch them on
 	@$(PY) -m comporta.cli demo $(ARGS)
 
 test: check ## Lint, types, then every test, on real servers, with coverage
