@@ -18,7 +18,7 @@ READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt pages bench soak lock clean
+.PHONY: help demo test check fmt pages bench pictures soak lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -47,6 +47,9 @@ pages: $(READY) ## Write what --help says into docs/command-line.md
 
 bench: $(READY) $(PEERS) ## Measure against other libraries, side by side
 	@$(PY) -m benchmarks $(ARGS)
+
+pictures: $(READY) ## Draw the pictures of the guides anew, by playing the policies
+	@$(PY) -m benchmarks.pictures $(ARGS)
 
 soak: $(READY) ## The long tests: minutes of load, hundreds of repetitions
 	@COMPORTA_SOAK=1 $(PY) -m pytest tests/soak $(ARGS)

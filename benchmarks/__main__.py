@@ -64,9 +64,6 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
 def main() -> None:
     """Measure what was asked for, one section after the other."""
     asked = _arguments()
-    if asked.plot:
-        print("\n".join(_plotted(asked.only or ["outages", "degradation"])))
-        return
     effort = Effort.of(quick=asked.quick)
     sections = []
     for name in asked.only or SECTIONS:
@@ -80,21 +77,11 @@ def main() -> None:
         write_page(sections, server.describe())
 
 
-def _plotted(names: list[str]) -> list[str]:
-    from benchmarks import degradation_plot, outage_plot  # noqa: PLC0415 - needs the tests beside it
-
-    pictures = {"outages": outage_plot.write, "degradation": degradation_plot.write}
-    return [write() for name, write in pictures.items() if name in names]
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="comporta beside its peers")
     parser.add_argument("--only", action="append", choices=SECTIONS, metavar="NAME", help=", ".join(SECTIONS))
     parser.add_argument("--quick", action="store_true", help="a first impression, in a minute")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
-    parser.add_argument(
-        "--plot", action="store_true", help="draw docs/outage.svg (a minute) and docs/degradation.svg"
-    )
     asked = parser.parse_args()
     if asked.write and (asked.only or asked.quick):
         parser.error("--write takes the figures of a whole run: leave out --only and --quick")

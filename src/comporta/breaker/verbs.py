@@ -35,21 +35,22 @@ from comporta.stores.records import Delete, Write
 
 
 class Ask:
-    """Effect: take a step of the circuit."""
+    """Effect: take a step of the circuit. ``idle``: that is no use of the breaker, only a look at it."""
 
-    __slots__ = ("_step", "_view")
+    __slots__ = ("_idle", "_step", "_view")
 
-    def __init__(self, view: View, step: Step) -> None:
+    def __init__(self, view: View, step: Step, *, idle: bool = False) -> None:
         self._view = view
         self._step = step
+        self._idle = idle
 
     def block(self) -> Reply:
         """Take it, blocking."""
-        return self._view.ask(self._step)
+        return self._view.ask(self._step, idle=self._idle)
 
     async def wait(self) -> Reply:
         """Take it, awaiting."""
-        return await self._view.ask_async(self._step)
+        return await self._view.ask_async(self._step, idle=self._idle)
 
 
 class Verbs:
@@ -125,8 +126,8 @@ class Verbs:
         yield from self.looking()
 
     def telling(self) -> Flow[BreakerState]:
-        """Tell how the circuit stands, for a health page."""
-        reply = yield from self.looking()
+        """Tell how the circuit stands, for a health page; the view is not kept fresh for that."""
+        reply: Reply = yield Ask(self.view, self.view.step(LOOK), idle=True)
         return BreakerState(
             failures=reply.failures,
             degraded=reply.phase == OPEN,

@@ -203,25 +203,25 @@ class View:
         live = self.store.workers if isinstance(self.store, FailoverStore) else WORKERS_MAX
         return Step(self.name, self.rules, asked, self.known, 1 if self.exact else live)
 
-    def ask(self, step: Step) -> Reply:
-        """Take a step, blocking, and take note of the reply."""
+    def ask(self, step: Step, *, idle: bool = False) -> Reply:
+        """Take a step, blocking, and take note of the reply; ``idle``: nobody needs to know it for a call."""
         if self.exact:
             with self._lock:  # so that two replies are noted in the order in which they were made
                 reply = self.store.apply(step)
                 news = self._noted(reply, 0)
         else:
-            asked_ns = self._stirred()
+            asked_ns = self.now_ns() if idle else self._stirred()
             reply = self.store.apply(step)
             with self._lock:
                 news = self._noted(reply, asked_ns)
         self._tell(reply, news)
         return reply
 
-    async def ask_async(self, step: Step) -> Reply:
+    async def ask_async(self, step: Step, *, idle: bool = False) -> Reply:
         """Take a step, awaiting, and take note of the reply."""
         if self.exact:
             return self.ask(step)
-        asked_ns = self._stirred()
+        asked_ns = self.now_ns() if idle else self._stirred()
         reply = await self.store.apply_async(step)
         with self._lock:
             news = self._noted(reply, asked_ns)

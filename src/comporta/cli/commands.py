@@ -28,7 +28,7 @@ SECTIONS = {
     "Work": {
         "run": "Call an endpoint for every line of a file.",
         "serve": "Serve searches and batches until told to end.",
-        "demo": "Show several processes share one limit, live.",
+        "demo": "Show it all: several workers, failing portals, a page to watch them on.",
     },
     "Set up": {
         "config": "See what is configured, and by whom.",

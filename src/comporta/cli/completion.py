@@ -69,7 +69,7 @@ def _joined(words: list[str]) -> list[str]:
 def completion(context: click.Context, shell: str) -> None:
     """Print what a shell needs to complete `comporta`.
 
-    To try it at once: eval "$(comporta completion bash)", or zsh; for fish: comporta completion fish | source.
+    To try it at once: eval "$(comporta completion bash)", or zsh, or comporta completion fish | source.
     """
     root = context.find_root().command
     click.echo(_SCRIPTS[shell](root, {}, "comporta", COMPLETING).source())

@@ -1,0 +1,112 @@
+"""Two clients of one service under a limit for each: one that keeps to it, and one that does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from benchmarks.pictures.drawing import Bars, Mark, Note, Panel, Picture, Point, Steps
+from benchmarks.pictures.simulated import SimulatedClock, arrivals, counted, evenly, played
+from comporta import SlidingWindowLimiter
+from comporta.integrations.asgi import RateLimitMiddleware
+from comporta.stores.memory import MemoryStore
+
+_ENDS = 40.0
+_CLIENTS = {
+    "192.0.2.1": ("a client that asks once a second", evenly(0.5, _ENDS, 1)),
+    "192.0.2.2": (
+        "a client that asks five times a second, then stops, and comes back",
+        [*evenly(5, 20, 5), *evenly(30, 36, 5)],
+    ),
+}
+_REMAINING = re.compile(r"r=(\d+)")
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Client:
+    """What one client was answered."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, list[float]] = {200: [], 429: []}
+        self.remaining: list[Point] = [(0.0, 20)]
+        self.retry_after: list[tuple[float, str]] = []
+
+
+def picture() -> Picture:
+    """Send both clients' requests through the middleware."""
+    panels = []
+    for address, client in _played().items():
+        panels += _panels(_CLIENTS[address][0], client)
+    return Picture(
+        "A limit on what comes in: 20 requests in any 10 seconds, for each client",
+        "The one is not harmed by the other. Every answer says what is left; a refusal says when to "
+        "come again.",
+        panels,
+        ends=_ENDS,
+        every=5,
+    )
+
+
+def _panels(title: str, client: Client) -> list[Panel]:
+    well, refused = (counted(client.answers[status], 1, _ENDS) for status in (200, 429))
+    marks: list[Mark] = [
+        Bars("200", "blue", well),
+        Bars("429", "orange", refused, below=well),
+    ]
+    if client.retry_after:
+        moment, seconds = client.retry_after[0]
+        marks.append(Note(moment, 6.5, f"the first refusal: Retry-After: {seconds}"))
+    return [
+        Panel(title, marks, 8, (0, 5), 70),
+        Panel(
+            "its header RateLimit: r=",
+            [Steps("requests left, as last told", "green", client.remaining, filled=True)],
+            22,
+            (0, 20),
+            40,
+        ),
+    ]
+
+
+async def _app(_: Message, __: Any, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"found"})
+
+
+def _played() -> dict[str, Client]:
+    clock = SimulatedClock()
+    limiter = SlidingWindowLimiter("20/10s", MemoryStore(clock), "api")
+    app = RateLimitMiddleware(_app, limiter)
+    clients = {address: Client() for address in _CLIENTS}
+
+    async def nothing() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def request(address: str) -> None:
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": (address, 5000)}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _noted(clients[address], clock.seconds, message)
+
+        await app(scope, nothing, send)
+
+    async def scene() -> None:
+        moments = sorted((moment, address) for address, (_, every) in _CLIENTS.items() for moment in every)
+        addresses = iter([address for _, address in moments])
+        await arrivals([moment for moment, _ in moments], lambda: request(next(addresses)))
+
+    played(scene(), clock)
+    return clients
+
+
+def _noted(client: Client, moment: float, message: Message) -> None:
+    headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
+    client.answers[message["status"]].append(moment)
+    found = _REMAINING.search(headers["ratelimit"])
+    assert found is not None
+    client.remaining.append((moment, int(found[1])))
+    if "retry-after" in headers:
+        client.retry_after.append((moment, headers["retry-after"]))
