@@ -19,6 +19,7 @@ from comporta.limits.degradation import Degradation
 from comporta.limits.limiter import BaseLimiter
 from comporta.retry.budget import Budget
 from comporta.retry.retry import Retry
+from comporta.service.config import ServiceConfig
 from comporta.settings import (
     AddressesSettings,
     BatchSettings,
@@ -229,3 +230,19 @@ def test_every_settings_table__is_on_the_page() -> None:
     written = {one for one in Written.__subclasses__() if one.__module__.startswith("comporta.settings")}
     assert {one.__name__ for one in written} - {"Settings"} == {table.written.__name__ for table in ALL}
     assert {one.name for one in fields(ServiceSettings)} >= set(TABLES)
+
+
+def test_toml__shown_on_any_page__is_read_without_a_mistake(tmp_path: Path) -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    blocks = [
+        (page, block)
+        for page in pages
+        for block in re.findall(
+            r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
+    ]
+    assert len(blocks) > 2
+    for page, block in blocks:
+        file = tmp_path / f"{page.stem}.toml"
+        file.write_text(block, encoding="utf-8")
+        ServiceConfig.load(file, {})
