@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import uuid
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
+from tests.support import Late
 
 from comporta import events
 from comporta.cache.table import CacheTable
@@ -26,6 +29,12 @@ ON_ONE_KIND = {"cli", "integrations", "outages", "processes", "testing", "topolo
 
 ON_OLD_AND_NEW = {"faults"}
 
+LATE_TIMES = 3
+"""How often a test is tried that is held to real time: a busy machine stalls now and then, not each time."""
+
+ERRORS = pytest.StashKey[list[BaseException]]()
+TRIED_ANEW = pytest.StashKey[list[str]]()
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out repetitions on further kinds of servers; ``COMPORTA_SOAK=1 make test`` leaves out none."""
@@ -35,6 +44,49 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {item for item in items if any(_case(item, kind) in cases for kind in _repeated_on(item))}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage among what tests leave behind, not among all the tests: that took half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Try a test anew that ended with something late; whatever else went wrong counts the first time."""
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for tried in range(1, LATE_TIMES + 1):
+        item.stash[ERRORS] = []
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        if tried == LATE_TIMES or not _was_late(item):
+            break
+        item.config.stash[TRIED_ANEW].append(item.nodeid)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def pytest_exception_interact(node: object, call: pytest.CallInfo[object]) -> None:
+    """Note what went wrong."""
+    if isinstance(node, pytest.Item) and call.excinfo is not None:
+        node.stash[ERRORS].append(call.excinfo.value)
+
+
+def _was_late(item: pytest.Item) -> bool:
+    """Whether that is all that went wrong."""
+    errors = item.stash[ERRORS]
+    return bool(errors) and all(isinstance(error, Late) for error in errors)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TRIED_ANEW] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say who was late: who often is, has a reason."""
+    for name in config.stash[TRIED_ANEW]:
+        terminalreporter.write_line(f"LATE, tried anew: {name}")
 
 
 def _repeated_on(item: pytest.Item) -> set[str]:
