@@ -1,8 +1,9 @@
 """All tests, in two processes at once: where one waits, the other computes.
 
-``python -m tests.halves`` starts pytest twice. Both find all tests; one takes them from the front, file by
-file, the other from the back, until they meet. In front stand the folders that are held to real time, so that
-no two of those run beside each other. Each has servers of its own, on ports of its own.
+``python -m tests.halves`` starts pytest twice, with the options it is given. Both find all tests; one takes
+them from the front, file by file, the other from the back, until they meet. In front stand the folders that
+are held to real time, so that no two of those run beside each other. Each half has servers of its own, on
+ports of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from comporta.stores import known
 from comporta.testing import programs
 
 HALVES = ("front", "back")
@@ -32,7 +35,7 @@ _END_SECONDS = 30.0
 
 def main() -> int:
     """Run both halves to their end; the status is 0 only if both ran well, and left nothing out."""
-    with TemporaryDirectory() as meeting:
+    with TemporaryDirectory() as meeting, without_notes():
         halves = [_started(half, meeting) for half in HALVES]
         lock = threading.Lock()
         tellers = [
@@ -48,13 +51,14 @@ def main() -> int:
         finally:
             for process in halves:
                 _ended(process)
-        return next((abs(status) for status in statuses if status), 0) or _left_out(Path(meeting))
+        status = next((abs(status) for status in statuses if status), 0)
+        return status or _left_out(Path(meeting)) or _measured()
 
 
 def _started(half: str, meeting: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "coverage", "run", "--parallel-mode", "-m", "pytest"]
     command += ["-p", "tests.halves", "-o", "console_output_style=count"]
-    command += ["--color=yes"] if sys.stdout.isatty() else []
+    command += [*(["--color=yes"] if sys.stdout.isatty() else []), *sys.argv[1:]]
     environ = {**os.environ, HALF: half, MEETING: meeting}
     return subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -94,6 +98,22 @@ def _left_out(meeting: Path) -> int:
         return 0
     print(f"{ran} tests were run, {' and '.join(sorted(found))} found", file=sys.stderr)  # noqa: T201
     return 1
+
+
+def _measured() -> int:
+    """Put together what both measured of coverage."""
+    return subprocess.run([sys.executable, "-m", "coverage", "combine", "--quiet"], check=False).returncode
+
+
+@contextmanager
+def without_notes() -> Iterator[None]:
+    """Remove what workers of tests noted meanwhile about fleets that are gone (see stores/known.py)."""
+    pattern = Path(known._path("")).name.rpartition("-")[0] + "-*"
+    folder = Path(known._path("")).parent
+    before = set(folder.glob(pattern))
+    yield
+    for note in set(folder.glob(pattern)) - before:
+        note.unlink(missing_ok=True)
 
 
 # in each of the two -----------------------------------------------------------------------------------------
