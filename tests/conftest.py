@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 from tests.halves import HALF, without_notes
-from tests.support import Late
+from tests.support import SOAK, Late
 
 from comporta import events
 from comporta.cache.table import CacheTable
@@ -28,7 +28,8 @@ SERVERS = find_servers()
 ON_ONE_KIND = {"cli", "integrations", "outages", "processes", "testing", "topologies", "upstream"}
 """Folders of tests that take real time, and show what does not depend on the kind of server."""
 
-ON_OLD_AND_NEW = {"faults"}
+ON_ALL_KINDS = {"stores"}
+"""Where a server is asked for everything that is ever asked of it. Elsewhere the oldest and the newest do."""
 
 LATE_TIMES = 3
 """How often a test is tried that is held to real time: a busy machine stalls now and then, not each time."""
@@ -39,7 +40,7 @@ TRIED_ANEW = pytest.StashKey[list[str]]()
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out repetitions on further kinds of servers; ``COMPORTA_SOAK=1 make test`` leaves out none."""
-    if os.environ.get("COMPORTA_SOAK"):
+    if SOAK:
         return
     cases = {_case(item) for item in items}
     left_out = {item for item in items if any(_case(item, kind) in cases for kind in _repeated_on(item))}
@@ -95,7 +96,7 @@ def _repeated_on(item: pytest.Item) -> set[str]:
     folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
     if folder in ON_ONE_KIND:
         return {"redis", "redis-6.2"} & _words(item)
-    return {"redis"} & _words(item) if folder in ON_OLD_AND_NEW else set()
+    return set() if folder in ON_ALL_KINDS else {"redis"} & _words(item)
 
 
 def _words(item: pytest.Item) -> set[str]:

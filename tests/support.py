@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import signal
@@ -19,6 +20,14 @@ from comporta.stores.memory import MemoryStore
 from comporta.stores.redis import RedisStore
 from comporta.stores.shared import SharedStore
 from comporta.testing import Server
+
+SOAK = bool(os.environ.get("COMPORTA_SOAK"))
+"""Whether everything is to be tried, however long it takes."""
+
+
+def examples(most: int) -> int:
+    """Return how many examples Hypothesis is to try: all of them in a soak, else a third."""
+    return most if SOAK else most // 3
 
 
 class Late(AssertionError):  # noqa: N818 - it fails a test, it is not raised to anybody

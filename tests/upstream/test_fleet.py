@@ -46,8 +46,7 @@ def operator(state: str, **options: Any) -> Upstream:
     return Upstream("simulated", options.pop("limit"), state=state, **options)
 
 
-@pytest.mark.parametrize("as_date", [False, True])
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(("status", "as_date"), [(429, False), (503, True)])
 def test_pause__told_to_one_process__keeps_another_away(
     simulated: SimulatedUpstream, state: str, status: int, as_date: bool
 ) -> None:
