@@ -29,7 +29,7 @@ demo: $(READY) ## See it all move: workers, failing portals, and a page to watch
 
 test: check ## Lint, types, then every test, on real servers, with coverage
 	@$(PY) -m coverage erase
-	@$(PY) -m coverage run -m pytest $(ARGS)
+	@$(PY) -m $(if $(ARGS),coverage run -m pytest $(ARGS),tests.halves)
 	@$(PY) -m coverage report --include='$(COVERED)' --fail-under=100
 
 check: $(READY) ## Lint, format and types only
