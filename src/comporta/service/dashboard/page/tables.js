@@ -2,7 +2,7 @@
 // in words when it has nothing to show.
 
 import { $, Figures, Rows, attribute, element, mark, say, show } from "./dom.js";
-import { ago, count, duration, joined, number, percent, sentence, time } from "./words.js";
+import { ago, count, duration, joined, number, percent, time } from "./words.js";
 
 const WORKERS_MAX = 64;
 const KEYS_MAX = 10;
@@ -143,7 +143,7 @@ function degradedRow(clock, actions) {
       told = now;
       say(key, now.key);
       const coverage = now.coverage ? ` It holds ${now.coverage}.` : "";
-      say(what, sentence(now.why || count(now.failures, "failure")) + coverage);
+      say(what, `${now.why || count(now.failures, "failure")}.${coverage}`);
       button.update(now);
       row.tick();
     },
