@@ -47,9 +47,7 @@ def test_card__portal_dies_and_comes_back__goes_closed_open_half_open_closed(
         expect(other.page.locator("#workers tr")).to_have_count(2)
 
 
-def test_breaker__reset_as_admin__is_closed_again_for_the_whole_fleet(
-    watched: Watched, fleet: Fleet
-) -> None:
+def test_breaker__reset_as_admin__is_closed_again_for_the_whole_fleet(watched: Watched, fleet: Fleet) -> None:
     page = watched.open()
     watched.operate(TOKEN)
     card = watched.card("pcp")
