@@ -96,33 +96,10 @@ def test_exports__names__are_what_users_were_promised() -> None:
         comporta.Dam  # type: ignore[attr-defined]  # noqa: B018 - that is what is tried
 
 
-def test_command_line__help__names_every_option() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "comporta.cli", "demo", "--help"], capture_output=True, text=True, check=True
-    )
-    for option in ("--workers", "--limit", "--seconds", "--state"):
-        assert option in ran.stdout
-
-
-def test_demo__off_a_terminal__tells_the_story_and_leaves_nothing() -> None:
-    command = [sys.executable, "-m", "comporta.cli", "demo", "--seconds", "3", "--workers", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
-        told, _ = demo.communicate(timeout=60)
-    assert demo.returncode == 0
-    assert not Path(path_of(f"demo-{demo.pid}")).exists()
-    assert "One limit for all: 100/s burst 20" in told
-    assert "kill -9" in told
-    assert "halved to 50/s" in told
-    granted, due = re.findall(r"granted ([\d,]+) of ([\d,]+) due", told)[-1]
-    assert 0 < int(granted.replace(",", "")) <= int(due.replace(",", "")) + 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["demo", "--limit", "nonsense"], "limit must look like '10/s'"),
-        (["demo", "--state", "http://x"], "state must start with one of"),
-        (["demo", "--seconds", "1"], "not in the range"),
+        (["workers", "http://x"], "state must start with one of"),
         (["nonsense"], "No such command"),
     ],
 )
