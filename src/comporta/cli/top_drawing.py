@@ -31,6 +31,7 @@ _STATUSES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _SEVERITIES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 _EVENTS_AT_LEAST = 3
 _NAME_CHARS_MAX = 24
+_AS_USUAL = ("Closed: calls pass.", "No breaker: calls pass.")
 _GAP = 2
 _SPARK_CHARS, _SPARK_CHARS_MAX = 10, 60
 _SPARK_RANK = 4
@@ -178,23 +179,15 @@ def _state(card: Document) -> Text:
 
 
 def _why(card: Document, now: float) -> RenderableType | None:
-    """Say in a line of its own what is not as usual: why, and until when."""
-    phase, paused, until = card.get("phase"), card.get("paused"), card.get("until")
-    words = [] if phase in (None, "closed") else [phase]
-    if words and card.get("forced"):
-        words.append("as an operator ordered")
-    if phase == "open" and until:
-        words[-1] += f" until {clock(until)} ({rough(until - now)} more)"
-    if phase == "half-open" and card.get("share", 1.0) < 1.0:
-        words.append(f"{card['share']:.0%} of the calls let through")
-    if paused:
-        words.append(f"paused until {clock(now + paused)} ({rough(paused)} more), as it asked")
-    if not words:
+    """Say in a line of its own what is not as usual: why, and until when by the clock on the wall."""
+    said, phase, until = str(card.get("in_words") or ""), card.get("phase"), card.get("until")
+    if said.startswith(_AS_USUAL):
         return None
-    why = f": {card['why']}" if card.get("why") else ""
+    if phase == "open" and until and not card.get("forced"):
+        why = said.partition(": ")[2]
+        said = f"Open until {clock(until)} ({rough(until - now)} more){f': {why}' if why else '.'}"
     style = _PHASES["open"] if phase == "open" else "yellow"
-    line = Text.assemble((f"{card['name']}: ", "bold"), (f"{', '.join(words)}{why}", style))
-    return Padding(line, (0, 0, 0, 1))
+    return Padding(Text.assemble((f"{card['name']}: ", "bold"), (said, style)), (0, 0, 0, 1))
 
 
 def _limit(card: Document) -> Text:
@@ -305,7 +298,7 @@ def _job(job: Document) -> Text:
     done = job["succeeded"] + job["failed"]
     failed = f", {job['failed']:,} failed" if job["failed"] else ""
     worker = f", by {job['worker']}" if job.get("worker") else ""
-    backfill = f", backfill {job['backfill']}" if job.get("backfill") else ""
+    backfill = f", backfill {job['backfill']['status']}" if job.get("backfill") else ""
     return Text(f"{job['id']} {job['status']}, {done:,} of {job['total']:,}{failed}{worker}{backfill}")
 
 
@@ -317,7 +310,8 @@ def _events(document: Document, count: int) -> list[Text]:
 def _event(event: Document) -> Text:
     text = Text(f" {clock(event['at'])}  ", no_wrap=True, overflow="ellipsis")
     text.append(f"{event['source']}: ", "bold").append(event["text"], _SEVERITIES.get(event["severity"], ""))
-    return text.append(f"  {event['worker']}", "dim") if event.get("worker") else text
+    others = event.get("workers", 1) - 1
+    return text.append(f"  {event['worker']}{f' and {others} more' if others else ''}", "dim")
 
 
 def _title(text: str) -> Text:
