@@ -15,6 +15,7 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from comporta.cli.completion import databases
 
@@ -61,6 +62,16 @@ def busy(text: str) -> Iterator[None]:
         return
     with Console(stderr=True).status(f"{text} ..."):
         yield
+
+
+def plain(text: str) -> Text:
+    """Return a text that others wrote as it can be shown: a terminal would obey what cannot be printed."""
+    return Text(printable(text))
+
+
+def printable(text: str) -> str:
+    """Return a text with a sign in place of whatever cannot be printed."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def rough(seconds: float) -> str:
