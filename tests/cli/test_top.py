@@ -256,7 +256,7 @@ def test_top__database__is_shown_with_who_is_at_what(database_url: str, shared_n
     SharedStore(shared_name, keys=1024).close()
     ran = run("top", f"shared://{shared_name}", "--database", database_url)
     assert ran.exit_code == 0, ran.output
-    assert "Cache: 1 entries; " in ran.stdout
+    assert "Cache: 1 entry; " in ran.stdout
     assert f"Job: {job[:8]} " in ran.stdout
     found = json.loads(run("top", f"shared://{shared_name}", "--database", database_url, "--json").stdout)
     assert found["database"]["status"] == "ok"

@@ -174,7 +174,7 @@ def _check(user: str | None, params_hash: str) -> None:
 
 def _listing(rows: Sequence[Listed]) -> Table:
     right = ("results", "age", "failed", "tried again", "used", "priority")
-    table = table_of("user", "key", *right, right=right, shortened=("key",))
+    table = table_of("user", "key", *right, right=right, shortened=("user", "key"))
     for row in rows:
         table.add_row(
             plain(row.user_id),
@@ -192,6 +192,8 @@ def _listing(rows: Sequence[Listed]) -> Table:
 def _shown(entry: Entry) -> Table:
     table = table_of("field", "value")
     for name, value in _as_dict(entry).items():
+        if name == "now":  # times are said by how long ago they were
+            continue
         table.add_row(name, plain("-" if value is None else _text(name, value, entry.now)))
     return table
 

@@ -37,6 +37,7 @@ def table_of(*headings: str, right: tuple[str, ...] = (), shortened: tuple[str, 
             justify="right" if heading in right else "left",
             no_wrap=heading in (*right, *shortened),
             overflow="ellipsis" if heading in shortened else "fold",
+            ratio=1 if heading in shortened else None,
         )
     return table
 
@@ -46,6 +47,8 @@ def print_table(table: Table) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH_IN_FILES_CHARS)
+    elif any(column.ratio for column in table.columns):
+        table.expand = True  # what is shortened gets what the others leave
     console.print(table)
 
 

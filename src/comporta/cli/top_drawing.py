@@ -302,7 +302,8 @@ def _cache(cache: Document) -> Text:
     figures = ", ".join(f"{minute.get(name, 0):,} {name}" for name in ("hits", "stale", "misses"))
     left_alone = f", {degraded:,} left alone" if degraded else ""
     day = f"{cache['hit_rate']:.0%} hits, {cache['stale_served_rate']:.0%} stale"
-    return Text(f"{cache['entries']:,} entries{left_alone}; last minute {figures}; in 24 h {day}")
+    entries = "1 entry" if cache["entries"] == 1 else f"{cache['entries']:,} entries"
+    return Text(f"{entries}{left_alone}; last minute {figures}; in 24 h {day}")
 
 
 def _job(job: Document) -> Text:
