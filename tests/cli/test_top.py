@@ -40,11 +40,22 @@ def picture(width: int = 150, height: int | None = None, lost: str = "", **more:
 
 def test_drawn__wide__says_how_each_upstream_stands_and_why() -> None:
     told = "\n".join(picture())
-    for heading in ("limit", "tokens", "in flight", "ok", "refused", "retries", "wait p50", "p95", "last "):
+    for heading in (
+        "limit",
+        "tokens",
+        "in flight",
+        "ok",
+        "refused",
+        "held back",
+        "retries",
+        "wait p50",
+        "p95",
+        "last ",
+    ):
         assert heading in told
     [row] = [line for line in picture() if line.startswith(" pncp ")]
-    figures = ["5", "of", "10/s", "10/10", "2/10", "1,204", "1,100", "80", "24", "33", "12", "ms", "1.4", "s"]
-    assert row.split()[:-1] == ["pncp", "open", "23", "s", *figures]
+    figures = ["5", "of", "10/s", "10/10", "2/10", "1,204", "1,100", "80", "24", "302", "33"]
+    assert row.split()[:-1] == ["pncp", "open", "23", "s", *figures, "12", "ms", "1.4", "s"]
     until = top_drawing.clock(NOW + 23)
     assert f"pncp: Open until {until} (23 s more): 50 failures in a row, the last: HTTP 503." in told
     assert " pcp: Paused for 12 s" in told

@@ -234,6 +234,12 @@ def _counted(name: str, style: str = "") -> Callable[[Document], Text]:
     return cell
 
 
+def _held_back(card: Document) -> Text:
+    """Count what never reached the upstream: its circuit was open, or there was no room in time."""
+    count = sum(card["minute"].get(name) or 0 for name in ("open", "limited"))
+    return Text(f"{count:,}", style="yellow" if count else "")
+
+
 def _waited(name: str) -> Callable[[Document], Text]:
     return lambda card: Text(span(card["minute"].get(name)))
 
@@ -241,14 +247,15 @@ def _waited(name: str) -> Callable[[Document], Text]:
 _COLUMNS = (
     Column("state", 12, 0, _state, right=False),
     Column("limit", 11, 3, _limit),
-    Column("tokens", 7, 6, _of("tokens", "capacity")),
-    Column("in flight", 9, 7, _of("in_flight", "in_flight_max")),
+    Column("tokens", 7, 7, _of("tokens", "capacity")),
+    Column("in flight", 9, 8, _of("in_flight", "in_flight_max")),
     Column("calls", 7, 1, _counted("calls")),
-    Column("ok", 7, 8, _counted("ok")),
+    Column("ok", 7, 9, _counted("ok")),
     Column("failed", 6, 2, _counted("failed", "red")),
     Column("refused", 7, 5, _counted("refused", "yellow")),
-    Column("retries", 7, 9, _counted("retries")),
-    Column("wait p50", 8, 10, _waited("wait_p50")),
+    Column("held back", 9, 6, _held_back),
+    Column("retries", 7, 10, _counted("retries")),
+    Column("wait p50", 8, 11, _waited("wait_p50")),
     Column("p95", 6, 4, _waited("wait_p95")),
 )
 
