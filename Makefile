@@ -24,12 +24,12 @@ PEERS := $(VENV)/.peers
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## See several processes share one limit
+demo: $(READY) ## See it all move: workers, failing portals, and a page to watch them on
 	@$(PY) -m comporta.cli demo $(ARGS)
 
 test: check ## Lint, types, then every test, on real servers, with coverage
 	@$(PY) -m coverage erase
-	@$(PY) -m coverage run -m pytest $(ARGS)
+	@$(PY) -m $(if $(ARGS),coverage run -m pytest $(ARGS),tests.halves)
 	@$(PY) -m coverage report --include='$(COVERED)' --fail-under=100
 
 check: $(READY) ## Lint, format and types only

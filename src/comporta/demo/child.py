@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from comporta.threads import Run
 
-END_SECONDS: Final = 0.9
+END_SECONDS: Final = 0.6
 """How long a process may take to end in good order once it was let go."""
 
 
@@ -56,9 +56,7 @@ def portals(port: int, rates: dict[str, float], latency: float, leave: list[str]
     """Be the portals; and if nobody else is left to do so, remove the folders in ``leave``."""
     from comporta.testing.procurement import ProcurementServer  # noqa: PLC0415 - each role its own imports
 
-    server = ProcurementServer(
-        port=port, latency=latency, **{f"{name}_rate": rate for name, rate in rates.items()}
-    )
+    server = ProcurementServer(port=port, latency=latency, pncp_rate=rates["pncp"], pcp_rate=rates["pcp"])
     with server:
         said(url=server.url)
         if "end" in words():

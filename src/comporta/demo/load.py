@@ -24,7 +24,7 @@ from comporta.demo.child import said
 USERS: Final = 9
 """How many search, one question after the other."""
 
-POPULAR: Final = 10
+POPULAR: Final = 7
 """How many questions are asked again and again."""
 
 TELL_SECONDS: Final = 0.5
@@ -32,10 +32,10 @@ WAIT_SECONDS: Final = 10.0
 
 _STATES = ("SP", "RJ", "MG", "BA", "PR", "RS", "PE", "CE", "SC", "GO", "DF", "MA")
 _TERMS = ("uniformes", "merenda", "medicamentos", "pavimentação", "computadores")
-_NEW_SHARE = 0.12
+_NEW_SHARE = 0.08
 _THINK_SECONDS = 0.9
-_COUNTRY_SECONDS = 14.0
-_WATCH_SECONDS = 9.0
+_COUNTRY_SECONDS = 30.0
+_WATCH_SECONDS = 15.0
 _JOB_SECONDS = 16.0
 _RUSH_SECONDS = 7.0
 _RUSH = 40
@@ -118,7 +118,7 @@ class _Crowd:
 
     async def _watch(self, told: dict[str, str]) -> None:
         """Watch a search as it goes on."""
-        query = self._question(random) | {"ufs": ",".join(random.sample(_STATES, 6))}
+        query = self._question(random) | {"ufs": ",".join(random.sample(_STATES, 4))}
         async with self._client.stream("GET", "/v1/search/stream", params=query, headers=told) as stream:
             async for line in stream.aiter_lines():
                 self._counts["watched"] += line.startswith("event: result")
@@ -162,7 +162,7 @@ class _Crowd:
             "date_from": (last - timedelta(chance.randint(2, 6))).isoformat(),
             "date_to": last.isoformat(),
             "modality": str(chance.choice((4, 5, 6, 8))),
-            "ufs": ",".join(sorted(chance.sample(_STATES, chance.randint(1, 3)))),
+            "ufs": ",".join(sorted(chance.sample(_STATES, chance.randint(1, 2)))),
             "terms": chance.choice(_TERMS),
             "limit": "50",
         }

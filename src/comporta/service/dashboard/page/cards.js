@@ -135,7 +135,7 @@ function minuteFigures(minute) {
     { name: "Refused (429)", value: number(minute.refused ?? 0), tone: minute.refused > 0 ? "warn" : "" },
     { name: "Turned away", value: number(away), note: awayNote(minute) },
     { name: "Retries", value: number(minute.retries ?? 0) },
-    { name: "Wait, half", value: wait(minute.wait_p50) },
+    { name: "Wait, median", value: wait(minute.wait_p50) },
     { name: "Wait, 95 / 99 %", value: `${wait(minute.wait_p95)} / ${wait(minute.wait_p99)}` },
   ];
 }
