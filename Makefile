@@ -18,18 +18,18 @@ READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt bench pictures soak lock clean
+.PHONY: help demo test check fmt pages bench pictures soak lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## See several processes share one limit
+demo: $(READY) ## See it all move: workers, failing portals, and a page to watch them on
 	@$(PY) -m comporta.cli demo $(ARGS)
 
 test: check ## Lint, types, then every test, on real servers, with coverage
 	@$(PY) -m coverage erase
-	@$(PY) -m coverage run -m pytest $(ARGS)
+	@$(PY) -m $(if $(ARGS),coverage run -m pytest $(ARGS),tests.halves)
 	@$(PY) -m coverage report --include='$(COVERED)' --fail-under=100
 
 check: $(READY) ## Lint, format and types only
@@ -41,6 +41,9 @@ check: $(READY) ## Lint, format and types only
 fmt: $(READY) ## Format the code and sort its imports
 	@$(PY) -m ruff check --quiet --fix --select I .
 	@$(PY) -m ruff format .
+
+pages: $(READY) ## Write what --help says into docs/command-line.md
+	@$(PY) -m tests.cli.pages
 
 bench: $(READY) $(PEERS) ## Measure against other libraries, side by side
 	@$(PY) -m benchmarks $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,15 @@ def may(user: str, url: str) -> bool:
 def test_batch__users_and_teams__may_have_sheets_as_was_said(url: str) -> None:
     assert said("ls", url=url).startswith("Nobody may have sheets yet")
     assert listed("batch", "ls", "--database", url) == []
-    assert said("allow", "ana", url=url).startswith("Allowed. ")
+    assert said("allow", "ana", url=url).startswith("Allowed: ana may have sheets. ")
     assert may("ana", url)
-    said("join", "eva", "blue", url=url)
+    joined = json.loads(said("join", "eva", "blue", "--json", url=url))
+    assert joined == {"kind": "user", "name": "eva", "team": "blue", "digital": False}
     assert not may("eva", url)
-    said("allow", "blue", "--team", url=url)
+    allowed = json.loads(said("allow", "blue", "--team", "--json", url=url))
+    assert allowed == {"kind": "team", "name": "blue", "digital": True}
     assert may("eva", url)
-    assert said("deny", "eva", url=url).startswith("Denied. ")
+    assert said("deny", "eva", url=url).startswith("Denied: eva may have no sheets. ")
     assert not may("eva", url)
     told = listed("batch", "ls", "--database", url)
     assert told == [
@@ -53,9 +56,9 @@ def test_batch__users_and_teams__may_have_sheets_as_was_said(url: str) -> None:
         {"kind": "user", "name": "eva", "team": "blue", "digital": False},
     ]
     said("allow", "eva", url=url)
-    said("deny", "blue", "--team", url=url)
+    assert said("deny", "blue", "--team", url=url).startswith("Denied: team blue ")
     assert may("eva", url)
-    said("join", "eva", "blue", url=url)
+    assert said("join", "eva", "blue", url=url).startswith("Joined: what is said of team blue goes for eva")
     assert not may("eva", url)
     assert len(listed("batch", "ls", "--database", url, "--limit", "1")) == 1
 

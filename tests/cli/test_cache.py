@@ -11,7 +11,6 @@ from tests.cli.running import listed, run, run_for_real
 
 from comporta import HealthCache
 from comporta.cache.params import hashed
-from comporta.cli import cache as command
 
 Q = {"q": "[b]x"}
 NAME = hashed(Q)[0]
@@ -26,8 +25,8 @@ def cache(database_url: str) -> Iterator[HealthCache]:
 
 
 def test_ls__nothing__says_so(cache: HealthCache, database_url: str) -> None:
-    assert run("cache", "ls", "--database", database_url).stdout == "Nothing is kept.\n"
-    assert run("cache", "ls", "--database", database_url, "--degraded").stdout == "Nothing is left alone.\n"
+    assert run("cache", "ls", "--database", database_url).stdout == "Nothing is kept yet.\n"
+    assert run("cache", "ls", "--database", database_url, "--degraded").stdout == "No key is left alone.\n"
     assert listed("cache", "ls", "--database", database_url) == []
 
 
@@ -65,6 +64,8 @@ def test_refresh__a_key__is_fetched_by_whoever_looks_for_what_is_due(
     cache.sync.save_to_cache("ana", Q, ["old"])
     ran = run("cache", "refresh", NAME, "--database", database_url)
     assert ran.stdout.startswith("Marked: 1 ")
+    marked = json.loads(run("cache", "refresh", NAME, "--database", database_url, "--json").stdout)
+    assert marked == {"params_hash": NAME, "marked": 1}
     assert cache.sync.refresh_due(lambda params: [params["q"]]) == 1
     found = cache.sync.get_from_cache("ana", Q)
     assert found is not None
@@ -85,6 +86,7 @@ def test_command__no_such_key__is_one_sentence(
     ran = run("cache", *verb, NAME, "--database", database_url)
     assert ran.exit_code == 1
     assert "nothing is kept" in ran.stderr
+    assert "`comporta cache ls` lists what is." in ran.stderr
     assert run("cache", *verb, "x", "--database", database_url).exit_code == 2
 
 
@@ -92,13 +94,6 @@ def test_command__a_migration_is_missing__is_one_sentence(empty_database_url: st
     ran = run("cache", "ls", "--database", empty_database_url)
     assert ran.exit_code == 1
     assert "comporta db migrate" in ran.stderr
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(-1, "0 s"), (59, "59 s"), (61, "1 min"), (7300, "2 h"), (2e5, "2 d")]
-)
-def test_rough__length_of_time__is_in_its_largest_unit(seconds: float, said: str) -> None:
-    assert command._rough(seconds) == said
 
 
 def test_rm__a_key_that_a_worker_holds_in_memory__is_forgotten_there(
@@ -124,6 +119,11 @@ def test_rm__state_out_of_reach__removes_and_says_who_was_not_told(
     cache: HealthCache, database_url: str
 ) -> None:
     cache.sync.save_to_cache("ana", Q, ["old"])
-    ran = run("cache", "rm", "ana", NAME, "--database", database_url, "--state", "redis://127.0.0.1:1/0")
+    where = ("--database", database_url, "--state", "redis://127.0.0.1:1/0")
+    ran = run("cache", "rm", "ana", NAME, *where)
     assert ran.stdout.startswith("Removed. The workers could not be told (")
     assert cache.sync.get_from_cache("ana", Q) is None
+    cache.sync.save_to_cache("ana", Q, ["old"])
+    told = json.loads(run("cache", "rm", "ana", NAME, *where, "--json").stdout)
+    assert (told["user_id"], told["params_hash"], told["told"]) == ("ana", NAME, False)
+    assert told["why"].startswith("The workers could not be told (")

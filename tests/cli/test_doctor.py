@@ -30,7 +30,9 @@ ON_A_SERVER = [
 CALM = "?timeout=5"  # so that a busy machine is no finding
 KEYS = (
     *("~rate_limiter:*", "~rate_limiter_change:*", "~circuit_breaker:*", "~circuit_breaker_change:*"),
-    *("~concurrency:*", "~retry_budget:*", "~cache_changes:*", "~comporta_workers", "~comporta_return"),
+    *("~concurrency:*", "~retry_budget:*", "~cache_changes:*", "~comporta_history:*", "~comporta_journal:*"),
+    *("~comporta_upstreams:*", "~comporta_turns:*", "~comporta_fleet:*", "~comporta_story:*"),
+    *("~comporta_workers", "~comporta_return"),
 )
 
 
@@ -59,7 +61,7 @@ def test_doctor__default_server__is_all_well_and_left_as_it_was(server: Server) 
     server.command("FLUSHALL")
     ran = run_for_real("doctor", server.url + CALM)
     assert (ran.returncode, ran.stderr) == (0, "")
-    checks = re.findall(r"^│ (\w+) +│ good ", ran.stdout, re.MULTILINE)
+    checks = re.findall(r"^ (\w+) +good ", ran.stdout, re.MULTILINE)
     assert checks == ON_A_SERVER
     assert ran.stdout.endswith("All well.\n")
     assert server.command("KEYS", "*") == []
@@ -125,7 +127,8 @@ def test_doctor__key_not_allowed__is_named(server: Server) -> None:
     assert found == {
         "keys": "mend: not allowed to this user, needed: "
         "rate_limiter_change:*, circuit_breaker:*, circuit_breaker_change:*, concurrency:*, retry_budget:*, "
-        "cache_changes:*, comporta_workers, comporta_return"
+        "cache_changes:*, comporta_history:*, comporta_journal:*, comporta_upstreams:*, comporta_turns:*, "
+        "comporta_fleet:*, comporta_story:*, comporta_workers, comporta_return"
     }
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.running import listed, run, run_for_real
-from tests.support import redis_store
+from tests.support import hold_to, redis_store
 
-from comporta.cli import workers
 from comporta.stores.folder import path_of
 from comporta.stores.shared import SharedStore
 from comporta.stores.workers import Beat, Roll, Worker
@@ -44,11 +43,11 @@ def test_workers__a_process_uses_a_server__is_listed_and_the_command_is_not(serv
     assert worker["pid"] == process.pid
     assert worker["host"] == os.uname().nodename[:64]
     assert 0 <= time.time() - worker["started"] < 60
-    assert worker["last_sign_ms"] < 3000
+    hold_to(worker["last_sign_ms"] / 1000, 3, "a sign of life")
 
 
 def _wait_for(server: Server) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not server.command("ZCARD", "comporta_workers"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -62,10 +61,9 @@ def test_workers__on_a_server__are_a_table_by_host_and_pid(server: Server) -> No
         ran = run("workers", server.url)
         assert len(store.apply(Roll())) == 3
     assert ran.exit_code == 0
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in ran.stdout.splitlines()]
-    assert [row[:2] for row in rows if row] == [["[b]", "7"], ["a", "5"], ["a", "41"]]
-    assert rows[3][2] == "2 h ago"
-    assert rows[3][3].endswith("ms ago")
+    rows = [line.split() for line in ran.stdout.splitlines() if "ms ago" in line]
+    assert [row[:2] for row in rows] == [["[b]", "7"], ["a", "5"], ["a", "41"]]
+    assert rows[0][2:5] == ["2", "h", "ago"]
 
 
 def test_workers__of_a_folder__are_listed(shared_name: str) -> None:
@@ -156,10 +154,3 @@ def test_command__bad_url__is_a_usage_error_without_secrets(command: str, url: s
     assert ran.exit_code == 2
     assert said in ran.stderr
     assert "hunter2" not in ran.output
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (7300, "2 h"), (200_000, "2 d")]
-)
-def test_rough__length_of_time__is_in_its_largest_unit(seconds: float, said: str) -> None:
-    assert workers._rough(seconds) == said

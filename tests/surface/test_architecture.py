@@ -13,7 +13,7 @@ LINES = [
 ]
 """What is marked so belongs to what is being built; the mark goes when it is there."""
 
-FILE = re.compile(r"`((?:[\w/]+/)?\w+\.(?:py|lua|\*))`")
+FILE = re.compile(r"`((?:[\w/]+/)?\w+\.(?:py|lua|js|\*))`")
 FOLDER = re.compile(r"`([\w/]+/)`")
 PAIR = re.compile(r"`((?:[\w/]+/)?\w+\.(?:py|lua))` `([A-Za-z_][\w.]*)(?:\(\))?`")
 NAME = re.compile(r"`([A-Za-z_][\w.]*?)(?:\(\))?`")
@@ -33,7 +33,7 @@ OTHERS = frozenset(("comporta", "age", "flock", "with", "finally", "threading", 
 
 @cache
 def sources() -> dict[str, str]:
-    files = (path for path in SOURCE.rglob("*") if path.suffix in (".py", ".lua"))
+    files = (path for path in SOURCE.rglob("*") if path.suffix in (".py", ".lua", ".js"))
     return {path.relative_to(SOURCE).as_posix(): path.read_text("utf-8") for path in files}
 
 
@@ -54,7 +54,7 @@ def test_architecture__files__are_there() -> None:
 
 
 def test_architecture__folders__are_there() -> None:
-    roots = (ROOT, SOURCE, SOURCE / "pipeline", SOURCE / "service")
+    roots = (ROOT, SOURCE, SOURCE / "pipeline", SOURCE / "service", SOURCE / "service" / "dashboard")
     named = {name for line in LINES for name in FOLDER.findall(line)}
     assert {name for name in named if not any((root / name).is_dir() for root in roots)} == set()
 

@@ -140,8 +140,13 @@ def owner() -> str:
 
 @cache
 def _owner(pid: int) -> str:
-    host = os.uname().nodename[:_HOST_CHARS_MAX] or "localhost"
+    return owner_named(os.uname().nodename or "localhost", pid)
+
+
+def owner_named(host: str, pid: int) -> str:
+    """Return who a process of some machine is to the others."""
     plain = "".join(
-        letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_" for letter in host
+        letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_"
+        for letter in host[:_HOST_CHARS_MAX]
     )
     return f"{plain}:{pid}"[:OWNER_BYTES_MAX]

@@ -52,6 +52,23 @@ class Ask:
         return await self._view.ask_async(self._step)
 
 
+class Glance:
+    """Effect: look at the circuit, which is no use of the breaker: its view is not kept fresh for that."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def block(self) -> Reply:
+        """Look, blocking."""
+        return self._view.glance(self._view.step(LOOK), self._view.now_ns())
+
+    async def wait(self) -> Reply:
+        """Look, awaiting."""
+        return await self._view.glance_async(self._view.step(LOOK), self._view.now_ns())
+
+
 class Verbs:
     """The verbs of one breaker."""
 
@@ -126,7 +143,7 @@ class Verbs:
 
     def telling(self) -> Flow[BreakerState]:
         """Tell how the circuit stands, for a health page."""
-        reply = yield from self.looking()
+        reply: Reply = yield Glance(self.view)
         return BreakerState(
             failures=reply.failures,
             degraded=reply.phase == OPEN,

@@ -241,8 +241,6 @@ MARK_DUE = Statement(
     """
 )
 
-DUE = Statement(f"UPDATE search_results_cache SET due_at = AT(:now) WHERE {_MARKED} RETURNING id")
-
 DUE = Statement(
     f"""
     SELECT user_id, params_hash, TEXT(search_params), UNIX(fetched_at), due_at IS NOT NULL, :now

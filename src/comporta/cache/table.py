@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from comporta.cache import requests
+from comporta.cache import looks, requests
 from comporta.cache.migrations import MIGRATIONS
 from comporta.cache.requests import Request
 from comporta.cache.rows import Claim, Due, Entry, Health, Listed, Top, Touch
@@ -103,5 +103,8 @@ class CacheTable:
     rows, rows_async = _faces(requests.rows)
     figures, figures_async = _faces(requests.figures)
     top, top_async = _faces(requests.top)
+    unwell, unwell_async = _faces(looks.unwell)
+    partial, partial_async = _faces(looks.partial)
+    fetchers, fetchers_async = _faces(looks.fetchers)
     clear, clear_async = _faces(requests.clear)
     prune, prune_async = _faces(requests.prune)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comporta.cli.db import DATABASE_HELP, opened
-from comporta.cli.output import print_table
+from comporta.cli.output import database_option, json_option, print_json, print_table, table_of
 from comporta.database.migrations import check
 from comporta.service.batch.migrations import MIGRATIONS
 from comporta.service.batch.whitelist import Listed, Whitelist
@@ -19,7 +18,6 @@ from comporta.service.batch.whitelist import Listed, Whitelist
 ROWS_MAX = 10_000
 _HEARD = "Workers that asked before hear of it within five minutes."
 
-_database = click.option("--database", metavar="URL", help="Where the tables are.")
 _team = click.option("--team", "is_team", is_flag=True, help="NAME is a team: all of its users.")
 _help = DATABASE_HELP.replace("DATABASE is a URL", "URL is that of a database")
 
@@ -32,62 +30,73 @@ def batch() -> None:
 @batch.command(epilog=_help)
 @click.argument("name")
 @_team
-@_database
-def allow(name: str, is_team: bool, database: str | None) -> None:
+@database_option
+@json_option
+def allow(name: str, is_team: bool, database: str | None, as_json: bool) -> None:
     """Let a user have sheets."""
-    _say(name, database, is_team=is_team, digital=True)
-    click.echo(f"Allowed. {_HEARD}")
+    _say(name, database, is_team=is_team, digital=True, as_json=as_json)
 
 
 @batch.command(epilog=_help)
 @click.argument("name")
 @_team
-@_database
-def deny(name: str, is_team: bool, database: str | None) -> None:
+@database_option
+@json_option
+def deny(name: str, is_team: bool, database: str | None, as_json: bool) -> None:
     """Let a user have no sheets any more.
 
     Sheets that are there are filled on.
     """
-    _say(name, database, is_team=is_team, digital=False)
-    click.echo(f"Denied. {_HEARD}")
+    _say(name, database, is_team=is_team, digital=False, as_json=as_json)
 
 
 @batch.command(epilog=_help)
 @click.argument("user")
 @click.argument("team")
-@_database
-def join(user: str, team: str, database: str | None) -> None:
+@database_option
+@json_option
+def join(user: str, team: str, database: str | None, as_json: bool) -> None:
     """Let what is said of a team go for a user.
 
     What was said of the user before is forgotten.
     """
     with _whitelist(database) as whitelist:
         whitelist.set_user(user, team=team)
-    click.echo(f"Joined. {_HEARD}")
+        digital = whitelist.is_digital(user)
+    if as_json:
+        print_json({"kind": "user", "name": user, "team": team, "digital": digital})
+    else:
+        click.echo(f"Joined: what is said of team {team} goes for {user}. {_HEARD}")
 
 
 @batch.command(epilog=_help)
-@_database
+@database_option
 @click.option("--limit", type=click.IntRange(1, ROWS_MAX), default=100, show_default=True, help="At most.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@json_option
 def ls(database: str | None, limit: int, as_json: bool) -> None:
     """List users and teams, and who may have sheets."""
     with _whitelist(database) as whitelist:
         rows = whitelist.listed(limit)
     if as_json:
-        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
+        print_json([row._asdict() for row in rows])
     elif rows:
         print_table(_table(rows))
     else:
         click.echo("Nobody may have sheets yet: `comporta batch allow USER` lets a user.")
 
 
-def _say(name: str, database: str | None, *, is_team: bool, digital: bool) -> None:
+def _say(name: str, database: str | None, *, is_team: bool, digital: bool, as_json: bool) -> None:
     with _whitelist(database) as whitelist:
         if is_team:
             whitelist.set_team(name, digital=digital)
         else:
             whitelist.let_user(name, digital=digital)
+    if as_json:
+        print_json({"kind": "team" if is_team else "user", "name": name, "digital": digital})
+        return
+    who = f"team {name}" if is_team else name
+    said = f"Allowed: {who} may have sheets." if digital else f"Denied: {who} may have no sheets."
+    click.echo(f"{said} {_HEARD}")
 
 
 @contextmanager
@@ -101,9 +110,7 @@ def _whitelist(url: str | None) -> Iterator[Whitelist]:
 
 
 def _table(rows: Sequence[Listed]) -> Table:
-    table = Table()
-    for heading in ("kind", "name", "team", "sheets"):
-        table.add_column(heading)
+    table = table_of("kind", "name", "team", "sheets")
     for row in rows:
         table.add_row(row.kind, Text(row.name), Text(row.team or "-"), "yes" if row.digital else "no")
     return table

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cli.output import print_table
+from comporta.cli.output import json_option, print_json, print_table, table_of
 from comporta.settings import Explained
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def config() -> None:
 @config.command(epilog=FILE_HELP)
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 @click.option("--all", "everything", is_flag=True, help="What is only a default, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list of objects, for scripts.")
+@json_option
 def check(file: str | None, everything: bool, as_json: bool) -> None:
     """Check the configuration of the service, and show what is in force.
 
@@ -37,7 +36,7 @@ def check(file: str | None, everything: bool, as_json: bool) -> None:
     """
     found = [one for one in loaded(file).explained() if everything or one.where != "default"]
     if as_json:
-        click.echo(json.dumps([one._asdict() for one in found], indent=2, default=str))
+        print_json([one._asdict() for one in found])
     elif found:
         print_table(_table(found))
     else:
@@ -57,9 +56,7 @@ def loaded(file: str | None) -> ServiceConfig:
 
 
 def _table(found: list[Explained]) -> Table:
-    table = Table()
-    for heading in ("name", "value", "from"):
-        table.add_column(heading)
+    table = table_of("name", "value", "from")
     for one in found:
         table.add_row(Text(one.name), Text("-" if one.value is None else str(one.value)), Text(one.where))
     return table

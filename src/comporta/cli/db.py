@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +15,13 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cli.output import print_table
+from comporta.cli.completion import databases
+from comporta.cli.output import busy, json_option, print_json, print_table, table_of
 from comporta.database import migrations
 from comporta.database.base import Database
-from comporta.database.migrations import Applied
+from comporta.database.migrations import Applied, Migration
 from comporta.database.urls import open_database
-from comporta.errors import DatabaseError
+from comporta.errors import DatabaseError, DatabaseUnavailableError
 from comporta.service.migrations import MIGRATIONS
 
 DATABASE_HELP = (
@@ -36,22 +36,22 @@ def db() -> None:
 
 
 @db.command(epilog=DATABASE_HELP)
-@click.argument("database", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a list of objects, for scripts.")
+@click.argument("database", required=False, shell_complete=databases)
+@json_option
 def migrate(database: str | None, as_json: bool) -> None:
     """Run the migrations that are missing, in order.
 
     Safe while others do the same.
     """
     with opened(database) as found:
-        done = {each.number for each in migrations.migrate(found, MIGRATIONS)}
+        done = {each.number for each in MIGRATIONS if _ran(found, each)}
         ran = [each for each in migrations.status(found, MIGRATIONS) if each.number in done]
     _show(ran, f"Nothing to do: {found.address} is up to date.", as_json=as_json)
 
 
 @db.command(epilog=DATABASE_HELP)
-@click.argument("database", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a list of objects, for scripts.")
+@click.argument("database", required=False, shell_complete=databases)
+@json_option
 def status(database: str | None, as_json: bool) -> None:
     """Show which migrations were run.
 
@@ -62,6 +62,12 @@ def status(database: str | None, as_json: bool) -> None:
     _show(rows, as_json=as_json)
     if any(each.applied_at is None for each in rows):
         sys.exit(1)
+
+
+def _ran(database: Database, migration: Migration) -> bool:
+    """Run a migration that is missing: a large table may take minutes."""
+    with busy(f"Migration {migration.number}, {migration.name}"):
+        return bool(migrations.migrate(database, [migration]))
 
 
 @contextmanager
@@ -75,6 +81,9 @@ def opened(url: str | None) -> Iterator[Database]:
         raise click.ClickException(str(error)) from None
     try:
         yield database
+    except DatabaseUnavailableError as error:
+        said = str(error).rstrip(".")
+        raise click.ClickException(f"{said}. Is it running, and is the URL right?") from None
     except DatabaseError as error:
         raise click.ClickException(str(error)) from None
     finally:
@@ -92,7 +101,7 @@ def _untouched() -> list[Applied]:
 
 def _show(rows: Sequence[Applied], otherwise: str = "", *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
+        print_json([row._asdict() for row in rows])
     elif rows:
         print_table(_table(rows))
     else:
@@ -100,10 +109,7 @@ def _show(rows: Sequence[Applied], otherwise: str = "", *, as_json: bool) -> Non
 
 
 def _table(rows: Sequence[Applied]) -> Table:
-    table = Table()
-    table.add_column("number", justify="right")
-    table.add_column("migration")
-    table.add_column("run")
+    table = table_of("number", "migration", "run", right=("number",))
     for row in rows:
         table.add_row(str(row.number), Text(row.name), _moment(row.applied_at))
     return table

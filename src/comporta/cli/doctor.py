@@ -6,7 +6,6 @@ and prints what they found.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import click
@@ -14,25 +13,27 @@ from rich.table import Table
 from rich.text import Text
 
 from comporta.cli.checks import Finding, decisions, good, mind, workers
-from comporta.cli.output import print_table
+from comporta.cli.output import busy, json_option, print_json, print_table, table_of
 from comporta.cli.shared_checks import examine as examine_shared
-from comporta.cli.states import STATE_HELP, Opened, opened, shared_url, state_url
+from comporta.cli.states import STATE_HELP, Opened, opened, shared_url, state_argument, state_url
 from comporta.stores.redis import RedisStore
 
 _STYLES = {"good": "green", "mind": "yellow", "mend": "bold red"}
 
 
 @click.command(epilog=STATE_HELP)
-@click.argument("state", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a list of findings, for scripts.")
+@state_argument
+@json_option
 def doctor(state: str | None, as_json: bool) -> None:
     """Check a state: what is good, what to mind, what to mend.
 
     Exits with 1 if something has to be mended. Whatever is tried, is tried on keys that are thrown away.
     """
-    findings = list(examined(state_url(state)))
+    url = state_url(state)
+    with busy("Checking"):
+        findings = list(examined(url))
     if as_json:
-        click.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
+        print_json([finding._asdict() for finding in findings])
     elif len(findings) == 1 and findings[0].verdict == "mend":
         raise click.ClickException(findings[0].detail)
     else:
@@ -68,9 +69,7 @@ def _examined_server(found: Opened) -> Iterator[Finding]:
 
 
 def _table(findings: list[Finding]) -> Table:
-    table = Table()
-    for heading in ("check", "result", "detail"):
-        table.add_column(heading)
+    table = table_of("check", "result", "detail")
     for check, verdict, detail in findings:
         table.add_row(check, Text(verdict, style=_STYLES[verdict]), Text(detail))
     return table

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from comporta.cli.completion import states
 from comporta.cli.run_address import Address, fields_of
 from comporta.cli.run_bodies import WholeAnswers
 from comporta.cli.run_calls import COLUMNS, Calls
@@ -64,10 +65,16 @@ class Files:
     checkpoint: Path | None
 
 
-@click.command(epilog=_EPILOG)
-@click.argument("input", metavar="INPUT")
+@click.command(epilog=_EPILOG, short_help="Call an endpoint for every line of a file.")
+@click.argument("input", metavar="INPUT", type=click.Path())
 @click.option("--url", required=True, help="What to call, columns in braces: 'https://host/{id}'.")
-@click.option("--output", required=True, metavar="FILE", help="For results: .jsonl, .csv or .db (SQLite).")
+@click.option(
+    "--output",
+    required=True,
+    metavar="FILE",
+    type=click.Path(),
+    help="For results: .jsonl, .csv or .db (SQLite).",
+)
 @click.option("--format", "form", type=click.Choice(list(FORMS)), help="Of INPUT; left out: by its name.")
 @click.option("--method", type=click.Choice(METHODS), default="GET", show_default=True, help="Of each call.")
 @click.option("--send-json", is_flag=True, help="Send each item as the body, as JSON.")
@@ -96,13 +103,21 @@ class Files:
     show_default=True,
     help="Seconds to wait out an open circuit, 429 or 503.",
 )
-@click.option("--state", metavar="STATE", help="Where the limit is kept, as in Upstream.")
+@click.option(
+    "--state", metavar="STATE", shell_complete=states, help="Where the limit is kept, as in Upstream."
+)
 @click.option("--key", metavar="COLUMN", help="One after another where this column is the same.")
 @click.option(
     "--max-body", type=click.IntRange(1, 1 << 30), default=1 << 20, show_default=True, help="Bytes."
 )
 @click.option("--table", default="results", show_default=True, help="Of SQLite.")
-@click.option("--dead-letters", "letters", metavar="FILE", help="Left out: the output's name + .dead.jsonl.")
+@click.option(
+    "--dead-letters",
+    "letters",
+    metavar="FILE",
+    type=click.Path(),
+    help="Left out: the output's name + .dead.jsonl.",
+)
 @click.option("--resume", is_flag=True, help="Go on where an earlier run of the same files ended.")
 @click.option("--append", is_flag=True, help="Add to an output that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, for scripts.")
@@ -121,8 +136,12 @@ def run(
     headers = _headers(options["headers"], options["secrets"])
     try:
         report = asyncio.run(_ran(files, address, sink, headers, options))
-    except (ComportaError, ImportError, OSError) as error:
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"calling needs {error.name}: pip install 'comporta[httpx2]'") from None
+    except (ComportaError, ImportError) as error:
         raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(_why(error, "read or written")) from None
     finally:
         forget_stores()
     _tell(report, files, as_json=options["as_json"])
@@ -310,11 +329,13 @@ def _typed(option: str, make: Callable[[], T]) -> T:
     try:
         return make()
     except OSError as error:
-        raise click.BadParameter(
-            f"{error.filename or 'the file'} cannot be read: {error.strerror}", param_hint=option
-        ) from None
+        raise click.BadParameter(_why(error, "read"), param_hint=option) from None
     except (ValueError, TypeError, KeyError) as error:
         raise click.BadParameter(str(error.args[0]), param_hint=option) from None
+
+
+def _why(error: OSError, done: str) -> str:
+    return f"{error.filename or 'a file'} cannot be {done}: {error.strerror or error}"
 
 
 def _tell(report: Report, files: Files, *, as_json: bool) -> NoReturn:

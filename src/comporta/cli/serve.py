@@ -5,7 +5,9 @@ What is typed is laid over the environment, so that worker processes find it the
 
 from __future__ import annotations
 
+import json
 import os
+from functools import partial
 
 import click
 
@@ -18,7 +20,8 @@ from comporta.settings import CONFIG_VARIABLE, service_variable
 @click.option("--port", type=click.IntRange(0, 65_535), help="The port; 0: a free one.  [default: 8000]")
 @click.option("--workers", type=click.IntRange(1, 64), help="How many processes.  [default: 1]")
 @click.option("--config", "file", metavar="FILE", type=click.Path(dir_okay=False), help="The file.")
-def serve(host: str | None, port: int | None, workers: int | None, file: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the address as JSON, for scripts.")
+def serve(host: str | None, port: int | None, workers: int | None, file: str | None, as_json: bool) -> None:
     """Serve searches and batches until told to end.
 
     State is in shared://, data in SQLite in the user's data folder; REDIS_URL
@@ -38,8 +41,15 @@ def serve(host: str | None, port: int | None, workers: int | None, file: str | N
     except ModuleNotFoundError as error:
         raise click.ClickException(f"serving needs {error.name}: pip install 'comporta[service]'") from None
     try:
-        run(config, lambda address: click.echo(f"Serving at {address}"))
+        run(config, partial(_tell, as_json=as_json))
     except OSError as error:
-        raise click.ClickException(f"{config.host}:{config.port}: {error.strerror or error}") from None
+        raise click.ClickException(
+            f"{config.host}:{config.port} cannot be listened at: {error.strerror or error}. "
+            "Choose another with --host or --port."
+        ) from None
     except PrivateAddressError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _tell(address: str, *, as_json: bool) -> None:
+    click.echo(json.dumps({"address": address}) if as_json else f"Serving at {address}")

@@ -33,8 +33,10 @@ from comporta.clock import MONOTONIC
 from comporta.limits import holding
 from comporta.limits.operation import CHANGES, SPACE
 from comporta.retry import budget
+from comporta.stores import history, journal
 from comporta.stores.redis import RedisStore
 from comporta.stores.workers import RETURN, WORKERS
+from comporta.watching import fleet
 
 OLDEST = (6, 2)
 _FULL_SHARE = 0.8
@@ -43,7 +45,10 @@ _KEYS_LIVE_MS = 10_000
 _TRIVIAL = "return 1"
 _TRIVIAL_SHA = sha1(_TRIVIAL.encode(), usedforsecurity=False).hexdigest()
 _KEEPS_LIVE_LIMITS = ("noeviction", "volatile-ttl")
-_OTHERS = (breaker.SPACE, breaker.CHANGES, holding.SPACE, budget.SPACE, changes.SPACE)
+_OTHERS = (
+    *(breaker.SPACE, breaker.CHANGES, holding.SPACE, budget.SPACE, changes.SPACE),
+    *(history.SPACE, journal.SPACE, fleet.STANDINGS, fleet.TURNS, fleet.FLEET, fleet.STORY),
+)
 _NO_COMMAND = re.compile(r"permissions to run|unknown command", re.IGNORECASE)
 _NO_KEY = re.compile(r"permissions to access", re.IGNORECASE)
 

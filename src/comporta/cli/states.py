@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import click
 
+from comporta.cli.completion import states
 from comporta.errors import StateError
 from comporta.stores.base import Store
 from comporta.stores.failover import FailoverStore
@@ -32,6 +33,9 @@ STATE_HELP = (
     "STATE is a URL, such as redis://host:6379/0 or shared://my-app; left out, it is COMPORTA_STATE, else "
     "REDIS_URL, else shared://."
 )
+
+
+state_argument = click.argument("state", required=False, shell_complete=states)
 
 
 class Opened(NamedTuple):
@@ -61,6 +65,14 @@ def state_url(typed: str | None) -> str:
     except ValueError as error:
         raise _bad(error) from None
     return url
+
+
+def shown(url: str) -> str:
+    """Return a URL as people may see it: nothing that could be a password."""
+    parts = urlsplit(url)
+    if parts.scheme == "shared":
+        return f"shared://{parts.netloc or os.environ.get('COMPORTA_APP') or APP_DEFAULT}"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def shared_url(url: str) -> SharedUrl | None:

@@ -5,7 +5,6 @@ It reads the registry that the workers keep (``stores/workers.py``) and does not
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import NamedTuple
@@ -14,12 +13,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cli.output import print_table
-from comporta.cli.states import STATE_HELP, opened, shared_url, state_url
+from comporta.cli.output import json_option, print_json, print_table, rough, table_of
+from comporta.cli.states import STATE_HELP, opened, shared_url, state_argument, state_url
 from comporta.errors import StateError
 from comporta.stores.workers import Roll, Sign
-
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 class Row(NamedTuple):
@@ -32,8 +29,8 @@ class Row(NamedTuple):
 
 
 @click.command(epilog=STATE_HELP)
-@click.argument("state", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a list of objects, for scripts.")
+@state_argument
+@json_option
 def workers(state: str | None, as_json: bool) -> None:
     """List the live workers of a state."""
     url = state_url(state)
@@ -47,7 +44,7 @@ def workers(state: str | None, as_json: bool) -> None:
     else:
         rows = _listed(url)
     if as_json:
-        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
+        print_json([row._asdict() for row in rows])
     elif rows:
         print_table(_table(rows, time.time()))
     else:
@@ -70,19 +67,9 @@ def _row(sign: Sign) -> Row:
 
 
 def _table(rows: list[Row], now: float) -> Table:
-    table = Table()
-    table.add_column("host")
-    for heading in ("pid", "started", "last sign of life"):
-        table.add_column(heading, justify="right")
+    right = ("pid", "started", "last sign of life")
+    table = table_of("host", *right, right=right)
     for row in rows:
-        age = f"{_rough(now - row.started)} ago"
+        age = f"{rough(now - row.started)} ago"
         table.add_row(Text(row.host), str(row.pid), age, f"{row.last_sign_ms:,} ms ago")
     return table
-
-
-def _rough(seconds: float) -> str:
-    """Say a length of time in its largest unit; a start in the future is another machine's clock."""
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return "0 s"

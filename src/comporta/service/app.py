@@ -13,19 +13,23 @@ from comporta.service.config import ServiceConfig
 from comporta.service.front import Front
 from comporta.service.parts import opened
 from comporta.service.problems import errors_as_problems
-from comporta.service.routes import admin, batch, health, metrics, search
+from comporta.service.routes import admin, batch, dashboard, health, metrics, search
+from comporta.service.routes import demo as demonstration
 
 
-def create_app(config: ServiceConfig | None = None, *, plugs: BatchPlugs | None = None) -> FastAPI:
+def create_app(
+    config: ServiceConfig | None = None, *, plugs: BatchPlugs | None = None, demo: str | None = None
+) -> FastAPI:
     """Return the application; ``config`` left out is what the file and the environment say.
 
-    ``plugs`` is what a program has batches do in the place of what is configured.
+    ``plugs`` is what a program has batches do in the place of what is configured. ``demo`` is the address of
+    simulated portals whose switches the dashboard shows; left out, there are no routes to any.
     """
     found = ServiceConfig.load() if config is None else config
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened(found, plugs) as parts:
+        async with opened(found, plugs, demo) as parts:
             app.state.parts = parts
             yield
 
@@ -33,6 +37,8 @@ def create_app(config: ServiceConfig | None = None, *, plugs: BatchPlugs | None 
     app.state.config = found
     errors_as_problems(app)
     app.add_middleware(Front, body_bytes_max=found.body_bytes_max, calls_max=found.calls_max)
-    for module in (search, health, metrics, batch, admin):  # the most asked for first: they are tried in turn
+    for module in (search, health, metrics, batch, dashboard, admin):  # most asked for first: tried in turn
         app.include_router(module.router)
+    if demo is not None:
+        app.include_router(demonstration.router)
     return app

@@ -17,8 +17,11 @@ from comporta.service.problems import Problem
 if TYPE_CHECKING:
     from comporta.service.parts import Parts
 
-EXEMPT: Final = frozenset(("/livez", "/readyz", "/metrics", "/v1/health"))
+EXEMPT: Final = frozenset(("/livez", "/readyz", "/metrics", "/v1/health", "/", "/v1/dashboard"))
 """Paths that are not limited: whoever watches the service must see it, whatever else happens."""
+
+EXEMPT_BELOW: Final = ("/dashboard/", "/v1/dashboard/")
+"""All that is below these is not limited either; nor are pages that stay open calls under way."""
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _DIGITS_MAX = 18
@@ -55,15 +58,16 @@ class Front:
                 message = {**message, "headers": [*message.get("headers", ()), *more, *_SECURE]}
             await send(message)
 
-        self._calls += 1
+        calls = 0 if _is_exempt(scope["path"]) else 1
+        self._calls += calls
         try:
             await self._passed(scope, receive, telling, told)
         finally:
-            self._calls -= 1
+            self._calls -= calls
             _count(scope, status, perf_counter() - began)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send, told: Headers) -> None:
-        problem = None if scope["path"] in EXEMPT else await self._refused(scope, told)
+        problem = None if _is_exempt(scope["path"]) else await self._refused(scope, told)
         if problem is None and _announced(scope) > self._body_bytes_max:
             problem = self._too_large()
         if problem is not None:
@@ -103,6 +107,10 @@ class Front:
     def _too_large(self) -> Problem:
         detail = f"a body must be at most {self._body_bytes_max} bytes, got more"
         return Problem(413, "Content Too Large", detail, "body", headers={"connection": "close"})
+
+
+def _is_exempt(path: str) -> bool:
+    return path in EXEMPT or path.startswith(EXEMPT_BELOW)
 
 
 def _announced(scope: Scope) -> int:

@@ -7,7 +7,8 @@ or lowered, or this worker is on its own. ``fail``: what it keeps cannot be kept
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from comporta import __version__
 from comporta.breaker.admission import owner
@@ -35,30 +36,54 @@ _WORSE = (OK, WARN, FAIL)
 
 async def health_of(parts: Parts) -> dict[str, Any]:
     """Return the whole picture."""
-    upstreams = parts.upstreams.values()
-    standings, database = await asyncio.gather(
-        asyncio.gather(*(upstream.get_state() for upstream in upstreams)), _database(parts)
-    )
-    fallback = fallback_of(parts.store)
-    sources = {state.name: _source(state) for state in standings}
-    reasons = [
-        *(reason for found in sources.values() for reason in found["reasons"]),
-        *(["the shared state is out of reach"] if fallback else []),
-        *(["the database is out of reach"] if database["status"] != OK else []),
-    ]
-    state = WARN if fallback else OK
+    standings, database = await asyncio.gather(standings_of(parts), _database(parts))
+    seen = Verdict.of(standings, fallback_of(parts.store), database)
     return {
-        "status": max(state, database["status"], *_statuses(sources), key=_WORSE.index),
-        "reasons": reasons,
+        "status": seen.status,
+        "reasons": seen.reasons,
         **{f"{state.name}_circuit_breaker": _breaker(state) for state in standings},
         "rate_limiter": _limiters(standings),
-        "sources": sources,
+        "sources": seen.sources,
         "workers": {"alive": await alive(parts.store)},
-        "state": {"status": state, "engine": engine(parts), "fallback": _fallback(fallback)},
+        "state": {"status": WARN if seen.fallback else OK, **state_of(parts)},
         "database": database,
         "worker": {"name": owner(), "started": parts.started},
         "version": __version__,
     }
+
+
+class Verdict(NamedTuple):
+    """What all of it comes to, and why it is not better."""
+
+    status: str
+    reasons: list[str]
+    sources: dict[str, dict[str, Any]]
+    fallback: Fallback | None
+
+    @classmethod
+    def of(
+        cls, standings: Sequence[UpstreamState], fallback: Fallback | None, database: Mapping[str, Any]
+    ) -> Verdict:
+        """Judge what was found."""
+        sources = {state.name: _source(state) for state in standings}
+        reasons = [
+            *(reason for found in sources.values() for reason in found["reasons"]),
+            *(["the shared state is out of reach"] if fallback else []),
+            *(["the database is out of reach"] if database["status"] != OK else []),
+        ]
+        statuses = [OK, *(str(found["status"]) for found in sources.values())]
+        worst = max(WARN if fallback else OK, database["status"], *statuses, key=_WORSE.index)
+        return cls(worst, reasons, sources, fallback)
+
+
+async def standings_of(parts: Parts) -> list[UpstreamState]:
+    """Ask the state how each upstream stands."""
+    return await asyncio.gather(*(upstream.get_state() for upstream in parts.upstreams.values()))
+
+
+def state_of(parts: Parts) -> dict[str, Any]:
+    """Return which state it is, and whether this worker is on its own."""
+    return {"engine": engine(parts), "fallback": _fallback(fallback_of(parts.store))}
 
 
 async def cache_health_of(parts: Parts) -> dict[str, Any]:
@@ -88,10 +113,6 @@ async def alive(store: Store) -> int:
 def engine(parts: Parts) -> str:
     """Return the kind of state: ``memory``, ``shared``, ``redis``, ..."""
     return parts.config.state.partition("://")[0]
-
-
-def _statuses(sources: dict[str, dict[str, Any]]) -> list[str]:
-    return [OK, *(str(found["status"]) for found in sources.values())]
 
 
 def _breaker(state: UpstreamState) -> dict[str, Any]:

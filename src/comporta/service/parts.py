@@ -27,6 +27,8 @@ from comporta.metrics import use_metrics
 from comporta.service.audit import Audit
 from comporta.service.batch.batches import Batches
 from comporta.service.batch.opening import BatchPlugs, open_batches
+from comporta.service.dashboard.dashboard import Dashboard
+from comporta.service.dashboard.demo import Demo
 from comporta.service.figures import Figures
 from comporta.service.migrations import MIGRATIONS
 from comporta.service.search.searching import Search
@@ -34,6 +36,7 @@ from comporta.service.sources.base import Source
 from comporta.service.sources.opening import check_addresses, open_sources
 from comporta.stores.workers import Roll
 from comporta.upstream.upstreams import Upstreams
+from comporta.watching import Tallies, Teller
 
 if TYPE_CHECKING:
     from comporta.database.base import Database
@@ -56,7 +59,7 @@ class Parts:
     """Of one worker. ``leaving`` is set as soon as it is told to end: streams look at it and finish.
 
     ``clients`` is the limit for those who ask us. ``retry_backfill`` takes the id of a job; it is there where
-    batches are.
+    batches are. ``demo`` is there where portals are simulated.
     """
 
     config: ServiceConfig
@@ -70,8 +73,18 @@ class Parts:
     batches: Batches
     figures: Figures = field(default_factory=Figures)
     retry_backfill: Callable[[str], Coroutine[Any, Any, Any]] | None = None
+    demo: Demo | None = None
     started: float = field(default_factory=time.time)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    tallies: Tallies = field(init=False)
+    teller: Teller = field(init=False)
+    dashboard: Dashboard = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make what counts for the whole fleet, what tells it, and what shows it."""
+        self.tallies = Tallies(self.figures.sink)
+        self.teller = Teller(self.store, self.upstreams, self.tallies)
+        self.dashboard = Dashboard(self)
 
     @property
     def store(self) -> Store:
@@ -86,11 +99,14 @@ def parts_of(request: Request) -> Parts:
 
 
 @asynccontextmanager
-async def opened(config: ServiceConfig, plugs: BatchPlugs | None = None) -> AsyncIterator[Parts]:
+async def opened(
+    config: ServiceConfig, plugs: BatchPlugs | None = None, demo: str | None = None
+) -> AsyncIterator[Parts]:
     """Open what there is; what blocks is done on a thread, before anybody is served."""
     await check_addresses(config)
-    parts = await asyncio.to_thread(_made, config, plugs or BatchPlugs())
-    before = use_metrics(parts.figures.sink)
+    parts = await asyncio.to_thread(_made, config, plugs or BatchPlugs(), demo)
+    before = use_metrics(parts.tallies)
+    await asyncio.to_thread(parts.teller.start)
     keeping = asyncio.create_task(parts.search.keep_fresh())
     halting = asyncio.create_task(_halting(parts))
     parts.batches.start()
@@ -102,11 +118,15 @@ async def opened(config: ServiceConfig, plugs: BatchPlugs | None = None) -> Asyn
         keeping.cancel()
         await asyncio.gather(keeping, halting, return_exceptions=True)
         await parts.batches.aclose(0)
+        await parts.dashboard.aclose()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await parts.cache.aclose()
                 for source in parts.sources.values():
                     await source.aclose()
+                if parts.demo is not None:
+                    await parts.demo.aclose()
+                await asyncio.to_thread(parts.teller.close)
                 await parts.upstreams.aclose()
         except TimeoutError:
             events.publish("service_close", "service", "not everything could be given back in time")
@@ -132,7 +152,7 @@ async def _halting(parts: Parts) -> None:
     await parts.batches.stop(HALT_SECONDS)
 
 
-def _made(config: ServiceConfig, plugs: BatchPlugs) -> Parts:
+def _made(config: ServiceConfig, plugs: BatchPlugs, demo: str | None) -> Parts:
     database = open_database(config.database)
     try:
         _migrated(database)
@@ -162,6 +182,7 @@ def _made(config: ServiceConfig, plugs: BatchPlugs) -> Parts:
         search=Search(sources, cache, config.search),
         batches=batches,
         retry_backfill=batches.retry_backfill,
+        demo=None if demo is None else Demo(demo),
     )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SERVICE_PREFIX: Final = "COMPORTA_SERVICE_"
 DATABASE_VARIABLE: Final = "DATABASE_URL"
 DEFAULT: Final = "default"
+OTHER_NAMES: Mapping[str, str] = MappingProxyType({"COMPORTA_DASHBOARD_TOKEN": "dashboard_token"})
+"""Variables that say a field by a shorter name as well."""
 
 _HOUR = 3600.0
 _ADDRESS = Url("https://host/path", ("http", "https"))
@@ -170,8 +172,11 @@ def lay_service(document: Document, environ: Mapping[str, str]) -> None:
     for table, kind in TABLES.items():
         document.known(("service", table), names(kind))
     variables = {service_variable(".".join(path)): path for path in _paths()}
+    variables |= {name: (field_name,) for name, field_name in OTHER_NAMES.items()}
+    _agree(environ)
     for variable in sorted(environ):
-        if not variable.startswith(SERVICE_PREFIX) or not environ[variable]:
+        ours = variable.startswith(SERVICE_PREFIX) or variable in OTHER_NAMES
+        if not ours or not environ[variable]:
             continue
         if variable not in variables:
             known = listed(sorted(variables))
@@ -180,6 +185,15 @@ def lay_service(document: Document, environ: Mapping[str, str]) -> None:
         root = ServiceSettings if len(path) == 1 else TABLES[path[0]]
         kind = next(one.metadata["kind"] for one in kinds(root) if one.name == path[-1])
         document.put(("service", *path), kind.read(environ[variable]), Source(variable))
+
+
+def _agree(environ: Mapping[str, str]) -> None:
+    """Refuse two variables of which only one can be obeyed; neither is shown, it may be a secret."""
+    for name, field_name in OTHER_NAMES.items():
+        full = service_variable(field_name)
+        said = {environ[one] for one in (name, full) if environ.get(one)}
+        if len(said) > 1:
+            raise ValueError(f"{name} must say the same as {full}, got something else")
 
 
 def _paths() -> list[Path]:

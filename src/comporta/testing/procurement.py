@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import signal
 import sys
+import time
 from argparse import ArgumentParser
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
@@ -33,7 +35,10 @@ one with a 429, and ``dead`` hangs up."""
 DELAY_SECONDS_MAX: Final = 3600.0
 DAYS_MAX: Final = 366
 PORT: Final = 8900
+WINDOW_SECONDS: Final = 10.0
+"""Over how long ``recent`` and ``busiest`` count."""
 
+_WINDOW_REQUESTS_MAX = 100_000
 _SLACK = 1.5
 """What is granted at once, in seconds of the rate: clients who keep to the rate may come a little uneven."""
 
@@ -58,16 +63,21 @@ class SimulatedPortal:
 
     ``mode`` is one of ``MODES``; ``delay`` is in seconds, for ``slow``; ``failing_ufs`` are answered with a
     500. ``accepted``, ``refused`` (429) and ``failed`` count requests, ``asked`` those for each UF.
+    ``too_many`` are those of the refused that were above the rate on a good day, ``busiest`` the most
+    requests in any ten seconds.
     """
 
-    def __init__(self, name: str, url: str, rate: float | None) -> None:
+    def __init__(self, name: str, url: str, rate: float | None, latency: float = 0.0) -> None:
         self.name = name
         self.url = url
         self.mode = MODES[0]
         self.delay = 1.0
         self.failing_ufs: frozenset[str] = frozenset()
         self.accepted = self.refused = self.failed = 0
+        self.too_many = self.busiest = 0
         self.asked: Counter[str] = Counter()
+        self._latency = latency
+        self._arrivals: deque[float] = deque(maxlen=_WINDOW_REQUESTS_MAX)
         self._allowance = Allowance(rate, (rate or 0) * _SLACK)
 
     def set(
@@ -94,26 +104,44 @@ class SimulatedPortal:
             "accepted": self.accepted,
             "refused": self.refused,
             "failed": self.failed,
+            "too_many": self.too_many,
+            "recent": self.recent(),
+            "busiest": self.busiest,
         }
+
+    def recent(self) -> int:
+        """Return how many requests came in the last ten seconds."""
+        since = time.monotonic() - WINDOW_SECONDS
+        while self._arrivals and self._arrivals[0] < since:
+            self._arrivals.popleft()
+        return len(self._arrivals)
 
     async def answered(self, query: Query, page: Callable[[Query], tuple[int, Any]]) -> bytes | NoAnswer:
         """Return an answer by the mode it is in; ``page`` makes the one for a good day."""
+        self._arrivals.append(time.monotonic())
+        self.busiest = max(self.busiest, self.recent())
         if self.mode == "dead":
             self.failed += 1
             return NoAnswer()
         wait = _REFUSED_SECONDS if self.mode == "rate-limited" else self._allowance.take()
         if wait > 0:
             self.refused += 1
+            self.too_many += self.mode != "rate-limited"
             return response(429, {"message": "too many requests"}, {"retry-after": told_after(wait)})
         self.accepted += 1
-        if self.mode == "slow":
-            await asyncio.sleep(self.delay)
+        await self._take_time()
         uf = query.get("uf", "")
         self.asked[uf if uf in UFS else "?"] += 1
         if uf in self.failing_ufs or (self.mode == "flaky" and self.accepted % 2):
             self.failed += 1
             return response(500, {"message": "internal error"})
         return response(*page(query))
+
+    async def _take_time(self) -> None:
+        """Answer no sooner than a server of this kind would on such a day."""
+        seconds = self.delay if self.mode == "slow" else self._latency * random.uniform(0.5, 1.5)
+        if seconds:
+            await asyncio.sleep(seconds)
 
 
 class ProcurementServer(Loopback):
@@ -125,7 +153,7 @@ class ProcurementServer(Loopback):
             server.pcp.set(mode="dead")
 
     The same ``seed`` has the same tenders. Rates are requests a second (``None``: no limit); more are
-    refused with 429 and ``Retry-After``.
+    refused with 429 and ``Retry-After``. Answers take ``latency`` seconds, more or less.
     """
 
     def __init__(
@@ -134,12 +162,13 @@ class ProcurementServer(Loopback):
         seed: int = 1,
         pncp_rate: float | None = 10.0,
         pcp_rate: float | None = 5.0,
+        latency: float = 0.0,
         port: int | None = None,
     ) -> None:
         super().__init__(port)
         self.seed = seed
-        self.pncp = SimulatedPortal("pncp", f"{self.url}/pncp", pncp_rate)
-        self.pcp = SimulatedPortal("pcp", f"{self.url}/pcp", pcp_rate)
+        self.pncp = SimulatedPortal("pncp", f"{self.url}/pncp", pncp_rate, latency)
+        self.pcp = SimulatedPortal("pcp", f"{self.url}/pcp", pcp_rate, latency)
         self.portals = {portal.name: portal for portal in (self.pncp, self.pcp)}
 
     async def answered(self, request: Request) -> bytes | NoAnswer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class UpstreamState:
     """What the shared state says of an upstream now; what it does not use is ``None``.
 
-    ``limit`` and ``original`` are requests per second: in force, and if it were not degraded.
+    ``limit`` and ``original`` are requests per second: in force, and if it were not degraded. ``holders`` is
+    how many of the calls in flight are whose.
     """
 
     name: str
@@ -30,6 +32,7 @@ class UpstreamState:
     calls_in_flight: int | None
     retries_last_minute: int | None
     fallback: Fallback | None
+    holders: dict[str, int] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values, for JSON."""
@@ -63,4 +66,5 @@ def standing(parts: Parts) -> Flow[UpstreamState]:
         None if holders is None else len(holders),
         None if spent is None else spent.retries,
         fallback_of(parts.limiter.store),
+        None if holders is None else dict(Counter(holder.owner for holder in holders)),
     )

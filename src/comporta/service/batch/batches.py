@@ -37,6 +37,8 @@ from comporta.service.batch.values import (
     Place,
     Result,
     SheetConfig,
+    ShownJob,
+    worker_of,
 )
 from comporta.service.batch.whitelist import Whitelist
 
@@ -175,6 +177,15 @@ class Batches:
     async def results(self, job_id: str, after: Place, count: int) -> list[Result]:
         """Return results in the order in which they came; fewer than ``count`` where messages are long."""
         return _fitting(await ask_async(self._database, requests.results(job_id, after, count)))
+
+    async def shown(self, count: int) -> list[ShownJob]:
+        """Return jobs to look at, the latest first."""
+        return await ask_async(self._database, requests.shown(count))
+
+    async def holders(self) -> dict[str, int]:
+        """Return how many jobs each worker is at, by the name that workers have."""
+        found = await ask_async(self._database, requests.holders())
+        return {worker_of(owner) or owner: count for owner, count in found.items()}
 
     @property
     def can_be_followed(self) -> bool:

@@ -19,6 +19,7 @@ from comporta.service.batch.values import (
     Place,
     Result,
     SheetConfig,
+    ShownJob,
     Stored,
     Target,
 )
@@ -100,6 +101,17 @@ def results(job_id: str, after: Place, count: int) -> Asked[list[Result]]:
     """Return results in the order in which they were stored: what is read once never changes."""
     told = {"job_id": job_id, "after_us": after.at_us, "after": after.position, "count": count}
     return Asked((statements.RESULTS,), told, _all(Result), changes=False)
+
+
+def shown(count: int) -> Asked[list[ShownJob]]:
+    """Return jobs to look at: the latest under way, then the latest that ended."""
+    asked = (statements.SHOW_RUNNING, statements.SHOW_ENDED)
+    return Asked(asked, {"count": count}, lambda found: _shown(found, count), changes=False)
+
+
+def holders() -> Asked[dict[str, int]]:
+    """Return how many jobs each worker has a lease on."""
+    return Asked((statements.HOLDERS,), {}, lambda found: {row[0]: row[1] for row in found[0]}, changes=False)
 
 
 # -- sheets
@@ -270,6 +282,10 @@ def _stored(found: list[Rows]) -> Stored | None:
     if not moments:
         return None
     return Stored(moments[0][0], Target(*targets[0]) if targets else None)
+
+
+def _shown(found: list[Rows], count: int) -> list[ShownJob]:
+    return [ShownJob(*row) for rows in found for row in rows][:count]
 
 
 def _success(position: int, account: str, message: str, processed_at_us: int) -> Result:

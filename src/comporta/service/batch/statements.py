@@ -128,6 +128,25 @@ RESULTS = Statement(
     """
 )
 
+# What people look at: those under way, then those that ended; each by an index, the latest first.
+_SHOWN = f"""
+    SELECT batch_jobs.job_id, status, total, succeeded, failed, batch_jobs.created_at_us, finished_at_us,
+        CASE WHEN batch_jobs.lease_until_us > {_NOW} THEN batch_jobs.owner ELSE '' END,
+        backfill_status, backfilled_rows,
+        CASE WHEN batch_sheets.lease_until_us > {_NOW} THEN batch_sheets.owner ELSE '' END
+    FROM batch_jobs LEFT JOIN batch_sheets ON batch_sheets.job_id = batch_jobs.job_id
+"""
+SHOW_RUNNING = Statement(
+    f"{_SHOWN} WHERE status = 'running' ORDER BY batch_jobs.created_at_us DESC LIMIT :count"
+)
+SHOW_ENDED = Statement(f"{_SHOWN} WHERE finished_at_us IS NOT NULL ORDER BY finished_at_us DESC LIMIT :count")
+HOLDERS = Statement(
+    f"""
+    SELECT owner, count(*) FROM batch_jobs WHERE status = 'running' AND lease_until_us > {_NOW}
+    GROUP BY owner LIMIT 1000
+    """
+)
+
 # -- sheets
 
 _SHEET = """

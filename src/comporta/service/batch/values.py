@@ -68,6 +68,42 @@ class Job(NamedTuple):
         }
 
 
+class ShownJob(NamedTuple):
+    """A job for people to look at: who works on it now, and how far the backfill of its sheet is, if any."""
+
+    job_id: str
+    status: str
+    total: int
+    succeeded: int
+    failed: int
+    created_at_us: int
+    finished_at_us: int | None
+    owner: str
+    backfill_status: str | None
+    backfilled_rows: int | None
+    backfill_owner: str
+
+    def told(self) -> dict[str, Any]:
+        """Return what a page shows of it."""
+        backfill = {
+            "status": self.backfill_status,
+            "rows": self.backfilled_rows,
+            "worker": worker_of(self.backfill_owner),
+        }
+        return {
+            "id": self.job_id,
+            "status": self.status,
+            "total": self.total,
+            "succeeded": self.succeeded,
+            "failed": self.failed,
+            "pending": self.total - self.succeeded - self.failed,
+            "created_at": self.created_at_us / 1e6,
+            "finished_at": None if self.finished_at_us is None else self.finished_at_us / 1e6,
+            "worker": worker_of(self.owner),
+            "backfill": None if self.backfill_status is None else backfill,
+        }
+
+
 class Account(NamedTuple):
     """An account that is still to be done."""
 
@@ -156,6 +192,12 @@ class Stored(NamedTuple):
 
     at_us: int
     target: Target | None
+
+
+def worker_of(owner: str) -> str | None:
+    """Return who holds a lease as workers are called everywhere else: ``host:pid``; nobody is ``None``."""
+    host, _, rest = owner.rpartition("-")[0].rpartition("-")
+    return f"{host}:{rest}" if host else None
 
 
 def moment(at_us: int | None) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from hmac import compare_digest
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 
@@ -207,6 +207,18 @@ async def retry_backfill(
         raise Problem(404, "Not Found", "there are no backfills here")
     result = await operator.do("retry backfill", job_id, operator.parts.retry_backfill(job_id))
     return {"job_id": job_id, "result": result}
+
+
+@router.get("/jobs")
+async def list_jobs(operator: OfOperator, limit: Few = 100) -> dict[str, Any]:
+    """Jobs with the whole of their names, the latest first: whoever has one may read its results."""
+    return {"jobs": [job.told() for job in await operator.parts.batches.shown(limit)]}
+
+
+@router.get("/whoami", status_code=204)
+async def whoami() -> Response:
+    """Nothing, to whoever has the token: so a page can try one."""
+    return Response(None, 204)
 
 
 @router.get("/audit")

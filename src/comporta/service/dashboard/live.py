@@ -1,0 +1,151 @@
+"""What open pages are told: the history when they come, then a document about once a second.
+
+However many pages are open, a worker makes one document a second and all of them are sent the same bytes;
+while none is open it makes none. A page that reads slowly is sent the newest one when it is ready for it, and
+never those in between: nothing piles up. All of it lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from starlette.responses import StreamingResponse
+
+from comporta import events
+from comporta.clock import MONOTONIC
+from comporta.errors import StateError
+
+PAGES_MAX: Final = 500
+EVERY_SECONDS: Final = 1.0
+HISTORY_SECONDS: Final = 2.0
+"""How long a history is good for others: after a restart all pages come back at once."""
+
+MEDIA_TYPE: Final = "text/event-stream"
+RETRY: Final = b"retry: 1000\n\n"
+NO_HISTORY: Final = b'{"slot_seconds":10,"at":0,"series":{}}'
+_SILENCE = b": nothing new\n\n"
+
+
+def event(kind: str, data: bytes) -> bytes:
+    """Return one event; JSON has no line ends of its own."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+
+
+class Shared:
+    """Bytes that are made once in so many seconds at the most, however many want them."""
+
+    def __init__(self, make: Callable[[], Awaitable[bytes]], seconds: float) -> None:
+        self._make = make
+        self._seconds_ns = seconds * 1e9
+        self._made = b""
+        self._at_ns: int | None = None
+        self._making: asyncio.Task[bytes] | None = None
+
+    async def get(self) -> bytes:
+        """Return them; who gives up waiting does not keep the others from having them."""
+        if self._at_ns is not None and MONOTONIC.now_ns() - self._at_ns < self._seconds_ns:
+            return self._made
+        if self._making is None:
+            self._making = asyncio.create_task(self._remade())
+        return await asyncio.shield(self._making)
+
+    async def _remade(self) -> bytes:
+        try:
+            self._made = await self._make()
+            self._at_ns = MONOTONIC.now_ns()
+            return self._made
+        finally:
+            self._making = None
+
+
+class Live:
+    """The pages that are open at this worker; ``leaving`` ends all of their streams."""
+
+    def __init__(self, document: Shared, history: Shared, leaving: asyncio.Event) -> None:
+        self.pages = 0
+        self._document = document
+        self._history = history
+        self._leaving = leaving
+        self._telling: asyncio.Task[None] | None = None
+        self._number = 0
+        self._latest = _SILENCE
+        self._failed = False
+        self._news = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another page."""
+        return self.pages >= PAGES_MAX
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Be one of the pages: documents are made as long as there is one."""
+        self.pages += 1
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._tell())
+        try:
+            yield
+        finally:
+            self.pages -= 1
+            if not self.pages:
+                self._telling.cancel()
+                self._telling = None
+                self._number = 0  # who comes next is not told what is old by then
+
+    async def told(self) -> AsyncIterator[bytes]:
+        """Give what one page is told; somebody must be watching."""
+        yield RETRY + event("history", await self._past())
+        seen = 0
+        while not self._leaving.is_set():
+            if self._number == seen:
+                await self._news.wait()
+            else:
+                seen = self._number
+                yield self._latest
+        yield event("end", b"{}")
+
+    async def _past(self) -> bytes:
+        try:
+            return await self._history.get()
+        except StateError:
+            return NO_HISTORY  # it is where all can see it, or nowhere
+
+    async def _tell(self) -> None:
+        while not self._leaving.is_set():
+            self._ring(await self._next())
+            await MONOTONIC.wait_async(self._leaving, EVERY_SECONDS)
+        self._ring(_SILENCE)  # all look up, and see that it is over
+
+    async def _next(self) -> bytes:
+        try:
+            made = event("document", await self._document.get())
+        except Exception as error:  # pages say how old theirs is; the next one may do
+            if not self._failed:
+                events.publish("dashboard_failed", "dashboard", f"no document: {error!r:.200}", "error")
+            self._failed = True
+            return _SILENCE
+        self._failed = False
+        return made
+
+    def _ring(self, told: bytes) -> None:
+        self._number += 1
+        self._latest = told
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class PageStream(StreamingResponse):
+    """One page's stream; it counts from its first byte to its last, however it ends."""
+
+    def __init__(self, live: Live) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(live.told(), 200, headers, MEDIA_TYPE)
+        self._live = live
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send until the worker or the page leaves."""
+        with self._live.watched():
+            await super().__call__(scope, receive, send)

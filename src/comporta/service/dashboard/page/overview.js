@@ -1,0 +1,65 @@
+// The top of the page: how all is, in one sentence and five figures, and whether what is shown is live.
+
+import { $, Figures, attribute, say } from "./dom.js";
+import { count, duration, engineWords, number, percent, rate, statusWords } from "./words.js";
+
+export const BEHIND_SECONDS = 5;
+
+export class Overview {
+  constructor() {
+    this.tiles = new Figures($("tiles"));
+  }
+
+  update(told) {
+    const words = statusWords(told.status, told.reasons ?? []);
+    attribute($("status"), "data-status", told.status);
+    attribute($("status").querySelector("use"), "href", `#mark-${told.status}`);
+    say($("status-words"), words);
+    say($("version"), told.version);
+    say($("footing"), footing(told));
+    this.tiles.update(tiles(told));
+    document.title = told.status === "ok" ? "comporta: all is well" : `⚠ ${words} · comporta`;
+  }
+
+  // How old what is shown is. Behind, everything is greyed: figures of the past must not look like the present.
+  live(silence, heardOnce) {
+    const behind = heardOnce && silence > BEHIND_SECONDS;
+    document.body.classList.toggle("behind", behind);
+    attribute($("live"), "data-live", behind ? "behind" : heardOnce ? "live" : "wait");
+    if (behind) say($("live-words"), `Reconnecting… last seen ${duration(silence)} ago`);
+    else say($("live-words"), heardOnce ? "Live" : "Connecting…");
+    return behind;
+  }
+}
+
+function tiles(told) {
+  const minutes = (told.upstreams ?? []).map((card) => card.minute ?? {});
+  const sum = (name) => minutes.reduce((all, minute) => all + (minute[name] ?? 0), 0);
+  const alive = (told.workers ?? []).filter((worker) => worker.heard < 10).length;
+  const jobs = told.jobs ?? [];
+  const running = jobs.filter((job) => job.status === "running").length;
+  const spared = sum("open");
+  return [
+    { name: "Workers alive", value: number(alive), note: "one limit, one breaker" },
+    { name: "Calls to upstreams", value: rate(sum("calls") / 60), note: `${count(sum("ok"), "success", "successes")} in a minute` },
+    { name: "Calls spared", value: number(spared), note: "not sent to a broken upstream" },
+    { name: "Answered from the cache", value: percent(told.cache?.hit_rate), note: staleNote(told.cache) },
+    { name: "Batch jobs running", value: number(running), note: count(jobs.length, "job") + " known" },
+  ];
+}
+
+function staleNote(cache) {
+  if (!cache) return "nothing is known of it";
+  const stale = cache.minute?.stale ?? 0;
+  return stale ? `${number(stale)} older answers in a minute` : count(cache.entries ?? 0, "answer") + " kept";
+}
+
+function footing(told) {
+  const state = told.state ?? {};
+  const database = told.database ?? {};
+  const parts = [`State: ${engineWords(state.engine)}${state.fallback ? ", out of reach: every worker on its own" : ""}`];
+  const trouble = database.status && database.status !== "ok" ? `, ${database.why || database.status}` : "";
+  if (database.engine) parts.push(`Database: ${database.engine}${trouble}`);
+  parts.push("Any worker's page shows the whole fleet");
+  return parts.join(" · ");
+}

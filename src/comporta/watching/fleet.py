@@ -1,0 +1,283 @@
+"""The whole fleet, read back from the state alone: by any worker, or by a command line that is none.
+
+Both verbs are flows, so that a service awaits what a command line waits for. A part that cannot be had now is
+``None``, and ``reasons`` says why; the others are there all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from comporta.breaker.admission import owner_named
+from comporta.errors import StateError, StateForbiddenError, StateFullError, StateTypeError
+from comporta.flow import Flow
+from comporta.names import is_name
+from comporta.stores.effects import Apply
+from comporta.stores.history import SLOT_SECONDS, SLOTS, History, Recall
+from comporta.stores.journal import Latest
+from comporta.stores.records import ABSENT, VALUE_BYTES_MAX, Read, Write
+from comporta.stores.workers import Roll, Sign, Worker
+from comporta.upstream.standing import standing
+from comporta.watching.card import card
+from comporta.watching.series import (
+    CACHE,
+    MINUTE_SECONDS,
+    SERVICE,
+    columns_of,
+    layout_of,
+    minute_of,
+    series_of,
+)
+
+if TYPE_CHECKING:
+    from comporta.stores.base import Operation, Store
+    from comporta.upstream.upstream import Upstream
+
+STANDINGS: Final = "comporta_upstreams"
+"""The cards of all upstreams, by name."""
+
+TURNS: Final = "comporta_turns"
+"""Whose turn it is to tell how an upstream stands, by its name."""
+
+FLEET: Final = "comporta_fleet"
+NAMES: Final = "upstreams"
+"""Under these two: the names of all upstreams that were told of in the last hour, each with when that was.
+
+A server would have to look through all its keys to find them.
+"""
+
+STORY: Final = "comporta_story"
+STORY_NOW: Final = "now"
+JOURNAL: Final = "events"
+
+OUT_OF_REACH: Final = "the shared state is out of reach"
+OF_ONE_KEY: Final = (StateForbiddenError, StateFullError, StateTypeError)
+"""Troubles that concern one key only: the rest can be told and read without it."""
+
+HOUR_SECONDS: Final = SLOTS * SLOT_SECONDS
+NAMES_SECONDS: Final = 3600.0
+_RENEWED_SECONDS = 60.0
+_RECENT_SLOTS = 3
+_EVENT = frozenset(("at", "kind", "source", "text", "severity", "worker"))
+_SAME_SECONDS = 3.0
+"""What happens to all workers is told by each of them within so many seconds."""
+
+
+def own_card(upstream: Upstream) -> Flow[dict[str, Any]]:
+    """Return the card of an upstream of this process, as the shared state has it now.
+
+    While that is out of reach it shows what this worker knows alone, and nothing of the last minute.
+    """
+    state = yield from standing(upstream.parts)
+    reader = _Reader(upstream.store)
+    history: History | None = yield from reader.asking(Recall(series_of(upstream.name), MINUTE_SECONDS))
+    return card(
+        state,
+        minute_of(history or History(0, [])),
+        breaker=None if upstream.breaker is None else upstream.breaker.config,
+        in_flight_max=None if upstream.permits is None else upstream.permits.max_concurrent,
+    )
+
+
+def written(shown: Mapping[str, Any]) -> bytes:
+    """Return a card as it is kept; one that is too long loses the names of those who hold permits."""
+    text = _packed(shown)
+    return text if len(text) <= VALUE_BYTES_MAX else _packed({**shown, "holders": {}})
+
+
+def remembering(store: Store, name: str) -> Flow[bool]:
+    """See that an upstream is among those that are known, for an hour from about now; false without room."""
+    kept: bytes | None = yield Apply(store, Read(FLEET, NAMES))
+    now, known = time.time(), _names(kept)
+    if abs(now - known.get(name, 0.0)) < _RENEWED_SECONDS:
+        return True
+    known = {other: at for other, at in known.items() if abs(now - at) < NAMES_SECONDS} | {name: now}
+    text = "\n".join(f"{at:.0f} {other}" for other, at in known.items()).encode()
+    if len(text) > VALUE_BYTES_MAX:
+        return False
+    yield Apply(store, Write(FLEET, NAMES, text, NAMES_SECONDS, kept or ABSENT))  # else next time
+    return True
+
+
+def looking(store: Store, cards: Mapping[str, dict[str, Any]] | None = None) -> Flow[dict[str, Any]]:
+    """Return how the fleet stands: ``upstreams``, ``workers``, ``events``, ``story``, and lately.
+
+    ``cards`` are those that the caller knows better than the state; the last minute of each is read here.
+    ``recent`` are the latest slots of all series, ``minutes`` the last minute of the cache and the service.
+    """
+    reader = _Reader(store)
+    shown = {**(yield from reader.cards(cards or {})), **(cards or {})}
+    lately = yield from reader.histories(shown, MINUTE_SECONDS)
+    minutes = {label: minute_of(history, layout_of(series)) for label, series, history in lately}
+    upstreams = [
+        {**shown[name], "minute": minutes.pop(_label(name), shown[name].get("minute"))}
+        for name in sorted(shown)
+    ]
+    signs: list[Sign] | None = yield from reader.asking(Roll())
+    entries: list[bytes] | None = yield from reader.asking(Latest(JOURNAL))
+    story: bytes | None = yield from reader.asking(Read(STORY, STORY_NOW))
+    now = time.time()
+    return {
+        "upstreams": upstreams,
+        "workers": None if signs is None else _workers(signs, upstreams),
+        "events": None if entries is None else happened(entries),
+        "story": _unpacked(story),
+        "recent": {label: _columns(series, _recent(history), now) for label, series, history in lately},
+        "minutes": minutes,
+        "reasons": reader.reasons,
+    }
+
+
+def recalling(store: Store) -> Flow[dict[str, Any]]:
+    """Return the last hour: each figure of each upstream, of the cache and of the service, slot by slot."""
+    reader = _Reader(store)
+    names = yield from reader.names()
+    found = yield from reader.histories(names, HOUR_SECONDS)
+    now = time.time()
+    return {
+        "slot_seconds": SLOT_SECONDS,
+        "at": now,
+        "series": {label: _columns(series, history, now) for label, series, history in found},
+        "reasons": reader.reasons,
+    }
+
+
+def happened(entries: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the events of a journal, the newest first; what several workers told of one thing is one.
+
+    ``workers`` is how many told it, ``worker`` the first of them.
+    """
+    found: list[dict[str, Any]] = []
+    latest: dict[tuple[str, str], tuple[dict[str, Any], set[str]]] = {}
+    told = [{**event, "workers": 1} for event in map(_unpacked, entries) if event and event.keys() >= _EVENT]
+    for event in sorted(told, key=lambda event: float(event["at"])):
+        what = event["kind"], event["source"]
+        same, tellers = latest.get(what, (event, set()))
+        if tellers and event["worker"] not in tellers and event["at"] - same["at"] <= _SAME_SECONDS:
+            tellers.add(event["worker"])
+            same["workers"] = len(tellers)
+            continue
+        latest[what] = (event, {event["worker"]})
+        found.append(event)
+    return found[::-1]
+
+
+class _Reader:
+    """Asks a state, and notes why it does not answer: once it is out of reach it is not asked again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._gone = False
+        self.reasons: list[str] = []
+
+    def asking(self, operation: Operation[Any]) -> Flow[Any]:
+        """Ask; nothing where there is no answer."""
+        if self._gone:
+            return None
+        try:
+            return (yield Apply(self._store, operation))
+        except StateError as error:
+            self._note(error)
+            return None
+
+    def names(self) -> Flow[list[str]]:
+        """Return the upstreams that were told of in the last hour."""
+        kept: bytes | None = yield from self.asking(Read(FLEET, NAMES))
+        return sorted(_names(kept))
+
+    def cards(self, known: Container[str]) -> Flow[dict[str, dict[str, Any]]]:
+        """Return the cards of upstreams that are told of now, but for those that are known."""
+        found: dict[str, dict[str, Any]] = {}
+        for name in (yield from self.names()):
+            if name not in known:
+                shown = _unpacked((yield from self.asking(Read(STANDINGS, name))))
+                if shown is not None:
+                    found[name] = shown
+        return found
+
+    def histories(self, names: Iterable[str], seconds: float) -> Flow[list[tuple[str, str, History]]]:
+        """Return what was told of upstreams, the cache and the service: its label, its series, and it."""
+        found: list[tuple[str, str, History]] = []
+        labelled = {_label(name): series_of(name) for name in sorted(names)} | {
+            CACHE: CACHE,
+            SERVICE: SERVICE,
+        }
+        for label, series in labelled.items():
+            history: History | None = yield from self.asking(Recall(series, seconds))
+            if history is not None:
+                found.append((label, series, history))
+        return found
+
+    def _note(self, error: StateError) -> None:
+        cause = error if isinstance(error, OF_ONE_KEY) else error.__cause__
+        if isinstance(cause, OF_ONE_KEY):
+            self.reasons.append(str(cause))
+        else:
+            self._gone = True
+            self.reasons.append(OUT_OF_REACH)
+
+
+def _label(name: str) -> str:
+    """Return what an upstream is called among series; the cache and the service have two of the names."""
+    return series_of(name) if name in (CACHE, SERVICE) else name
+
+
+def _columns(series: str, history: History, now: float) -> dict[str, list[Any]]:
+    return columns_of(history, layout_of(series), now)
+
+
+def _recent(history: History) -> History:
+    return history._replace(slots=history.slots[-_RECENT_SLOTS:])
+
+
+def _workers(signs: Iterable[Sign], upstreams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return who is alive, and which probes and permits each of them holds."""
+    return [
+        {
+            "name": f"{sign.worker.host}:{sign.worker.pid}",
+            "host": sign.worker.host,
+            "pid": sign.worker.pid,
+            "started": sign.worker.started,
+            "heard": round(sign.age, 3),
+            **_held(sign.worker, upstreams),
+            "fetches": 0,
+            "jobs": 0,
+        }
+        for sign in sorted(signs)
+    ]
+
+
+def _held(worker: Worker, upstreams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    prober, holder = owner_named(worker.host, worker.pid), f"{worker.host}:{worker.pid}"
+    return {
+        "probes": [shown["name"] for shown in upstreams if prober in shown.get("probes", ())],
+        "permits": {
+            shown["name"]: shown["holders"][holder]
+            for shown in upstreams
+            if holder in shown.get("holders", ())
+        },
+    }
+
+
+def _names(kept: bytes | None) -> dict[str, float]:
+    """Read which upstreams are known, and when each was last told of; lines that make no sense are none."""
+    pairs = [line.split(" ", 1) for line in (kept or b"").decode("utf-8", "replace").splitlines()]
+    return {
+        pair[1]: float(pair[0]) for pair in pairs if len(pair) == 2 and pair[0].isdigit() and is_name(pair[1])
+    }
+
+
+def _packed(shown: Mapping[str, Any]) -> bytes:
+    return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _unpacked(kept: bytes | None) -> dict[str, Any] | None:
+    """Read what was written as an object; what is none is nothing."""
+    try:
+        found = json.loads(kept or b"null")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,113 @@
+"""What this worker counts until somebody takes it, column by column (``series.py``).
+
+It is the sink for figures of the process, in front of another that gets everything as it comes. It is in
+the way of every call, so it adds up and does nothing else; of names there are ``SERIES_MAX`` at the most, and
+what comes under more is left out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from comporta import forks
+from comporta.metrics import Metrics
+from comporta.stores.history import COLUMNS, SERIES_MAX, is_series
+from comporta.watching.series import (
+    CACHE,
+    OF_CACHE,
+    OF_SERVICE,
+    SERVICE,
+    UPSTREAM,
+    series_of,
+    wait_column,
+)
+
+_OUTCOMES = {
+    **{name: UPSTREAM.sums.index(name) for name in ("ok", "refused", "open", "limited")},
+    "failure": UPSTREAM.sums.index("failed"),
+}
+_OTHER = UPSTREAM.sums.index("other")
+_CALLS = UPSTREAM.sums.index("calls")
+_RETRIES = UPSTREAM.sums.index("retries")
+_ANSWERS = dict(zip(("hit", "stale", "miss"), range(len(OF_CACHE.sums)), strict=True))
+_REQUESTS, _ERRORS, _REFUSED = range(len(OF_SERVICE.sums))
+
+
+class Tallies:
+    """A sink for figures that also passes them on to ``next``.
+
+    ``stirred`` is called, outside the lock, when there is something to be taken that there was not before.
+    """
+
+    def __init__(self, next: Metrics | None = None) -> None:  # noqa: A002 - what comes next
+        self._next = next
+        self._lock = Lock()
+        self._sums: dict[str, list[int]] = {}
+        self._known: set[str] = set()
+        self.stirred: Callable[[], None] | None = None
+        forks.register(self)
+
+    def counter(self, name: str, value: float, /, **labels: str) -> None:
+        """Add to a counter, if it is one of ours; pass it on."""
+        count = round(value)
+        if name == "upstream_calls":
+            column = _OUTCOMES.get(labels["outcome"], _OTHER)
+            self._add(series_of(labels["upstream"]), {_CALLS: count, column: count})
+        elif name == "upstream_attempts" and count > 1:
+            self._add(series_of(labels["upstream"]), {_RETRIES: count - 1})
+        elif name == "cache_answers" and labels["outcome"] in _ANSWERS:
+            self._add(CACHE, {_ANSWERS[labels["outcome"]]: count})
+        elif name == "http_requests":
+            self._add(SERVICE, _request(labels["status"], count))
+        if self._next is not None:
+            self._next.counter(name, value, **labels)
+
+    def histogram(self, name: str, value: float, /, **labels: str) -> None:
+        """Count a wait, if it is for an upstream; pass it on."""
+        if name == "upstream_wait_seconds":
+            self._add(series_of(labels["upstream"]), {wait_column(value): 1})
+        if self._next is not None:
+            self._next.histogram(name, value, **labels)
+
+    def series(self) -> list[str]:
+        """Return of what there is something to be taken."""
+        with self._lock:
+            return list(self._sums)
+
+    def taken(self, series: str) -> list[int]:
+        """Return what was counted, and begin anew; nothing where there was nothing."""
+        with self._lock:
+            return self._sums.pop(series, [])
+
+    def after_fork(self) -> None:
+        """Leave what the parent counted to the parent."""
+        forks.renew(self._lock)
+        self._sums.clear()
+
+    def _add(self, series: str, counts: dict[int, int]) -> None:
+        with self._lock:
+            sums = self._sums.get(series)
+            new = sums is None
+            if sums is None:
+                if not self._admits(series):
+                    return
+                sums = self._sums[series] = [0] * COLUMNS
+            for column, count in counts.items():
+                sums[column] += count
+        if new and self.stirred is not None:
+            self.stirred()
+
+    def _admits(self, series: str) -> bool:
+        if series not in self._known and len(self._known) < SERIES_MAX and is_series(series):
+            self._known.add(series)
+        return series in self._known
+
+
+def _request(status: str, count: int) -> dict[int, int]:
+    found = {_REQUESTS: count}
+    if status.startswith("5"):
+        found[_ERRORS] = count
+    elif status == "429":
+        found[_REFUSED] = count
+    return found

@@ -1,0 +1,287 @@
+"""Tells the state what this worker counts, how its upstreams stand, and what happens: a thread, once in 2 s.
+
+Nobody waits for it, and it stops nobody. Sums go into the histories (``stores/history.py``). How an upstream
+stands is the same whoever looks, so of all workers one does it in each period: whoever is first to take the
+turn. Events go into the journal (``stores/journal.py``).
+
+While the shared state is out of reach nothing is asked of it. Figures of up to ``KEPT_SECONDS`` are told when
+it is back, in the slot of that moment; older ones are dropped, or an hour's outage would stand there as one
+peak. What was under way when the state failed may have been told, and is not told again. Of events the latest
+``EVENTS_MAX`` are kept; how many were left out is said in the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakMethod, ref
+
+from comporta import events, forks
+from comporta.breaker.admission import owner
+from comporta.errors import StateError
+from comporta.flow import run
+from comporta.stores.failover import fallback_of
+from comporta.stores.history import Tell
+from comporta.stores.journal import ENTRY_BYTES_MAX, NOTED_AT_ONCE, Note
+from comporta.stores.records import ABSENT, Write
+from comporta.threads import Run
+from comporta.watching.fleet import JOURNAL, OF_ONE_KEY, STANDINGS, TURNS, own_card, remembering, written
+from comporta.watching.series import gauges_of, series_of
+
+if TYPE_CHECKING:
+    from comporta.stores.base import Store
+    from comporta.upstream.upstream import Upstream
+    from comporta.watching.tallies import Tallies
+
+EVERY_SECONDS: Final = 2.0
+STANDING_SECONDS: Final = 30.0
+"""How long a card is good that nobody renews."""
+
+KEPT_SECONDS: Final = 60.0
+EVENTS_MAX: Final = 200
+UPSTREAMS_MAX: Final = 100
+
+_TURN_PART = 0.8
+"""A turn lasts for this part of a period: the next is free when the workers come again."""
+
+_END_SECONDS = 1.0
+
+
+class _Life(Run):
+    """One life of the thread: whether it tells the rest at its end."""
+
+    __slots__ = ("goodbye",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goodbye = False
+
+
+class Teller:
+    """Tells a store of this worker, from ``start`` to ``close``.
+
+    ``upstreams`` are those whose standing is told, ``tallies`` the sink they are counted in. In a forked
+    child it starts again as soon as something is counted there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        upstreams: Mapping[str, Upstream],
+        tallies: Tallies,
+        *,
+        every: float = EVERY_SECONDS,
+    ) -> None:
+        if not 0.01 <= every <= 10:
+            raise ValueError(f"every must be 0.01 to 10 seconds, got {every}")
+        if len(upstreams) > UPSTREAMS_MAX:
+            raise ValueError(f"upstreams must be at most {UPSTREAMS_MAX}, got {len(upstreams)}")
+        self._store = store
+        self._upstreams = upstreams
+        self._tallies = tallies
+        self._every = every
+        self._lock = Lock()
+        self._life: _Life | None = None
+        self._open = False
+        self._listening: Callable[[], None] | None = None
+        self._events: deque[events.Event] = deque(maxlen=EVENTS_MAX)
+        self._left_out = 0
+        self._said: set[str] = set()
+        self._told_ns = self._store.clock.now_ns()
+        forks.register(self)
+        forks.register_thread(self)
+
+    def start(self) -> None:
+        """Begin, in this process; once more is no more."""
+        self._open = True
+        if self._listening is None:
+            self._listening = events.listen(_hearing(self))
+        self._tallies.stirred = _stirring(self)
+        self._begin()
+
+    def close(self) -> None:
+        """Tell what is left, for a second at the most, and end."""
+        self._open = False
+        self._tallies.stirred = None
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            listening()
+        with self._lock:
+            life, self._life = self._life, None
+        if life is not None:
+            life.goodbye = True
+            life.end(_END_SECONDS)
+
+    def stirred(self) -> None:
+        """See that the thread runs: something was counted, perhaps in a child."""
+        life = self._life
+        if self._open and (life is None or life.over or not life.lives()):
+            self._begin()
+
+    def _begin(self) -> None:
+        with self._lock:
+            life = self._life
+            if life is None or life.over or not life.lives():
+                life = self._life = _Life()  # before it starts: interrupted in between, nobody starts another
+                if not life.start(_tell, ref(self), life, self._every, name="comporta-teller"):
+                    self._life = None
+
+    def before_fork(self) -> None:
+        """Let the thread end for the moment."""
+        if self._life is not None:
+            self._life.end(_END_SECONDS)
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        if self._open:
+            self._begin()
+
+    def after_fork(self) -> None:
+        """Be nobody yet: the thread stayed with the parent, and so did what it has to tell."""
+        forks.renew(self._lock)
+        self._life = None
+        self._events.clear()
+        self._left_out = 0
+
+    def heard(self, event: events.Event) -> None:
+        """Keep an event for the journal; the oldest goes when there are too many."""
+        if len(self._events) == EVENTS_MAX:
+            self._left_out += 1
+        self._events.append(event)
+
+    def turn(self) -> None:
+        """Tell what there is to tell, blocking; what fails is left for the next time, or out."""
+        if fallback_of(self._store) is not None:
+            self._kept()
+            return
+        try:
+            self._tell_all()
+        except StateError:
+            self._kept()
+            return
+        self._told_ns = self._store.clock.now_ns()
+
+    def _tell_all(self) -> None:
+        sets = {series_of(name): gauges_of(shown) for name, shown in self._cards()}
+        for series in dict.fromkeys([*sets, *self._tallies.series()]):
+            adds = self._tallies.taken(series)
+            self._tried(series, self._store.apply, Tell(series, adds, sets.get(series)))
+        self._note_all()
+
+    def _cards(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return how those upstreams stand whose turn is ours, after telling it."""
+        found = []
+        for name, upstream in list(self._upstreams.items()):
+            if self._tried(name, self._mine, name):
+                shown = self._tried(name, self._shown, name, upstream)
+                if shown is not None:
+                    found.append((name, shown))
+        return found
+
+    def _mine(self, name: str) -> bool:
+        ttl = _TURN_PART * self._every
+        return self._store.apply(Write(TURNS, name, owner().encode(), ttl, ABSENT))
+
+    def _shown(self, name: str, upstream: Upstream) -> dict[str, Any] | None:
+        shown = run(own_card(upstream))
+        if fallback_of(upstream.store) is not None:
+            return None  # it fell meanwhile: that is how this worker stands, not the fleet
+        self._store.apply(Write(STANDINGS, name, written(shown), STANDING_SECONDS))
+        if not run(remembering(self._store, name)):
+            self.say_once("upstreams", f"there are too many names: pages will not show {name}")
+        return shown
+
+    def _note_all(self) -> None:
+        while self._events:
+            some = [self._events.popleft() for _ in range(min(NOTED_AT_ONCE, len(self._events)))]
+            self._note(*some)
+        if self._left_out:
+            left_out, self._left_out = self._left_out, 0
+            text = f"{left_out} events of this worker were left out: more than {EVENTS_MAX} waited"
+            self._note(events.Event(time.time(), "events_left_out", "comporta", text, "warning"))
+
+    def _note(self, *happened: events.Event) -> None:
+        entries = [entry_of(event) for event in happened]
+        self._tried("events", self._store.apply, Note(JOURNAL, *entries))
+
+    def _tried(self, what: str, telling: Callable[..., Any], *about: Any) -> Any:
+        """Tell something; where its key has no room, or is somebody else's, the rest is told without it."""
+        try:
+            return telling(*about)
+        except StateError as error:
+            cause = error if isinstance(error, OF_ONE_KEY) else error.__cause__
+            if not isinstance(cause, OF_ONE_KEY):
+                raise
+            self.say_once(what, f"pages will not show all of it: {cause}")
+            return None
+
+    def say_once(self, what: str, text: str) -> None:
+        """Say what cannot be told; the first time only."""
+        if what not in self._said and len(self._said) < EVENTS_MAX:
+            self._said.add(what)
+            events.publish("telling_failed", what, text)
+
+    def _kept(self) -> None:
+        """Drop figures that are too old to be told as if they were new."""
+        if self._store.clock.now_ns() - self._told_ns > KEPT_SECONDS * 1e9:
+            self._told_ns = self._store.clock.now_ns()
+            for series in self._tallies.series():
+                self._tallies.taken(series)
+
+
+def entry_of(event: events.Event) -> bytes:
+    """Return an event as it stands in the journal; a text that is too long is cut."""
+    plain = {**event._asdict(), "at": round(event.at, 3), "worker": owner()}
+    entry = _packed(plain)
+    while len(entry) > ENTRY_BYTES_MAX:
+        longest = max(("text", "source", "kind"), key=lambda field: len(plain[field]))
+        plain[longest] = plain[longest][: len(plain[longest]) // 2]
+        entry = _packed(plain)
+    return entry
+
+
+def _packed(plain: dict[str, Any]) -> bytes:
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _hearing(teller: Teller) -> events.Listener:
+    """Return a listener that does not keep its teller alive."""
+    hears = WeakMethod(teller.heard)
+
+    def heard(event: events.Event) -> None:
+        hear = hears()
+        if hear is not None:
+            hear(event)
+
+    return heard
+
+
+def _stirring(teller: Teller) -> Callable[[], None]:
+    stirs = WeakMethod(teller.stirred)
+
+    def stirred() -> None:
+        stir = stirs()
+        if stir is not None:
+            stir()
+
+    return stirred
+
+
+def _tell(teller_ref: ref[Teller], life: _Life, every: float) -> None:
+    """Run until the teller is gone or says stop; between two turns nothing here holds it."""
+    while True:
+        life.wake.wait(every)
+        teller = teller_ref()
+        if teller is None or (life.over and not life.goodbye):
+            return
+        try:
+            teller.turn()
+        except Exception as error:  # a mistake of ours: nobody else would notice that the thread is gone
+            teller.say_once("comporta", repr(error))
+        del teller
+        if life.over:
+            return

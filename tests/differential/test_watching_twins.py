@@ -1,0 +1,58 @@
+"""The Lua twins of histories and journals do exactly what the Python does."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, given, settings
+from tests.support import redis_store
+
+from comporta.stores.history import COLUMNS, NUMBER_MAX, Recall, Tell
+from comporta.stores.journal import Latest, Note
+from comporta.stores.memory import MemoryStore
+from comporta.testing import ManualClock, Server
+
+pauses = st.one_of(
+    st.just(0),
+    st.integers(0, 30_000_000),
+    st.integers(0, 900_000_000),
+    st.sampled_from([3_590_000_000, 3_600_000_000, 3_609_999_999, 3_610_000_000, 7_200_000_000]),
+    st.integers(-4_000_000_000, 4_000_000_000),  # the server's clock is set by hand, to and fro
+)
+amounts = st.one_of(st.integers(0, 5), st.sampled_from([NUMBER_MAX - 1, NUMBER_MAX, 2**40]))
+tellings = st.tuples(
+    pauses,
+    st.lists(amounts, max_size=COLUMNS),
+    st.dictionaries(st.integers(0, COLUMNS - 1), amounts, max_size=5),
+    st.sampled_from([1, 10, 11, 60, 1800, 3600]),
+)
+notes = st.binary(min_size=1, max_size=1000)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(tellings, min_size=1, max_size=40))
+def test_history__any_telling_any_time__the_server_answers_as_python_does(
+    server: Server, steps: list[tuple[int, list[int], dict[int, int], int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    with redis_store(server, clock) as remote:
+        for pause_us, adds, sets, seconds in steps:
+            clock.advance(pause_us / 1e6)
+            for operation in (Tell("upstream.n", adds, sets), Recall("upstream.n", seconds)):
+                assert remote.apply(operation) == local.apply(operation)
+        assert remote.apply(Recall("upstream.n")) == local.apply(Recall("upstream.n"))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.tuples(st.lists(notes, min_size=1, max_size=50), st.integers(1, 200)), max_size=20))
+def test_journal__any_notes__the_server_answers_as_python_does_and_may_remember_more(
+    valkey: Server, steps: list[tuple[list[bytes], int]]
+) -> None:
+    """Here there is room for some bytes, there for some notes: the older ones are not the same."""
+    local = MemoryStore(ManualClock())
+    with redis_store(valkey) as remote:
+        for noted, count in steps:
+            assert remote.apply(Note("n", *noted)) == local.apply(Note("n", *noted)) == len(noted)
+            here, there = local.apply(Latest("n", count)), remote.apply(Latest("n", count))
+            assert here == there[: len(here)]
+            assert len(here) >= min(28, len(there))
