@@ -151,7 +151,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
 
 def _taken(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Take one file's tests after the other, from this half's end, until the other half has taken them."""
-    ordered = sorted(items, key=lambda item: _folder(item) not in IN_FRONT)
+    ordered = sorted(items, key=lambda item: folder_of(item) not in IN_FRONT)
     pieces = [list(piece) for _, piece in groupby(ordered, key=lambda item: item.path)]
     numbers = range(len(pieces))
     for number in numbers if os.environ[HALF] == HALVES[0] else reversed(numbers):
@@ -162,7 +162,8 @@ def _taken(items: list[pytest.Item]) -> Iterator[pytest.Item]:
         yield from pieces[number]
 
 
-def _folder(item: pytest.Item) -> str:
+def folder_of(item: pytest.Item) -> str:
+    """Return the folder of tests, or the file, that a test is in."""
     return item.path.relative_to(item.config.rootpath / "tests").parts[0]
 
 
