@@ -20,7 +20,7 @@ from comporta.errors import StateFullError, StateUnavailableError
 from comporta.flow import run
 from comporta.stores.base import Store
 from comporta.stores.failover import FailoverStore
-from comporta.stores.history import Recall
+from comporta.stores.history import Recall, series_room
 from comporta.stores.journal import Latest
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import Delete, Read, Write
@@ -211,6 +211,28 @@ def test_turn__state_falls_while_it_looks__keeps_that_to_itself(tallies: Tallies
     assert primary.apply(Read(STANDINGS, "pncp")) is None
 
 
+@pytest.mark.parametrize("guarded", [False, True])
+def test_turn__more_upstreams_than_a_table_has_room_for__tells_the_first_and_leaves_room_for_breakers(
+    tallies: Tallies, guarded: bool
+) -> None:
+    with shared_store() as shared:
+        store: Store = FailoverStore.of(shared, "shared://") if guarded else shared
+        upstreams = {name: Upstream(name, "10/s", state=store) for name in "edcba"}
+        teller = Teller(store, upstreams, tallies)
+        tallies.counter("cache_answers", 1, outcome="hit")
+        teller.turn()
+        assert series_room(shared.table.large_slots) == 5
+        found = {name: len(store.apply(Recall(f"upstream.{name}")).slots) for name in "abcde"}
+        assert found == {"a": 1, "b": 1, "c": 1, "d": 0, "e": 0}
+        assert len(store.apply(Recall("cache")).slots) == 1
+        assert all(store.apply(Read(STANDINGS, name)) for name in "abcde"), (
+            "their cards are told all the same"
+        )
+        said = {event.source: event.text for event in events.latest_events()}
+        assert said["upstream.e"] == "pages will not show its history: the table has room for 5"
+        store.close()
+
+
 class Narrow(MemoryStore):
     """State in memory without room for keys that begin so."""
 
@@ -257,7 +279,6 @@ def test_turn__too_many_names_for_their_record__says_so(clock: ManualClock, tall
     [
         ({"every": 0.001}, "every must be 0.01 to 10 seconds, got 0.001"),
         ({"every": 11}, "every must be 0.01 to 10 seconds, got 11"),
-        ({"upstreams": dict.fromkeys(map(str, range(101)))}, "upstreams must be at most 100, got 101"),
     ],
 )
 def test_teller__what_makes_no_sense__is_refused_by_name(given: dict[str, Any], said: str) -> None:

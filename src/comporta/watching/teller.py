@@ -24,13 +24,14 @@ from comporta import events, forks
 from comporta.breaker.admission import owner
 from comporta.errors import StateError
 from comporta.flow import run
-from comporta.stores.failover import fallback_of
-from comporta.stores.history import Tell
+from comporta.stores.failover import FailoverStore, fallback_of
+from comporta.stores.history import Tell, series_room
 from comporta.stores.journal import ENTRY_BYTES_MAX, NOTED_AT_ONCE, Note
 from comporta.stores.records import ABSENT, Write
+from comporta.stores.table import Table
 from comporta.threads import Run
 from comporta.watching.fleet import JOURNAL, OF_ONE_KEY, STANDINGS, TURNS, own_card, remembering, written
-from comporta.watching.series import gauges_of, series_of
+from comporta.watching.series import CACHE, SERVICE, gauges_of, series_of
 
 if TYPE_CHECKING:
     from comporta.stores.base import Store
@@ -44,6 +45,7 @@ STANDING_SECONDS: Final = 30.0
 KEPT_SECONDS: Final = 60.0
 EVENTS_MAX: Final = 200
 UPSTREAMS_MAX: Final = 100
+"""So many cards are told, of those that come first by name."""
 
 _TURN_PART = 0.8
 """A turn lasts for this part of a period: the next is free when the workers come again."""
@@ -64,8 +66,8 @@ class _Life(Run):
 class Teller:
     """Tells a store of this worker, from ``start`` to ``close``.
 
-    ``upstreams`` are those whose standing is told, ``tallies`` the sink they are counted in. In a forked
-    child it starts again as soon as something is counted there.
+    ``upstreams`` are those that are told of, ``tallies`` the sink they are counted in. In a forked child it
+    starts again as soon as something is counted there.
     """
 
     def __init__(
@@ -78,8 +80,6 @@ class Teller:
     ) -> None:
         if not 0.01 <= every <= 10:
             raise ValueError(f"every must be 0.01 to 10 seconds, got {every}")
-        if len(upstreams) > UPSTREAMS_MAX:
-            raise ValueError(f"upstreams must be at most {UPSTREAMS_MAX}, got {len(upstreams)}")
         self._store = store
         self._upstreams = upstreams
         self._tallies = tallies
@@ -169,13 +169,25 @@ class Teller:
         sets = {series_of(name): gauges_of(shown) for name, shown in self._cards()}
         for series in dict.fromkeys([*sets, *self._tallies.series()]):
             adds = self._tallies.taken(series)
-            self._tried(series, self._store.apply, Tell(series, adds, sets.get(series)))
+            if self._admits(series):
+                self._tried(series, self._store.apply, Tell(series, adds, sets.get(series)))
         self._note_all()
+
+    def _admits(self, series: str) -> bool:
+        """Whether a series is among those that the state should have room for; the same in all workers."""
+        room = _room(self._store)
+        if room is None:
+            return True
+        known = [CACHE, SERVICE, *map(series_of, sorted(self._upstreams))]
+        admitted = series in known[:room]
+        if not admitted:
+            self.say_once(series, f"pages will not show its history: the table has room for {room}")
+        return admitted
 
     def _cards(self) -> list[tuple[str, dict[str, Any]]]:
         """Return how those upstreams stand whose turn is ours, after telling it."""
         found = []
-        for name, upstream in list(self._upstreams.items()):
+        for name, upstream in sorted(self._upstreams.items())[:UPSTREAMS_MAX]:
             if self._tried(name, self._mine, name):
                 shown = self._tried(name, self._shown, name, upstream)
                 if shown is not None:
@@ -233,6 +245,13 @@ class Teller:
             self._told_ns = self._store.clock.now_ns()
             for series in self._tallies.series():
                 self._tallies.taken(series)
+
+
+def _room(store: Store) -> int | None:
+    """Return how many series a table of this machine should hold, which has other things to keep."""
+    primary = store.primary if isinstance(store, FailoverStore) else store
+    table = getattr(primary, "table", None)
+    return series_room(table.large_slots) if isinstance(table, Table) else None
 
 
 def entry_of(event: events.Event) -> bytes:
