@@ -230,7 +230,8 @@ def test_turn__more_upstreams_than_a_table_has_room_for__tells_the_first_and_lea
         )
         said = {event.source: event.text for event in events.latest_events()}
         assert said["upstream.e"] == "pages will not show its history: the table has room for 5"
-        store.close()
+        if isinstance(store, FailoverStore):
+            store.keeper.stop()
 
 
 class Narrow(MemoryStore):
