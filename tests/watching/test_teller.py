@@ -24,7 +24,8 @@ from comporta.stores.history import Recall, series_room
 from comporta.stores.journal import Latest
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import Delete, Read, Write
-from comporta.testing import ManualClock
+from comporta.stores.redis import RedisStore
+from comporta.testing import ManualClock, Server
 from comporta.threads import Run
 from comporta.watching import Tallies, Teller, looking
 from comporta.watching.fleet import FLEET, NAMES, STANDINGS, TURNS
@@ -205,9 +206,11 @@ def test_turn__state_falls_while_it_looks__keeps_that_to_itself(tallies: Tallies
             told.append(super()._shown(name, upstream))
             return None
 
+    called(pncp)
     Falling(store, {"pncp": pncp}, tallies).turn()
     primary.error = None
     assert told == [None]
+    assert tallies.series() == ["upstream.pncp"], "what was not under way is kept"
     assert primary.apply(Read(STANDINGS, "pncp")) is None
 
 
@@ -412,3 +415,23 @@ def test_turn__breaker_that_nobody_uses__is_looked_at_and_not_kept_fresh(tallies
     assert view.due() is None, "the keeper has no reason to ask for it"
     called(pncp)
     assert view.due() is not None
+
+
+def test_teller__server_killed_and_back__tells_what_was_counted_meanwhile(tallies: Tallies) -> None:
+    with Server() as server:
+        store = FailoverStore.of(RedisStore(server.url, timeout=5, connect_timeout=5), server.url)
+        pncp = Upstream("pncp", "1000/s", state=store)
+        teller = Teller(store, {"pncp": pncp}, tallies, every=0.02)
+        teller.start()
+        called(pncp)
+        until(lambda: calls_told(store) == 1)
+        server.kill()
+        until(lambda: store.fallback is not None)
+        called(pncp, 3)
+        server.start()
+        until(lambda: store.fallback is None)
+        until(lambda: calls_told(store) >= 3)
+        until(lambda: any(event["kind"] == "state_return" for event in noted(store)))
+        teller.close()
+        assert {event["kind"] for event in noted(store)} >= {"state_fallback", "state_return"}
+        store.close()

@@ -16,6 +16,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakMethod, ref
@@ -155,23 +156,27 @@ class Teller:
 
     def turn(self) -> None:
         """Tell what there is to tell, blocking; what fails is left for the next time, or out."""
-        if fallback_of(self._store) is not None:
-            self._kept()
-            return
-        try:
-            self._tell_all()
-        except StateError:
-            self._kept()
-            return
-        self._told_ns = self._store.clock.now_ns()
+        with suppress(StateError):
+            if self._reached() and self._tell_all():
+                self._told_ns = self._store.clock.now_ns()
+                return
+        self._drop_old()
 
-    def _tell_all(self) -> None:
+    def _reached(self) -> bool:
+        """Whether the state is there, as far as anybody in this process has noticed."""
+        return fallback_of(self._store) is None
+
+    def _tell_all(self) -> bool:
+        """Tell everything; false if the state went meanwhile. What was not under way then can wait."""
         sets = {series_of(name): gauges_of(shown) for name, shown in self._cards()}
         for series in dict.fromkeys([*sets, *self._tallies.series()]):
+            if not self._reached():
+                return False
             adds = self._tallies.taken(series)
             if self._admits(series):
                 self._tried(series, self._store.apply, Tell(series, adds, sets.get(series)))
         self._note_all()
+        return True
 
     def _admits(self, series: str) -> bool:
         """Whether a series is among those that the state should have room for; the same in all workers."""
@@ -210,10 +215,10 @@ class Teller:
         return shown
 
     def _note_all(self) -> None:
-        while self._events:
+        while self._events and self._reached():
             some = [self._events.popleft() for _ in range(min(NOTED_AT_ONCE, len(self._events)))]
             self._note(*some)
-        if self._left_out:
+        if self._left_out and self._reached():
             left_out, self._left_out = self._left_out, 0
             text = f"{left_out} events of this worker were left out: more than {EVENTS_MAX} waited"
             self._note(events.Event(time.time(), "events_left_out", "comporta", text, "warning"))
@@ -239,7 +244,7 @@ class Teller:
             self._said.add(what)
             events.publish("telling_failed", what, text)
 
-    def _kept(self) -> None:
+    def _drop_old(self) -> None:
         """Drop figures that are too old to be told as if they were new."""
         if self._store.clock.now_ns() - self._told_ns > KEPT_SECONDS * 1e9:
             self._told_ns = self._store.clock.now_ns()
