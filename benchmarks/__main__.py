@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``, or ``--plot``."""
+"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from benchmarks import (
     footprint,
     latency,
     lease,
+    loop,
     memory,
     outages,
     pipeline,
@@ -52,6 +53,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "path": pipeline.path,
     "batch": batch.run,
     "service": service.hits,
+    "service-loop": loop.steps,
     "import": startup.run,
     "footprint": footprint.run,
     "accuracy": accuracy.run,

@@ -29,6 +29,8 @@ ROUTES = [
     ("DELETE", "/v1/admin/cache/keys?confirm=everything"),
     ("POST", "/v1/admin/backfills/1/retry"),
     ("GET", "/v1/admin/audit"),
+    ("GET", "/v1/admin/jobs"),
+    ("GET", "/v1/admin/whoami"),
 ]
 
 
@@ -248,3 +250,25 @@ async def test_service__on_either_database__makes_its_tables_and_writes_down(
         written = await done(asked)
     assert (paused.status_code, cleared.json(), health.status_code) == (200, {"removed": 1}, 200)
     assert [one[3] for one in written] == ["done", "done"]
+
+
+@awaited
+async def test_whoami__with_the_token__is_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, admin_token=TOKEN) as asked:
+        reply = await act(asked, "GET", "/whoami")
+    assert (reply.status_code, reply.content) == (204, b"")
+
+
+@awaited
+async def test_jobs__listed__have_the_whole_of_their_names(tmp_path: Path) -> None:
+    async with running(tmp_path, admin_token=TOKEN) as asked:
+        names = ["a-job-with-a-long-name", "another-job-with-a-long-name"]
+        for name in names:
+            await asked.parts.batches.add("ana", ["one", "two"], name)
+        found = (await act(asked, "GET", "/jobs")).json()["jobs"]
+        first = (await act(asked, "GET", "/jobs?limit=1")).json()["jobs"]
+        wrong = await act(asked, "GET", "/jobs?limit=0")
+    assert ([job["id"] for job in found], len(first)) == (names[::-1], 1)
+    assert (found[0]["total"], found[0]["pending"], found[0]["status"]) == (2, 2, "running")
+    assert "ana" not in str(found)
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "limit")

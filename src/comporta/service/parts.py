@@ -36,6 +36,7 @@ from comporta.service.sources.base import Source
 from comporta.service.sources.opening import check_addresses, open_sources
 from comporta.stores.workers import Roll
 from comporta.upstream.upstreams import Upstreams
+from comporta.watching import Tallies, Teller
 
 if TYPE_CHECKING:
     from comporta.database.base import Database
@@ -75,10 +76,14 @@ class Parts:
     demo: Demo | None = None
     started: float = field(default_factory=time.time)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    tallies: Tallies = field(init=False)
+    teller: Teller = field(init=False)
     dashboard: Dashboard = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make what shows all the others."""
+        """Make what counts for the whole fleet, what tells it, and what shows it."""
+        self.tallies = Tallies(self.figures.sink)
+        self.teller = Teller(self.store, self.upstreams, self.tallies)
         self.dashboard = Dashboard(self)
 
     @property
@@ -100,7 +105,8 @@ async def opened(
     """Open what there is; what blocks is done on a thread, before anybody is served."""
     await check_addresses(config)
     parts = await asyncio.to_thread(_made, config, plugs or BatchPlugs(), demo)
-    before = use_metrics(parts.figures.sink)
+    before = use_metrics(parts.tallies)
+    await asyncio.to_thread(parts.teller.start)
     keeping = asyncio.create_task(parts.search.keep_fresh())
     halting = asyncio.create_task(_halting(parts))
     parts.batches.start()
@@ -120,6 +126,7 @@ async def opened(
                     await source.aclose()
                 if parts.demo is not None:
                     await parts.demo.aclose()
+                await asyncio.to_thread(parts.teller.close)
                 await parts.upstreams.aclose()
         except TimeoutError:
             events.publish("service_close", "service", "not everything could be given back in time")

@@ -11,7 +11,7 @@ import pytest
 from tests.service.batch.rig import accounts
 
 from comporta.database.base import Database, Statement
-from comporta.service.batch import requests
+from comporta.service.batch import requests, statements
 from comporta.service.batch.requests import ATTEMPTS_MAX, Asked, ask
 from comporta.service.batch.values import (
     COMPLETED,
@@ -340,3 +340,47 @@ def test_place__told__is_read_back() -> None:
     assert Place.read(str(place)) == place
     assert moment(place.at_us) == "2027-01-15T08:00:00.123456+00:00"
     assert moment(None) is None
+
+
+def test_shown__jobs_under_way_and_ended__come_with_who_works_on_them(database: Database) -> None:
+    add(database, 2, "ended")
+    held = claim(database, owner="host-7-0a1b2c3d")
+    at(database, requests.store(held, [Done(1, "account-0", SUCCESS, "hello")]))
+    at(database, requests.configure("ended", "ana", "sheet", "file:///sheet", "Sheet"))
+    at(database, requests.finish(held, COMPLETED), NOW + 1)
+    add(database, 3, "running", now=NOW + 2)
+    add(database, 1, "waiting", now=NOW + 3)
+    claim(database, NOW + 4, owner="a-host-8-0a1b2c3d")
+    at(database, requests.claim_backfill("host-7-0a1b2c3d", LEASE_US), NOW + 4)
+    found = at(database, requests.shown(10), NOW + 5)
+    told = {job.job_id: job.told() for job in found}
+    assert list(told) == ["waiting", "running", "ended"]
+    assert (told["running"]["worker"], told["running"]["backfill"]) == ("a-host:8", None)
+    assert (told["running"]["created_at"], told["running"]["finished_at"]) == (NOW + 2, None)
+    assert told["waiting"]["worker"] is None
+    assert told["ended"] == {
+        "id": "ended",
+        "status": COMPLETED,
+        "total": 2,
+        "succeeded": 1,
+        "failed": 0,
+        "pending": 1,
+        "created_at": NOW,
+        "finished_at": NOW + 1,
+        "worker": None,
+        "backfill": {"status": "pending", "rows": 0, "worker": "host:7"},
+    }
+    assert at(database, requests.holders(), NOW + 5) == {"a-host-8-0a1b2c3d": 1}
+    late = NOW + 1000
+    assert [job.told()["worker"] for job in at(database, requests.shown(10), late)] == [None] * 3
+    assert at(database, requests.holders(), late) == {}
+    assert len(at(database, requests.shown(1), NOW + 5)) == 1
+
+
+def test_shown__however_many_jobs__finds_them_by_an_index(plain: Database) -> None:
+    plans = [
+        str(plain.read(Statement(f"EXPLAIN QUERY PLAN {text.sqlite}"), {"count": 20, "now": NOW}))
+        for text in (statements.SHOW_RUNNING, statements.SHOW_ENDED, statements.HOLDERS)
+    ]
+    assert all("USING INDEX idx_batch_jobs_" in plan for plan in plans)
+    assert not any("SCAN batch_sheets" in plan for plan in plans)

@@ -17,7 +17,7 @@ _OF_CLIENTS: Final = ("admin_refused", "dashboard_refused")
 
 def discreet(event: dict[str, Any]) -> dict[str, Any]:
     """Return an event as everybody may read it."""
-    kind, source, text = event["kind"], event["source"], hidden(event["text"])
+    kind, source, text = str(event["kind"]), str(event["source"]), hidden(str(event["text"]))
     if kind.startswith("batch_"):
         source, text = source[:JOB_CHARS], text.partition(":")[0]
     elif kind in _OF_CLIENTS:

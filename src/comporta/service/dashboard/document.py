@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from comporta import __version__
-from comporta.service.dashboard import interim
+from comporta.breaker.admission import owner
+from comporta.flow import run_async
 from comporta.service.dashboard.discreet import discreet
 from comporta.service.dashboard.kept import Look, Moving, Standing
 from comporta.service.health import FAIL, OK, Verdict, standings_of, state_of
 from comporta.service.problems import Problem
 from comporta.settings.kinds import hidden
 from comporta.stores.failover import fallback_of
+from comporta.stores.workers import Worker
+from comporta.watching import card, looking, recalling
 
 if TYPE_CHECKING:
     from comporta.service.dashboard.kept import Kept
     from comporta.service.parts import Parts
+    from comporta.upstream.standing import UpstreamState
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -35,7 +39,7 @@ async def document_bytes(parts: Parts, kept: Kept) -> bytes:
 
 async def history_bytes(parts: Parts) -> bytes:
     """Return an hour of numbers, as it is sent."""
-    return _ENCODER.encode(await interim.recalled(parts.store))
+    return _ENCODER.encode(await run_async(recalling(parts.store)))
 
 
 async def document_of(parts: Parts, kept: Kept) -> dict[str, Any]:
@@ -44,25 +48,39 @@ async def document_of(parts: Parts, kept: Kept) -> dict[str, Any]:
     moving, standing = await kept.moving.get(), await kept.standing.get()
     database = _database(parts, moving.why or standing.why)
     verdict = Verdict.of(standings, fallback_of(parts.store), database)
-    fleet = await interim.looked(parts.store, standings)
-    demo, reasons = await _demo(parts), list(verdict.reasons)
+    fleet = await run_async(looking(parts.store, _cards(parts, standings)))
     return {
         "at": time.time(),
         "version": __version__,
         "status": verdict.status,
-        "reasons": reasons,
+        "reasons": list(dict.fromkeys((*verdict.reasons, *map(hidden, fleet["reasons"])))),
         "state": _state(parts),
         "database": database,
         "upstreams": fleet["upstreams"],
-        "workers": _workers(fleet["workers"], moving, standing),
-        "cache": _cache(fleet["cache_minute"], moving, standing),
+        "workers": _workers(parts, fleet, moving, standing),
+        "cache": _cache(fleet["minutes"].get("cache"), moving, standing),
         "jobs": None if moving.found is None else moving.found.jobs,
-        "events": [discreet(event) for event in fleet["events"]],
+        "events": fleet["events"] and [discreet(event) for event in fleet["events"]],
         "story": fleet["story"],
-        "demo": demo,
+        "demo": await _demo(parts),
         "admin": parts.config.admin_token is not None,
         "recent": fleet["recent"],
     }
+
+
+def _cards(parts: Parts, standings: list[UpstreamState]) -> dict[str, dict[str, Any]]:
+    """Return how our upstreams stand, as asked just now; what their last minute was is read with the rest."""
+    found = {}
+    for state in standings:
+        upstream = parts.upstreams[state.name]
+        breaker, permits = upstream.breaker, upstream.permits
+        found[state.name] = card(
+            state,
+            {},
+            breaker=None if breaker is None else breaker.config,
+            in_flight_max=None if permits is None else permits.max_concurrent,
+        )
+    return found
 
 
 def _database(parts: Parts, why: str | None) -> dict[str, Any]:
@@ -78,19 +96,36 @@ def _state(parts: Parts) -> dict[str, Any]:
 
 
 def _workers(
-    workers: list[dict[str, Any]] | None, moving: Look[Moving], standing: Look[Standing]
+    parts: Parts, fleet: dict[str, Any], moving: Look[Moving], standing: Look[Standing]
 ) -> list[dict[str, Any]] | None:
     """Add what each worker is at; nothing is known of that without a database."""
+    workers = fleet["workers"]
+    if workers is None:
+        return None
     fetches = None if standing.found is None else standing.found.fetches
     jobs = None if moving.found is None else moving.found.at_jobs
-    return workers and [
+    return [
         {
             **worker,
             "fetches": None if fetches is None else fetches.get(worker["name"], 0),
             "jobs": None if jobs is None else jobs.get(worker["name"], 0),
         }
-        for worker in workers
+        for worker in workers or [_alone(parts, fleet["upstreams"])]
     ]
+
+
+def _alone(parts: Parts, upstreams: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return this worker, where the state is its own and lists nobody."""
+    here = Worker.here()
+    return {
+        "name": f"{here.host}:{here.pid}",
+        "host": here.host,
+        "pid": here.pid,
+        "started": int(parts.started),
+        "heard": 0.0,
+        "probes": [shown["name"] for shown in upstreams if owner() in shown["probes"]],
+        "permits": {shown["name"]: shown["in_flight"] for shown in upstreams if shown["in_flight"]},
+    }
 
 
 def _cache(

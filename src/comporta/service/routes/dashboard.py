@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import RedirectResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 
 from comporta.service.dashboard.doors import is_secure, refuse_strangers
@@ -68,7 +68,7 @@ async def history(parts: Admitted) -> Response:
 
 @router.get(
     "/v1/dashboard/stream",
-    response_class=PageStream,
+    response_class=StreamingResponse,
     responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}, **_RESPONSES},
 )
 async def stream(parts: Admitted) -> Response:

@@ -1,0 +1,95 @@
+"""Several workers as processes: whichever is asked shows all of them, and none hangs at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dashboard.rig import past, shown, streaming
+from tests.processes.fleet import new_name, remove
+from tests.search.rig import DAYS, PATIENT, written
+from tests.service.running import CLIENT, Served, served, several_served, wait_for
+
+from comporta.service.search.query import UFS
+from comporta.testing import ProcurementServer, Server
+
+
+@pytest.fixture(params=["shared", "valkey"])
+def state(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "valkey":
+        server: Server = request.getfixturevalue("valkey")
+        server.command("FLUSHALL")
+        yield f"{server.url}?timeout=5"
+        return
+    name = new_name()
+    yield f"shared://{name}"
+    remove(name)
+
+
+def searched(one: Served, uf: str) -> None:
+    reply = CLIENT.get(f"{one.address}/v1/search", params={**DAYS, "ufs": uf})
+    assert reply.status_code in {200, 503}
+
+
+def calls(told: dict[str, Any], name: str) -> int:
+    return int(sum(one["minute"]["calls"] for one in told["upstreams"] if one["name"] == name))
+
+
+def sources(told: dict[str, Any]) -> set[str]:
+    return {event["source"] for event in told["events"]}
+
+
+def eventually(one: Served, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Wait for a document of which something is true."""
+    wait_for(lambda: what(shown(one.address)))
+    return shown(one.address)
+
+
+def sees(all_of_them: list[Served]) -> Callable[[dict[str, Any]], bool]:
+    pids = {one.process.pid for one in all_of_them}
+    return lambda told: {worker["pid"] for worker in told["workers"]} == pids
+
+
+def test_fleet__two_workers_and_then_two_others__any_page_shows_all_and_what_was_before(
+    state: str, tmp_path: Path
+) -> None:
+    with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as portals:
+        told = {"threshold": 5, "cooldown": 300, **PATIENT}
+        path = written(tmp_path, portals, state=state, **told)
+        variables = {"COMPORTA_STATE": state, "DATABASE_URL": f"sqlite:///{tmp_path}/search.db"}
+        with several_served(2, tmp_path, "--config", str(path), **variables) as both:
+            portals.pcp.set(mode="dead")
+            for uf in UFS[:7]:
+                searched(both[0], uf)
+            for one in both:  # though one of them made all the calls
+                eventually(one, lambda told: calls(told, "pncp") >= 7 and "pcp" in sources(told))
+                found = eventually(one, sees(both))
+                [pcp] = [card for card in found["upstreams"] if card["name"] == "pcp"]
+                assert (pcp["phase"], found["reasons"]) == ("open", ["pcp is open"])
+                assert pcp["in_words"].startswith("Open until ")
+            assert sum(past(both[1].address)["pncp"]["calls"]) >= 7
+            assert [one.end() for one in both] == [0, 0]
+        with several_served(2, tmp_path, "--config", str(path), **variables) as others:
+            for one in others:
+                assert sum(past(one.address)["pncp"]["calls"]) >= 7
+                assert "pcp" in sources(eventually(one, sees(others)))
+
+
+def test_serve__sigterm_with_pages_open__ends_their_streams_and_itself(tmp_path: Path) -> None:
+    state = new_name()
+    with served(tmp_path, COMPORTA_STATE=f"shared://{state}") as one, ExitStack() as stack:
+        pages = [stack.enter_context(streaming(one.address)) for _ in range(5)]
+        for page in pages:
+            assert [next(page)[0], next(page)[0]] == ["history", "document"]
+        began = time.monotonic()
+        one.process.terminate()
+        assert [list(page)[-1] for page in pages] == [("end", {})] * 5
+        status = one.process.wait(60)
+        seconds = time.monotonic() - began
+    remove(state)
+    assert (status, "Traceback" in one.errors.read_text()) == (0, False)
+    assert seconds < 10
