@@ -6,6 +6,7 @@ second would be felt.
 
 from __future__ import annotations
 
+import errno
 import os
 from difflib import get_close_matches
 from importlib import import_module
@@ -14,8 +15,8 @@ from typing import Any, cast
 import click
 
 from comporta import __version__
+from comporta.cli import INTERRUPTED
 
-INTERRUPTED = 130
 COMPLETING = "_COMPORTA_COMPLETE"
 
 SECTIONS = {
@@ -81,6 +82,11 @@ class Commands(click.Group):
             ctx.exit(INTERRUPTED)
         except ComportaError as error:
             raise click.ClickException(str(error)) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # click ends quietly when nobody reads any more
+            said = error.strerror or str(error)
+            raise click.ClickException(f"{error.filename}: {said}" if error.filename else said) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by what they are for."""

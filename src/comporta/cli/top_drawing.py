@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.styled import Styled
 from rich.text import Text
 
-from comporta.cli.output import rough, table_of
+from comporta.cli.output import printable, rough, table_of
 
 Document = dict[str, Any]
 
@@ -65,15 +65,25 @@ class Column(NamedTuple):
 
 def drawn(picture: Picture, paper: Paper, where: str, lost: str = "") -> RenderableType:
     """Lay a picture out; ``lost`` says why it is not of this moment, and it is greyed then."""
-    document = picture.document
+    document = _shown(picture.document)
+    picture = picture._replace(document=document)
     head = _head(document, where, live=paper.height is not None)
-    top = [head, Text(lost, style="bold red")] if lost else [head]
+    top = [head, *_story(document)] if not lost else [head, Text(printable(lost), style="bold red")]
     upstreams = _upstreams(picture, paper)
     kept = _kept(document)
     left = None if paper.height is None else paper.height - _lines([*top, *upstreams, *kept], paper.width)
     workers, events = _shares(len(document["workers"]), len(document["events"]), left)
     parts = [*upstreams, *_workers(document, workers), *kept, *_events(document, events)]
     return Group(*top, *(Styled(part, LOST) for part in parts) if lost else parts)
+
+
+def _shown(found: Any) -> Any:
+    """Return what others wrote as a terminal may see it."""
+    if isinstance(found, dict):
+        return {printable(str(name)): _shown(each) for name, each in found.items()}
+    if isinstance(found, list):
+        return [_shown(each) for each in found]
+    return printable(found) if isinstance(found, str) else found
 
 
 def _shares(workers: int, events: int, left: int | None) -> tuple[int, int]:
@@ -102,6 +112,15 @@ def _head(document: Document, where: str, *, live: bool) -> Text:
         overflow="ellipsis",
         no_wrap=True,
     )
+
+
+def _story(document: Document) -> list[Text]:
+    """Return what a demo tells, if one is played."""
+    story = document.get("story")
+    if not story:
+        return []
+    said = f"{story.get('title', '')}: {story.get('text', '')} {story.get('look') or ''}"
+    return [Text(said.strip(), style="cyan")]
 
 
 def _upstreams(picture: Picture, paper: Paper) -> list[RenderableType]:
@@ -186,7 +205,7 @@ def _why(card: Document, now: float) -> RenderableType | None:
     if phase == "open" and until and not card.get("forced"):
         why = said.partition(": ")[2]
         said = f"Open until {clock(until)} ({rough(until - now)} more){f': {why}' if why else '.'}"
-    style = _PHASES["open"] if phase == "open" else "yellow"
+    style = _PHASES["open"] if phase == "open" else "dim" if said.startswith("Closed: ") else "yellow"
     return Padding(Text.assemble((f"{card['name']}: ", "bold"), (said, style)), (0, 0, 0, 1))
 
 
@@ -215,6 +234,12 @@ def _counted(name: str, style: str = "") -> Callable[[Document], Text]:
     return cell
 
 
+def _held_back(card: Document) -> Text:
+    """Count what never reached the upstream: its circuit was open, or there was no room in time."""
+    count = sum(card["minute"].get(name) or 0 for name in ("open", "limited"))
+    return Text(f"{count:,}", style="yellow" if count else "")
+
+
 def _waited(name: str) -> Callable[[Document], Text]:
     return lambda card: Text(span(card["minute"].get(name)))
 
@@ -222,14 +247,15 @@ def _waited(name: str) -> Callable[[Document], Text]:
 _COLUMNS = (
     Column("state", 12, 0, _state, right=False),
     Column("limit", 11, 3, _limit),
-    Column("tokens", 7, 6, _of("tokens", "capacity")),
-    Column("in flight", 9, 7, _of("in_flight", "in_flight_max")),
+    Column("tokens", 7, 7, _of("tokens", "capacity")),
+    Column("in flight", 9, 8, _of("in_flight", "in_flight_max")),
     Column("calls", 7, 1, _counted("calls")),
-    Column("ok", 7, 8, _counted("ok")),
+    Column("ok", 7, 9, _counted("ok")),
     Column("failed", 6, 2, _counted("failed", "red")),
     Column("refused", 7, 5, _counted("refused", "yellow")),
-    Column("retries", 7, 9, _counted("retries")),
-    Column("wait p50", 8, 10, _waited("wait_p50")),
+    Column("held back", 9, 6, _held_back),
+    Column("retries", 7, 10, _counted("retries")),
+    Column("wait p50", 8, 11, _waited("wait_p50")),
     Column("p95", 6, 4, _waited("wait_p95")),
 )
 
@@ -266,12 +292,12 @@ def _kept(document: Document) -> list[RenderableType]:
     found: list[RenderableType] = []
     database, cache, jobs = (document.get(name) for name in ("database", "cache", "jobs"))
     if database and database.get("status") not in (None, "ok"):
-        found.append(_line("Database", Text(f"{database.get('why') or database['status']}", style="red")))
+        found.append(_line("Database", Text(str(database.get("why")), style="red")))
     if cache:
         found.append(_line("Cache", _cache(cache)))
     if jobs:
         found.extend(_line("Job", _job(each)) for each in jobs[:JOBS_MAX])
-    return found
+    return [Text(""), *found] if found else []
 
 
 def _line(name: str, said: Text) -> Text:
@@ -279,19 +305,12 @@ def _line(name: str, said: Text) -> Text:
 
 
 def _cache(cache: Document) -> Text:
-    minute = cache.get("minute") or {}
-    figures = ", ".join(f"{minute[name]:,} {name}" for name in ("hits", "stale", "misses") if name in minute)
-    degraded = cache.get("degraded_keys_count") or 0
-    parts = [
-        f"{cache.get('entries') or 0:,} entries",
-        *(f"{cache[name]:.0%} {said}" for name, said in _RATES if cache.get(name) is not None),
-        *([f"{degraded:,} left alone"] if degraded else []),
-        *([f"last minute {figures}"] if figures else []),
-    ]
-    return Text(", ".join(parts))
-
-
-_RATES = (("hit_rate", "hits"), ("stale_served_rate", "stale"))
+    minute, degraded = cache.get("minute") or {}, cache["degraded_keys_count"]
+    figures = ", ".join(f"{minute.get(name, 0):,} {name}" for name in ("hits", "stale", "misses"))
+    left_alone = f", {degraded:,} left alone" if degraded else ""
+    day = f"{cache['hit_rate']:.0%} hits, {cache['stale_served_rate']:.0%} stale"
+    entries = "1 entry" if cache["entries"] == 1 else f"{cache['entries']:,} entries"
+    return Text(f"{entries}{left_alone}; last minute {figures}; in 24 h {day}")
 
 
 def _job(job: Document) -> Text:
