@@ -32,9 +32,9 @@ WAIT_SECONDS: Final = 10.0
 
 _STATES = ("SP", "RJ", "MG", "BA", "PR", "RS", "PE", "CE", "SC", "GO", "DF", "MA")
 _TERMS = ("uniformes", "merenda", "medicamentos", "pavimentação", "computadores")
-_NEW_SHARE = 0.08
+_NEW_SHARE = 0.06
 _THINK_SECONDS = 0.9
-_COUNTRY_SECONDS = 30.0
+_COUNTRY_SECONDS = 45.0
 _WATCH_SECONDS = 15.0
 _JOB_SECONDS = 16.0
 _RUSH_SECONDS = 7.0
