@@ -12,10 +12,12 @@ export PYTHON
 # What the promise of full coverage is about.
 COVERED := src/comporta/breaker/*,src/comporta/cache/*,src/comporta/database/*,src/comporta/limits/*,src/comporta/pipeline/*,src/comporta/retry/*,src/comporta/service/*,src/comporta/settings/*,src/comporta/stores/*,src/comporta/upstream/*,src/comporta/headers.py,src/comporta/steps.py,src/comporta/threads.py,src/comporta/timeouts.py
 
-# Stamps: the locked packages are in, the project itself is in, the peers to measure against are in.
+# Stamps: the locked packages are in, the project itself is in, the peers to measure against are in. For
+# the demo less will do, where nothing else was made yet.
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
+SOME := $(VENV)/.some
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check fmt pages bench pictures soak lock clean
@@ -24,7 +26,7 @@ PEERS := $(VENV)/.peers
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## See it all move: workers, failing portals, and a page to watch them on
+demo: $(if $(wildcard $(READY)),$(READY),$(SOME)) ## See it all move: workers, failing portals, and a page to watch them on
 	@$(PY) -m comporta.cli demo $(ARGS)
 
 test: check ## Lint, types, then every test, on real servers, with coverage
@@ -64,6 +66,7 @@ lock: ## Write requirements/ anew from pyproject.toml (UPGRADE=1: newest version
 	@$(LOCK) --group dev --output-file requirements/dev.txt
 	@$(LOCK) --group dev --group bench --constraint requirements/dev.txt \
 		--output-file requirements/bench.txt
+	@$(LOCK) --group demo --constraint requirements/dev.txt --output-file requirements/demo.txt
 
 clean: ## Remove the environment and everything generated
 	@rm -rf $(VENV) .coverage .coverage.* htmlcov dist .mypy_cache .pytest_cache .ruff_cache \
@@ -77,6 +80,13 @@ $(LOCKED): requirements/dev.txt
 	@touch $@
 
 $(READY): $(LOCKED) pyproject.toml
+	@scripts/venv install $(VENV) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(SOME): requirements/demo.txt pyproject.toml
+	@echo 'Making $(VENV) from requirements/demo.txt ...'
+	@scripts/venv new $(VENV)
+	@scripts/venv install $(VENV) --require-hashes -r requirements/demo.txt
 	@scripts/venv install $(VENV) --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``, or ``--plot``."""
+"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``."""
 
 from __future__ import annotations
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
-from tests.halves import HALF, without_notes
+from tests.halves import HALF, folder_of, without_notes
+from tests.stalls import Stalls
 from tests.support import SOAK, Late
 
 from comporta import events
@@ -31,11 +33,15 @@ ON_ONE_KIND = {"cli", "integrations", "outages", "processes", "testing", "topolo
 ON_ALL_KINDS = {"stores"}
 """Where a server is asked for everything that is ever asked of it. Elsewhere the oldest and the newest do."""
 
-LATE_TIMES = 3
+HELD_TO_TIME = {"faults", "outages", "processes", "stores", "topologies"}
+"""Folders of tests in which deadlines of milliseconds are in force."""
+
+LATE_TIMES = 5
 """How often a test is tried that is held to real time: a busy machine stalls now and then, not each time."""
 
 ERRORS = pytest.StashKey[list[BaseException]]()
 TRIED_ANEW = pytest.StashKey[list[str]]()
+STALLS = pytest.StashKey[Stalls]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,14 +61,18 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Try a test anew that ended with something late; whatever else went wrong counts the first time."""
+    """Try a test anew that ended with something late, or that was held to time by a machine that stood still.
+
+    Whatever else goes wrong counts the first time.
+    """
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for tried in range(1, LATE_TIMES + 1):
-        item.stash[ERRORS] = []
+        item.stash[ERRORS], began_ns = [], time.monotonic_ns()
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        if tried == LATE_TIMES or not _was_late(item):
+        if tried == LATE_TIMES or not _was_late(item, began_ns):
             break
         item.config.stash[TRIED_ANEW].append(item.nodeid)
+        time.sleep(tried)  # what keeps the machine busy may be over by then
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -75,14 +85,23 @@ def pytest_exception_interact(node: object, call: pytest.CallInfo[object]) -> No
         node.stash[ERRORS].append(call.excinfo.value)
 
 
-def _was_late(item: pytest.Item) -> bool:
-    """Whether that is all that went wrong."""
+def _was_late(item: pytest.Item, began_ns: int) -> bool:
     errors = item.stash[ERRORS]
-    return bool(errors) and all(isinstance(error, Late) for error in errors)
+    if all(isinstance(error, Late) for error in errors):
+        return bool(errors)
+    return folder_of(item) in HELD_TO_TIME and item.config.stash[STALLS].since(began_ns)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[TRIED_ANEW] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stalls(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
+    """Watch the machine."""
+    with closing(Stalls(tmp_path_factory.mktemp("stalls"))) as watched:
+        pytestconfig.stash[STALLS] = watched
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -93,7 +112,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def _repeated_on(item: pytest.Item) -> set[str]:
     """Return the kinds of servers on which this test shows nothing that it does not show on Valkey."""
-    folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    folder = folder_of(item)
     if folder in ON_ONE_KIND:
         return {"redis", "redis-6.2"} & _words(item)
     return set() if folder in ON_ALL_KINDS else {"redis"} & _words(item)

@@ -35,24 +35,26 @@ _END_SECONDS = 30.0
 
 def main() -> int:
     """Run both halves to their end; the status is 0 only if both ran well, and left nothing out."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with TemporaryDirectory() as meeting, without_notes():
-        halves = [_started(half, meeting) for half in HALVES]
-        lock = threading.Lock()
-        tellers = [
-            threading.Thread(target=_tell, args=(half, process, lock))
-            for half, process in zip(HALVES, halves, strict=True)
-        ]
+        halves = {half: _started(half, meeting) for half in HALVES}
         try:
-            for teller in tellers:
-                teller.start()
-            for teller in tellers:
-                teller.join()
-            statuses = [process.wait() for process in halves]
+            _told(halves)
+            statuses = [process.wait() for process in halves.values()]
+        except KeyboardInterrupt:
+            return 130
         finally:
-            for process in halves:
-                _ended(process)
-        status = next((abs(status) for status in statuses if status), 0)
-        return status or _left_out(Path(meeting)) or _measured()
+            _end(halves)
+        return max(map(abs, statuses)) or _left_out(Path(meeting)) or _measured()
+
+
+def _told(halves: dict[str, subprocess.Popen[str]]) -> None:
+    lock = threading.Lock()
+    tellers = [threading.Thread(target=_tell, args=(half, halves[half], lock)) for half in halves]
+    for teller in tellers:
+        teller.start()
+    for teller in tellers:
+        teller.join()
 
 
 def _started(half: str, meeting: str) -> subprocess.Popen[str]:
@@ -61,7 +63,13 @@ def _started(half: str, meeting: str) -> subprocess.Popen[str]:
     command += [*(["--color=yes"] if sys.stdout.isatty() else []), *sys.argv[1:]]
     environ = {**os.environ, HALF: half, MEETING: meeting}
     return subprocess.Popen(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that Ctrl-C comes to us alone, and to each of them once
     )
 
 
@@ -79,15 +87,16 @@ def _tell(half: str, process: subprocess.Popen[str], lock: threading.Lock) -> No
         print(f"\n{half}\n{''.join(held)}", flush=True)  # noqa: T201
 
 
-def _ended(process: subprocess.Popen[str]) -> None:
-    """Have it end in good order, with its servers; Ctrl-C on a terminal has told it so already."""
-    if process.poll() is None:
+def _end(halves: dict[str, subprocess.Popen[str]]) -> None:
+    """Have who is still there end in good order, and its servers with it."""
+    left = [process for process in halves.values() if process.poll() is None]
+    for process in left:
         process.send_signal(signal.SIGINT)
+    for process in left:
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
 
 
 def _left_out(meeting: Path) -> int:
@@ -142,7 +151,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
 
 def _taken(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Take one file's tests after the other, from this half's end, until the other half has taken them."""
-    ordered = sorted(items, key=lambda item: _folder(item) not in IN_FRONT)
+    ordered = sorted(items, key=lambda item: folder_of(item) not in IN_FRONT)
     pieces = [list(piece) for _, piece in groupby(ordered, key=lambda item: item.path)]
     numbers = range(len(pieces))
     for number in numbers if os.environ[HALF] == HALVES[0] else reversed(numbers):
@@ -153,7 +162,8 @@ def _taken(items: list[pytest.Item]) -> Iterator[pytest.Item]:
         yield from pieces[number]
 
 
-def _folder(item: pytest.Item) -> str:
+def folder_of(item: pytest.Item) -> str:
+    """Return the folder of tests, or the file, that a test is in."""
     return item.path.relative_to(item.config.rootpath / "tests").parts[0]
 
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,8 +45,7 @@ def launched(playwright: Playwright) -> Browser:
 
 def found(playwright: Playwright) -> str | None:
     """Return where one is, installed now if need be."""
-    ways: tuple[Callable[[], str | None], ...] = (_named, _on_path, _of_debian, lambda: _downloaded(playwright))
-    return next((path for path in (way() for way in ways) if path), None)
+    return _named() or _on_path() or _of_debian() or _downloaded(playwright)
 
 
 def _named() -> str | None:

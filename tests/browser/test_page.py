@@ -38,17 +38,16 @@ def test_card__portal_dies_and_comes_back__goes_closed_open_half_open_closed(
 
     page.reload()  # what was before is there at once, and any worker's page shows it
     watched.live()
-    expect(watched.card("pncp").locator("path.band.open")).to_have_attribute("d", ANYTHING)
     expect(watched.card("pncp").locator("path.part.failed")).to_have_attribute("d", ANYTHING)
+    expect(watched.card("pncp").locator("path.part.away")).to_have_attribute("d", ANYTHING)
     with Watched.on(browser, fleet.workers[1].address) as other:
         other.open()
-        expect(other.card("pncp").locator("path.band.open")).to_have_attribute("d", ANYTHING)
+        expect(other.card("pncp").locator("path.part.failed")).to_have_attribute("d", ANYTHING)
+        expect(other.page.locator("#events")).to_contain_text("open for")
         expect(other.page.locator("#workers tr")).to_have_count(2)
 
 
-def test_breaker__reset_as_admin__is_closed_again_for_the_whole_fleet(
-    watched: Watched, fleet: Fleet
-) -> None:
+def test_breaker__reset_as_admin__is_closed_again_for_the_whole_fleet(watched: Watched, fleet: Fleet) -> None:
     page = watched.open()
     watched.operate(TOKEN)
     card = watched.card("pcp")
@@ -160,15 +159,6 @@ def test_worker__killed_and_started_again__page_says_so_and_is_live_again(
     watched.live()
     expect(page.locator("body")).not_to_have_class("behind")
     watched.phase("pncp", "closed")
-
-
-def test_worker__told_to_end__does_not_wait_for_open_pages(watched: Watched, fleet: Fleet) -> None:
-    watched.expected += LOST
-    watched.open()
-    fleet.workers[0].end()
-    fleet.workers[0].start()
-    fleet.workers[0].ready()
-    watched.live()
 
 
 def _tab_to(page: Page, wanted: Locator) -> None:

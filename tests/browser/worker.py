@@ -8,14 +8,14 @@ import uvicorn
 
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.serving import _address, _listening, settings_of
+from comporta.service.serving import _address, listening, settings_of
 
 
 def main(port: str, control: str) -> None:
     """Serve until a signal ends it."""
     config = ServiceConfig.load()
     app = create_app(config, demo=control)
-    with _listening(config.host, int(port)) as listener:
+    with listening(config.host, int(port)) as listener:
         print(f"Serving at {_address(listener)}", flush=True)  # noqa: T201 - whoever started it reads it
         uvicorn.Server(settings_of(config, app)).run([listener])
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from tests.service.running import CLIENT, PATIENCE_SECONDS, Asked, config, wait_for
 
 from comporta.service.app import create_app
-from comporta.service.serving import _listening, settings_of
+from comporta.service.serving import listening, settings_of
 
 TOKEN = "a-dashboard-token-for-tests"  # noqa: S105 - of tests only
 LOCKED = {"COMPORTA_DASHBOARD_TOKEN": TOKEN}
@@ -38,7 +38,7 @@ async def running(folder: Path, *, demo: str | None = None, **variables: str) ->
 @contextmanager
 def on_a_thread(app: FastAPI) -> Iterator[tuple[str, uvicorn.Server]]:
     """Serve as ``comporta serve`` does, but in this process; gives the address."""
-    listener = _listening("127.0.0.1", 0)
+    listener = listening("127.0.0.1", 0)
     server = uvicorn.Server(settings_of(app.state.config, app))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

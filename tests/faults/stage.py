@@ -34,7 +34,7 @@ RETURN_SECONDS: Final = 30.0
 PATIENT: Final = "?timeout=5"
 """For rows in which nothing fails: a machine that stalls must not look like a server that does."""
 
-UNHURRIED: Final = "?timeout=2"
+UNHURRIED: Final = "?timeout=10"
 """For rows in which the server is heard to fail, and no deadline is needed to know it."""
 
 LASTING: Final = LimitConfig(0.001, 100_000)

@@ -2,8 +2,8 @@
 
 The machine may be busy with other things. A call is excused from its deadline only if a thread of its own
 process, which did nothing but sleep, was kept from running for 50 ms at the same time (``jobs.py``), and a
-story in which something was late is told anew. How much is granted at the most is excused by one thing only: a
-worker that was kept from running while the others came back, and goes on with its share until it is back too.
+story in which something was late is told anew. How much is granted at the most is excused by one thing only:
+a worker that was kept from running while the others came back goes on with its share until it is back too.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from uvicorn.supervisors.multiprocess import SIGNALS
 from comporta.database.urls import open_database
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.serving import _address, _figures_together, _listening, serve, settings_of
+from comporta.service.serving import _address, _figures_together, listening, serve, settings_of
 from comporta.stores.failover import FailoverStore
 from comporta.stores.folder import path_of
 from comporta.stores.urls import open_store
@@ -54,7 +54,7 @@ def state() -> Iterator[str]:
 @contextmanager
 def on_a_thread(app: FastAPI) -> Iterator[tuple[str, uvicorn.Server]]:
     """Serve as ``comporta serve`` does, but in this process; gives the address."""
-    listener = _listening("127.0.0.1", 0)
+    listener = listening("127.0.0.1", 0)
     server = uvicorn.Server(settings_of(app.state.config, app))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

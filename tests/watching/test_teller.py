@@ -379,3 +379,14 @@ def test_teller__in_a_child__is_nobody_yet_and_has_nothing_to_tell(clock: Manual
     teller.after_fork()
     teller.turn()
     assert noted(store) == []
+
+
+def test_turn__breaker_that_nobody_uses__is_looked_at_and_not_kept_fresh(tallies: Tallies) -> None:
+    store, _, _, pncp = outage()
+    Teller(store, {"pncp": pncp}, tallies).turn()
+    assert pncp.breaker is not None
+    view = pncp.breaker.verbs.view
+    assert view.reply is not None
+    assert view.due() is None, "the keeper has no reason to ask for it"
+    called(pncp)
+    assert view.due() is not None

@@ -31,7 +31,7 @@ _STORIES = ("outage", "throttled", "slow", "redis-dies")
     help="End after so long.  [default: with Ctrl-C; off a terminal, after one story]",
 )
 def demo(scenario: str | None, workers: int, port: int | None, seconds: float | None) -> None:
-    r"""Show it all: several workers, failing portals, a page to watch them on.
+    """Show it all: several workers, failing portals, a page to watch them on.
 
     Starts the real service with simulated portals and users on this machine,
     breaks things, and tells in the terminal and on the dashboard what happens
@@ -45,7 +45,7 @@ def demo(scenario: str | None, workers: int, port: int | None, seconds: float | 
 
     Exits with 1 if a promise was not kept: a portal saw more than its limit,
     or a step of the story did not come to be.
-    """
+    """  # noqa: D301 - the sign by which click leaves lines as they are
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise click.ClickException(f"the demo needs {missing[0]}: pip install 'comporta[cli,service]'")

@@ -103,11 +103,13 @@ class _Crowd:
 
     async def _again(self, what: Callable[[dict[str, str]], Coroutine[Any, Any, None]], mean: float) -> None:
         """Do something now and then, each time as somebody else; what breaks is counted."""
+        wait = random.uniform(0.1, 0.4) * mean
         while True:
-            await asyncio.sleep(random.uniform(0.3, 1.0) * mean)
+            await asyncio.sleep(wait)
+            wait = random.uniform(0.3, 1.0) * mean
             try:
                 await what(self._somebody())
-            except (httpx2.HTTPError, ValueError):
+            except (httpx2.HTTPError, ValueError):  # a worker may be killed at any moment
                 self._counts["broken"] += 1
 
     async def _country(self, told: dict[str, str]) -> None:
@@ -128,12 +130,12 @@ class _Crowd:
         name = f"batch-{next(self._jobs)}-{random.randrange(10_000):04}"
         accounts = [f"{random.randrange(10**8):08}" for _ in range(random.randint(*_ACCOUNTS))]
         body = {"accounts": accounts, "user_id": "ana", "job_id": name}
-        url = "/ultra-batch/jobs"
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._sheet(name, told))
-            async with self._client.stream("POST", url, json=body, headers=told) as stream:
-                async for line in stream.aiter_lines():
-                    self._counts["jobs"] += json.loads(line)["event"] == "end"
+        await asyncio.gather(self._followed(body, told), self._sheet(name, told))
+
+    async def _followed(self, body: dict[str, Any], told: dict[str, str]) -> None:
+        async with self._client.stream("POST", "/ultra-batch/jobs", json=body, headers=told) as stream:
+            async for line in stream.aiter_lines():
+                self._counts["jobs"] += json.loads(line)["event"] == "end"
 
     async def _sheet(self, job: str, told: dict[str, str]) -> None:
         await asyncio.sleep(_SHEET_AFTER_SECONDS)

@@ -203,7 +203,7 @@ class Stage:
     def log(self) -> str:
         """Return the last thing that went wrong, in its own words."""
         lines = (self._folder / "log").read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip("+-| ")), "it said nothing")
 
     async def _open_server(self) -> None:
         if not find_servers():

@@ -91,7 +91,7 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
     exit status that says so.
     """
     asyncio.run(check_addresses(config))
-    with _listening(config.host, config.port) as listener:
+    with listening(config.host, config.port) as listener:
         told(_address(listener))
         settings = settings_of(config, APP, _logging())
         if config.workers == 1:
@@ -126,7 +126,8 @@ def settings_of(
     )
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that all workers take clients from; whoever has it may start processes that have it."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:

@@ -187,9 +187,11 @@ class Teller:
         return self._store.apply(Write(TURNS, name, owner().encode(), ttl, ABSENT))
 
     def _shown(self, name: str, upstream: Upstream) -> dict[str, Any] | None:
+        """Tell how an upstream stands; if the state fell meanwhile, that is how this worker stands alone."""
         shown = run(own_card(upstream))
-        if fallback_of(upstream.store) is not None:
-            return None  # it fell meanwhile: that is how this worker stands, not the fleet
+        return self._stands(name, shown) if fallback_of(upstream.store) is None else None
+
+    def _stands(self, name: str, shown: dict[str, Any]) -> dict[str, Any]:
         self._store.apply(Write(STANDINGS, name, written(shown), STANDING_SECONDS))
         if not run(remembering(self._store, name)):
             self.say_once("upstreams", f"there are too many names: pages will not show {name}")

@@ -43,7 +43,7 @@ def lines(reply: httpx2.Response) -> Iterator[dict[str, Any]]:
 def test_serve__client_leaves_and_workers_are_told_to_end__the_job_and_its_sheet_are_finished_by_the_next(
     tmp_path: Path,
 ) -> None:
-    count = 1000
+    count = 300
     url, sheets = f"sqlite:///{tmp_path}/service.db?timeout=30", tmp_path / "sheets"
     database = open_database(url)
     migrate(database, MIGRATIONS)
@@ -51,7 +51,7 @@ def test_serve__client_leaves_and_workers_are_told_to_end__the_job_and_its_sheet
     database.close()
     told = {**OPTIONS, "DATABASE_URL": url, "sheets": str(sheets), "batch_lease_seconds": "600"}
     body = {"accounts": accounts(count), "job_id": "mine"}
-    with served(tmp_path, "--workers", "2", **told, GREETING_SECONDS="0.05") as first:  # far from its end
+    with served(tmp_path, "--workers", "2", **told, GREETING_SECONDS="0.2") as first:  # far from its end
         with httpx2.stream(
             "POST", f"{first.address}/ultra-batch/jobs", json=body, timeout=PATIENCE_SECONDS
         ) as reply:
