@@ -116,7 +116,9 @@ async def end(children: Iterable[Child], seconds: float = END_SECONDS) -> None:
 class Stage:
     """Everything that runs: the portals, the workers, the users, and for some stories a server of the state."""
 
-    def __init__(self, listener: socket.socket, workers: int, pace: Pace, token: str, *, server: bool) -> None:
+    def __init__(
+        self, listener: socket.socket, workers: int, pace: Pace, token: str, *, server: bool
+    ) -> None:
         self.address = "http://{}:{}".format(*listener.getsockname()[:2])
         self.control = f"http://127.0.0.1:{free_port()}"
         self.state = f"shared://demo-{os.getpid()}?keys={KEYS}"

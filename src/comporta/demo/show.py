@@ -83,7 +83,9 @@ class Show:
 
     async def _played(self) -> None:
         self._terminal.headline(self._stage.address, self._token, self._asked.workers)
-        limits = httpx2.Limits(max_keepalive_connections=0)  # so that any worker answers, also when one has died
+        limits = httpx2.Limits(
+            max_keepalive_connections=0
+        )  # so that any worker answers, also when one has died
         async with httpx2.AsyncClient(timeout=ASK_SECONDS, limits=limits, trust_env=False) as self._client:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._asked.seconds):

@@ -88,9 +88,9 @@ _GO_ON: Final = Step(
     "PCP has, and say what is missing.",
     "The cache: stale answers rise. The requests to PNCP: none.",
     "users are served from before, or by the other portal",
-    lambda now, before: now.count("stale") + now.count("partial") >= before.count("stale")
-    + before.count("partial")
-    + 5,
+    lambda now, before: (
+        now.count("stale") + now.count("partial") >= before.count("stale") + before.count("partial") + 5
+    ),
     "{stale} stale and {partial} partial answers within {seconds} s, {failed} failures; PNCP sees {pncp_rate} "
     "requests a second.",
 )
