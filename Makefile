@@ -12,24 +12,26 @@ export PYTHON
 # What the promise of full coverage is about.
 COVERED := src/comporta/breaker/*,src/comporta/cache/*,src/comporta/database/*,src/comporta/limits/*,src/comporta/pipeline/*,src/comporta/retry/*,src/comporta/service/*,src/comporta/settings/*,src/comporta/stores/*,src/comporta/upstream/*,src/comporta/headers.py,src/comporta/steps.py,src/comporta/threads.py,src/comporta/timeouts.py
 
-# Stamps: the locked packages are in, the project itself is in, the peers to measure against are in.
+# Stamps: the locked packages are in, the project itself is in, the peers to measure against are in. For
+# the demo less will do, where nothing else was made yet.
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
+SOME := $(VENV)/.some
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt bench pictures soak lock clean
+.PHONY: help demo test check fmt pages bench pictures soak lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## See several processes share one limit
+demo: $(if $(wildcard $(READY)),$(READY),$(SOME)) ## See it all move: workers, failing portals, and a page to watch them on
 	@$(PY) -m comporta.cli demo $(ARGS)
 
 test: check ## Lint, types, then every test, on real servers, with coverage
 	@$(PY) -m coverage erase
-	@$(PY) -m coverage run -m pytest $(ARGS)
+	@$(PY) -m $(if $(ARGS),coverage run -m pytest $(ARGS),tests.halves)
 	@$(PY) -m coverage report --include='$(COVERED)' --fail-under=100
 
 check: $(READY) ## Lint, format and types only
@@ -41,6 +43,9 @@ check: $(READY) ## Lint, format and types only
 fmt: $(READY) ## Format the code and sort its imports
 	@$(PY) -m ruff check --quiet --fix --select I .
 	@$(PY) -m ruff format .
+
+pages: $(READY) ## Write what --help says into docs/command-line.md
+	@$(PY) -m tests.cli.pages
 
 bench: $(READY) $(PEERS) ## Measure against other libraries, side by side
 	@$(PY) -m benchmarks $(ARGS)
@@ -61,6 +66,7 @@ lock: ## Write requirements/ anew from pyproject.toml (UPGRADE=1: newest version
 	@$(LOCK) --group dev --output-file requirements/dev.txt
 	@$(LOCK) --group dev --group bench --constraint requirements/dev.txt \
 		--output-file requirements/bench.txt
+	@$(LOCK) --group demo --constraint requirements/dev.txt --output-file requirements/demo.txt
 
 clean: ## Remove the environment and everything generated
 	@rm -rf $(VENV) .coverage .coverage.* htmlcov dist .mypy_cache .pytest_cache .ruff_cache \
@@ -74,6 +80,13 @@ $(LOCKED): requirements/dev.txt
 	@touch $@
 
 $(READY): $(LOCKED) pyproject.toml
+	@scripts/venv install $(VENV) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(SOME): requirements/demo.txt pyproject.toml
+	@echo 'Making $(VENV) from requirements/demo.txt ...'
+	@scripts/venv new $(VENV)
+	@scripts/venv install $(VENV) --require-hashes -r requirements/demo.txt
 	@scripts/venv install $(VENV) --no-deps --no-build-isolation --editable .
 	@touch $@
 

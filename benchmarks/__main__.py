@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``, or ``--plot``."""
+"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from benchmarks import (
     footprint,
     latency,
     lease,
+    loop,
     memory,
     outages,
     pipeline,
@@ -54,6 +55,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "batch": batch.run,
     "service": service.hits,
     "dashboard": dashboard.run,
+    "service-loop": loop.steps,
     "import": startup.run,
     "footprint": footprint.run,
     "accuracy": accuracy.run,

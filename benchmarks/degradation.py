@@ -92,9 +92,9 @@ def simulated(rule: str, report: Reports | None) -> Run:
         run.refused.append(0)
         for _ in range(1_000_000 // TICK_US):
             now_us = clock.now_ns() // 1000
-            under_way.append(
-                [upstream.accepts(now_us, quota) for _ in range(WORKERS) if limiter.sync.acquire()]
-            )
+            # whom it refuses at a moment it refuses all who come after
+            granted = next((number for number in range(WORKERS) if not limiter.sync.acquire()), WORKERS)
+            under_way.append([upstream.accepts(now_us, quota) for _ in range(granted)])
             heard = under_way.popleft()
             last_second.append(heard.count(True))
             run.accepted[-1] += heard.count(True)

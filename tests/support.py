@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import signal
 import socket
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +20,37 @@ from comporta.stores.memory import MemoryStore
 from comporta.stores.redis import RedisStore
 from comporta.stores.shared import SharedStore
 from comporta.testing import Server
+
+SOAK = bool(os.environ.get("COMPORTA_SOAK"))
+"""Whether everything is to be tried, however long it takes."""
+
+
+def examples(most: int) -> int:
+    """Return how many examples Hypothesis is to try: all of them in a soak, else a third."""
+    return most if SOAK else most // 3
+
+
+class Late(AssertionError):  # noqa: N818 - it fails a test, it is not raised to anybody
+    """Something came later than promised: by our fault, or by that of a machine that did not run us.
+
+    A test that ends with it is tried anew, with all its fixtures (``conftest.py``): what is late for a reason
+    is late each time.
+    """
+
+
+def hold_to(seconds: float, most: float, what: object = "it") -> None:
+    """Hold something to the time promised for it."""
+    if seconds > most:
+        raise Late(f"{what} took {seconds:.3f} s, at most {most:g} s are promised")
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Hold a block to the time promised for it."""
+    began = time.monotonic()
+    yield
+    hold_to(time.monotonic() - began, seconds)
+
 
 MakesStore = Callable[[Clock | None], AbstractContextManager[Store]]
 

@@ -105,7 +105,7 @@ def test_check_limit__old_and_new__answer_the_same(
             assert await limiter.check_limit(key="b", limit=1, window=1)
             assert not await limiter.check_limit("c", 0, 1)
             assert not await limiter.check_limit("c", -1, 1)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 30
             while not await limiter.check_limit("a", 3, 1):  # the window starts with the first call
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)

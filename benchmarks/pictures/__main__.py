@@ -13,7 +13,7 @@ from benchmarks.pictures.drawing import Picture
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 QUICK = (
     *("strategies", "throttle", "breaker", "retries", "in-flight", "degradation", "pause", "lease", "cache"),
-    *("writer", "inbound"),
+    *("writer", "inbound", "groups", "channel"),
 )
 """Scenes on simulated time: moments each, and the same bytes each time."""
 

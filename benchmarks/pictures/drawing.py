@@ -215,7 +215,8 @@ class Shade:
             f"width='{right - left:.1f}' height='{frame.bottom - frame.top:.1f}'/>"
         )
         if self.word:
-            yield _text((left + right) / 2, frame.top + 13, self.word, f"f-{self.color}", "middle")
+            ink = "soft" if self.color == "grey" else self.color
+            yield _text((left + right) / 2, frame.top + 13, self.word, f"f-{ink}", "middle")
 
 
 @dataclass(frozen=True)

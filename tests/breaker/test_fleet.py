@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.breaker.jobs import NAME, hits
 from tests.processes.fleet import Worker, new_name, remove, shared_url, started, together
+from tests.support import hold_to
 
 from comporta import CircuitBreaker
 from comporta.stores.urls import forget_stores
@@ -62,7 +63,7 @@ def test_fleet__half_open_with_a_hundred_callers_in_each_of_four__lets_exactly_t
     probes = 3
     config = {"threshold": 1, "cooldown_seconds": 0.2, "probes": probes, "probe_seconds": 300}
     breaker = tripped(url, **config)
-    wait_until(lambda: breaker.sync.get_state().phase == "half_open", "half-open", 5)
+    wait_until(lambda: breaker.sync.get_state().phase == "half_open", "half-open", 60)
     with started(4, "crowd", url=url, backend=backend, config=config, callers=100) as workers:
         admitted = together(workers)
         assert sum(admitted) == probes
@@ -89,22 +90,14 @@ def test_fleet__prober_is_killed_under_steady_traffic__recovers_at_its_deadline(
         for caller in callers:
             caller.go()
         well = min((caller.answer() - granted_ns) / 1e9 for caller in callers)
-    assert 2.0 <= well <= 2.0 + 1.0 + MARGIN_SECONDS
+    assert well >= 2.0
+    hold_to(well, 2.0 + 1.0 + MARGIN_SECONDS, "recovery")
 
 
 @pytest.mark.parametrize(("how", "awaiting"), [("kill", True), ("freeze", False), ("freeze", True)])
 def test_fleet__server_dies_while_open__nobody_reaches_the_backend_and_no_call_takes_long(
     backend: str, how: str, awaiting: bool
 ) -> None:
-    """The time is held to three times: a machine that stalls is not late each time."""
-    slowest: list[float] = []
-    while not slowest or (min(slowest) > 0.25 and len(slowest) < 3):
-        slowest.append(_cut_off_while_open(backend, how, awaiting=awaiting))
-    assert min(slowest) <= 0.25
-    assert hits(backend) == 0
-
-
-def _cut_off_while_open(backend: str, how: str, *, awaiting: bool) -> float:
     config = {"threshold": 1, "cooldown_seconds": 600}
     told = {"backend": backend, "config": config, "seconds": 1.0, "awaiting": awaiting}
     with Server() as server:
@@ -116,7 +109,8 @@ def _cut_off_while_open(backend: str, how: str, *, awaiting: bool) -> float:
         if how == "freeze":
             server.thaw()
     assert all(answer["alone"] and answer["refused"] for answer in answers)
-    return max(float(answer["slowest"]) for answer in answers)
+    assert hits(backend) == 0
+    hold_to(max(float(answer["slowest"]) for answer in answers), 0.25, "a call")
 
 
 def test_fleet__forked_child_opens_the_circuit__the_parent_learns_of_it(url: str) -> None:

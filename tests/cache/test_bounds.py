@@ -93,7 +93,7 @@ def test_fetch__loop_of_the_load_was_closed__another_loop_starts_anew(database_u
         return ["found"]
 
     async def main() -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return (await cache.fetch("ana", Q, found)).value
 
     assert asyncio.run(main()) == ["found"]
@@ -110,7 +110,7 @@ def test_fetch__loop_ended_before_a_refresh_began__the_next_loop_refreshes(
         return [value]
 
     async def main() -> list[str]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             found: list[str] = (await cache.fetch("ana", Q, search)).value
             return found
 
@@ -328,7 +328,7 @@ def test_fetch__second_caller_with_a_soft_timeout__waits_as_well(
         threading.Thread(target=lambda: found.append(cache.cache.sync.fetch("ana", Q, source))) for _ in "12"
     ]
     both[0].start()
-    assert source.asked.wait(20)
+    assert source.asked.wait(60)
     both[1].start()
     both[1].join(0.3)
     source.go.set()

@@ -65,7 +65,7 @@ def test_fetch__fails_with_many_waiting__all_are_told(cache: HealthCache) -> Non
     async def load() -> None:
         nonlocal calls
         calls += 1
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
         raise OSError("down")
 
     async def main() -> list[Any]:
@@ -277,8 +277,8 @@ def test_flights__after_a_fork__are_the_parents() -> None:
 
 
 def test_fetch__turn_of_a_long_load__is_renewed(tmp_path: Path, source: Source) -> None:
-    one = Face(HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://", lease_seconds=0.3), None)
-    two = Face(HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://", lease_seconds=0.3), None)
+    one = Face(HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://", lease_seconds=1.5), None)
+    two = Face(HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://", lease_seconds=1.5), None)
     source.go.clear()
     found: list[Any] = []
     threads = [
@@ -287,7 +287,7 @@ def test_fetch__turn_of_a_long_load__is_renewed(tmp_path: Path, source: Source) 
     threads[0].start()
     assert source.asked.wait(PATIENCE_SECONDS)
     threads[1].start()
-    time.sleep(1)
+    time.sleep(1.6)
     source.go.set()
     for thread in threads:
         thread.join()

@@ -23,8 +23,11 @@ def commands(command: click.Command = comporta, name: str = "") -> Iterator[str]
     """Return the words after `comporta` of every command and group; none are those of `comporta` itself."""
     yield name
     if isinstance(command, click.Group):
-        for word, each in command.commands.items():
-            yield from commands(each, f"{name} {word}".strip())
+        context = click.Context(command)
+        for word in command.list_commands(context):
+            found = command.get_command(context, word)
+            assert found is not None
+            yield from commands(found, f"{name} {word}".strip())
 
 
 def shown(page: str) -> dict[str, str]:

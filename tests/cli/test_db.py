@@ -18,11 +18,14 @@ NUMBERS = [1, 2, 3, 4, 5, 50, 100, 200]
 def test_db__empty_database__is_migrated_once(empty_database_url: str) -> None:
     missing = run("db", "status", empty_database_url)
     assert missing.exit_code == 1
-    assert missing.stdout.count("missing") == len(NUMBERS)
+    assert missing.stdout.count(" missing\n") == len(NUMBERS)
+    assert missing.stdout.endswith(f"{len(NUMBERS)} missing: `comporta db migrate` runs them.\n")
     done = listed("db", "migrate", empty_database_url)
     assert [each["number"] for each in done] == NUMBERS
     assert done == listed("db", "status", empty_database_url)
-    assert run("db", "status", empty_database_url).exit_code == 0
+    there = run("db", "status", empty_database_url)
+    assert there.exit_code == 0
+    assert there.stdout.endswith("Up to date.\n")
     again = run("db", "migrate", empty_database_url)
     assert again.exit_code == 0
     assert again.stdout.startswith("Nothing to do: ")

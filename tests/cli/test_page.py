@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 from tests.cli import pages
 
 import comporta as comporta_package
-from comporta.cli.commands import SECTIONS, comporta
+from comporta.cli.commands import NAMES, SECTIONS, comporta
 from comporta.cli.server_checks import trial
 
 PAGE = pages.PAGE.read_text(encoding="utf-8")
@@ -35,9 +36,23 @@ def test_pages__help_that_has_changed__is_written_anew(monkeypatch: pytest.Monke
     assert pages.written(new) == new
 
 
-def test_help__every_command__is_in_a_section() -> None:
-    listed = [command.name for commands in SECTIONS.values() for command in commands]
-    assert sorted(map(str, listed)) == sorted(comporta.commands)
+def test_help__line_of_a_command__is_that_of_its_own_page() -> None:
+    """They are listed without being brought in."""
+    context = click.Context(comporta)
+    for commands in SECTIONS.values():
+        for name, said in commands.items():
+            command = comporta.get_command(context, name)
+            assert command is not None
+            assert command.get_short_help_str(limit=80) == said
+    assert comporta.get_command(context, "nonsense") is None
+
+
+def test_files_of_commands__all__are_listed() -> None:
+    """So that none can be written and left out."""
+    folder = Path(comporta_package.__file__).parent / "cli"
+    made = re.compile(r"^@click\.(?:command|group)\(.*?^def (\w+)\(", re.DOTALL | re.MULTILINE)
+    found = {name for path in folder.glob("*.py") for name in made.findall(path.read_text("utf-8"))}
+    assert found == {*NAMES, "comporta"}
 
 
 def test_rights__commands_of_the_scripts__are_all_tried() -> None:

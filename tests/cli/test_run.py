@@ -366,7 +366,7 @@ def _interrupt(process: subprocess.Popen[bytes], times: int) -> bytes:
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(60)
     return process.communicate(timeout=PATIENCE_SECONDS)[0]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.running import listed, run, run_for_real
-from tests.support import redis_store
+from tests.support import hold_to, redis_store
 
 from comporta.stores.folder import path_of
 from comporta.stores.shared import SharedStore
@@ -43,11 +43,11 @@ def test_workers__a_process_uses_a_server__is_listed_and_the_command_is_not(serv
     assert worker["pid"] == process.pid
     assert worker["host"] == os.uname().nodename[:64]
     assert 0 <= time.time() - worker["started"] < 60
-    assert worker["last_sign_ms"] < 3000
+    hold_to(worker["last_sign_ms"] / 1000, 3, "a sign of life")
 
 
 def _wait_for(server: Server) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not server.command("ZCARD", "comporta_workers"):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
-from tests.support import redis_store
+from tests.support import examples, redis_store
 
 from comporta.breaker.config import BreakerConfig
 from comporta.breaker.operation import CHANGES, SPACE, Known, Step
@@ -87,7 +87,9 @@ def _known() -> Known:
     return Known(EMPTY, Forced())
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(config=configs, script=st.lists(st.tuples(steps, words), min_size=1, max_size=40))
 def test_lua__any_rules_any_steps_any_time__answers_as_python_does(
     server: Server, config: BreakerConfig, script: list[tuple[tuple[object, ...], bytes | None]]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
-from tests.support import redis_store
+from tests.support import examples, redis_store
 
 from comporta.limits.adjust import Climb, Drop, DropTo, Look, Pause, Resume, Revoke, SetByHand
 from comporta.limits.config import LimitConfig, LimitStrategy
@@ -90,7 +90,9 @@ def forget_alike(local: MemoryStore, remote: RedisStore) -> bytes | None:
     return text
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(limit=limits, steps=st.lists(st.tuples(moments, changes), min_size=1, max_size=25))
 def test_lua__any_change_any_time__leaves_the_record_that_python_does(
     server: Server, limit: LimitConfig, steps: list[tuple[int, tuple[Any, ...]]]
@@ -106,7 +108,9 @@ def test_lua__any_change_any_time__leaves_the_record_that_python_does(
             assert remote.apply(Read(CHANGES, NAME)) == local.apply(Read(CHANGES, NAME))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     limit=limits,
     steps=st.lists(

@@ -12,7 +12,7 @@ from typing import cast
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.support import command, redis_store
+from tests.support import command, examples, redis_store
 
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.lease import NO_LEASE, LeaseOperation, Lender
@@ -62,7 +62,9 @@ def _expire_alike(local: MemoryStore, remote: RedisStore, limit: LimitConfig, na
         remote.apply(Delete(f"rate_limiter:{name}", "k"))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(limit=limits, steps=st.lists(st.tuples(pauses, amounts, patience), min_size=1, max_size=40))
 def test_lua__any_limit_any_time__answers_as_python_does(
     server: Server, limit: LimitConfig, steps: list[tuple[int, int, int]]
@@ -77,7 +79,9 @@ def test_lua__any_limit_any_time__answers_as_python_does(
             assert _ask(remote, asked, patience_us) == _ask(local, asked, patience_us)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(limit=limits, steps=st.lists(st.tuples(pauses, st.integers(1, 5)), min_size=1, max_size=40))
 def test_lua__on_the_short_way__answers_as_python_does(
     server: Server, limit: LimitConfig, steps: list[tuple[int, int]]
@@ -93,7 +97,9 @@ def test_lua__on_the_short_way__answers_as_python_does(
             assert remote.apply(take) == local.apply(take)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     limit=limits,
     steps=st.lists(
@@ -132,7 +138,9 @@ def test_lua__leases__answer_as_python_does(
             assert _ask(remote, asked, 0) == _ask(local, asked, 0)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     group=st.lists(limits, min_size=1, max_size=4),
     steps=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(-2, 4)), min_size=1, max_size=25),
@@ -152,7 +160,9 @@ def test_lua__several_limits_at_once__answers_as_python_does(
             assert _ask(remote, asked, 0) == _ask(local, asked, 0)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     strategy=st.sampled_from(
         [LimitStrategy.TOKEN_BUCKET, LimitStrategy.LEAKY_BUCKET, LimitStrategy.FIXED_WINDOW]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
-from tests.support import redis_store
+from tests.support import examples, redis_store
 
 from comporta.limits.holding import (
     PERMITS,
@@ -72,7 +72,9 @@ class Twins:
                 self._remote.apply(Delete(SPACE, key))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(most=st.integers(1, 5), hold_us=st.sampled_from([60_000_000, 90_000_001]), steps=steps)
 def test_permits__any_verbs_any_time__the_server_answers_as_python_does(
     server: Server, most: int, hold_us: int, steps: list[tuple[int, type[PermitOperation], Permit, int]]
@@ -85,7 +87,9 @@ def test_permits__any_verbs_any_time__the_server_answers_as_python_does(
             twins.agree(pause_us, verb(room, *several))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(most=st.integers(1, 2), steps=competing, busy=st.integers(1, 9))
 def test_claims__processes_that_compete__the_server_answers_as_python_does(
     server: Server, most: int, steps: list[tuple[int, type[TakePermit], int]], busy: int

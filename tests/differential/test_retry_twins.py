@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
-from tests.support import redis_store
+from tests.support import examples, redis_store
 
 from comporta.retry.budget import BUDGET, SPACE, Budget, Spend
 from comporta.stores.memory import MemoryStore
@@ -23,7 +23,9 @@ pauses = st.one_of(
 calls = st.one_of(st.just(0), st.integers(0, 40), st.integers(0, 10**9))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(budget=budgets, steps=st.lists(st.tuples(pauses, calls, st.booleans()), min_size=1, max_size=40))
 def test_budget__any_calls_any_time__the_server_answers_as_python_does(
     server: Server, budget: Budget, steps: list[tuple[int, int, bool]]

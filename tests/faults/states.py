@@ -142,7 +142,7 @@ def _(stage: Stage) -> None:
     stage.server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
     stage.server.command("CONFIG", "SET", "maxmemory", "6mb")
     try:
-        stage.server.command("EVAL", _FILL, 0, 100_000, 100)
+        stage.server.command("EVAL", _FILL, 0, 100_000, 100, timeout=60)
     except RuntimeError as error:
         assert "OOM" in str(error)  # noqa: PT017 - that it is full is what was wanted
     granted += sum(victim.acquire() for _ in range(50))

@@ -6,13 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from tests.faults.rows import Row
-from tests.faults.stage import Late, Stage
+from tests.faults.stage import Stage
 from tests.faults.table import ROWS
 
 from comporta.stores import workers
-
-LATE_TIMES = 3
-"""What is late for a reason is late each time; a busy machine, which stalls us now and then, is not."""
 
 TRIED = [pytest.param(row, face, id=f"{row.name}-{face}") for row in ROWS for face in row.faces]
 
@@ -29,12 +26,5 @@ def test_trouble__provoked_for_real__is_as_documented(
     record_property("fault_row", row.name)
     if face == "awaiting":
         monkeypatch.setattr(workers, "GATHER_US", 1000)
-    for time in range(1, LATE_TIMES + 1):
-        try:
-            with Stage(program, face) as stage:
-                row.check(stage)
-        except Late:
-            if time == LATE_TIMES:
-                raise
-        else:
-            return
+    with Stage(program, face) as stage:
+        row.check(stage)

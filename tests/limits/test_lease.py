@@ -18,7 +18,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from tests.processes.accounting import most_above_bucket, most_in_window
-from tests.support import command, memory_store, redis_store, shared_store
+from tests.support import command, examples, memory_store, redis_store, shared_store
 
 from comporta import (
     BaseLimiter,
@@ -606,7 +606,7 @@ lives = st.sampled_from([0, 0, 0, 0.05, 0.2, 0.3, 0.45, 0.499, 0.5, 0.501, 0.7, 
 """Pauses, in lives of a lease: most of what can go wrong does so at the edges of its halves."""
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(
     strategy=st.sampled_from([LimitStrategy.TOKEN_BUCKET, LimitStrategy.SLIDING_WINDOW]),
     capacity=st.integers(4, 60),

@@ -24,7 +24,7 @@ NOW = 1_800_000_000
 RATE = CAPACITY = 10
 WINDOW = 1.0
 KEY = "rate_limiter:n:k"
-STEP = 0.05
+STEP = 0.1
 AFTER = 2.0
 
 POISON = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.stores.switchable import ByHand, by_hand, moved
-from tests.support import redis_store
+from tests.support import examples, redis_store
 
 from comporta import BaseLimiter, LimitConfig, LimitStrategy, StateTypeError, StateUnavailableError
 from comporta.limits.lease import REFUSED, LeaseOperation
@@ -54,7 +54,7 @@ def test_shares__evenly_loaded__give_the_rate_and_never_more_than_one_token_each
     assert total >= 0.9 * due - workers
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     strategy=st.sampled_from([LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW]),
     capacity=st.integers(1, 300),

@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.support import memory_store, redis_store, shared_store
+from tests.support import examples, memory_store, redis_store, shared_store
 
 from comporta import BaseLimiter, Decision, LimitConfig, LimitStrategy
 from comporta.limits.rule import ceil_div
@@ -229,7 +229,9 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     config=configs,
     history=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(1, 5)), max_size=30),

@@ -10,6 +10,7 @@ from tests.outages.promises import CALL_SECONDS_MAX, described
 from tests.outages.record import Phase, Record
 from tests.processes.fleet import started
 from tests.processes.jobs import limiter_of
+from tests.support import hold_to
 
 from comporta.testing import Cluster, Sentinels, Server
 from comporta.testing.servers import wait_until
@@ -73,7 +74,7 @@ def _under_load(url: str, times: int, every: float, act: Callable[[], Phase], **
 def _held(record: Record, burst: int) -> str:
     figures = described(record)
     assert record.errors == [], figures
-    assert record.slowest_seconds() <= CALL_SECONDS_MAX, figures
+    hold_to(record.slowest_seconds(), CALL_SECONDS_MAX, figures)
     assert record.most_in_a_second <= RATE + burst + WORKERS, figures
     return figures
 
@@ -86,7 +87,7 @@ def _killed(sentinels: Sentinels, servers: dict[int, Server]) -> Phase:
     sentinels.wait_for_primary(other_than=primary.port)
     ended_ns = time.monotonic_ns()
     primary.start()
-    wait_until(lambda: _linked(sentinels, servers), "the other server follows the primary", 30)
+    wait_until(lambda: _linked(sentinels, servers), "the other server follows the primary", 60)
     return Phase("primary killed", began_ns, ended_ns, alone=True)
 
 

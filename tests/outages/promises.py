@@ -1,13 +1,15 @@
 """What callers were promised for an outage, asked of what a fleet saw of one.
 
 The machine may be busy with other things. A call is excused from its deadline only if a thread of its own
-process, which did nothing but sleep, was kept from running for 50 ms at the same time (``jobs.py``); how much
-is granted is excused by nothing.
+process, which did nothing but sleep, was kept from running for 50 ms at the same time (``jobs.py``), and a
+story in which something was late is told anew. How much is granted at the most is excused by one thing only:
+a worker that was kept from running while the others came back goes on with its share until it is back too.
 """
 
 from __future__ import annotations
 
 from tests.outages.record import Record
+from tests.support import Late, hold_to
 
 CALL_SECONDS_MAX = 0.25
 RETURN_SECONDS_MAX = 2.0
@@ -19,12 +21,13 @@ def hold_to_promises(record: Record) -> str:
     workers = len(record.answers)
     figures = described(record)
     assert record.errors == [], figures
-    assert record.slowest_seconds() <= CALL_SECONDS_MAX, figures
-    assert record.most_in_a_second <= record.rate + record.capacity + workers, figures
-    assert record.throughput_alone() >= THROUGHPUT_MIN, figures
     for phase in record.phases:
         assert all(record.fell(phase)) or not phase.alone, f"{phase.name} went unnoticed: {figures}"
-        assert max(record.return_seconds(phase)) <= RETURN_SECONDS_MAX, figures
+    hold_to(record.slowest_seconds(), CALL_SECONDS_MAX, figures)
+    hold_to(max(max(record.return_seconds(phase)) for phase in record.phases), RETURN_SECONDS_MAX, figures)
+    assert record.most_in_a_second <= record.rate + record.capacity + workers, figures
+    if record.throughput_alone() < THROUGHPUT_MIN:
+        raise Late(figures)
     return figures
 
 

@@ -63,15 +63,15 @@ def test_worker__started_while_the_server_is_away__has_the_share_this_machine_la
     with Server() as server:
         address = RedisStore(server.url).address
         with started(4, "attend", url=server.url, limit=LIMIT):
-            wait_until(lambda: len(alive(server.url)) == 4, "four workers are listed", 10)
+            wait_until(lambda: len(alive(server.url)) == 4, "four workers are listed", 60)
             time.sleep(2 * BEAT_SECONDS)  # until each has heard of all: the last to write a note is believed
-            wait_until(lambda: recalled(address) == 4, "four workers are noted", 10)
+            wait_until(lambda: recalled(address) == 4, "four workers are noted", 60)
             server.kill()
             with Worker("come_late", number=4, url=server.url, limit=LIMIT, seconds=1.0) as late:
                 quarter_of_the_limit(late)
                 server.start()
                 assert late.ready().go().answer() is True
-                wait_until(lambda: len(alive(server.url)) == 5, "all five are back", 10)
+                wait_until(lambda: len(alive(server.url)) == 5, "all five are back", 60)
 
 
 # those that fork, die and leave -----------------------------------------------------------------------------
@@ -81,12 +81,12 @@ def test_forked_worker__is_counted_beside_its_parent(url: str) -> None:
     with started(1, "attend", url=url, limit=LIMIT, forks=True) as [parent]:
         told = parent.go().answer()
         both = {told["pid"], told["child"]}
-        wait_until(lambda: alive(url) == both, "parent and child are listed", 10)
+        wait_until(lambda: alive(url) == both, "parent and child are listed", 60)
 
 
 def test_killed_worker__is_no_longer_counted_once_it_was_silent_for_3_s(url: str) -> None:
     with started(2, "attend", url=url, limit=LIMIT) as workers:
-        wait_until(lambda: len(alive(url)) == 2, "both are listed", 10)
+        wait_until(lambda: len(alive(url)) == 2, "both are listed", 60)
         killed, left = workers
         killed.kill()
         within = DEAD_SECONDS + BEAT_SECONDS + MARGIN_SECONDS
@@ -95,8 +95,8 @@ def test_killed_worker__is_no_longer_counted_once_it_was_silent_for_3_s(url: str
 
 def test_worker__that_ends_in_good_order__is_no_longer_counted_at_once(url: str) -> None:
     with started(2, "attend", url=url, limit=LIMIT) as [leaving, staying]:
-        wait_until(lambda: len(alive(url)) == 2, "both are listed", 10)
+        wait_until(lambda: len(alive(url)) == 2, "both are listed", 60)
         leaving.go().answer()
         leaving.ready().go()
-        assert leaving.process.wait(10) == 0
+        assert leaving.process.wait(60) == 0
         assert alive(url) == {staying.pid}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
-from tests.support import redis_store
+from tests.support import examples, redis_store
 
 from comporta.limits.adjust import Climb, Drop, Pause
 from comporta.limits.config import LimitConfig
@@ -24,7 +24,9 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(whole=limits, partition=limits, story=st.lists(steps, min_size=1, max_size=40))
 def test_levels__any_story__is_told_alike_by_all_three(
     valkey: Server, whole: LimitConfig, partition: LimitConfig, story: list[tuple[int, str, str, int]]
@@ -50,7 +52,7 @@ def test_levels__any_story__is_told_alike_by_all_three(
                     store.apply(operation(limit, rule.numbers, *numbers[verb]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(partition=limits, floor=st.integers(1, 10**6), moves=st.lists(st.integers(0, 3 * 10**6), max_size=30))
 def test_settling__a_state_forgotten_when_it_says_so__changes_no_answer(
     partition: LimitConfig, floor: int, moves: list[int]

@@ -273,7 +273,7 @@ def fork_in_mid_wait(number: int, url: str) -> None:
         os._exit(0 if granted and limiter.sync.acquire("k", timeout=0.5) else 1)
     _, status = os.waitpid(pid, 0)
     limiter.sync.reset("k")
-    waiter.join(10)
+    waiter.join(60)
     say({"child": os.waitstatus_to_exitcode(status), "parent served": not waiter.is_alive()})
 
 

@@ -18,7 +18,7 @@ from comporta import BaseLimiter
 from comporta.stores.shared import SharedStore
 
 SURVIVORS = 2
-GOES_ON_SECONDS = 20.0
+GOES_ON_SECONDS = 60.0
 
 
 class Inspector:

@@ -10,6 +10,7 @@ import pytest
 from tests.processes.accounting import asked_seconds, check_bucket, check_window, granted
 from tests.processes.fleet import Worker, opened, patient, started, together
 from tests.processes.jobs import limiter_of
+from tests.support import Late, hold_to
 
 SECONDS = 2.0
 AT_LEAST = 0.99
@@ -49,7 +50,7 @@ def test_worker__killed_with_a_lease_in_hand__holds_up_nobody_for_longer_than_it
             time.sleep(0.01)
             remaining.append(limiter.sync.peek("k").remaining)
         lost_seconds = (1000 - remaining[0]) / 1000
-        assert time.monotonic() - killed < 1.0 + lost_seconds + MARGIN_SECONDS
+        hold_to(time.monotonic() - killed, 1.0 + lost_seconds + MARGIN_SECONDS, "what it held")
 
 
 def test_worker__at_its_end__gives_back_what_it_has_in_hand(state: str) -> None:
@@ -72,7 +73,8 @@ def test_worker__busy_among_nine_idle_ones__gets_the_limit(state: str) -> None:
         answers: list[dict[str, Any]] = together(busy)
         assert all(worker.process.poll() is None for worker in idle)
     asked, _ = asked_seconds(answers)
-    assert len(granted(answers)) >= 0.9 * 1000 * asked
+    if len(granted(answers)) < 0.9 * 1000 * asked:
+        raise Late(f"{len(granted(answers))} granted in {asked:.3f} s")
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])

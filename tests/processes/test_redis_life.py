@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 from tests.processes.conftest import KINDS, SERVERS
+from tests.support import hold_to
 
 from comporta import BaseLimiter, Decision, LimitConfig, LimitGroup, StateError, StateTimeoutError
 from comporta.stores.redis import RedisStore
@@ -144,7 +145,9 @@ def test_server__does_not_answer__callers_are_told_in_time_and_nobody_gets_anoth
                     *(limiter.decide("a", 10) for _ in range(5)), return_exceptions=True
                 )
                 assert [type(answer) for answer in lost] == [StateTimeoutError] * 5
-                assert 0.2 <= time.monotonic() - began < 1.2
+                seconds = time.monotonic() - began
+                assert seconds >= 0.2
+                hold_to(seconds, 1.2)
                 with pytest.raises(StateTimeoutError, match="may have been carried out"):
                     limiter.sync.decide("a", 10)
             finally:
@@ -225,7 +228,7 @@ def test_cancelled__at_random_moments__harms_no_other_caller_and_is_given_back(
 
 async def settled(limiter: BaseLimiter, remaining: int) -> None:
     """Wait until what is on its way back has come back, and see that it is all of it."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (found := (await limiter.peek("common")).remaining) != remaining:
         assert found < remaining, "more was given back than was granted"
         assert time.monotonic() < deadline, f"{remaining - found} were not given back"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.processes.conftest import KINDS, Servers
 from tests.processes.fleet import flushed, new_name, opened, remove, shared_url
+from tests.support import hold_to, within
 
 from comporta import BaseLimiter, LimitConfig, LimitGroup, LimitStrategy
 from comporta.stores.memory import MemoryStore
@@ -48,7 +49,7 @@ def limiter_for(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Ma
 def awaited(limiter: BaseLimiter, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     async def main() -> Any:
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 return await work()
         finally:
             await limiter.aclose()
@@ -62,7 +63,7 @@ def exhausted(limiter: BaseLimiter) -> BaseLimiter:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.0005)
@@ -117,7 +118,7 @@ def test_threads__waiting__are_served_in_the_order_in_which_they_came(limiter_fo
             limiter.sync.release("k")
             until(partial(holds_more, served, number))
         for done in waits:
-            done.result(30)
+            done.result(60)
     assert served == list(range(8))
 
 
@@ -206,10 +207,9 @@ def test_waiter__who_cannot_be_served_in_time__is_refused_at_once(limiter_for: M
     limiter = exhausted(limiter_for(HOURLY))
 
     async def work() -> None:
-        began = time.monotonic()
-        assert not await limiter.acquire("k", timeout=10)
-        assert not await asyncio.to_thread(limiter.sync.acquire, "k", timeout=10)
-        assert time.monotonic() - began < 2 * MARGIN
+        with within(2 * MARGIN):
+            assert not await limiter.acquire("k", timeout=10)
+            assert not await asyncio.to_thread(limiter.sync.acquire, "k", timeout=10)
         assert not limiter.verbs.lines.by_key
 
     awaited(limiter, work)
@@ -237,7 +237,8 @@ def test_waiters__behind_one_who_waits_for_ever__go_when_their_time_is_over(
         waits = [in_loop(timeout) for timeout in timeouts]
         waits += [asyncio.to_thread(in_thread, timeout) for timeout in timeouts]
         for late in await asyncio.gather(*waits):
-            assert -0.001 <= late < MARGIN
+            assert late >= -0.001
+            hold_to(late, MARGIN, "being late")
         assert not first.done()
         first.cancel()
 
@@ -258,7 +259,7 @@ def test_waiters__more_than_can_be_served_in_time__are_served_or_refused_by_then
         return await asyncio.gather(*(wait() for _ in range(30)))
 
     answers = awaited(limiter, work)
-    assert all(elapsed < 0.25 + MARGIN for _, elapsed in answers)
+    hold_to(max(elapsed for _, elapsed in answers), 0.25 + MARGIN)
     assert 2 <= sum(granted for granted, _ in answers) <= 1 + 50 * (0.25 + MARGIN)
 
 
@@ -291,7 +292,7 @@ def test_waiter__when_there_is_room_again__is_woken_at_once(limiter_for: MakesLi
             if done is not None:
                 await done
             assert await waiting
-            assert time.monotonic() - began < MARGIN
+            hold_to(time.monotonic() - began, MARGIN)
 
     awaited(limiter, work)
 
@@ -305,7 +306,7 @@ def test_waiter__when_the_limit_is_raised__is_served_within_a_second_or_so(limit
         began = time.monotonic()
         await limiter.change("1000/s")
         assert await waiting
-        assert time.monotonic() - began < 1 + MARGIN
+        hold_to(time.monotonic() - began, 1 + MARGIN)
 
     awaited(limiter, work)
 
@@ -332,7 +333,8 @@ def test_leaky_bucket__waiters__pass_evenly_spaced_and_the_queue_is_bounded(
     answers, passed = awaited(limiter, work)
     assert answers == [True] * 5 + [False] * 3  # one passes, four wait
     for number, seconds in enumerate(passed):
-        assert number * 0.04 - 0.001 <= seconds < number * 0.04 + MARGIN
+        assert number * 0.04 - 0.001 <= seconds
+        hold_to(seconds, number * 0.04 + MARGIN)
 
 
 def test_group__waiting__takes_from_all_limits_or_none_in_the_order_of_arrival(

@@ -64,7 +64,7 @@ def test_resolver__private_name__is_refused_unless_allowed() -> None:
         await easy.addresses("127.0.0.1", 81)
         assert len(easy._known) == 1
         first, second = easy._look_up("localhost", 82), easy._look_up("localhost", 82)
-        assert first.result(5) == second.result(5)
+        assert first.result(60) == second.result(60)
 
     asyncio.run(story())
 

@@ -1,14 +1,13 @@
 """The event loop while fifty clients ask at once: nothing on it waits for a file, a socket or a lock.
 
-Exempt are reads of the cache by primary key from SQLite, which take microseconds.
+Exempt are reads of the cache by primary key from SQLite, which take microseconds. How long steps compute is
+measured by ``make bench ARGS='--only service-loop'``: a figure of the day, which fails nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from asyncio.events import Handle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +23,6 @@ from comporta.service import health
 from comporta.testing import ProcurementServer
 
 CLIENTS = 50
-STALL_SECONDS = 0.05 if sys.gettrace() is None else 0.5
-"""How long a step may compute; being traced takes several times as long."""
 
 
 @contextmanager
@@ -36,24 +33,6 @@ def nothing_blocks() -> Iterator[None]:
             function.can_block_in("comporta/database/sqlite.py", {"glance"})
             function.can_block_in("coverage/collector.py", {"lock_data", "unlock_data"})
         yield
-
-
-@pytest.fixture
-def longest(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Time every step of event loops by the computing it takes: what else the machine does is not counted.
-
-    Gives the longest of all.
-    """
-    found = [0.0]
-    step: Any = Handle._run
-
-    def timed(self: Handle) -> None:
-        began = time.thread_time()
-        step(self)
-        found[0] = max(found[0], time.thread_time() - began)
-
-    monkeypatch.setattr(Handle, "_run", timed)
-    return found
 
 
 async def visit(rig: Rig, number: int) -> set[int]:
@@ -79,8 +58,8 @@ async def visit(rig: Rig, number: int) -> set[int]:
     return {(await rig.client.request(method, path, **told)).status_code for method, path, told in turned}
 
 
-def test_loop__fifty_clients_ask_for_everything__never_blocks_and_never_stalls(
-    tmp_path: Path, longest: list[float], monkeypatch: pytest.MonkeyPatch
+def test_loop__fifty_clients_ask_for_everything__never_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "DATABASE_SECONDS", 60.0)  # fifty at once on a slow machine is no outage
 
@@ -88,7 +67,6 @@ def test_loop__fifty_clients_ask_for_everything__never_blocks_and_never_stalls(
         await rig.found("RJ")
         rig.clock.advance(FRESH + 1)  # from now on that is stale, and fetched anew by who asks
         await rig.found("SP")
-        longest[0] = 0.0
         with nothing_blocks():
             found = await asyncio.gather(*(visit(rig, number) for number in range(CLIENTS)))
         assert set().union(*found) == {200, 404}
@@ -107,4 +85,3 @@ def test_loop__fifty_clients_ask_for_everything__never_blocks_and_never_stalls(
     began = time.time()
     asyncio.run(telling())
     assert not [event for event in events.latest_events() if event.at >= began and "Blocking" in event.text]
-    assert longest[0] < STALL_SECONDS

@@ -12,10 +12,11 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis.generation.modes import GenerationMode
 from starlette.testclient import TestClient
 from tests.service.running import OPERATOR, TOKEN, config
+from tests.support import SOAK
 
 from comporta.service.app import create_app
 
-EXAMPLES = 4
+EXAMPLES = 12 if SOAK else 2
 ONCE = {"COMPORTA_UPSTREAM_PNCP_RETRY": "false", "COMPORTA_UPSTREAM_PCP_RETRY": "false"}
 """Sources cannot be reached here: asking again takes time and shows nothing."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import examples
 
 from comporta.settings.lines import line_at, lines_of, table_shown
 
@@ -90,7 +91,7 @@ def test_lines__key_of_many_parts__are_bounded() -> None:
     assert len(lines_of("a" + ".a" * 100_000 + " = 1")) == 8
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(alphabet="ab.[]{}='\"#\\\n \x00é", max_size=60))
 def test_lines__of_any_text__never_fail(text: str) -> None:
     assert all(1 <= line <= text.count("\n") + 1 for line in lines_of(text).values())
@@ -102,7 +103,7 @@ VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(KEYS, st.dictionaries(KEYS, VALUES, max_size=3), max_size=3), st.data())
 def test_lines__of_any_file__are_where_it_was_written(
     tables: dict[str, dict[str, str]], data: st.DataObject

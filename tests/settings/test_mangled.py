@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support import examples
 
 from comporta.settings import Settings, explain, load_settings
 from comporta.settings.environment import FAMILIES
@@ -80,7 +81,7 @@ def outcome(path: Path, data: bytes, environ: dict[str, str]) -> Settings | str:
     return loaded
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(EDITS)
 @example([])
 def test_file__mangled__is_settings_or_a_value_error(path: Path, edits: list[tuple[int, int, str]]) -> None:
@@ -91,7 +92,7 @@ def test_file__mangled__is_settings_or_a_value_error(path: Path, edits: list[tup
     assert isinstance(found, Settings) or found.startswith(str(path))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=80))
 def test_file__of_any_bytes__is_settings_or_a_value_error(path: Path, data: bytes) -> None:
     found = outcome(path, data, {})
@@ -111,7 +112,7 @@ TEXTS = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.dictionaries(VARIABLES, TEXTS | st.text(max_size=5), max_size=4))
 def test_variables__of_any_text__are_settings_or_a_value_error(path: Path, environ: dict[str, str]) -> None:
     found = outcome(path, FILE.encode(), environ)

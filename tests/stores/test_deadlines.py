@@ -1,7 +1,7 @@
 """Whatever the server, the network or the resolver does: a named error, and in time.
 
 The bound of a call is 50 ms here unless said otherwise; half a second is left for a busy machine, far less
-than anything else on the way would take.
+than anything else on the way would take. A test that is late nevertheless is tried anew.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
-from tests.support import command
+from tests.support import command, within
 
 from comporta import StateError, StateTimeoutError, StateUnavailableError
 from comporta.stores import pool, redis_async
@@ -44,11 +44,8 @@ def opened(url: str, timeout: float = TIMEOUT, connect_timeout: float = 5.0) -> 
     store.close()
 
 
-@contextmanager
-def in_time() -> Iterator[None]:
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < IN_TIME
+def in_time() -> AbstractContextManager[None]:
+    return within(IN_TIME)
 
 
 def warmed(store: RedisStore) -> None:
@@ -174,7 +171,10 @@ def test_call__while_connecting__is_told_that_nothing_was_sent_and_the_next_uses
     proxy.hang()
     with opened(proxy.url) as store:
         for _ in range(3):
-            with in_time(), pytest.raises(StateUnavailableError, match=r"still connecting.*nothing was sent"):
+            with (
+                in_time(),
+                pytest.raises(StateUnavailableError, match=r"still connecting.*nothing was sent"),
+            ):
                 store.apply(READ)
         proxy.release()
         store.reach()
@@ -187,7 +187,10 @@ def test_awaited_call__while_connecting__is_told_that_nothing_was_sent_and_the_n
 ) -> None:
     async def story(store: RedisStore) -> None:
         for _ in range(3):
-            with in_time(), pytest.raises(StateUnavailableError, match=r"still connecting.*nothing was sent"):
+            with (
+                in_time(),
+                pytest.raises(StateUnavailableError, match=r"still connecting.*nothing was sent"),
+            ):
                 await store.apply_async(READ)
         proxy.release()
         await warmed_async(store)
@@ -218,7 +221,10 @@ def test_connecting__takes_longer_than_it_may__fails(proxy: FaultProxy) -> None:
 
     proxy.hang()
     with opened(proxy.url, timeout=5, connect_timeout=0.05) as store:
-        with in_time(), pytest.raises(StateUnavailableError, match="cannot be reached, nothing was sent"):
+        with (
+            in_time(),
+            pytest.raises(StateUnavailableError, match="cannot be reached, nothing was sent"),
+        ):
             store.apply(READ)
         with in_time():
             asyncio.run(story(store))
@@ -296,7 +302,7 @@ def test_connecting__finished_after_closing__is_closed(proxy: FaultProxy) -> Non
         [thread] = [thread for thread in threading.enumerate() if thread.name == "comporta-connect"]
         store.close()
         proxy.release()
-        thread.join(5)
+        thread.join(60)
         assert not store._pool.idle
 
 
@@ -337,7 +343,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def hanging(host: str, *arguments: Any, **options: Any) -> Any:
         if host == "state.example":
-            free.wait(20)
+            free.wait(60)
             host = "127.0.0.1"
         return look_up(host, *arguments, **options)
 

@@ -94,7 +94,7 @@ def test_replica__awaited__is_read_only_and_not_asked_again_on_that_connection(o
 def test_replica__without_its_primary__is_master_down(own: Server) -> None:
     with own.replica(replica_serve_stale_data="no") as replica:
         own.kill()
-        wait_until(lambda: replica.info("replication")["master_link_status"] != "up", "it noticed", 5)
+        wait_until(lambda: replica.info("replication")["master_link_status"] != "up", "it noticed", 30)
         refused(replica.url, StateUnavailableError, "MASTERDOWN")
 
 
@@ -114,7 +114,7 @@ def test_server__cannot_save__says_so(program: str) -> None:
         (Path(own.command("CONFIG", "GET", "dir")[1]) / "a-folder").mkdir()
         own.command("SET", "x", "y")
         own.command("BGSAVE")
-        wait_until(lambda: own.info("persistence")["rdb_last_bgsave_status"] == "err", "it failed", 5)
+        wait_until(lambda: own.info("persistence")["rdb_last_bgsave_status"] == "err", "it failed", 30)
         refused(own.url, StateUnavailableError, "MISCONF")
 
 
@@ -158,7 +158,7 @@ def test_server__busy_with_a_script__says_so(own: Server) -> None:
     stuck.reach()
     connection = stuck._pool.idle.pop()[0]
     connection.send_packed_command([pack(("EVAL", "while true do end", 0))], check_health=False)
-    wait_until(lambda: not _pings(own), "it is busy", 5)
+    wait_until(lambda: not _pings(own), "it is busy", 30)
     refused(own.url, StateUnavailableError, "BUSY")
     own.command("SCRIPT", "KILL")
     connection.disconnect()

@@ -27,7 +27,7 @@ class Front:
         self._listens = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
-        assert self._listens.wait(10)
+        assert self._listens.wait(60)
 
     async def _run(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
@@ -43,7 +43,7 @@ class Front:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 async def _handed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

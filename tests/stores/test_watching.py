@@ -114,7 +114,7 @@ def test_watchers__on_a_server__are_all_told_by_the_thread(valkey: Server, count
         store.apply(Write("s", "k0", b"x", None))
         store.keeper.stir()
         try:
-            wait_until(lambda: all(w.told_values for w in watchers), "everybody was told", 10)
-            wait_until(lambda: watchers[0].told_values[-1] == b"x", "the value was told", 10)
+            wait_until(lambda: all(w.told_values for w in watchers), "everybody was told", 60)
+            wait_until(lambda: watchers[0].told_values[-1] == b"x", "the value was told", 60)
         finally:
             store.close()

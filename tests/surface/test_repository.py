@@ -55,8 +55,14 @@ def test_not_ours__path_of_a_machine__is_recognised(line: str, folder: str) -> N
     assert NOT_OURS.search(line.format(folder))
 
 
-def test_lock_files__both__are_there() -> None:
-    assert [path.name for path in LOCKS] == ["bench.txt", "dev.txt"]
+def test_lock_files__all__are_there() -> None:
+    assert [path.name for path in LOCKS] == ["bench.txt", "demo.txt", "dev.txt"]
+
+
+def test_lock_file_of_the_demo__versions__are_those_of_contributors() -> None:
+    pinned = [set(re.findall(r"^\S+==\S+", lock.read_text(encoding="utf-8"), re.MULTILINE)) for lock in LOCKS]
+    _, demo, dev = pinned
+    assert demo < dev
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""docs/settings.md names every setting, its variable, what it may be and its default, as the code has them."""
+"""docs/settings.md has every setting: its variable, what it may be and its default, as in the code."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from comporta.limits.degradation import Degradation
 from comporta.limits.limiter import BaseLimiter
 from comporta.retry.budget import Budget
 from comporta.retry.retry import Retry
+from comporta.service.config import ServiceConfig
 from comporta.settings import (
     AddressesSettings,
     BatchSettings,
@@ -39,8 +40,15 @@ from comporta.upstream.upstream import Upstream
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
 
-# Any that are not checked by what a table builds, but by what it is put in.
 FEW_MORE = 1.000_001
+READ = re.compile(
+    r"""
+      environ(?:\.get\(|\[)\s*"([A-Z_]+)"
+    | _VARIABLE\w*(?::\ Final)?\ =\ "([A-Z_]+)"
+    | \b(COMPORTA_[A-Z_]+[A-Z])\b
+    """,
+    re.VERBOSE,
+)
 
 
 class Table(NamedTuple):
@@ -140,7 +148,7 @@ def row_of(table: Table, field: str) -> Row:
 
 
 def variable_of(table: Table, field: str) -> str:
-    """Return the variable that lays a value over a field, as the code reads it; none is a dash."""
+    """Return the variable that lays a value over a field, as the code reads it."""
     head, _, rest = table.heading.strip("[]").partition(".")
     if head == "service":
         return f"`{service_variable('.'.join(filter(None, (rest, field))))}`"
@@ -150,7 +158,7 @@ def variable_of(table: Table, field: str) -> str:
             for ending, target in family.fields.items():
                 if target == path or (field == "limit" and target == ("limit", "limit")):
                     return f"`{family.prefix}<NAME>{ending}`"
-    return "–"
+    return "none"
 
 
 def shown(value: Any) -> str:
@@ -211,10 +219,10 @@ def test_page__breakers_with_defaults_of_their_own__are_named() -> None:
 
 def test_page__variables_that_the_code_reads__are_all_there() -> None:
     texts = [path.read_text(encoding="utf-8") for path in Path(comporta.__file__).parent.rglob("*.py")]
-    read = r"environ(?:\.get\(|\[)\s*\"([A-Z_]+)\"|_VARIABLE\w*(?:: Final)? = \"([A-Z_]+)\"|\b(COMPORTA_[A-Z_]+[A-Z])\b"
-    found = {"".join(names) for text in texts for names in re.findall(read, text)}
+    found = {"".join(names) for text in texts for names in READ.findall(text)}
     assert {"COMPORTA_STATE", "DATABASE_URL", "WEB_CONCURRENCY"} <= found
-    assert {name for name in found if f"`{name}`" not in PAGE and not name.startswith("COMPORTA_UPSTREAM_")} == set()
+    plain = {name for name in found if not name.startswith(("COMPORTA_SERVICE_", "COMPORTA_UPSTREAM_"))}
+    assert {name for name in plain if f"`{name}`" not in PAGE} == set()
 
 
 def test_every_settings_table__is_on_the_page() -> None:
@@ -222,3 +230,19 @@ def test_every_settings_table__is_on_the_page() -> None:
     written = {one for one in Written.__subclasses__() if one.__module__.startswith("comporta.settings")}
     assert {one.__name__ for one in written} - {"Settings"} == {table.written.__name__ for table in ALL}
     assert {one.name for one in fields(ServiceSettings)} >= set(TABLES)
+
+
+def test_toml__shown_on_any_page__is_read_without_a_mistake(tmp_path: Path) -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    blocks = [
+        (page, block)
+        for page in pages
+        for block in re.findall(
+            r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
+    ]
+    assert len(blocks) > 2
+    for page, block in blocks:
+        file = tmp_path / f"{page.stem}.toml"
+        file.write_text(block, encoding="utf-8")
+        ServiceConfig.load(file, {})

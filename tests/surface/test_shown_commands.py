@@ -80,8 +80,9 @@ def _check_extras(words: list[str]) -> None:
 def _check_command(words: list[str]) -> None:
     command: click.Command = comporta
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        assert words[0] in command.commands, f"comporta has no command {words[0]}"
-        command, words = command.commands[words[0]], words[1:]
+        found = command.get_command(click.Context(command), words[0])
+        assert found is not None, f"comporta has no command {words[0]}"
+        command, words = found, words[1:]
     context = click.Context(command, help_option_names=["-h", "--help"])
     command.make_parser(context).parse_args(words)  # raises for an option that is not there
 

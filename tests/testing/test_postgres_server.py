@@ -43,7 +43,7 @@ def test_server__frozen__does_not_answer_and_then_does(postgres: PostgresServer)
         state = Path(f"/proc/{connection.info.backend_pid}/stat")
         postgres.freeze()
         try:
-            wait_until(lambda: state.read_text().split()[2] == "T", "the server is stopped", 10)
+            wait_until(lambda: state.read_text().split()[2] == "T", "the server is stopped", 60)
         finally:
             postgres.thaw()
         assert connection.execute("SELECT 1").fetchone() == (1,)

@@ -148,7 +148,7 @@ def test_process__ended_by_a_signal__has_served_until_then() -> None:
         assert process.stdout.readline() == f"pncp http://127.0.0.1:{port}/pncp\n"
         assert asked(f"http://127.0.0.1:{port}/control")[0] == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_main__a_signal__ends_it_quietly(capsys: pytest.CaptureFixture[str]) -> None:

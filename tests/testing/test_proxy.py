@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 
 import pytest
+from tests.support import hold_to
 from tests.testing.conftest import Client
 
 from comporta.testing import FaultProxy, Server
@@ -25,7 +26,7 @@ def test_proxy__no_fault__hands_everything_on_and_counts_it(proxy: FaultProxy, s
     assert proxy.request_bytes > 200_000
     assert proxy.reply_bytes == len("+OK\r\n") + len("$200000\r\n") + 200_000 + 2
     assert server.url.replace(str(server.port), str(proxy.port)) == proxy.url
-    wait_until(lambda: proxy.open_connections == 0, "the closed connection is gone", 5)
+    wait_until(lambda: proxy.open_connections == 0, "the closed connection is gone", 30)
 
 
 def test_proxy__client_is_done_sending__the_end_reaches_the_server_and_comes_back(client: Client) -> None:
@@ -34,8 +35,13 @@ def test_proxy__client_is_done_sending__the_end_reaches_the_server_and_comes_bac
 
 
 def test_proxy__server_not_there__resets_who_connects() -> None:
-    with FaultProxy("127.0.0.1", free_port()) as proxy, closing(Client(proxy.port)) as client:
-        assert client.rest() == b""
+    with FaultProxy("127.0.0.1", free_port()) as proxy:
+        try:
+            client = Client(proxy.port)
+        except ConnectionResetError:
+            return  # it was quicker than we were to see that we are connected
+        with closing(client):
+            assert client.rest() == b""
 
 
 def test_delay__both_ways__comes_once_each_way_however_many_are_under_way(
@@ -47,7 +53,9 @@ def test_delay__both_ways__comes_once_each_way_however_many_are_under_way(
         client.send("ECHO", number)
         time.sleep(0.001)  # so that they travel one by one
     assert [client.read() for _ in range(50)] == [str(number) for number in range(50)]
-    assert 0.2 <= time.monotonic() - began < 5  # added up it would be 10
+    seconds = time.monotonic() - began
+    assert seconds >= 0.2
+    hold_to(seconds, 5)  # added up it would be 10
 
 
 def test_delay__with_jitter__keeps_the_order(proxy: FaultProxy, client: Client) -> None:
@@ -71,7 +79,7 @@ def test_hang__replies__the_request_is_carried_out_and_its_reply_comes_when_rele
 ) -> None:
     proxy.hang(direction="replies")
     client.send("INCR", "n")
-    wait_until(lambda: server.command("GET", "n") == "1", "the request was carried out", 5)
+    wait_until(lambda: server.command("GET", "n") == "1", "the request was carried out", 30)
     assert client.is_silent()
     proxy.release()
     assert client.read() == 1

@@ -85,7 +85,7 @@ def test_server__ended_by_itself__starts_again(kind: str) -> None:
         with pytest.raises(ConnectionError):
             server.command("SHUTDOWN", "NOSAVE")
         assert server.process is not None
-        server.process.wait(10)
+        server.process.wait(60)
         assert server.start().command("PING") == "PONG"
 
 
@@ -123,7 +123,7 @@ def test_replica__started__has_what_the_primary_has_and_refuses_writes(kind: str
             with pytest.raises(RuntimeError, match=r"^READONLY"):
                 replica.command("SET", "k", "w")
             primary.kill()
-            wait_until(lambda: _error(replica, "GET", "k").startswith("MASTERDOWN"), "it is missed", 10)
+            wait_until(lambda: _error(replica, "GET", "k").startswith("MASTERDOWN"), "it is missed", 60)
 
 
 def test_replica__promoted__takes_writes_and_is_on_its_own(kind: str) -> None:

@@ -116,11 +116,11 @@ def test_cluster__node_killed__is_missed_and_comes_back_empty_with_its_slots(clu
     gone, witness = cluster.nodes[2], cluster.nodes[0]
     slot = SLOTS - 1
     gone.kill()
-    wait_until(lambda: _error(witness, "GET", "foo").startswith("CLUSTERDOWN"), "the cluster is down", 15)
+    wait_until(lambda: _error(witness, "GET", "foo").startswith("CLUSTERDOWN"), "the cluster is down", 60)
     with pytest.raises(RuntimeError, match=f"no node that runs has slot {slot}"):
         cluster.node_of(slot)
     gone.start()
-    wait_until(cluster._well, "the cluster is well again", 15)
+    wait_until(cluster._well, "the cluster is well again", 60)
     assert cluster.node_of(slot) is gone
 
 

@@ -18,7 +18,7 @@ from comporta.stores.urls import forget_stores, open_store
 from comporta.testing import FaultProxy, Sentinels, Server
 
 READ = Read("s", "k")
-FOLLOWED_SECONDS = 15.0
+FOLLOWED_SECONDS = 60.0
 
 
 @pytest.fixture

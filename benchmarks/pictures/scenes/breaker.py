@@ -38,7 +38,7 @@ def picture() -> Picture:
         [
             Panel("the circuit", [*_phases(seen), Key("half-open: one probe", "orange")], 1, (), 26),
             Panel(
-                "calls in each second",
+                f"calls in each second, {len(seen.failed)} in vain",
                 [
                     shade,
                     Bars("done", "blue", well),

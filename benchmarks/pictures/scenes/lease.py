@@ -52,8 +52,8 @@ def picture() -> Picture:
     before = [sum(moment < _LOADS[1][0] for moment in calls) for calls in (asked, leased)]
     return Picture(
         "Many decisions in one call: a limit on lease",
-        "Three workers, one limit of 3000/s. Each decides with what it has in hand and asks when that is "
-        "used up; the limit holds as ever.",
+        "Three workers, one limit of 3000/s. Each decides with what it has in hand, and asks for more when "
+        "that is used up.",
         [
             Panel(
                 "granted in each 100 ms, with leases",

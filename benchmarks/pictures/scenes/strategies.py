@@ -23,8 +23,8 @@ _STRATEGIES = {
 _SAID = {
     LimitStrategy.TOKEN_BUCKET: (6.0, "ten at once, then 5 a second"),
     LimitStrategy.LEAKY_BUCKET: (6.0, "evenly: each waits for its turn"),
-    LimitStrategy.FIXED_WINDOW: (11.3, "two windows meet: 19"),
-    LimitStrategy.SLIDING_WINDOW: (11.3, "never more than 10"),
+    LimitStrategy.FIXED_WINDOW: (11.3, "two windows: 19"),
+    LimitStrategy.SLIDING_WINDOW: (11.3, "never over 10"),
 }
 
 

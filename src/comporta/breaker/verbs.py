@@ -35,22 +35,38 @@ from comporta.stores.records import Delete, Write
 
 
 class Ask:
-    """Effect: take a step of the circuit. ``idle``: that is no use of the breaker, only a look at it."""
+    """Effect: take a step of the circuit."""
 
-    __slots__ = ("_idle", "_step", "_view")
+    __slots__ = ("_step", "_view")
 
-    def __init__(self, view: View, step: Step, *, idle: bool = False) -> None:
+    def __init__(self, view: View, step: Step) -> None:
         self._view = view
         self._step = step
-        self._idle = idle
 
     def block(self) -> Reply:
         """Take it, blocking."""
-        return self._view.ask(self._step, idle=self._idle)
+        return self._view.ask(self._step)
 
     async def wait(self) -> Reply:
         """Take it, awaiting."""
-        return await self._view.ask_async(self._step, idle=self._idle)
+        return await self._view.ask_async(self._step)
+
+
+class Glance:
+    """Effect: look at the circuit, which is no use of the breaker: its view is not kept fresh for that."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def block(self) -> Reply:
+        """Look, blocking."""
+        return self._view.glance(self._view.step(LOOK), self._view.now_ns())
+
+    async def wait(self) -> Reply:
+        """Look, awaiting."""
+        return await self._view.glance_async(self._view.step(LOOK), self._view.now_ns())
 
 
 class Verbs:
@@ -126,8 +142,8 @@ class Verbs:
         yield from self.looking()
 
     def telling(self) -> Flow[BreakerState]:
-        """Tell how the circuit stands, for a health page; the view is not kept fresh for that."""
-        reply: Reply = yield Ask(self.view, self.view.step(LOOK), idle=True)
+        """Tell how the circuit stands, for a health page."""
+        reply: Reply = yield Glance(self.view)
         return BreakerState(
             failures=reply.failures,
             degraded=reply.phase == OPEN,

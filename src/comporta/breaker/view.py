@@ -203,25 +203,31 @@ class View:
         live = self.store.workers if isinstance(self.store, FailoverStore) else WORKERS_MAX
         return Step(self.name, self.rules, asked, self.known, 1 if self.exact else live)
 
-    def ask(self, step: Step, *, idle: bool = False) -> Reply:
-        """Take a step, blocking, and take note of the reply; ``idle``: nobody needs to know it for a call."""
+    def ask(self, step: Step) -> Reply:
+        """Take a step, blocking, and take note of the reply."""
+        return self.glance(step, 0 if self.exact else self._stirred())
+
+    def glance(self, step: Step, asked_ns: int) -> Reply:
+        """Take a step without need to know it again soon, as for a page."""
         if self.exact:
             with self._lock:  # so that two replies are noted in the order in which they were made
                 reply = self.store.apply(step)
                 news = self._noted(reply, 0)
         else:
-            asked_ns = self.now_ns() if idle else self._stirred()
             reply = self.store.apply(step)
             with self._lock:
                 news = self._noted(reply, asked_ns)
         self._tell(reply, news)
         return reply
 
-    async def ask_async(self, step: Step, *, idle: bool = False) -> Reply:
+    async def ask_async(self, step: Step) -> Reply:
         """Take a step, awaiting, and take note of the reply."""
+        return await self.glance_async(step, 0 if self.exact else self._stirred())
+
+    async def glance_async(self, step: Step, asked_ns: int) -> Reply:
+        """Take a step without need to know it again soon, awaiting."""
         if self.exact:
-            return self.ask(step)
-        asked_ns = self.now_ns() if idle else self._stirred()
+            return self.glance(step, asked_ns)
         reply = await self.store.apply_async(step)
         with self._lock:
             news = self._noted(reply, asked_ns)

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from comporta.cli.db import DATABASE_HELP, opened
-from comporta.cli.output import database_option, json_option, print_json, print_table, table_of
+from comporta.cli.output import database_option, json_option, plain, print_json, print_table, table_of
 from comporta.database.migrations import check
 from comporta.service.batch.migrations import MIGRATIONS
 from comporta.service.batch.whitelist import Listed, Whitelist
@@ -112,5 +111,5 @@ def _whitelist(url: str | None) -> Iterator[Whitelist]:
 def _table(rows: Sequence[Listed]) -> Table:
     table = table_of("kind", "name", "team", "sheets")
     for row in rows:
-        table.add_row(row.kind, Text(row.name), Text(row.team or "-"), "yes" if row.digital else "no")
+        table.add_row(row.kind, plain(row.name), plain(row.team or "-"), "yes" if row.digital else "no")
     return table

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from comporta.cache.changes import Announce
 from comporta.cache.level import digest_of
@@ -21,7 +20,15 @@ from comporta.cache.rows import Entry, Listed
 from comporta.cache.table import CacheTable
 from comporta.cli.completion import states
 from comporta.cli.db import DATABASE_HELP, opened
-from comporta.cli.output import database_option, json_option, print_json, print_table, rough, table_of
+from comporta.cli.output import (
+    database_option,
+    json_option,
+    plain,
+    print_json,
+    print_table,
+    rough,
+    table_of,
+)
 from comporta.cli.states import opened as opened_state
 from comporta.cli.states import shared_url, state_url
 from comporta.errors import StateError
@@ -167,10 +174,10 @@ def _check(user: str | None, params_hash: str) -> None:
 
 def _listing(rows: Sequence[Listed]) -> Table:
     right = ("results", "age", "failed", "tried again", "used", "priority")
-    table = table_of("user", "key", *right, right=right, shortened=("key",))
+    table = table_of("user", "key", *right, right=right, shortened=("user", "key"))
     for row in rows:
         table.add_row(
-            Text(row.user_id),
+            plain(row.user_id),
             row.params_hash,
             f"{row.total_results:,}" if row.has_value else "none",
             rough(row.now - row.fetched_at) if row.has_value else "-",
@@ -185,7 +192,9 @@ def _listing(rows: Sequence[Listed]) -> Table:
 def _shown(entry: Entry) -> Table:
     table = table_of("field", "value")
     for name, value in _as_dict(entry).items():
-        table.add_row(name, Text("-" if value is None else _text(name, value, entry.now)))
+        if name == "now":  # times are said by how long ago they were
+            continue
+        table.add_row(name, plain("-" if value is None else _text(name, value, entry.now)))
     return table
 
 

@@ -19,10 +19,10 @@ from click.shell_completion import (
     add_completion_class,
 )
 
+from comporta.cli.commands import COMPLETING
 from comporta.stores.folder import path_of
 
 SHELLS = ("bash", "zsh", "fish")
-VARIABLE = "_COMPORTA_COMPLETE"
 STATES = (
     *("shared://", "redis://", "rediss://", "valkey://", "valkeys://", "unix://"),
     *("redis+sentinel://", "redis+cluster://", "memory://"),
@@ -67,15 +67,12 @@ def _joined(words: list[str]) -> list[str]:
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    r"""Print what a shell needs to complete `comporta`.
+    """Print what a shell needs to complete `comporta`.
 
-    \b
-    bash   comporta completion bash > ~/.local/share/bash-completion/completions/comporta
-    zsh    comporta completion zsh > a folder of $fpath, named _comporta
-    fish   comporta completion fish > ~/.config/fish/completions/comporta.fish
+    To try it at once: eval "$(comporta completion bash)", or zsh, or comporta completion fish | source.
     """
     root = context.find_root().command
-    click.echo(_SCRIPTS[shell](root, {}, "comporta", VARIABLE).source())
+    click.echo(_SCRIPTS[shell](root, {}, "comporta", COMPLETING).source())
 
 
 _SCRIPTS: dict[str, type[ShellComplete]] = {"bash": Bash, "zsh": ZshComplete, "fish": FishComplete}

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
-from rich.text import Text
 
-from comporta.cli.output import json_option, print_json, print_table, table_of
+from comporta.cli.output import json_option, plain, print_json, print_table, table_of
 from comporta.settings import Explained
 
 if TYPE_CHECKING:
@@ -58,5 +57,5 @@ def loaded(file: str | None) -> ServiceConfig:
 def _table(found: list[Explained]) -> Table:
     table = table_of("name", "value", "from")
     for one in found:
-        table.add_row(Text(one.name), Text("-" if one.value is None else str(one.value)), Text(one.where))
+        table.add_row(plain(one.name), plain("-" if one.value is None else str(one.value)), plain(one.where))
     return table

@@ -60,7 +60,10 @@ def status(database: str | None, as_json: bool) -> None:
     with opened(database) as found:
         rows = _untouched() if _absent(found) else migrations.status(found, MIGRATIONS)
     _show(rows, as_json=as_json)
-    if any(each.applied_at is None for each in rows):
+    missing = sum(each.applied_at is None for each in rows)
+    if not as_json:
+        click.echo(f"{missing} missing: `comporta db migrate` runs them." if missing else "Up to date.")
+    if missing:
         sys.exit(1)
 
 

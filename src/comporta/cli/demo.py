@@ -1,14 +1,15 @@
-"""``comporta demo``: the service, simulated portals and users, and a story; all of it in ``comporta.demo``."""
+"""``comporta demo``: the service, simulated portals and users, and a story, as ``comporta.demo`` has them."""
 
 from __future__ import annotations
 
 import errno
 import socket
 import sys
+from importlib.util import find_spec
 
 import click
 
-_DEFAULT_PORT = 8000
+_NEEDED = ("fastapi", "httpx2", "msgspec", "prometheus_client", "uvicorn")
 _STORIES = ("outage", "throttled", "slow", "redis-dies")
 
 
@@ -44,16 +45,15 @@ def demo(scenario: str | None, workers: int, port: int | None, seconds: float | 
 
     Exits with 1 if a promise was not kept: a portal saw more than its limit,
     or a step of the story did not come to be.
-    """
-    try:
-        from comporta.demo.plan import UNWATCHED, WATCHED  # noqa: PLC0415 - an extra
-        from comporta.demo.processes import DemoError  # noqa: PLC0415 - likewise
-        from comporta.demo.show import Asked, run  # noqa: PLC0415 - likewise
-        from comporta.demo.stories import STORIES  # noqa: PLC0415 - likewise
-    except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"the demo needs {error.name}: pip install 'comporta[cli,service]'"
-        ) from None
+    """  # noqa: D301 - the sign by which click leaves lines as they are
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(f"the demo needs {missing[0]}: pip install 'comporta[cli,service]'")
+    from comporta.demo.plan import UNWATCHED, WATCHED  # noqa: PLC0415 - only who wants it pays for it
+    from comporta.demo.processes import DemoError  # noqa: PLC0415 - likewise
+    from comporta.demo.show import Asked, run  # noqa: PLC0415 - likewise
+    from comporta.demo.stories import STORIES  # noqa: PLC0415 - likewise
+
     watched = sys.stdout.isatty()
     asked = Asked(
         None if scenario is None else STORIES[scenario],
@@ -71,11 +71,15 @@ def demo(scenario: str | None, workers: int, port: int | None, seconds: float | 
 
 
 def _listening(port: int | None) -> socket.socket:
-    from comporta.service.serving import listening  # noqa: PLC0415 - an extra
+    from comporta.demo.plan import HOST, PORT  # noqa: PLC0415 - as above
+    from comporta.demo.processes import listening  # noqa: PLC0415 - as above
 
     try:
-        return listening("127.0.0.1", _DEFAULT_PORT if port is None else port)
+        return listening(PORT if port is None else port)
     except OSError as error:
         if port is None and error.errno == errno.EADDRINUSE:
-            return listening("127.0.0.1", 0)
-        raise click.ClickException(f"127.0.0.1:{port}: {error.strerror or error}") from None
+            return listening(0)
+        raise click.ClickException(
+            f"{HOST}:{port} cannot be listened at: {error.strerror or error}. "
+            "Choose another with --port, or none: a free one is taken then."
+        ) from None

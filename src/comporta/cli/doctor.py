@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comporta.cli.checks import Finding, decisions, good, mind, workers
-from comporta.cli.output import busy, json_option, print_json, print_table, table_of
+from comporta.cli.output import busy, json_option, plain, print_json, print_table, table_of
 from comporta.cli.shared_checks import examine as examine_shared
 from comporta.cli.states import STATE_HELP, Opened, opened, shared_url, state_argument, state_url
 from comporta.stores.redis import RedisStore
@@ -71,7 +71,7 @@ def _examined_server(found: Opened) -> Iterator[Finding]:
 def _table(findings: list[Finding]) -> Table:
     table = table_of("check", "result", "detail")
     for check, verdict, detail in findings:
-        table.add_row(check, Text(verdict, style=_STYLES[verdict]), Text(detail))
+        table.add_row(check, Text(verdict, style=_STYLES[verdict]), plain(detail))
     return table
 
 

@@ -15,6 +15,7 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from comporta.cli.completion import databases
 
@@ -36,6 +37,7 @@ def table_of(*headings: str, right: tuple[str, ...] = (), shortened: tuple[str, 
             justify="right" if heading in right else "left",
             no_wrap=heading in (*right, *shortened),
             overflow="ellipsis" if heading in shortened else "fold",
+            ratio=1 if heading in shortened else None,
         )
     return table
 
@@ -45,6 +47,8 @@ def print_table(table: Table) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH_IN_FILES_CHARS)
+    elif any(column.ratio for column in table.columns):
+        table.expand = True  # what is shortened gets what the others leave
     console.print(table)
 
 
@@ -61,6 +65,16 @@ def busy(text: str) -> Iterator[None]:
         return
     with Console(stderr=True).status(f"{text} ..."):
         yield
+
+
+def plain(text: str) -> Text:
+    """Return a text that others wrote as it can be shown: a terminal would obey what cannot be printed."""
+    return Text(printable(text))
+
+
+def printable(text: str) -> str:
+    """Return a text with a sign in place of whatever cannot be printed."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def rough(seconds: float) -> str:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from comporta.cli import INTERRUPTED
 from comporta.cli.completion import states
 from comporta.cli.run_address import Address, fields_of
 from comporta.cli.run_bodies import WholeAnswers
@@ -45,7 +46,6 @@ KEY = (LINE, "input", "url")
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
 DEAD_LETTERS_LEFT = 3
-INTERRUPTED = 130
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 

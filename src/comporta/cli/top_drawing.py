@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.styled import Styled
 from rich.text import Text
 
-from comporta.cli.output import rough, table_of
+from comporta.cli.output import printable, rough, table_of
 
 Document = dict[str, Any]
 
@@ -31,6 +31,7 @@ _STATUSES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _SEVERITIES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 _EVENTS_AT_LEAST = 3
 _NAME_CHARS_MAX = 24
+_AS_USUAL = ("Closed: calls pass.", "No breaker: calls pass.")
 _GAP = 2
 _SPARK_CHARS, _SPARK_CHARS_MAX = 10, 60
 _SPARK_RANK = 4
@@ -64,15 +65,25 @@ class Column(NamedTuple):
 
 def drawn(picture: Picture, paper: Paper, where: str, lost: str = "") -> RenderableType:
     """Lay a picture out; ``lost`` says why it is not of this moment, and it is greyed then."""
-    document = picture.document
+    document = _shown(picture.document)
+    picture = picture._replace(document=document)
     head = _head(document, where, live=paper.height is not None)
-    top = [head, Text(lost, style="bold red")] if lost else [head]
+    top = [head, *_story(document)] if not lost else [head, Text(printable(lost), style="bold red")]
     upstreams = _upstreams(picture, paper)
     kept = _kept(document)
     left = None if paper.height is None else paper.height - _lines([*top, *upstreams, *kept], paper.width)
     workers, events = _shares(len(document["workers"]), len(document["events"]), left)
     parts = [*upstreams, *_workers(document, workers), *kept, *_events(document, events)]
     return Group(*top, *(Styled(part, LOST) for part in parts) if lost else parts)
+
+
+def _shown(found: Any) -> Any:
+    """Return what others wrote as a terminal may see it."""
+    if isinstance(found, dict):
+        return {printable(str(name)): _shown(each) for name, each in found.items()}
+    if isinstance(found, list):
+        return [_shown(each) for each in found]
+    return printable(found) if isinstance(found, str) else found
 
 
 def _shares(workers: int, events: int, left: int | None) -> tuple[int, int]:
@@ -101,6 +112,15 @@ def _head(document: Document, where: str, *, live: bool) -> Text:
         overflow="ellipsis",
         no_wrap=True,
     )
+
+
+def _story(document: Document) -> list[Text]:
+    """Return what a demo tells, if one is played."""
+    story = document.get("story")
+    if not story:
+        return []
+    said = f"{story.get('title', '')}: {story.get('text', '')} {story.get('look') or ''}"
+    return [Text(said.strip(), style="cyan")]
 
 
 def _upstreams(picture: Picture, paper: Paper) -> list[RenderableType]:
@@ -178,23 +198,15 @@ def _state(card: Document) -> Text:
 
 
 def _why(card: Document, now: float) -> RenderableType | None:
-    """Say in a line of its own what is not as usual: why, and until when."""
-    phase, paused, until = card.get("phase"), card.get("paused"), card.get("until")
-    words = [] if phase in (None, "closed") else [phase]
-    if words and card.get("forced"):
-        words.append("as an operator ordered")
-    if phase == "open" and until:
-        words[-1] += f" until {clock(until)} ({rough(until - now)} more)"
-    if phase == "half-open" and card.get("share", 1.0) < 1.0:
-        words.append(f"{card['share']:.0%} of the calls let through")
-    if paused:
-        words.append(f"paused until {clock(now + paused)} ({rough(paused)} more), as it asked")
-    if not words:
+    """Say in a line of its own what is not as usual: why, and until when by the clock on the wall."""
+    said, phase, until = str(card.get("in_words") or ""), card.get("phase"), card.get("until")
+    if said.startswith(_AS_USUAL):
         return None
-    why = f": {card['why']}" if card.get("why") else ""
-    style = _PHASES["open"] if phase == "open" else "yellow"
-    line = Text.assemble((f"{card['name']}: ", "bold"), (f"{', '.join(words)}{why}", style))
-    return Padding(line, (0, 0, 0, 1))
+    if phase == "open" and until and not card.get("forced"):
+        why = said.partition(": ")[2]
+        said = f"Open until {clock(until)} ({rough(until - now)} more){f': {why}' if why else '.'}"
+    style = _PHASES["open"] if phase == "open" else "dim" if said.startswith("Closed: ") else "yellow"
+    return Padding(Text.assemble((f"{card['name']}: ", "bold"), (said, style)), (0, 0, 0, 1))
 
 
 def _limit(card: Document) -> Text:
@@ -222,6 +234,12 @@ def _counted(name: str, style: str = "") -> Callable[[Document], Text]:
     return cell
 
 
+def _held_back(card: Document) -> Text:
+    """Count what never reached the upstream: its circuit was open, or there was no room in time."""
+    count = sum(card["minute"].get(name) or 0 for name in ("open", "limited"))
+    return Text(f"{count:,}", style="yellow" if count else "")
+
+
 def _waited(name: str) -> Callable[[Document], Text]:
     return lambda card: Text(span(card["minute"].get(name)))
 
@@ -229,14 +247,15 @@ def _waited(name: str) -> Callable[[Document], Text]:
 _COLUMNS = (
     Column("state", 12, 0, _state, right=False),
     Column("limit", 11, 3, _limit),
-    Column("tokens", 7, 6, _of("tokens", "capacity")),
-    Column("in flight", 9, 7, _of("in_flight", "in_flight_max")),
+    Column("tokens", 7, 7, _of("tokens", "capacity")),
+    Column("in flight", 9, 8, _of("in_flight", "in_flight_max")),
     Column("calls", 7, 1, _counted("calls")),
-    Column("ok", 7, 8, _counted("ok")),
+    Column("ok", 7, 9, _counted("ok")),
     Column("failed", 6, 2, _counted("failed", "red")),
     Column("refused", 7, 5, _counted("refused", "yellow")),
-    Column("retries", 7, 9, _counted("retries")),
-    Column("wait p50", 8, 10, _waited("wait_p50")),
+    Column("held back", 9, 6, _held_back),
+    Column("retries", 7, 10, _counted("retries")),
+    Column("wait p50", 8, 11, _waited("wait_p50")),
     Column("p95", 6, 4, _waited("wait_p95")),
 )
 
@@ -273,12 +292,12 @@ def _kept(document: Document) -> list[RenderableType]:
     found: list[RenderableType] = []
     database, cache, jobs = (document.get(name) for name in ("database", "cache", "jobs"))
     if database and database.get("status") not in (None, "ok"):
-        found.append(_line("Database", Text(f"{database.get('why') or database['status']}", style="red")))
+        found.append(_line("Database", Text(str(database.get("why")), style="red")))
     if cache:
         found.append(_line("Cache", _cache(cache)))
     if jobs:
         found.extend(_line("Job", _job(each)) for each in jobs[:JOBS_MAX])
-    return found
+    return [Text(""), *found] if found else []
 
 
 def _line(name: str, said: Text) -> Text:
@@ -286,26 +305,19 @@ def _line(name: str, said: Text) -> Text:
 
 
 def _cache(cache: Document) -> Text:
-    minute = cache.get("minute") or {}
-    figures = ", ".join(f"{minute[name]:,} {name}" for name in ("hits", "stale", "misses") if name in minute)
-    degraded = cache.get("degraded_keys_count") or 0
-    parts = [
-        f"{cache.get('entries') or 0:,} entries",
-        *(f"{cache[name]:.0%} {said}" for name, said in _RATES if cache.get(name) is not None),
-        *([f"{degraded:,} left alone"] if degraded else []),
-        *([f"last minute {figures}"] if figures else []),
-    ]
-    return Text(", ".join(parts))
-
-
-_RATES = (("hit_rate", "hits"), ("stale_served_rate", "stale"))
+    minute, degraded = cache.get("minute") or {}, cache["degraded_keys_count"]
+    figures = ", ".join(f"{minute.get(name, 0):,} {name}" for name in ("hits", "stale", "misses"))
+    left_alone = f", {degraded:,} left alone" if degraded else ""
+    day = f"{cache['hit_rate']:.0%} hits, {cache['stale_served_rate']:.0%} stale"
+    entries = "1 entry" if cache["entries"] == 1 else f"{cache['entries']:,} entries"
+    return Text(f"{entries}{left_alone}; last minute {figures}; in 24 h {day}")
 
 
 def _job(job: Document) -> Text:
     done = job["succeeded"] + job["failed"]
     failed = f", {job['failed']:,} failed" if job["failed"] else ""
     worker = f", by {job['worker']}" if job.get("worker") else ""
-    backfill = f", backfill {job['backfill']}" if job.get("backfill") else ""
+    backfill = f", backfill {job['backfill']['status']}" if job.get("backfill") else ""
     return Text(f"{job['id']} {job['status']}, {done:,} of {job['total']:,}{failed}{worker}{backfill}")
 
 
@@ -317,7 +329,8 @@ def _events(document: Document, count: int) -> list[Text]:
 def _event(event: Document) -> Text:
     text = Text(f" {clock(event['at'])}  ", no_wrap=True, overflow="ellipsis")
     text.append(f"{event['source']}: ", "bold").append(event["text"], _SEVERITIES.get(event["severity"], ""))
-    return text.append(f"  {event['worker']}", "dim") if event.get("worker") else text
+    others = event.get("workers", 1) - 1
+    return text.append(f"  {event['worker']}{f' and {others} more' if others else ''}", "dim")
 
 
 def _title(text: str) -> Text:

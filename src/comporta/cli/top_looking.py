@@ -9,21 +9,21 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from typing import Any
 
 import click
 
 from comporta import __version__
 from comporta.cli.states import opened, shared_url
 from comporta.cli.top_drawing import Document, Picture
-from comporta.errors import ComportaError
+from comporta.cli.top_tables import Tables
+from comporta.errors import ComportaError, StateUnavailableError
 from comporta.flow import run
 from comporta.stores.base import Store
+from comporta.stores.workers import Roll
+from comporta.watching.fleet import OUT_OF_REACH, looking, recalling
 
 HISTORY_SECONDS = 5.0
 """How long a history is good for: its slots are of ten seconds."""
-
-NOTHING_YET: Document = {"slot_seconds": 10, "at": 0.0, "series": {}}
 
 
 class UnseenError(click.ClickException):
@@ -39,15 +39,15 @@ class NobodyError(UnseenError):
 
 
 class Looking:
-    """Looks at one state, as often as it is asked to."""
+    """Looks at one state, and at a database if there is one, as often as it is asked to."""
 
     def __init__(self, url: str, database: str | None) -> None:
         self._url = url
         self._shared = shared_url(url)
-        self._database = database
+        self._tables = Tables(database)
         self._opened = ExitStack()
         self._store: Store | None = None
-        self._history: Document = NOTHING_YET
+        self._history: Document = {}
         self._history_until = 0.0
 
     def look(self) -> Picture:
@@ -57,19 +57,23 @@ class Looking:
         except (NobodyError, click.UsageError):
             raise
         except (ComportaError, click.ClickException) as error:
-            self.close()
+            self._let_go()
             raise UnseenError(str(error).rstrip(".")) from None
 
     def close(self) -> None:
-        """Let go of everything; looking again opens it anew."""
-        self._store, self._history_until = None, 0.0
-        self._opened.close()
+        """Let go of everything."""
+        self._let_go()
+        self._tables.close()
 
     def nobody(self) -> str:
         """Return why there is nothing to look at, if there is not; to open it would make it."""
         if self._shared is None or os.path.lexists(self._shared.path):
             return ""
         return f"Nobody on this machine uses shared://{self._shared.name}"
+
+    def _let_go(self) -> None:
+        self._store, self._history_until = None, 0.0
+        self._opened.close()
 
     def _at_hand(self) -> Store:
         if self._store is None:
@@ -79,40 +83,46 @@ class Looking:
         return self._store
 
     def _looked(self, store: Store) -> Picture:
-        from comporta.watching.fleet import looking, recalling  # noqa: PLC0415 - only who looks needs it
-
+        store.apply(Roll())  # it says why, if it cannot be asked; what follows would only say that
         if time.monotonic() >= self._history_until:
-            self._history = run(recalling(store))
+            self._history = _whole(run(recalling(store)))
             self._history_until = time.monotonic() + HISTORY_SECONDS
-        return Picture(document_of(run(looking(store, None)), self._engine()), self._history)
+        found = self._tables.add_to(_whole(run(looking(store))))
+        return Picture(document_of(found, self._url.partition("://")[0]), self._history)
 
-    def _engine(self) -> str:
-        return self._url.partition("://")[0]
+
+def _whole(found: Document) -> Document:
+    """Return what was found, if the state was there all the while."""
+    if OUT_OF_REACH in found["reasons"]:
+        raise StateUnavailableError(OUT_OF_REACH)
+    return found
 
 
 def document_of(found: Document, engine: str) -> Document:
-    """Return the document of the dashboard, as far as the state alone tells it."""
-    reasons = list(_reasons(found["upstreams"]))
+    """Return the document of the dashboard, as far as somebody can tell it who is no worker."""
+    reasons = [*_reasons(found), *found["reasons"]]
     return {
         "at": time.time(),
         "version": __version__,
         "status": "warn" if reasons else "ok",
-        "reasons": reasons,
         "state": {"engine": engine, "fallback": None},
-        "database": None,
-        "cache": None,
-        "jobs": None,
         **found,
+        "reasons": reasons,
     }
 
 
 def empty(reason: str, engine: str) -> Document:
     """Return the document of a state that nobody uses."""
-    nothing: dict[str, Any] = {"upstreams": [], "workers": [], "events": [], "recent": {}, "story": None}
-    return document_of(nothing, engine) | {"reasons": [reason]}
+    parts: Document = {"upstreams": [], "workers": [], "events": [], "story": None, "recent": {}}
+    return document_of({**parts, "database": None, "cache": None, "jobs": None, "reasons": [reason]}, engine)
 
 
-def _reasons(cards: list[Document]) -> list[str]:
-    unwell = [card for card in cards if card.get("phase") not in (None, "closed")]
-    said = [f"{card['name']} is {card['phase']}" for card in unwell]
-    return said + [f"{card['name']} is paused" for card in cards if card.get("paused")]
+def _reasons(found: Document) -> list[str]:
+    cards = found["upstreams"]
+    database = found["database"] or {"status": "ok"}
+    return [
+        *(f"{card['name']} is {card['phase']}" for card in cards if card["phase"] in ("open", "half-open")),
+        *(f"{card['name']} is paused" for card in cards if card["paused"]),
+        *(f"{card['name']} is slowed down" for card in cards if card["limit"] < card["original"]),
+        *(["the database cannot be read"] if database["status"] != "ok" else []),
+    ]

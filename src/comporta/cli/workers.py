@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import click
 from rich.table import Table
-from rich.text import Text
 
-from comporta.cli.output import json_option, print_json, print_table, rough, table_of
+from comporta.cli.output import json_option, plain, print_json, print_table, rough, table_of
 from comporta.cli.states import STATE_HELP, opened, shared_url, state_argument, state_url
 from comporta.errors import StateError
 from comporta.stores.workers import Roll, Sign
@@ -71,5 +70,5 @@ def _table(rows: list[Row], now: float) -> Table:
     table = table_of("host", *right, right=right)
     for row in rows:
         age = f"{rough(now - row.started)} ago"
-        table.add_row(Text(row.host), str(row.pid), age, f"{row.last_sign_ms:,} ms ago")
+        table.add_row(plain(row.host), str(row.pid), age, f"{row.last_sign_ms:,} ms ago")
     return table

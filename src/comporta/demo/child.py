@@ -14,18 +14,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from comporta.threads import Run
 
-END_SECONDS: Final = 0.9
+END_SECONDS: Final = 0.6
 """How long a process may take to end in good order once it was let go."""
 
 
 def said(**what: Any) -> None:
     """Tell whoever started this process one thing, as a line of JSON."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
+    with suppress(BrokenPipeError):  # whoever wanted to know is gone
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
 
 
 def words() -> Iterator[str]:
@@ -56,9 +58,7 @@ def portals(port: int, rates: dict[str, float], latency: float, leave: list[str]
     """Be the portals; and if nobody else is left to do so, remove the folders in ``leave``."""
     from comporta.testing.procurement import ProcurementServer  # noqa: PLC0415 - each role its own imports
 
-    server = ProcurementServer(
-        port=port, latency=latency, **{f"{name}_rate": rate for name, rate in rates.items()}
-    )
+    server = ProcurementServer(port=port, latency=latency, pncp_rate=rates["pncp"], pcp_rate=rates["pcp"])
     with server:
         said(url=server.url)
         if "end" in words():
@@ -70,6 +70,7 @@ def portals(port: int, rates: dict[str, float], latency: float, leave: list[str]
 
 def worker(socket_number: int) -> None:
     """Be a worker of the service, on a socket that was opened for all of them."""
+    hold(terminate)  # first: what follows takes a while
     import socket  # noqa: PLC0415 - each role its own imports
 
     import uvicorn  # noqa: PLC0415 - likewise
@@ -77,7 +78,6 @@ def worker(socket_number: int) -> None:
     from comporta.service.config import ServiceConfig  # noqa: PLC0415 - likewise
     from comporta.service.serving import settings_of  # noqa: PLC0415 - likewise
 
-    hold(terminate)
     settings = settings_of(ServiceConfig.load(), "comporta.demo.worker:create")
     uvicorn.Server(settings).run([socket.socket(fileno=socket_number)])
 
@@ -98,9 +98,9 @@ def state() -> None:
 
 def load(address: str) -> None:
     """Be the users."""
+    hold(terminate)  # first: what follows takes a while
     from comporta.demo.load import run  # noqa: PLC0415 - each role its own imports
 
-    hold(terminate)
     run(address)
 
 

@@ -24,7 +24,7 @@ from comporta.demo.child import said
 USERS: Final = 9
 """How many search, one question after the other."""
 
-POPULAR: Final = 10
+POPULAR: Final = 7
 """How many questions are asked again and again."""
 
 TELL_SECONDS: Final = 0.5
@@ -32,10 +32,10 @@ WAIT_SECONDS: Final = 10.0
 
 _STATES = ("SP", "RJ", "MG", "BA", "PR", "RS", "PE", "CE", "SC", "GO", "DF", "MA")
 _TERMS = ("uniformes", "merenda", "medicamentos", "pavimentação", "computadores")
-_NEW_SHARE = 0.12
+_NEW_SHARE = 0.08
 _THINK_SECONDS = 0.9
-_COUNTRY_SECONDS = 14.0
-_WATCH_SECONDS = 9.0
+_COUNTRY_SECONDS = 30.0
+_WATCH_SECONDS = 15.0
 _JOB_SECONDS = 16.0
 _RUSH_SECONDS = 7.0
 _RUSH = 40
@@ -103,11 +103,13 @@ class _Crowd:
 
     async def _again(self, what: Callable[[dict[str, str]], Coroutine[Any, Any, None]], mean: float) -> None:
         """Do something now and then, each time as somebody else; what breaks is counted."""
+        wait = random.uniform(0.1, 0.4) * mean
         while True:
-            await asyncio.sleep(random.uniform(0.3, 1.0) * mean)
+            await asyncio.sleep(wait)
+            wait = random.uniform(0.3, 1.0) * mean
             try:
                 await what(self._somebody())
-            except (httpx2.HTTPError, ValueError):
+            except (httpx2.HTTPError, ValueError):  # a worker may be killed at any moment
                 self._counts["broken"] += 1
 
     async def _country(self, told: dict[str, str]) -> None:
@@ -118,7 +120,7 @@ class _Crowd:
 
     async def _watch(self, told: dict[str, str]) -> None:
         """Watch a search as it goes on."""
-        query = self._question(random) | {"ufs": ",".join(random.sample(_STATES, 6))}
+        query = self._question(random) | {"ufs": ",".join(random.sample(_STATES, 4))}
         async with self._client.stream("GET", "/v1/search/stream", params=query, headers=told) as stream:
             async for line in stream.aiter_lines():
                 self._counts["watched"] += line.startswith("event: result")
@@ -128,12 +130,12 @@ class _Crowd:
         name = f"batch-{next(self._jobs)}-{random.randrange(10_000):04}"
         accounts = [f"{random.randrange(10**8):08}" for _ in range(random.randint(*_ACCOUNTS))]
         body = {"accounts": accounts, "user_id": "ana", "job_id": name}
-        url = "/ultra-batch/jobs"
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._sheet(name, told))
-            async with self._client.stream("POST", url, json=body, headers=told) as stream:
-                async for line in stream.aiter_lines():
-                    self._counts["jobs"] += json.loads(line)["event"] == "end"
+        await asyncio.gather(self._followed(body, told), self._sheet(name, told))
+
+    async def _followed(self, body: dict[str, Any], told: dict[str, str]) -> None:
+        async with self._client.stream("POST", "/ultra-batch/jobs", json=body, headers=told) as stream:
+            async for line in stream.aiter_lines():
+                self._counts["jobs"] += json.loads(line)["event"] == "end"
 
     async def _sheet(self, job: str, told: dict[str, str]) -> None:
         await asyncio.sleep(_SHEET_AFTER_SECONDS)
@@ -162,7 +164,7 @@ class _Crowd:
             "date_from": (last - timedelta(chance.randint(2, 6))).isoformat(),
             "date_to": last.isoformat(),
             "modality": str(chance.choice((4, 5, 6, 8))),
-            "ufs": ",".join(sorted(chance.sample(_STATES, chance.randint(1, 3)))),
+            "ufs": ",".join(sorted(chance.sample(_STATES, chance.randint(1, 2)))),
             "terms": chance.choice(_TERMS),
             "limit": "50",
         }

@@ -1,7 +1,7 @@
-"""What can be seen of the demo at a moment: what the service says of the shared state, what the portals have
-counted themselves, and what the users were answered.
+"""What can be seen of the demo at a moment.
 
-Pure: stories ask it what is so, and the terminal shows its figures.
+That is what the service says of the shared state, what the portals have counted themselves, and what users
+were answered. Pure: stories ask it what is so, and the terminal shows its figures.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ WINDOW_SECONDS: Final = 10.0
 """Over how long portals count what is ``recent`` and ``busiest``."""
 
 ANSWERS: Final = ("fresh", "stale", "partial", "nothing", "failed", "over", "broken", "watched", "jobs")
-"""What users count: fresh, stale and partial answers; refusals because nobody has anything; failures; refusals
-because they asked too much; connections that were cut off; searches watched; batches done."""
+"""What users count: fresh, stale and partial answers; refusals because nobody has anything; failures;
+refusals because they asked too much; connections that were cut off; searches watched; batches done."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A moment. ``alone`` says how many of the latest answers came from workers without the shared state."""
+    """A moment.
+
+    ``replaced`` is how many workers answer that took the place of others, ``alone`` how many of the latest
+    answers came from workers without the shared state.
+    """
 
     health: Mapping[str, Any]
     portals: Mapping[str, Mapping[str, Any]]
@@ -121,21 +125,12 @@ def figures(now: Picture, before: Picture, seconds: float) -> dict[str, Any]:
 
 def status(now: Picture) -> str:
     """Return how things stand, in one line."""
-    parts = [
-        f"{name.upper()} {now.phase(name).replace('_', '-')}, {now.rate(name):.1f} requests/s of "
-        f"{now.limit(name):g}"
+    portals = [
+        f"{name.upper()} {now.phase(name).replace('_', '-')}, {now.rate(name):.1f}/s of {now.limit(name):g}, "
+        f"{now.last_minute(name)} calls in a minute"
         for name in LIMITS
     ]
-    answers = ", ".join(
-        f"{now.count(what)} {word}"
-        for what, word in (
-            ("fresh", "fresh"),
-            ("stale", "stale"),
-            ("partial", "partial"),
-            ("nothing", "without a source"),
-            ("failed", "failed"),
-            ("over", "over their limit"),
-        )
-        if now.count(what) or what in ("fresh", "stale", "failed")
-    )
-    return f"{'; '.join(parts)}; answers: {answers}"
+    shown = (("fresh", "fresh"), ("stale", "stale"), ("partial", "partial"), ("over", "refused"))
+    answers = [f"{now.count(what)} {word}" for what, word in shown]
+    lost = now.count("failed") + now.count("broken")
+    return f"{'; '.join(portals)}; answers: {', '.join(answers)}, {lost} failed"

@@ -1,4 +1,4 @@
-"""What the demo is made of, as plain values: limits, rhythms, and the file that its workers are configured by.
+"""What the demo is made of, as plain values: limits, rhythms, and the file that configures its workers.
 
 The numbers are those of a real installation made quicker: breakers come back in seconds instead of minutes,
 answers are fresh for seconds instead of hours.
@@ -44,21 +44,24 @@ class Pace:
     """How quickly a story is told, in seconds: what is read along needs time, what is only checked does not.
 
     ``hold`` is how long each step stays at the least, ``patience`` how long what it waits for may take,
-    ``cooldown`` how long breakers stay open, ``status`` how often figures are told, ``rest`` how long it is
-    quiet between two stories.
+    ``cooldown`` how long breakers stay open, ``ramp`` how long each step of their closing takes, ``fresh``
+    how long answers are fresh, ``status`` how often figures are told, ``rest`` how long it is quiet between
+    two stories.
     """
 
     hold: float
     patience: float
     cooldown: float
+    ramp: float
+    fresh: float
     status: float
     rest: float
 
 
-WATCHED: Final = Pace(hold=7.0, patience=45.0, cooldown=12.0, status=10.0, rest=90.0)
+WATCHED: Final = Pace(hold=6.0, patience=45.0, cooldown=12.0, ramp=2.0, fresh=10.0, status=10.0, rest=90.0)
 """For people at a terminal."""
 
-UNWATCHED: Final = Pace(hold=0.5, patience=60.0, cooldown=3.0, status=3.0, rest=1.0)
+UNWATCHED: Final = Pace(hold=0.5, patience=60.0, cooldown=3.0, ramp=0.5, fresh=4.0, status=3.0, rest=1.0)
 """For a pipe: nobody reads along."""
 
 _UPSTREAM = """
@@ -75,7 +78,7 @@ cooldown_seconds = {cooldown}
 probes = 3
 probe_seconds = 4
 ramp_steps = 2
-ramp_seconds = 2
+ramp_seconds = {ramp}
 
 [upstreams.{name}.retry]
 retries = 2
@@ -99,7 +102,7 @@ client_limit = "10/s burst 20"
 close_seconds = 1
 
 [service.search]
-fresh = 12
+fresh = {fresh}
 stale = 3600
 timeout = 8
 
@@ -116,8 +119,11 @@ poll_seconds = 0.5
 
 def file_for(state: str, portals: str, folder: str, workers: int, pace: Pace) -> str:
     """Return the file by which the workers are configured."""
-    service = _SERVICE.format(state=state, portals=portals, folder=folder, workers=workers, host=HOST)
+    service = _SERVICE.format(
+        state=state, portals=portals, folder=folder, workers=workers, host=HOST, fresh=pace.fresh
+    )
     upstreams = [
-        _UPSTREAM.format(name=name, limit=limit, cooldown=pace.cooldown) for name, limit in LIMITS.items()
+        _UPSTREAM.format(name=name, limit=limit, cooldown=pace.cooldown, ramp=pace.ramp)
+        for name, limit in LIMITS.items()
     ]
     return service.lstrip() + "".join(upstreams)

@@ -16,23 +16,30 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from comporta.demo.child import END_SECONDS
 from comporta.demo.plan import (
     CONTROL_VARIABLE,
+    HOST,
     LATENCY_SECONDS,
     LIMITS,
     Pace,
     file_for,
 )
-from comporta.service.figures import FOLDER_VARIABLE
 from comporta.settings import CONFIG_VARIABLE
 from comporta.stores.folder import path_of
 from comporta.testing.programs import find_servers, free_port
 
+FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""What Prometheus' client calls the folder in which workers put their figures together."""
+
+BACKLOG: Final = 2048
 KEYS: Final = 4096
 START_SECONDS: Final = 60.0
+SERVER_SECONDS: Final = 0.25
+"""How long a server of the state may take: laptops, and machines that run tests, are busy as well."""
+
 FALLS_MAX: Final = 3
 """How many workers may end by themselves before the demo gives up."""
 
@@ -44,6 +51,19 @@ class DemoError(Exception):
     """The demo cannot go on; the text says why, in one sentence."""
 
 
+def listening(port: int) -> socket.socket:
+    """Return a socket for all workers to take clients from; told that it is TCP, small answers go at once."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 class Child:
     """A process that ends when it is let go."""
 
@@ -51,6 +71,8 @@ class Child:
         self.role = role
         self.process = process
         self.killed = False
+        self._leash = cast("asyncio.StreamWriter", process.stdin)
+        self._said = cast("asyncio.StreamReader", process.stdout)
 
     @classmethod
     async def start(
@@ -76,21 +98,18 @@ class Child:
 
     async def heard(self) -> dict[str, Any] | None:
         """Return the next thing it says; ``None`` if there is nothing more to come."""
-        assert self.process.stdout is not None
-        line = await self.process.stdout.readline()
+        line = await self._said.readline()
         return json.loads(line) if line else None
 
     async def tell(self, word: str) -> None:
         """Tell it something."""
-        assert self.process.stdin is not None
         with suppress(ConnectionError):
-            self.process.stdin.write(f"{word}\n".encode())
-            await self.process.stdin.drain()
+            self._leash.write(f"{word}\n".encode())
+            await self._leash.drain()
 
     def let_go(self) -> None:
         """Have it end by itself."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self._leash.close()
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
@@ -114,17 +133,17 @@ async def end(children: Iterable[Child], seconds: float = END_SECONDS) -> None:
 
 
 class Stage:
-    """Everything that runs: the portals, the workers, the users, and for some stories a server of the state."""
+    """Everything that runs: portals, workers, users, and for some stories a server of the state."""
 
     def __init__(
         self, listener: socket.socket, workers: int, pace: Pace, token: str, *, server: bool
     ) -> None:
         self.address = "http://{}:{}".format(*listener.getsockname()[:2])
-        self.control = f"http://127.0.0.1:{free_port()}"
+        self.control = f"http://{HOST}:{free_port()}"
         self.state = f"shared://demo-{os.getpid()}?keys={KEYS}"
         self.workers: list[Child] = []
         self.counts: dict[str, int] = {}
-        self.replaced = 0
+        self.replacements: set[int] = set()
         self._listener = listener
         self._number = workers
         self._pace = pace
@@ -184,7 +203,7 @@ class Stage:
     def log(self) -> str:
         """Return the last thing that went wrong, in its own words."""
         lines = (self._folder / "log").read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip("+-| ")), "it said nothing")
 
     async def _open_server(self) -> None:
         if not find_servers():
@@ -197,7 +216,7 @@ class Stage:
         said = await self._server.heard()
         if said is None:
             raise DemoError(f"the server of the state did not start: {self.log()}")
-        self.state = said["url"]
+        self.state = f"{said['url']}?timeout={SERVER_SECONDS}"
 
     async def _started(self, role: str, sockets: Iterable[int] = (), **told: Any) -> Child:
         return await Child.start(role, self._folder / "log", self._environ, sockets, **told)
@@ -215,7 +234,7 @@ class Stage:
             if falls >= FALLS_MAX:
                 raise DemoError(f"workers of the service keep ending: {self.log()}")
             self.workers[place] = await self._worker()
-            self.replaced += 1
+            self.replacements.add(self.workers[place].pid)
 
     async def _counted(self, users: Child) -> None:
         while (said := await users.heard()) is not None:

@@ -6,8 +6,13 @@ Whether anybody listens changes nothing: a state that is out of reach is told la
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 import textwrap
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -15,44 +20,50 @@ import click
 
 from comporta.demo.stories import Step, Story
 from comporta.errors import StateError
+from comporta.events import Event
 from comporta.stores.base import Store
 from comporta.stores.failover import FailoverStore
+from comporta.stores.journal import NOTED_AT_ONCE, Note
 from comporta.stores.records import Write
 from comporta.stores.urls import open_store
+from comporta.watching.fleet import JOURNAL, STORY, STORY_NOW
+from comporta.watching.teller import entry_of
 
-SPACE: Final = "comporta_story"
-KEY: Final = "now"
 TTL_SECONDS: Final = 600.0
 
-_WIDTH = 100
+_WIDTH_MAX = 100
 _MARGIN = " " * 8
 
 
 class Terminal:
-    """Says things in lines, each with the minutes and seconds since the beginning."""
+    """Says things in lines, some with the minutes and seconds since the beginning.
 
-    def __init__(self) -> None:
+    ``unheard`` is called when nobody reads them any more.
+    """
+
+    def __init__(self, unheard: Callable[[], None]) -> None:
+        self.deaf = False
+        self._unheard = unheard
         self._began = time.monotonic()
 
     def headline(self, address: str, token: str, workers: int) -> None:
         """Say where to look, first of all."""
-        click.echo()
-        click.secho(f"  Dashboard: {address}/", bold=True, fg="green")
-        click.echo()
+        self.gap()
+        self._say(click.style(f"  Dashboard: {address}/", bold=True, fg="green"))
+        self.gap()
         self.line(
-            f"{workers} workers of one service, the portals PNCP and PCP, and a crowd of users: everything runs "
-            "on this machine, and only portals and users are simulated. Ctrl-C ends it."
+            f"{workers} workers of one service, the portals PNCP and PCP, and a crowd of users are starting. "
+            "Everything is on this machine; only portals and users are simulated. Ctrl-C ends it."
         )
-        self.line(f"For actions on the page, the admin token is {token}")
-        click.echo()
+        self.line(f"For the actions on the page the admin token is {token}")
 
     def step(self, number: int, story: Story, step: Step) -> None:
         """Say what happens now, and where to look."""
-        click.echo()
+        self.gap()
         title = f"{story.name}, {number} of {len(story.steps)}: {step.title}"
-        click.echo(f"{self._clock()}  {click.style(title, bold=True)}")
+        self._say(f"{self._clock()}  {click.style(title, bold=True)}")
         self.line(step.text)
-        self.line(f"Look at: {step.look}", fg="cyan")
+        self.line(f"Look here: {step.look}", fg="cyan")
 
     def outcome(self, text: str, *, happened: bool) -> None:
         """Say what came of it."""
@@ -61,12 +72,29 @@ class Terminal:
 
     def figures(self, text: str) -> None:
         """Say how things stand."""
-        self.line(f".  {text}", dim=True, first=f"{self._clock()}  ")
+        self.line(text, first=f"{self._clock()}  ", dim=True)
 
     def line(self, text: str, first: str = _MARGIN, **style: Any) -> None:
         """Say something, in lines that fit."""
-        for number, part in enumerate(textwrap.wrap(text, _WIDTH, subsequent_indent="" if first else "  ")):
-            click.echo((first if number == 0 else _MARGIN) + click.style(part, **style))
+        width = min(_WIDTH_MAX, shutil.get_terminal_size().columns - len(_MARGIN) - 1)
+        for number, part in enumerate(textwrap.wrap(text, max(20, width))):
+            self._say((_MARGIN if number else first) + (click.style(part, **style) if style else part))
+
+    def gap(self) -> None:
+        """Leave a line free."""
+        self._say("")
+
+    def _say(self, text: str) -> None:
+        if self.deaf:
+            return
+        try:
+            click.echo(text)
+        except OSError:  # a pipe without a reader, a terminal that was closed
+            self.deaf = True
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # what is left is written at the end
+            self._unheard()
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
@@ -74,32 +102,34 @@ class Terminal:
 
 
 class Page:
-    """What the page is told: the step that is being played, as a record of the shared state."""
+    """What the page is told through the shared state: the step that is being played, and events for its list.
+
+    What a state that is out of reach could not be told is told when it is back.
+    """
 
     def __init__(self, state: str) -> None:
         store = open_store(state)
         self._store: Store = store.primary if isinstance(store, FailoverStore) else store
         self._record = b""
+        self._untold: deque[bytes] = deque(maxlen=NOTED_AT_ONCE)
 
-    async def step(self, number: int, story: Story, step: Step) -> None:
-        """Put a step on the page."""
-        await self._put(
-            {
-                "scenario": story.name,
-                "step": number,
-                "of": len(story.steps),
-                "title": step.title,
-                "text": step.text,
-                "look": step.look,
-            }
-        )
+    async def put(self, story: Story, number: int, title: str, text: str, look: str) -> None:
+        """Put a step on the page, in the place of the one before."""
+        step = {"scenario": story.name, "step": number, "of": len(story.steps), "title": title}
+        self._record = json.dumps({**step, "text": text, "look": look}).encode()
+        await self.tell()
 
-    async def again(self) -> None:
-        """Write it once more: a server may have forgotten it."""
-        if self._record:
-            with suppress(StateError):
-                await self._store.apply_async(Write(SPACE, KEY, self._record, TTL_SECONDS))
+    async def note(self, text: str, severity: str = "info") -> None:
+        """Add to the list of what happened."""
+        self._untold.append(entry_of(Event(time.time(), "story", "demo", text, severity)))
+        await self.tell()
 
-    async def _put(self, what: dict[str, Any]) -> None:
-        self._record = json.dumps(what).encode()
-        await self.again()
+    async def tell(self) -> None:
+        """Tell what is to be told; the step once more, for a server that came back has forgotten it."""
+        with suppress(StateError):
+            if self._record:
+                await self._store.apply_async(Write(STORY, STORY_NOW, self._record, TTL_SECONDS))
+            if self._untold:
+                entries = tuple(self._untold)
+                await self._store.apply_async(Note(JOURNAL, *entries))
+                self._untold.clear()

@@ -1,5 +1,6 @@
-"""The application as the demo's workers have it: the real one, with accounts to analyse and a way to break
-the portals from the page.
+"""The application as the demo's workers have it.
+
+It is the real one, with accounts to analyse and a way to break the portals from the page.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ class AccountClosedError(Exception):
 def create() -> FastAPI:
     """Return the application for one worker."""
     plugs = BatchPlugs(processor=analyse, is_digital=lambda _: True)
-    os.environ.get(CONTROL_VARIABLE)
-    return create_app(plugs=plugs)
+    return create_app(plugs=plugs, demo=os.environ[CONTROL_VARIABLE])
 
 
 async def analyse(account: str) -> str:

@@ -127,7 +127,7 @@ def settings_of(
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket for all workers to take clients from."""
+    """Return a socket that all workers take clients from; whoever has it may start processes that have it."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:

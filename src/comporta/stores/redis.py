@@ -74,7 +74,7 @@ class RedisStore:
             from redis import exceptions  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise StateUnavailableError(
-                "redis:// needs the package redis: install comporta[redis]"
+                "redis:// needs the package redis: pip install 'comporta[redis]'"
             ) from error
         self.url = url
         self.address = address_of(url)

@@ -40,8 +40,7 @@ def transports(name: str) -> Transports:
     try:
         package: Any = import_module(name)
     except ImportError as error:
-        raise ImportError(f"a transport for {name} needs the package: install comporta[{name}]") from error
-
+        raise ImportError(f"a transport for {name} needs it: pip install 'comporta[{name}]'") from error
     return Transports(_blocking(package), _awaiting(package))
 
 

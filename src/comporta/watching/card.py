@@ -74,7 +74,7 @@ def in_words(state: UpstreamState, config: BreakerConfig | None = None) -> str:
     if breaker is not None and (breaker.forced or breaker.phase != "closed"):
         return _of_circuit(breaker, config)
     if state.limiter.paused:
-        return f"Paused for {_duration(state.limiter.paused)}: no calls are wanted until then."
+        return f"Paused for {_duration(state.limiter.paused)}, as the upstream or an operator asked for."
     if state.limit < state.original:
         return (
             f"Slowed down to {state.limit:.1f} of {state.original:.1f} a second: the upstream refused calls."
@@ -82,7 +82,7 @@ def in_words(state: UpstreamState, config: BreakerConfig | None = None) -> str:
     if breaker is None:
         return "No breaker: calls pass."
     if breaker.failures:
-        return f"Closed: calls pass, though {_failures(breaker.failures, config)}."
+        return f"Closed: calls pass; {_failures(breaker.failures, config)}."
     return "Closed: calls pass."
 
 
@@ -95,7 +95,7 @@ def _of_circuit(breaker: BreakerState, config: BreakerConfig | None) -> str:
         until = "" if breaker.degraded_until is None else f" until {_clock(breaker.degraded_until)}"
         return _ended(f"Open{until}", _cause(breaker.failures, why, config))
     if breaker.phase == "ramp":
-        return f"Closing step by step: {breaker.share:.0%} of calls pass."
+        return f"Closing step by step: {100 * breaker.share:.0f} % of calls pass."
     return _half_open([probe.owner for probe in breaker.probes], config)
 
 
@@ -116,8 +116,8 @@ def _cause(failures: int, why: str, config: BreakerConfig | None) -> str:
 
 
 def _failures(count: int, config: BreakerConfig | None) -> str:
-    of = "" if config is None or config.threshold is None else f" of {config.threshold}"
-    return f"{count}{of} failures in a row were counted" if count > 1 or of else "a failure was counted"
+    opens = "" if config is None or config.threshold is None else f", it opens at {config.threshold}"
+    return f"{count} failure{'s' if count > 1 else ''} in a row{opens}"
 
 
 def _ended(text: str, why: str) -> str:

@@ -67,12 +67,16 @@ _SAME_SECONDS = 3.0
 
 
 def own_card(upstream: Upstream) -> Flow[dict[str, Any]]:
-    """Return the card of an upstream of this process, as the shared state has it now."""
+    """Return the card of an upstream of this process, as the shared state has it now.
+
+    While that is out of reach it shows what this worker knows alone, and nothing of the last minute.
+    """
     state = yield from standing(upstream.parts)
-    history: History = yield Apply(upstream.store, Recall(series_of(upstream.name), MINUTE_SECONDS))
+    reader = _Reader(upstream.store)
+    history: History | None = yield from reader.asking(Recall(series_of(upstream.name), MINUTE_SECONDS))
     return card(
         state,
-        minute_of(history),
+        minute_of(history or History(0, [])),
         breaker=None if upstream.breaker is None else upstream.breaker.config,
         in_flight_max=None if upstream.permits is None else upstream.permits.max_concurrent,
     )

@@ -6,6 +6,7 @@ in which calls were counted may have ended before anybody looked at the upstream
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -47,6 +48,7 @@ UPSTREAM: Final = Layout(
     ("limit", "tokens", "phase", "paused", "in_flight"),
     waits=True,
 )
+_FIRST_WAIT: Final = UPSTREAM.first_wait
 OF_CACHE: Final = Layout(("hits", "stale", "misses"))
 OF_SERVICE: Final = Layout(("requests", "errors", "refused"))
 
@@ -68,7 +70,7 @@ def layout_of(series: str) -> Layout:
 
 def wait_column(seconds: float) -> int:
     """Return the column in which a wait for an upstream is counted."""
-    return UPSTREAM.first_wait + sum(seconds > bound for bound in WAIT_BOUNDS)
+    return _FIRST_WAIT + bisect_left(WAIT_BOUNDS, seconds)
 
 
 def gauges_of(shown: Mapping[str, Any]) -> dict[int, int]:

@@ -50,23 +50,24 @@ class Tallies:
 
     def counter(self, name: str, value: float, /, **labels: str) -> None:
         """Add to a counter, if it is one of ours; pass it on."""
-        count = round(value)
         if name == "upstream_calls":
-            column = _OUTCOMES.get(labels["outcome"], _OTHER)
-            self._add(series_of(labels["upstream"]), {_CALLS: count, column: count})
-        elif name == "upstream_attempts" and count > 1:
-            self._add(series_of(labels["upstream"]), {_RETRIES: count - 1})
-        elif name == "cache_answers" and labels["outcome"] in _ANSWERS:
-            self._add(CACHE, {_ANSWERS[labels["outcome"]]: count})
+            outcome = _OUTCOMES.get(labels["outcome"], _OTHER)
+            self._add(series_of(labels["upstream"]), int(value), _CALLS, outcome)
+        elif name == "upstream_attempts":
+            if value > 1:
+                self._add(series_of(labels["upstream"]), int(value) - 1, _RETRIES)
+        elif name == "cache_answers":
+            if labels["outcome"] in _ANSWERS:
+                self._add(CACHE, int(value), _ANSWERS[labels["outcome"]])
         elif name == "http_requests":
-            self._add(SERVICE, _request(labels["status"], count))
+            self._add(SERVICE, int(value), _REQUESTS, *_bad(labels["status"]))
         if self._next is not None:
             self._next.counter(name, value, **labels)
 
     def histogram(self, name: str, value: float, /, **labels: str) -> None:
         """Count a wait, if it is for an upstream; pass it on."""
         if name == "upstream_wait_seconds":
-            self._add(series_of(labels["upstream"]), {wait_column(value): 1})
+            self._add(series_of(labels["upstream"]), 1, wait_column(value))
         if self._next is not None:
             self._next.histogram(name, value, **labels)
 
@@ -85,7 +86,7 @@ class Tallies:
         forks.renew(self._lock)
         self._sums.clear()
 
-    def _add(self, series: str, counts: dict[int, int]) -> None:
+    def _add(self, series: str, count: int, *columns: int) -> None:
         with self._lock:
             sums = self._sums.get(series)
             new = sums is None
@@ -93,7 +94,7 @@ class Tallies:
                 if not self._admits(series):
                     return
                 sums = self._sums[series] = [0] * COLUMNS
-            for column, count in counts.items():
+            for column in columns:
                 sums[column] += count
         if new and self.stirred is not None:
             self.stirred()
@@ -104,10 +105,8 @@ class Tallies:
         return series in self._known
 
 
-def _request(status: str, count: int) -> dict[int, int]:
-    found = {_REQUESTS: count}
+def _bad(status: str) -> tuple[int, ...]:
+    """Return where an answer is counted besides, that was not what the client hoped for."""
     if status.startswith("5"):
-        found[_ERRORS] = count
-    elif status == "429":
-        found[_REFUSED] = count
-    return found
+        return (_ERRORS,)
+    return (_REFUSED,) if status == "429" else ()

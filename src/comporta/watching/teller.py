@@ -13,6 +13,7 @@ peak. What was under way when the state failed may have been told, and is not to
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from threading import Lock
@@ -186,9 +187,11 @@ class Teller:
         return self._store.apply(Write(TURNS, name, owner().encode(), ttl, ABSENT))
 
     def _shown(self, name: str, upstream: Upstream) -> dict[str, Any] | None:
+        """Tell how an upstream stands; if the state fell meanwhile, that is how this worker stands alone."""
         shown = run(own_card(upstream))
-        if fallback_of(upstream.store) is not None:
-            return None  # it fell meanwhile: that is how this worker stands, not the fleet
+        return self._stands(name, shown) if fallback_of(upstream.store) is None else None
+
+    def _stands(self, name: str, shown: dict[str, Any]) -> dict[str, Any]:
         self._store.apply(Write(STANDINGS, name, written(shown), STANDING_SECONDS))
         if not run(remembering(self._store, name)):
             self.say_once("upstreams", f"there are too many names: pages will not show {name}")
@@ -197,13 +200,15 @@ class Teller:
     def _note_all(self) -> None:
         while self._events:
             some = [self._events.popleft() for _ in range(min(NOTED_AT_ONCE, len(self._events)))]
+            self._note(*some)
+        if self._left_out:
             left_out, self._left_out = self._left_out, 0
-            if left_out:
-                text = f"{left_out} events of this worker were left out: more than {EVENTS_MAX} waited"
-                some.insert(0, events.Event(some[0].at, "events_left_out", "comporta", text, "warning"))
-            for start in range(0, len(some), NOTED_AT_ONCE):
-                entries = [entry_of(event) for event in some[start : start + NOTED_AT_ONCE]]
-                self._tried("events", self._store.apply, Note(JOURNAL, *entries))
+            text = f"{left_out} events of this worker were left out: more than {EVENTS_MAX} waited"
+            self._note(events.Event(time.time(), "events_left_out", "comporta", text, "warning"))
+
+    def _note(self, *happened: events.Event) -> None:
+        entries = [entry_of(event) for event in happened]
+        self._tried("events", self._store.apply, Note(JOURNAL, *entries))
 
     def _tried(self, what: str, telling: Callable[..., Any], *about: Any) -> Any:
         """Tell something; where its key has no room, or is somebody else's, the rest is told without it."""

@@ -51,6 +51,7 @@ export class Actions {
     }
     this.token = token;
     this.update(true);
+    $("main").focus(); // the button that was pressed is gone, and the new ones are there
     this.told("You are operating now: each upstream has its buttons.");
   }
 

@@ -59,7 +59,7 @@ function draw() {
   story.update(latest.story, latest.demo);
   actions.update(latest.admin);
   cards.update(latest.upstreams ?? []);
-  workers.update(latest.workers ?? []);
+  workers.update(latest.workers);
   cache.update(latest.cache);
   jobs.update(latest.jobs);
   events.update(latest.events);

@@ -5,6 +5,8 @@ import { $, Figures, Rows, attribute, fields, say, show } from "./dom.js";
 import { clockFace, number, percent, phaseOf, phaseWords, rate, wait, whyWords } from "./words.js";
 
 const CARDS_MAX = 50;
+const SHOWN_SECONDS_MIN = 90;
+const STEP_SECONDS = 30;
 
 export class Cards {
   constructor(clock, history, actions) {
@@ -22,10 +24,18 @@ export class Cards {
 
   draw() {
     const now = this.clock.now();
+    const range = this.shown(now);
     for (const [name, card] of this.rows.rows) {
-      const slots = this.history.since(name, now - this.range);
-      card.draw({ slots, now, range: this.range, slotSeconds: this.history.slotSeconds });
+      const slots = this.history.since(name, now - range);
+      card.draw({ slots, now, range, slotSeconds: this.history.slotSeconds });
     }
+  }
+
+  // A fleet that has just begun has no five minutes to show: then all there is, in steps of half a minute, and
+  // the same for all cards.
+  shown(now) {
+    const known = Math.ceil((now - this.history.oldest(now)) / STEP_SECONDS) * STEP_SECONDS;
+    return Math.min(this.range, Math.max(known, SHOWN_SECONDS_MIN));
   }
 
   tick() {
@@ -135,7 +145,7 @@ function minuteFigures(minute) {
     { name: "Refused (429)", value: number(minute.refused ?? 0), tone: minute.refused > 0 ? "warn" : "" },
     { name: "Turned away", value: number(away), note: awayNote(minute) },
     { name: "Retries", value: number(minute.retries ?? 0) },
-    { name: "Wait, half", value: wait(minute.wait_p50) },
+    { name: "Wait, median", value: wait(minute.wait_p50) },
     { name: "Wait, 95 / 99 %", value: `${wait(minute.wait_p95)} / ${wait(minute.wait_p99)}` },
   ];
 }

@@ -35,6 +35,11 @@ export class History {
     else slots.splice(place, 0, slot);
   }
 
+  // When the oldest slot of any series began.
+  oldest(now) {
+    return Math.min(now, ...[...this.series.values()].map((slots) => slots[0]?.start ?? now));
+  }
+
   since(name, from) {
     const slots = this.series.get(name) ?? [];
     return slots.filter((slot) => slot.start + this.slotSeconds > from);

@@ -43,9 +43,18 @@ function tiles(told) {
     { name: "Workers alive", value: number(alive), note: "one limit, one breaker" },
     { name: "Calls to upstreams", value: rate(sum("calls") / 60), note: `${count(sum("ok"), "success", "successes")} in a minute` },
     { name: "Calls spared", value: number(spared), note: "not sent to a broken upstream" },
-    { name: "Answered from the cache", value: percent(told.cache?.hit_rate), note: staleNote(told.cache) },
+    { name: "Answered from the cache", value: percent(keptShare(told.cache)), note: staleNote(told.cache) },
     { name: "Batch jobs running", value: number(running), note: count(jobs.length, "job") + " known" },
   ];
+}
+
+// Fresh or older: whoever got it did not wait for an upstream. Of the last minute, if anybody asked.
+function keptShare(cache) {
+  if (!cache) return null;
+  const { hits = 0, stale = 0, misses = 0 } = cache.minute ?? {};
+  const all = hits + stale + misses;
+  if (all > 0) return (hits + stale) / all;
+  return (cache.hit_rate ?? 0) + (cache.stale_served_rate ?? 0);
 }
 
 function staleNote(cache) {

@@ -2,7 +2,7 @@
 // in words when it has nothing to show.
 
 import { $, Figures, Rows, attribute, element, mark, say, show } from "./dom.js";
-import { ago, count, duration, joined, number, percent, sentence, time } from "./words.js";
+import { ago, count, duration, joined, number, percent, time } from "./words.js";
 
 const WORKERS_MAX = 64;
 const KEYS_MAX = 10;
@@ -17,8 +17,10 @@ export class Workers {
     this.rows = new Rows($("workers"), workerRow, WORKERS_MAX);
   }
 
-  update(workers) {
-    show($("workers-none"), workers.length === 0);
+  update(told) {
+    const workers = told ?? [];
+    show($("workers-unknown"), !told);
+    show($("workers-none"), told?.length === 0);
     show($("workers-scroll"), workers.length > 0);
     const more = workers.length > WORKERS_MAX ? `, ${WORKERS_MAX} of them shown` : "";
     say($("workers-count"), workers.length ? `${workers.length}${more}` : "");
@@ -82,7 +84,8 @@ export class CachePanel {
   update(cache) {
     const used = Boolean(cache) && (cache.entries > 0 || lastMinute(cache) > 0);
     show($("cache"), used);
-    show($("cache-none"), !used);
+    show($("cache-none"), Boolean(cache) && !used);
+    show($("cache-unknown"), !cache);
     say($("cache-count"), used ? count(cache.entries, "answer") : "");
     if (!used) return;
     this.figures.update(cacheFigures(cache));
@@ -143,7 +146,7 @@ function degradedRow(clock, actions) {
       told = now;
       say(key, now.key);
       const coverage = now.coverage ? ` It holds ${now.coverage}.` : "";
-      say(what, sentence(now.why || count(now.failures, "failure")) + coverage);
+      say(what, `${now.why || count(now.failures, "failure")}.${coverage}`);
       button.update(now);
       row.tick();
     },
@@ -175,7 +178,8 @@ export class Jobs {
 
   update(jobs) {
     const told = jobs ?? [];
-    show($("jobs-none"), told.length === 0);
+    show($("jobs-unknown"), !jobs);
+    show($("jobs-none"), jobs?.length === 0);
     const running = told.filter((job) => job.status === "running").length;
     say($("jobs-count"), told.length ? `${running} running` : "");
     this.rows.update(told, (job) => job.id);
@@ -242,7 +246,8 @@ export class Events {
 
   update(events) {
     const told = events ?? [];
-    show($("events-none"), told.length === 0);
+    show($("events-unknown"), !events);
+    show($("events-none"), events?.length === 0);
     show($("events-scroll"), told.length > 0);
     this.rows.update(told, (event) => `${event.at} ${event.worker} ${event.kind} ${event.source}`);
   }

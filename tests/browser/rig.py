@@ -1,0 +1,196 @@
+"""A small fleet to look at: portals that can be broken, workers that share a state, and users who search."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from tests.service.running import CLIENT, OURS, PATIENCE_SECONDS, ROOT, TOKEN
+
+from comporta.stores.folder import path_of
+from comporta.testing import ProcurementServer
+
+DASHBOARD_TOKEN = "a-dashboard-token-for-tests"  # noqa: S105 - of tests only
+COOLDOWN_SECONDS = 2
+CLIENTS = 3
+UFS = ("SP", "RJ", "MG", "BA", "PR", "RS", "PE", "CE")
+
+_UPSTREAM = """
+[upstreams.{name}]
+limit = "{limit}"
+max_wait = 2
+timeout = 2
+
+[upstreams.{name}.breaker]
+threshold = 4
+cooldown_seconds = {cooldown}
+probes = 1
+
+[upstreams.{name}.retry]
+retries = 1
+base = 0.05
+"""
+
+_SERVICE = """
+state = "{state}"
+
+[service]
+database = "sqlite:///{folder}/service.db?timeout=30"
+sheets = "{folder}/sheets"
+allow_private_addresses = true
+client_limit = false
+close_seconds = 1
+
+[service.search]
+fresh = 1
+stale = 3600
+timeout = 8
+
+[service.addresses]
+pncp = "{portals.pncp.url}"
+pcp = "{portals.pcp.url}"
+"""
+
+
+class Worker:
+    """One worker in a process of its own; started again, it is at the same address."""
+
+    def __init__(self, environ: dict[str, str], control: str, errors: Path) -> None:
+        self._environ = environ
+        self._control = control
+        self._errors = errors
+        self.address = ""
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it; :meth:`ready` waits for it."""
+        port = self.address.rpartition(":")[2] or "0"
+        command = [sys.executable, "-m", "tests.browser.worker", port, self._control]
+        with self._errors.open("a") as errors:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=self._environ, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+
+    def ready(self) -> None:
+        """Wait until it serves."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        assert said.startswith("Serving at "), self._errors.read_text()
+        self.address = said.removeprefix("Serving at ").strip()
+        assert CLIENT.get(f"{self.address}/readyz").status_code == 200, self._errors.read_text()
+
+    def end(self, sent: int = signal.SIGTERM) -> None:
+        """End it, by a kill if it does not go."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(sent)
+        try:
+            process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+class Fleet:
+    """The portals, the workers, and what users do."""
+
+    def __init__(self, portals: ProcurementServer, workers: list[Worker]) -> None:
+        self.portals = portals
+        self.workers = workers
+
+    @property
+    def address(self) -> str:
+        """Where the first worker is."""
+        return self.workers[0].address
+
+    def document(self) -> dict[str, Any]:
+        """Return what pages are told."""
+        found: dict[str, Any] = CLIENT.get(f"{self.address}/v1/dashboard").json()
+        return found
+
+    def heal(self) -> None:
+        """Let all be well again: the portals answer, nothing is held, closed circuits."""
+        for portal in self.portals.portals.values():
+            portal.set(mode="ok")
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        for name in self.portals.portals:
+            reply = CLIENT.post(f"{self.address}/v1/admin/breakers/{name}/reset", headers=headers)
+            assert reply.status_code == 200, reply.text
+
+    @contextmanager
+    def searched(self, questions: int = 2400) -> Iterator[None]:
+        """Have users search, one question after the other of so many."""
+        over = threading.Event()
+        users = [
+            threading.Thread(target=self._search, args=(over, questions), daemon=True) for _ in range(CLIENTS)
+        ]
+        for user in users:
+            user.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for user in users:
+                user.join(PATIENCE_SECONDS)
+
+    def _search(self, over: threading.Event, questions: int) -> None:
+        with httpx2.Client(timeout=10, limits=httpx2.Limits(max_keepalive_connections=0)) as client:
+            while not over.wait(0.1):
+                number = next(_questions) % questions
+                day = (date(2026, 1, 1) + timedelta(days=number // len(UFS))).isoformat()
+                query = {"date_from": day, "date_to": day, "ufs": UFS[number % len(UFS)]}
+                with suppress(httpx2.HTTPError):  # a worker may just be killed
+                    client.get(f"{self.workers[number % len(self.workers)].address}/v1/search", params=query)
+
+
+_questions = itertools.count()
+
+
+@contextmanager
+def fleet_of(count: int, folder: Path, **variables: str) -> Iterator[Fleet]:
+    """Start so many workers on a state of their own; ends them, and removes it."""
+    state = f"test-{uuid.uuid4().hex}"
+    with ExitStack() as stack:
+        portals = stack.enter_context(ProcurementServer(seed=7))
+        stack.callback(shutil.rmtree, path_of(state), ignore_errors=True)
+        file = folder / "comporta.toml"
+        file.write_text(_configured(f"shared://{state}", folder, portals))
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        environ |= {"COMPORTA_CONFIG": str(file), "COMPORTA_SERVICE_ADMIN_TOKEN": TOKEN, **variables}
+        workers = [Worker(environ, portals.url, folder / f"errors-{number}") for number in range(count)]
+        for worker in workers:
+            stack.callback(worker.end)
+            worker.start()
+        for worker in workers:
+            worker.ready()
+        yield Fleet(portals, workers)
+
+
+def _configured(state: str, folder: Path, portals: ProcurementServer) -> str:
+    limits = {"pncp": "10/s", "pcp": "5/s"}
+    upstreams = [
+        _UPSTREAM.format(name=name, limit=limit, cooldown=COOLDOWN_SECONDS) for name, limit in limits.items()
+    ]
+    return _SERVICE.format(state=state, folder=folder, portals=portals).lstrip() + "".join(upstreams)

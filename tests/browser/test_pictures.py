@@ -1,0 +1,105 @@
+"""The pictures of the documents: made from the demo as it runs, during its outage, and small enough to keep.
+
+``COMPORTA_PICTURES=1`` makes them anew, which takes as long as the charts go back: five minutes and more.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tests.browser.watched import Watched
+from tests.service.running import OURS, ROOT, wait_for
+
+PICTURES = ROOT / "docs" / "pictures"
+BYTES_MAX = 300_000
+CHARTS_SECONDS = 285
+STORY_MS = 400_000
+END_SECONDS = 30
+ADDRESS = re.compile(rb"(http://127[\d.:]+)/")
+WITH_SOME_WAY_TO_GO = re.compile(r"^([5-9]|1\d)$")
+KINDS = {
+    "dashboard-light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 1060}},
+    "dashboard-dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 1060}},
+    "dashboard-phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 1400}},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_picture__kept_in_the_documents__is_as_wide_as_its_window_and_small(name: str) -> None:
+    picture = (PICTURES / f"{name}.png").read_bytes()
+    assert len(picture) < BYTES_MAX
+    assert struct.unpack(">I", picture[16:20])[0] == KINDS[name]["viewport"]["width"]  # type: ignore[index]
+
+
+@pytest.mark.skipif(not os.environ.get("COMPORTA_PICTURES"), reason="made anew with COMPORTA_PICTURES=1")
+def test_demo__during_its_outage__gives_the_pictures(browser: Browser) -> None:
+    with _demo() as address, Watched.on(browser, address, **KINDS["dashboard-light"]) as watched:
+        watched.open()
+        watched.page.wait_for_timeout(CHARTS_SECONDS * 1000)
+        for name, kind in KINDS.items():
+            with Watched.on(browser, address, **kind) as looked:
+                _open_for_a_while(looked)
+                if name.endswith("phone"):
+                    looked.card("pncp").scroll_into_view_if_needed()
+                    looked.page.evaluate(_TO_THE_CARD)
+                looked.page.screenshot(path=PICTURES / f"{name}.png")
+
+
+_TO_THE_CARD = """() => {
+  const card = document.querySelector('[data-upstream=pncp]');
+  window.scrollTo(0, card.getBoundingClientRect().top + window.scrollY - 12);
+}"""
+
+
+def _open_for_a_while(watched: Watched) -> None:
+    """Wait until the outage is there, with a clock that has some way to go."""
+    page: Page = watched.open()
+    expect(watched.card("pncp")).to_have_attribute("data-phase", "open", timeout=STORY_MS)
+    left = watched.card("pncp").locator("[data-f=left]")
+    expect(left).to_have_text(WITH_SOME_WAY_TO_GO, timeout=STORY_MS)
+    expect(page.locator("#story-words")).to_be_visible()
+
+
+@contextmanager
+def _demo() -> Iterator[str]:
+    """Run the demo as at a terminal, where it takes its time; gives the address of its page."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "comporta.cli", "demo", "--scenario", "outage", "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = bytearray()
+    reader = threading.Thread(target=_read, args=(ours, said), daemon=True)
+    reader.start()
+    try:
+        wait_for(lambda: ADDRESS.search(said) is not None)
+        found = ADDRESS.search(said)
+        assert found is not None
+        yield found[1].decode()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(END_SECONDS)
+        reader.join(END_SECONDS)
+        os.close(ours)
+
+
+def _read(descriptor: int, said: bytearray) -> None:
+    with suppress(OSError):  # the other end is closed
+        while read := os.read(descriptor, 4096):
+            said += read
+
+
+def test_pictures__folder__holds_no_others() -> None:
+    assert {path.name for path in Path(PICTURES).glob("dashboard-*.png")} == {f"{name}.png" for name in KINDS}

@@ -1,0 +1,392 @@
+"""A worker tells the state, and nothing that happens to the state happens to the worker."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from tests.stores.switchable import Switchable, by_hand, moved
+from tests.support import shared_store
+
+from comporta import Upstream, events
+from comporta.breaker.config import BreakerConfig
+from comporta.errors import StateFullError, StateUnavailableError
+from comporta.flow import run
+from comporta.stores.base import Store
+from comporta.stores.failover import FailoverStore
+from comporta.stores.history import Recall
+from comporta.stores.journal import Latest
+from comporta.stores.memory import MemoryStore
+from comporta.stores.records import Delete, Read, Write
+from comporta.testing import ManualClock
+from comporta.threads import Run
+from comporta.watching import Tallies, Teller, looking
+from comporta.watching.fleet import FLEET, NAMES, STANDINGS, TURNS
+from comporta.watching.series import UPSTREAM
+from comporta.watching.teller import EVENTS_MAX, entry_of
+
+PATIENCE_SECONDS = 60.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; the machine may be slow."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.01)
+
+
+def called(upstream: Upstream, times: int = 1) -> None:
+    for _ in range(times):
+        upstream.sync.call(lambda: "fine")
+
+
+def calls_told(store: Store, name: str = "pncp") -> int:
+    slots = store.apply(Recall(f"upstream.{name}")).slots
+    return sum(slot.numbers[UPSTREAM.sums.index("calls")] for slot in slots)
+
+
+def noted(store: Store) -> list[dict[str, Any]]:
+    return [json.loads(entry) for entry in store.apply(Latest("events"))]
+
+
+def heard(teller: Teller, *texts: str) -> None:
+    for text in texts:
+        teller.heard(events.Event(1.0, "kind", "source", text, "info"))
+
+
+def test_turn__calls_were_made__tells_figures_and_how_it_stands(
+    store: Store, clock: ManualClock, tallies: Tallies
+) -> None:
+    pncp = Upstream("pncp", "10/s", max_concurrent=5, state=store)
+    teller = Teller(store, {"pncp": pncp}, tallies)
+    called(pncp, 3)
+    teller.turn()
+    clock.advance(2)
+    store.apply(Delete(TURNS, "pncp"))  # a server's records end by its own clock
+    called(pncp, 2)
+    teller.turn()
+    [slot] = store.apply(Recall("upstream.pncp")).slots
+    assert slot.numbers[:2] == (5, 5)
+    first = UPSTREAM.first_gauge
+    assert slot.numbers[first : first + 5] == (10_001, 9, 1, 1, 1)
+    kept = store.apply(Read(STANDINGS, "pncp"))
+    assert kept is not None
+    card = json.loads(kept)
+    assert (card["name"], card["tokens"], card["in_flight"], card["in_flight_max"]) == ("pncp", 8, 0, 5)
+    assert card["minute"]["calls"] == 3, "what is told with it is not in it yet"
+
+
+def test_turn__several_workers__one_of_them_tells_how_it_stands(clock: ManualClock) -> None:
+    store = MemoryStore(clock)
+    pncp = Upstream("pncp", "10/s", state=store)
+    tellers = [Teller(store, {"pncp": pncp}, Tallies()) for _ in range(3)]
+    for teller in tellers:
+        teller.turn()
+    assert len(store.apply(Recall("upstream.pncp")).slots) == 1
+    store.apply(Write(STANDINGS, "pncp", b"{}", 30))
+    for teller in tellers:
+        teller.turn()
+    assert store.apply(Read(STANDINGS, "pncp")) == b"{}", "the turn is not over"
+    clock.advance(1.6)
+    tellers[2].turn()
+    assert store.apply(Read(STANDINGS, "pncp")) != b"{}"
+    assert store.apply(Read(TURNS, "pncp")) is not None
+
+
+def test_turn__nobody_tells_any_more__the_card_is_gone_and_the_name_stays(clock: ManualClock) -> None:
+    store = MemoryStore(clock)
+    Teller(store, {"pncp": Upstream("pncp", "10/s", state=store)}, Tallies()).turn()
+    clock.advance(31)
+    found = run(looking(store))
+    assert found["upstreams"] == []
+    assert (store.apply(Read(FLEET, NAMES)) or b"").endswith(b" pncp")
+
+
+def test_turn__events__are_in_the_journal_with_who_told_them(store: Store, tallies: Tallies) -> None:
+    teller = Teller(store, {}, tallies)
+    heard(teller, *(f"number {number}" for number in range(120)))
+    teller.turn()
+    found = noted(store)
+    assert [event["text"] for event in found] == [f"number {number}" for number in range(119, -1, -1)]
+    assert found[0]["worker"].endswith(f":{os.getpid()}")
+    assert found[0].keys() == {"at", "kind", "source", "text", "severity", "worker"}
+    teller.turn()
+    assert len(noted(store)) == 120, "nothing is told twice"
+
+
+def test_turn__more_events_than_it_keeps__says_how_many_were_left_out(clock: ManualClock) -> None:
+    store = MemoryStore(clock)
+    teller = Teller(store, {}, Tallies())
+    heard(teller, *(f"number {number}" for number in range(EVENTS_MAX + 7)))
+    teller.turn()
+    said, last, *_ = noted(store)
+    assert said["text"] == "7 events of this worker were left out: more than 200 waited"
+    assert (said["kind"], last["text"]) == ("events_left_out", f"number {EVENTS_MAX + 6}")
+    teller.turn()
+    assert noted(store)[0] == said, "it is said once"
+
+
+@pytest.mark.parametrize("text", ["é" * 1000, "x" * 1000, '"' * 1000])
+def test_entry__event_longer_than_a_note_may_be__is_cut(text: str) -> None:
+    event = events.Event(1.5, "kind" * 100, "source" * 100, text, "info")
+    entry = entry_of(event)
+    assert len(entry) <= 1000
+    assert json.loads(entry)["severity"] == "info"
+
+
+def outage() -> tuple[FailoverStore, Switchable, ManualClock, Upstream]:
+    clock = ManualClock(1_800_000_000)
+    store, primary = by_hand(clock)
+    return store, primary, clock, Upstream("pncp", "1000/s", state=store)
+
+
+def back(store: FailoverStore) -> None:
+    for _ in range(5):
+        moved(store)
+    assert store.fallback is None
+
+
+def test_turn__state_gone_for_a_while__asks_nothing_and_tells_when_it_is_back(tallies: Tallies) -> None:
+    store, primary, clock, pncp = outage()
+    teller = Teller(store, {"pncp": pncp}, tallies)
+    primary.error = StateUnavailableError("no route")
+    teller.turn()
+    assert store.fallback is not None
+    asked = primary.calls
+    called(pncp, 4)
+    heard(teller, "during it")
+    for _ in range(10):
+        teller.turn()
+        clock.advance(2)
+    assert primary.calls == asked
+    primary.error = None
+    back(store)
+    teller.turn()
+    assert calls_told(store) == 4
+    assert [event["text"] for event in noted(store)] == ["during it"]
+
+
+def test_turn__state_gone_for_longer_than_a_minute__drops_old_figures(tallies: Tallies) -> None:
+    store, primary, clock, pncp = outage()
+    teller = Teller(store, {"pncp": pncp}, tallies)
+    primary.error = StateUnavailableError("no route")
+    teller.turn()
+    called(pncp, 4)
+    clock.advance(61)
+    teller.turn()
+    called(pncp, 1)
+    clock.advance(10)
+    teller.turn()
+    primary.error = None
+    back(store)
+    teller.turn()
+    assert calls_told(store) == 1
+
+
+def test_turn__state_falls_while_it_looks__keeps_that_to_itself(tallies: Tallies) -> None:
+    store, primary, _, pncp = outage()
+
+    told: list[object] = []
+
+    class Falling(Teller):
+        def _mine(self, name: str) -> bool:
+            found = super()._mine(name)
+            primary.error = StateUnavailableError("no route")
+            return found
+
+        def _shown(self, name: str, upstream: Upstream) -> dict[str, Any] | None:
+            told.append(super()._shown(name, upstream))
+            return None
+
+    Falling(store, {"pncp": pncp}, tallies).turn()
+    primary.error = None
+    assert told == [None]
+    assert primary.apply(Read(STANDINGS, "pncp")) is None
+
+
+class Narrow(MemoryStore):
+    """State in memory without room for keys that begin so."""
+
+    full = "comporta_history"
+
+    def apply(self, operation: Any) -> Any:
+        if any(part.space.startswith(self.full) for part in operation.parts):
+            raise StateFullError("no room")
+        return super().apply(operation)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_turn__no_room_for_one_part__tells_the_rest_and_says_so_once(
+    clock: ManualClock, tallies: Tallies, guarded: bool
+) -> None:
+    narrow = Narrow(clock)
+    store: Store = FailoverStore.of(narrow, "narrow://") if guarded else narrow
+    teller = Teller(store, {}, tallies)
+    tallies.counter("cache_answers", 1, outcome="hit")
+    heard(teller, "told all the same")
+    teller.turn()
+    tallies.counter("cache_answers", 1, outcome="hit")
+    teller.turn()
+    assert [event["text"] for event in noted(narrow)] == ["told all the same"]
+    said = [event for event in events.latest_events() if event.kind == "telling_failed"]
+    assert [(event.source, event.text) for event in said] == [
+        ("cache", "pages will not show all of it: no room")
+    ]
+    store.close()
+
+
+def test_turn__too_many_names_for_their_record__says_so(clock: ManualClock, tallies: Tallies) -> None:
+    store = MemoryStore(clock)
+    many = "\n".join(f"{time.time():.0f} {'x' * 90}{number}" for number in range(39))
+    store.apply(Write(FLEET, NAMES, many.encode(), 60))
+    pncp = Upstream("p" * 100, "10/s", state=store)
+    Teller(store, {pncp.name: pncp}, tallies).turn()
+    [said] = [event for event in events.latest_events() if event.kind == "telling_failed"]
+    assert said.text.startswith("there are too many names: pages will not show ppp")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"every": 0.001}, "every must be 0.01 to 10 seconds, got 0.001"),
+        ({"every": 11}, "every must be 0.01 to 10 seconds, got 11"),
+        ({"upstreams": dict.fromkeys(map(str, range(101)))}, "upstreams must be at most 100, got 101"),
+    ],
+)
+def test_teller__what_makes_no_sense__is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Teller(**{"store": MemoryStore(), "upstreams": {}, "tallies": Tallies(), **given})
+
+
+def test_teller__started__tells_by_itself_and_the_rest_at_the_end(tallies: Tallies) -> None:
+    store = MemoryStore()
+    pncp = Upstream("pncp", "1000/s", breaker=BreakerConfig(2, 60), retry=False, state=store)
+    teller = Teller(store, {"pncp": pncp}, tallies, every=0.02)
+    teller.start()
+    teller.start()
+    called(pncp, 2)
+    until(lambda: calls_told(store) == 2)
+    for _ in range(2):
+        with suppress(OSError):
+            pncp.sync.call(_fails)
+    called_once_more = Teller(store, {}, Tallies())
+    called_once_more.close()
+    teller.close()
+    assert calls_told(store) == 4
+    assert [event["kind"] for event in noted(store)] == ["breaker_opened"]
+    teller.close()
+    with suppress(Exception):
+        called(pncp)
+    assert calls_told(store) == 4, "it is closed"
+
+
+def _fails() -> None:
+    raise OSError("gone")
+
+
+def test_teller__mistake_of_ours__is_said_once_and_the_thread_goes_on(tallies: Tallies) -> None:
+    store = MemoryStore()
+    turns: list[int] = []
+
+    class Mistaken(Teller):
+        def turn(self) -> None:
+            turns.append(1)
+            raise ZeroDivisionError("oops")
+
+    teller = Mistaken(store, {}, tallies, every=0.01)
+    teller.start()
+    until(lambda: len(turns) > 3)
+    teller.close()
+    said = [event.text for event in events.latest_events() if event.kind == "telling_failed"]
+    assert said == ["ZeroDivisionError('oops')"]
+
+
+def test_teller__forgotten_without_a_word__ends_and_hears_nothing(tallies: Tallies) -> None:
+    teller = Teller(MemoryStore(), {}, tallies, every=0.01)
+    teller.start()
+    life, stop = teller._life, teller._listening
+    assert life is not None
+    assert stop is not None
+    del teller
+    until(lambda: bool(gc.collect()) or not life.lives())
+    until(lambda: not life.lives())
+    events.publish("kind", "source", "nobody listens", "info")
+    tallies.counter("cache_answers", 1, outcome="hit")
+    stop()
+
+
+def test_teller__no_thread_to_be_had__tries_again_with_the_next_figure(
+    tallies: Tallies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    teller = Teller(store, {}, tallies, every=0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "start", lambda *_, **__: False)
+        teller.start()
+    assert teller._life is None
+    tallies.counter("cache_answers", 1, outcome="hit")
+    until(lambda: bool(store.apply(Recall("cache")).slots))
+    teller.close()
+
+
+def test_teller__fork__rests_and_goes_on_and_the_child_begins_with_its_first_figure() -> None:
+    with shared_store() as store:
+        tallies = Tallies()
+        teller = Teller(store, {}, tallies, every=0.02)
+        idle = Teller(store, {}, Tallies())
+        teller.start()
+        tallies.counter("cache_answers", 1, outcome="hit")
+        until(lambda: bool(store.apply(Recall("cache")).slots))
+        teller.heard(events.Event(1.0, "kind", "source", "of the parent", "info"))
+        child = os.fork()
+        if not child:  # pragma: no cover - the child ends without a word to coverage
+            code = 1
+            with suppress(BaseException):
+                assert not _begun(teller)
+                tallies.counter("cache_answers", 0, outcome="stale")
+                assert _begun(teller)
+                tallies.counter("cache_answers", 10, outcome="hit")
+                teller.close()
+                code = 0
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        tallies.counter("cache_answers", 1, outcome="hit")
+        until(lambda: _hits(store) == 12)
+        teller.close()
+        assert [event["text"] for event in noted(store)] == ["of the parent"]
+        assert idle._life is None
+
+
+def _begun(teller: Teller) -> bool:
+    return teller._life is not None
+
+
+def _hits(store: Store) -> int:
+    return sum(slot.numbers[0] for slot in store.apply(Recall("cache")).slots)
+
+
+def test_teller__in_a_child__is_nobody_yet_and_has_nothing_to_tell(clock: ManualClock) -> None:
+    store = MemoryStore(clock)
+    teller = Teller(store, {}, Tallies())
+    heard(teller, *["of the parent"] * (EVENTS_MAX + 1))
+    teller.after_fork()
+    teller.turn()
+    assert noted(store) == []
+
+
+def test_turn__breaker_that_nobody_uses__is_looked_at_and_not_kept_fresh(tallies: Tallies) -> None:
+    store, _, _, pncp = outage()
+    Teller(store, {"pncp": pncp}, tallies).turn()
+    assert pncp.breaker is not None
+    view = pncp.breaker.verbs.view
+    assert view.reply is not None
+    assert view.due() is None, "the keeper has no reason to ask for it"
+    called(pncp)
+    assert view.due() is not None
