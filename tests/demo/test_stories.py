@@ -62,7 +62,7 @@ COMES_TO_BE = {
     "Closed again": seen(),
     "A worker is killed": seen(replaced=1),
     "PNCP says: too many": seen(limit=9.0),
-    "Step by step": seen(limit=7.0),
+    "Step by step": seen(limit=7.0, stale=5),
     "PNCP takes requests again": seen(limit=7.0),
     "As before": seen(fresh=120),
     "PNCP is slow": seen(phase="open"),

@@ -58,7 +58,7 @@ class Pace:
     rest: float
 
 
-WATCHED: Final = Pace(hold=6.0, patience=45.0, cooldown=12.0, ramp=2.0, fresh=10.0, status=10.0, rest=90.0)
+WATCHED: Final = Pace(hold=6.0, patience=45.0, cooldown=12.0, ramp=2.0, fresh=15.0, status=10.0, rest=90.0)
 """For people at a terminal."""
 
 UNWATCHED: Final = Pace(hold=0.5, patience=60.0, cooldown=3.0, ramp=0.5, fresh=4.0, status=3.0, rest=1.0)
