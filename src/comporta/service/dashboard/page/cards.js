@@ -136,15 +136,15 @@ function meter(words, bar, value, most) {
 }
 
 function minuteFigures(minute) {
-  const away = (minute.open ?? 0) + (minute.limited ?? 0);
+  const away = minute.open + minute.limited; // not a number where nothing is known
   const share = minute.calls ? percent((minute.ok ?? 0) / minute.calls) : "";
   return [
-    { name: "Calls", value: number(minute.calls ?? 0), note: "last minute" },
-    { name: "Succeeded", value: number(minute.ok ?? 0), note: share },
-    { name: "Failed", value: number(minute.failed ?? 0), tone: minute.failed > 0 ? "bad" : "" },
-    { name: "Refused (429)", value: number(minute.refused ?? 0), tone: minute.refused > 0 ? "warn" : "" },
+    { name: "Calls", value: number(minute.calls), note: "last minute" },
+    { name: "Succeeded", value: number(minute.ok), note: share },
+    { name: "Failed", value: number(minute.failed), tone: minute.failed > 0 ? "bad" : "" },
+    { name: "Refused (429)", value: number(minute.refused), tone: minute.refused > 0 ? "warn" : "" },
     { name: "Turned away", value: number(away), note: awayNote(minute) },
-    { name: "Retries", value: number(minute.retries ?? 0) },
+    { name: "Retries", value: number(minute.retries) },
     { name: "Wait, median", value: wait(minute.wait_p50) },
     { name: "Wait, 95 / 99 %", value: `${wait(minute.wait_p95)} / ${wait(minute.wait_p99)}` },
   ];

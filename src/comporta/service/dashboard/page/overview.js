@@ -3,7 +3,9 @@
 import { $, Figures, attribute, say } from "./dom.js";
 import { count, duration, engineWords, number, percent, rate, statusWords } from "./words.js";
 
-export const BEHIND_SECONDS = 5;
+const BEHIND_SECONDS = 5;
+const HEARD_SECONDS = 10;
+const UNKNOWN = "cannot be told now";
 
 export class Overview {
   constructor() {
@@ -33,18 +35,17 @@ export class Overview {
 }
 
 function tiles(told) {
-  const minutes = (told.upstreams ?? []).map((card) => card.minute ?? {});
-  const sum = (name) => minutes.reduce((all, minute) => all + (minute[name] ?? 0), 0);
-  const alive = (told.workers ?? []).filter((worker) => worker.heard < 10).length;
-  const jobs = told.jobs ?? [];
-  const running = jobs.filter((job) => job.status === "running").length;
-  const spared = sum("open");
+  const minutes = (told.upstreams ?? []).map((card) => card.minute).filter(Boolean);
+  const sum = (name) => (minutes.length ? minutes.reduce((all, minute) => all + (minute[name] ?? 0), 0) : null);
+  const alive = told.workers?.filter((worker) => worker.heard < HEARD_SECONDS).length;
+  const running = told.jobs?.filter((job) => job.status === "running").length;
+  const calls = sum("calls");
   return [
     { name: "Workers alive", value: number(alive), note: "one limit, one breaker" },
-    { name: "Calls to upstreams", value: rate(sum("calls") / 60), note: `${count(sum("ok"), "success", "successes")} in a minute` },
-    { name: "Calls spared", value: number(spared), note: "not sent to a broken upstream" },
+    { name: "Calls to upstreams", value: rate(calls === null ? null : calls / 60), note: `${count(sum("ok"), "success", "successes")} in a minute` },
+    { name: "Calls spared", value: number(sum("open")), note: "not sent to a broken upstream" },
     { name: "Answered from the cache", value: percent(keptShare(told.cache)), note: staleNote(told.cache) },
-    { name: "Batch jobs running", value: number(running), note: count(jobs.length, "job") + " known" },
+    { name: "Batch jobs running", value: number(running), note: told.jobs ? `${count(told.jobs.length, "job")} known` : UNKNOWN },
   ];
 }
 
@@ -58,7 +59,7 @@ function keptShare(cache) {
 }
 
 function staleNote(cache) {
-  if (!cache) return "nothing is known of it";
+  if (!cache) return UNKNOWN;
   const stale = cache.minute?.stale ?? 0;
   return stale ? `${number(stale)} older answers in a minute` : count(cache.entries ?? 0, "answer") + " kept";
 }
@@ -69,6 +70,6 @@ function footing(told) {
   const parts = [`State: ${engineWords(state.engine)}${state.fallback ? ", out of reach: every worker on its own" : ""}`];
   const trouble = database.status && database.status !== "ok" ? `, ${database.why || database.status}` : "";
   if (database.engine) parts.push(`Database: ${database.engine}${trouble}`);
-  parts.push("Any worker's page shows the whole fleet");
+  if (!state.fallback) parts.push("Any worker's page shows the whole fleet");
   return parts.join(" · ");
 }
