@@ -64,8 +64,8 @@ WELL: Final = Step(
     "The two cards: both circuits are closed, and the requests stay below the line of the limit.",
     "both circuits are closed and users are answered",
     _well,
-    "{workers} workers have answered {fresh_in_all} searches afresh; PNCP sees {pncp_rate} requests a second of "
-    "10.",
+    "{workers} workers have answered {fresh_in_all} searches afresh; PNCP sees {pncp_rate} requests a "
+    "second of 10.",
 )
 
 KILLED: Final = Step(
