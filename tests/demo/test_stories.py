@@ -130,7 +130,7 @@ def test_status__of_a_moment__is_one_line() -> None:
     now = seen(phase="half_open", fresh=7, stale=2, partial=1, over=3, broken=1)
     assert status(now) == (
         "PNCP half-open, 4.0/s of 10, 60 calls in a minute; PCP closed, 4.0/s of 5, 60 calls in a minute; "
-        "answers: 7 fresh, 2 stale, 1 partial, 3 refused, 1 failed"
+        "answers: 7 fresh, 2 stale, 1 partial, 3 over a client's limit, 1 failed"
     )
     assert now.mended()
     assert (now.paused("pncp"), now.too_many("pcp"), procurement.WINDOW_SECONDS) == (0.0, 0, 10.0)

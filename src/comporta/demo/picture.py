@@ -131,7 +131,12 @@ def status(now: Picture) -> str:
         f"{now.last_minute(name)} calls in a minute"
         for name in LIMITS
     ]
-    shown = (("fresh", "fresh"), ("stale", "stale"), ("partial", "partial"), ("over", "refused"))
+    shown = (
+        ("fresh", "fresh"),
+        ("stale", "stale"),
+        ("partial", "partial"),
+        ("over", "over a client's limit"),
+    )
     answers = [f"{now.count(what)} {word}" for what, word in shown]
     lost = now.count("failed") + now.count("broken")
     return f"{'; '.join(portals)}; answers: {', '.join(answers)}, {lost} failed"
