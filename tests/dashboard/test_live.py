@@ -149,6 +149,21 @@ async def test_shared__many_ask_and_the_first_gives_up__is_made_once() -> None:
     assert isinstance(found[0], asyncio.CancelledError)
     assert found[1:] == [b"1"] * 9
     assert await shared.get() == b"1"
+    await shared.aclose()
+
+
+@awaited
+async def test_shared__closed_while_it_is_made__is_not_made() -> None:
+    maker = Maker()
+    maker.gate.clear()
+    shared = Shared(maker, 0)
+    asking = asyncio.create_task(shared.get())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await shared.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert maker.made == 0
 
 
 @awaited

@@ -52,6 +52,12 @@ class Shared:
             self._making = asyncio.create_task(self._remade())
         return await asyncio.shield(self._making)
 
+    async def aclose(self) -> None:
+        """Make no more."""
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.gather(self._making, return_exceptions=True)
+
     async def _remade(self) -> bytes:
         try:
             self._made = await self._make()

@@ -45,7 +45,7 @@ function tiles(told) {
     { name: "Calls to upstreams", value: rate(calls === null ? null : calls / 60), note: `${count(sum("ok"), "success", "successes")} in a minute` },
     { name: "Calls spared", value: number(sum("open")), note: "not sent to a broken upstream" },
     { name: "Answered from the cache", value: percent(keptShare(told.cache)), note: staleNote(told.cache) },
-    { name: "Batch jobs running", value: number(running), note: told.jobs ? `${count(told.jobs.length, "job")} known` : UNKNOWN },
+    { name: "Batch jobs running", value: number(running), note: told.jobs ? `${count(told.jobs.length, "job")} of late` : UNKNOWN },
   ];
 }
 
