@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.measure import Effort, Run, in_turns
@@ -50,19 +51,19 @@ def hits(effort: Effort) -> Section:
     """Compare cached searches a second with what the framework can do at the most."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         portals = stack.enter_context(ProcurementServer(seed=1))
-        ours = stack.enter_context(_served(Path(folder), "limited", '"1000000/s"', portals))
-        unlimited = stack.enter_context(_served(Path(folder), "unlimited", "false", portals))
-        body = _asked(ours + SEARCH)
+        ours = stack.enter_context(served(Path(folder), "limited", '"1000000/s"', portals)).url
+        unlimited = stack.enter_context(served(Path(folder), "unlimited", "false", portals)).url
+        body = asked(ours + SEARCH)
         kept = Path(folder) / "body.json"
         kept.write_bytes(body)
-        bare = stack.enter_context(_started([sys.executable, "-m", "benchmarks.service", str(kept)], {}))
-        assert _asked(f"{bare}/bare") == body
-        assert json.loads(_asked(ours + SEARCH))["freshness"] == "fresh"
-        _asked(unlimited + SEARCH)
+        bare = stack.enter_context(started([sys.executable, "-m", "benchmarks.service", str(kept)], {})).url
+        assert asked(f"{bare}/bare") == body
+        assert json.loads(asked(ours + SEARCH))["freshness"] == "fresh"
+        asked(unlimited + SEARCH)
         runs = {
-            OURS: stack.enter_context(_client(ours + SEARCH)),
-            UNLIMITED: stack.enter_context(_client(unlimited + SEARCH)),
-            BARE: stack.enter_context(_client(f"{bare}/bare")),
+            OURS: stack.enter_context(client(ours + SEARCH)),
+            UNLIMITED: stack.enter_context(client(unlimited + SEARCH)),
+            BARE: stack.enter_context(client(f"{bare}/bare")),
         }
         timings = in_turns(runs, effort, _SLOT_SECONDS)
     words = (
@@ -73,18 +74,26 @@ def hits(effort: Effort) -> Section:
     return Section("Service, searches in memory", words, [Table.of_speeds("Requests", timings, OURS)], [goal])
 
 
+class Started(NamedTuple):
+    """A server in a process of its own."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def _served(folder: Path, name: str, limit: str, portals: ProcurementServer) -> Iterator[str]:
+def served(folder: Path, name: str, limit: str, portals: ProcurementServer) -> Iterator[Started]:
+    """Serve as ``comporta serve`` does."""
     config = folder / f"{name}.toml"
     told = {"limit": limit, "pncp": portals.pncp.url, "pcp": portals.pcp.url}
     text = _TOML.format(name=f"bench-{name}-{os.getpid()}", folder=folder, **told)
     config.write_text(text, encoding="utf-8")
-    with _started([sys.executable, "-m", "comporta.cli", "serve"], {"COMPORTA_CONFIG": str(config)}) as url:
-        yield url
+    with started([sys.executable, "-m", "comporta.cli", "serve"], {"COMPORTA_CONFIG": str(config)}) as one:
+        yield one
 
 
 @contextmanager
-def _started(command: list[str], environment: dict[str, str]) -> Iterator[str]:
+def started(command: list[str], environment: dict[str, str]) -> Iterator[Started]:
     """Start a server that says its address, and end it."""
     process = subprocess.Popen(
         command,
@@ -97,7 +106,7 @@ def _started(command: list[str], environment: dict[str, str]) -> Iterator[str]:
         assert process.stdout is not None
         url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
         _wait_for(url)
-        yield url
+        yield Started(url, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(_START_SECONDS_MAX)
@@ -116,14 +125,15 @@ def _wait_for(url: str) -> None:
             time.sleep(0.05)
 
 
-def _asked(url: str) -> bytes:
+def asked(url: str) -> bytes:
+    """Ask once."""
     with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - loopback
         content: bytes = answer.read()
     return content
 
 
 @contextmanager
-def _client(url: str) -> Iterator[Run]:
+def client(url: str) -> Iterator[Run]:
     """Give a run that asks so many times, on all connections at once."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path

@@ -1,7 +1,7 @@
 """When the machine stood still: told by a process that does nothing but sleep.
 
-A test that is held to deadlines of milliseconds fails where its server, its workers or itself are not run for
-as long. What went wrong while this process was kept waiting, too, is tried anew (``conftest.py``).
+A test in which deadlines are in force fails where its server, its workers or itself are not run for as long.
+What went wrong while this process was kept waiting, too, is tried anew (``conftest.py``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-STALL_SECONDS = 0.025
-"""Half of what callers are promised an answer within."""
-
 _SLEEP_SECONDS = 0.005
+_NOTED_SECONDS = 0.02
 
 
 class Stalls:
@@ -27,9 +25,10 @@ class Stalls:
         command = [sys.executable, "-S", "-E", __file__, str(self._file), str(os.getpid())]
         self._process = subprocess.Popen(command)
 
-    def since(self, moment_ns: int) -> bool:
-        """Whether the machine has stood still since some moment of the monotonic clock."""
-        return any(int(line) > moment_ns for line in self._file.read_text().splitlines())
+    def longest_since(self, moment_ns: int) -> float:
+        """Return for how many seconds the machine has stood still, at the most, since some moment."""
+        notes = (line.split() for line in self._file.read_text().splitlines())
+        return max((float(seconds) for ended_ns, seconds in notes if int(ended_ns) > moment_ns), default=0.0)
 
     def close(self) -> None:
         self._process.kill()
@@ -39,12 +38,13 @@ class Stalls:
 def _watch(path: str, parent: int) -> None:
     """Note when it was woken late, for as long as somebody wants to know."""
     with Path(path).open("a", buffering=1) as notes:
-        last = time.monotonic()
+        last = time.monotonic_ns()
         while os.getppid() == parent:
             time.sleep(_SLEEP_SECONDS)
-            now = time.monotonic()
-            if now - last > _SLEEP_SECONDS + STALL_SECONDS:
-                notes.write(f"{time.monotonic_ns()}\n")
+            now = time.monotonic_ns()
+            stalled = (now - last) / 1e9 - _SLEEP_SECONDS
+            if stalled > _NOTED_SECONDS:
+                notes.write(f"{now} {stalled:.3f}\n")
             last = now
 
 

@@ -12,7 +12,7 @@ from comporta import Cached, HealthCache
 from comporta.cache.cache import SyncHealthCache
 from comporta.cache.rows import Entry
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 class Source:

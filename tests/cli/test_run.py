@@ -26,7 +26,7 @@ from comporta.cli.run_address import Address, ColumnError
 from comporta.testing import SimulatedUpstream
 from comporta.testing.loopback import Loopback, NoAnswer, Request
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 DRIPS = b"Content-Length: 100000\r\n\r\n"
 
 

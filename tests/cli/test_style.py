@@ -15,7 +15,7 @@ import pytest
 from tests.cli import pages
 from tests.cli.running import run
 
-from comporta.cli import output, workers
+from comporta.cli import output, serve, workers
 from comporta.cli.commands import SECTIONS, comporta
 from comporta.errors import StateError
 
@@ -187,3 +187,13 @@ def test_plain__what_a_terminal_would_obey__is_shown_as_a_sign() -> None:
 )
 def test_rough__length_of_time__is_in_its_largest_unit(seconds: float, said: str) -> None:
     assert output.rough(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("as_json", "said"), [(False, "Serving at http://h:1\n"), (True, '{"address": "http://h:1"}\n')]
+)
+def test_serve__address__is_told_to_people_or_scripts(
+    as_json: bool, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve.tell("http://h:1", as_json=as_json)
+    assert capsys.readouterr().out == said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.support import redis_store
 from comporta import HealthCache
 from comporta.cli import top_drawing
 from comporta.cli.top_drawing import BARS, BARS_ASCII, Paper, Picture, drawn, spark
-from comporta.cli.top_looking import Looking, UnseenError
+from comporta.cli.top_looking import Looking, NobodyError, UnseenError
 from comporta.database.migrations import migrate
 from comporta.database.urls import open_database
 from comporta.service.batch.requests import add_job, ask
@@ -24,7 +25,7 @@ from comporta.service.migrations import MIGRATIONS
 from comporta.stores.folder import path_of
 from comporta.stores.records import Write
 from comporta.stores.shared import SharedStore
-from comporta.stores.workers import Roll
+from comporta.stores.workers import Beat, Roll, Worker
 from comporta.testing import Server
 from comporta.watching.fleet import FLEET, NAMES, STANDINGS
 
@@ -134,7 +135,7 @@ def test_drawn__tables__are_shown_in_a_line_each() -> None:
 
 def test_drawn__story_of_a_demo__is_told() -> None:
     story = {"title": "A portal dies", "text": "Calls fail.", "look": "Look at pncp."}
-    assert "A portal dies: Calls fail. Look at pncp." in picture(story=story)
+    assert "A portal dies: Calls fail." in picture(story=story)
 
 
 def test_spark__last_slots__rise_and_are_red_where_most_failed() -> None:
@@ -251,6 +252,34 @@ def test_looking__server_killed_and_back__is_seen_again(own_server: Server) -> N
         assert looking.look().document["status"] == "ok"
     finally:
         looking.close()
+
+
+def test_looking__folder_removed_and_made_anew__is_the_one_that_is_seen(shared_name: str) -> None:
+    """As by a fleet that ends and begins: whoever held on to the first would look at nothing for ever."""
+    looking = Looking(f"shared://{shared_name}", None)
+    try:
+        with pytest.raises(NobodyError, match="Nobody on this machine uses"):
+            looking.look()
+        SharedStore(shared_name, keys=1024).close()
+        assert looking.look().document["workers"] == []
+        shutil.rmtree(path_of(shared_name))
+        with pytest.raises(NobodyError):
+            looking.look()
+        assert _workers_seen(looking, shared_name) == 1
+        shutil.rmtree(path_of(shared_name))
+        assert _workers_seen(looking, shared_name) == 1
+    finally:
+        looking.close()
+
+
+def _workers_seen(looking: Looking, name: str) -> int:
+    """Make a folder with a worker in it, and count those that are seen."""
+    store = SharedStore(name, keys=1024)
+    try:
+        store.apply(Beat(Worker.here()))
+        return len(looking.look().document["workers"])
+    finally:
+        store.close()
 
 
 def test_top__database__is_shown_with_who_is_at_what(database_url: str, shared_name: str) -> None:

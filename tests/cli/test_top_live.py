@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
-from tests.cli.fleets import fleet
+from rich.console import Console
+from tests.cli.fleets import document, fleet, history
 from tests.cli.terminals import Terminal
 
+from comporta.cli.top_drawing import Picture
+from comporta.cli.top_looking import Looking, UnseenError
+from comporta.cli.top_screen import Watching, shown
 from comporta.stores.folder import path_of
 from comporta.stores.shared import SharedStore
 from comporta.testing import Server
@@ -90,3 +95,57 @@ def test_doctor__on_a_terminal__shows_that_it_is_busy(shared_name: str) -> None:
     with Terminal("doctor", f"shared://{shared_name}") as terminal:
         assert "Checking ..." in terminal.wait_for("All well.")
         assert terminal.ended()[0] == 0
+
+
+class Turns(Looking):
+    """Looks at nothing: each look ends as it was told to, and the last of them from then on."""
+
+    def __init__(self, *ends: Picture | Exception) -> None:
+        super().__init__("shared://nobody", None)
+        self.ends = list(ends)
+        self.looks = 0
+
+    def look(self) -> Picture:
+        self.looks += 1
+        end = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+def test_watching__look_that_fails__keeps_the_last_picture_and_says_why() -> None:
+    seen = Picture(document(), history())
+    turns = Turns(UnseenError("it is gone"), seen, KeyError("odd"), seen)
+    watching = Watching(turns, every=0.01)
+    assert _told(watching, Console(width=80)) == "Looking at x ..."
+    assert not watching.looked()
+    assert _told(watching, Console(width=80)) == "it is gone.\nLooking again; q ends."
+    assert watching.looked()
+    assert (watching.seen, watching.lost) == (seen, "")
+    assert not watching.looked()
+    assert (watching.seen, watching.lost) == (seen, "KeyError: 'odd'")
+    assert watching.looked()
+
+
+def test_watching__started__looks_until_it_is_closed() -> None:
+    turns = Turns(UnseenError("it is gone"), Picture(document(), history()))
+    watching = Watching(turns, every=0.01)
+    watching.start()
+    deadline = time.monotonic() + 30
+    while turns.looks < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    watching.close()
+    assert watching.seen is not None
+
+
+@pytest.mark.parametrize(
+    ("misses", "seconds"), [(0, 0.5), (1, 1.0), (2, 2.0), (3, 4.0), (4, 5.0), (1000, 5.0)]
+)
+def test_watching__in_vain__looks_less_often_within_bounds(misses: int, seconds: float) -> None:
+    assert Watching(Turns(UnseenError("")), 0.5).wait_after(misses) == seconds
+    assert Watching(Turns(UnseenError("")), 60.0).wait_after(misses) == 60.0
+
+
+def _told(watching: Watching, console: Console) -> str:
+    return str(shown(watching, console, "x"))

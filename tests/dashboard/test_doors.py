@@ -9,12 +9,13 @@ from typing import Any
 import httpx2
 import pytest
 from starlette.requests import Request
+from starlette.responses import Response
 from tests.dashboard.rig import BEARER, LOCKED, TOKEN, running
 from tests.service.running import Asked, awaited, config
 
 from comporta import events
 from comporta.service.dashboard import doors
-from comporta.service.dashboard.doors import COOKIE, FORM_BYTES_MAX, SAY_SECONDS, is_secure, seal
+from comporta.service.dashboard.doors import COOKIE, FORM_BYTES_MAX, SAY_SECONDS, seal
 from comporta.service.dashboard.files import WRONG
 
 DATA = ("/v1/dashboard", "/v1/dashboard/history", "/v1/dashboard/stream", "/dashboard/app.js")
@@ -170,23 +171,25 @@ async def test_sign_in_and_out__from_another_site__are_refused(tmp_path: Path) -
             assert (into.status_code, out.status_code) == (status, status)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "client", "proto", "secure"),
-    [
+@awaited
+async def test_cookie__came_by_https__is_for_https_only(tmp_path: Path) -> None:
+    told = [
         ("https", "192.0.2.7", "", True),
         ("http", "10.0.0.1", "https", True),
         ("http", "10.0.0.1", "http, https", True),
         ("http", "10.0.0.1", "https, http", False),
         ("http", "10.0.0.1", "", False),
         ("http", "192.0.2.7", "https", False),
-    ],
-)
-def test_cookie__came_by_https__is_for_https_only(scheme: str, client: str, proto: str, secure: bool) -> None:
-    headers = [(b"x-forwarded-proto", proto.encode())] if proto else []
-    scope: dict[str, Any] = {"type": "http", "scheme": scheme, "client": (client, 1), "headers": headers}
-    assert is_secure(Request(scope), ("10.0.0.0/8",)) is secure
-    if client == "10.0.0.1":
-        assert not is_secure(Request(scope), ())
+        ("http", "", "https", False),
+    ]
+    async with running(tmp_path, trusted_proxies="10.0.0.0/8", **LOCKED) as asked:
+        for scheme, client, proto, secure in told:
+            scope: dict[str, Any] = {"type": "http", "scheme": scheme, "client": (client, 1)}
+            request = Request({**scope, "headers": [(b"x-forwarded-proto", proto.encode())]})
+            for change in (asked.parts.dashboard.doors.give, asked.parts.dashboard.doors.take):
+                response = Response()
+                change(request, response)
+                assert ("secure" in response.headers["set-cookie"].lower()) is secure
 
 
 def test_tokens__that_differ__are_an_error_that_shows_neither(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from comporta.cli.demo import demo as command
 from comporta.demo.picture import NOTHING, Picture, figures, status
-from comporta.demo.plan import LIMITS, UNWATCHED, WATCHED, Limit, Pace, file_for
+from comporta.demo.plan import IN_FLIGHT, LIMITS, UNWATCHED, WATCHED, Limit, Pace, file_for
 from comporta.demo.stories import STORIES, TOUR, Step, Story
 from comporta.service.config import ServiceConfig
 from comporta.stores.records import VALUE_BYTES_MAX
@@ -62,7 +62,7 @@ COMES_TO_BE = {
     "Closed again": seen(),
     "A worker is killed": seen(replaced=1),
     "PNCP says: too many": seen(limit=9.0),
-    "Step by step": seen(limit=7.0),
+    "Step by step": seen(limit=7.0, stale=5),
     "PNCP takes requests again": seen(limit=7.0),
     "As before": seen(fresh=120),
     "PNCP is slow": seen(phase="open"),
@@ -122,8 +122,8 @@ def test_file__of_a_pace__is_what_the_service_takes(pace: Pace, tmp_path: Path) 
         assert config.settings.breakers[name].cooldown_seconds == pace.cooldown
 
 
-def test_limit__over_ten_seconds__is_rate_and_burst_and_one_for_each_worker() -> None:
-    assert Limit(10, 5).most(10, 3) == 108
+def test_limit__over_ten_seconds__is_rate_and_burst_and_those_in_flight_and_one_for_each_worker() -> None:
+    assert Limit(10, 5).most(10, 3) == 100 + 5 + IN_FLIGHT + 3
 
 
 def test_status__of_a_moment__is_one_line() -> None:

@@ -24,7 +24,7 @@ from comporta.integrations.asgi import App, Message, RateLimitMiddleware, Receiv
 from comporta.stores.base import Store
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 class Reply(NamedTuple):

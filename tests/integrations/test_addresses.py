@@ -117,3 +117,21 @@ def test_client_address__proxies_that_make_no_sense__are_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         ClientAddress(proxies)
+
+
+@pytest.mark.parametrize(
+    ("host", "trusted", "is_one"),
+    [
+        ("10.1.1.1", ("10.0.0.0/8",), True),
+        ("192.0.2.1", ("10.0.0.0/8",), False),
+        ("testclient", ("10.0.0.0/8", "unix"), False),
+        (None, ("unix",), True),
+        (None, ("10.0.0.0/8",), False),
+        ("10.1.1.1", (), False),
+    ],
+)
+def test_client_address__connection_of_a_proxy__is_told_from_others(
+    host: str | None, trusted: tuple[str, ...], is_one: bool
+) -> None:
+    scope = {"client": None if host is None else (host, 1), "headers": [(b"x-forwarded-for", b"10.2.2.2")]}
+    assert ClientAddress(trusted).is_proxy(scope) is is_one

@@ -15,7 +15,7 @@ from comporta.limits.rounds import Rounds
 from comporta.stores.base import Operation
 from comporta.stores.memory import MemoryStore
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120.0
 
 
 class Watched(MemoryStore):

@@ -15,7 +15,7 @@ import pytest
 from comporta.pipeline import hands
 from comporta.pipeline.hands import Hands
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 _HANGS = """
 import threading

@@ -23,7 +23,7 @@ from comporta.pipeline.runs.report import Report
 from comporta.pipeline.runs.sources import FileSource
 from comporta.pipeline.sinks import Row
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 class Kept:

@@ -12,7 +12,7 @@ from comporta import BatchWriter, Retry
 from comporta.pipeline.sinks import Row
 from comporta.testing import ManualClock
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 NEVER_SECONDS = 3600.0
 
 

@@ -23,7 +23,7 @@ from comporta.testing import ManualClock, ProcurementServer
 DAYS = {"date_from": "2026-01-01", "date_to": "2026-01-10"}
 NINE = "AC,BA,CE,MA,MG,PR,RJ,SC,SP"
 FRESH, STALE, EVERY = 100, 1000, 50
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 TOML = """
 state = "{state}"

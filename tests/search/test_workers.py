@@ -20,7 +20,7 @@ from tests.service.running import several_served
 from comporta.service.search.query import UFS
 from comporta.testing import ProcurementServer, Server
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 SKIPPED = {"status": "skipped", "why": "its circuit is open"}
 
 

@@ -22,7 +22,7 @@ from comporta.service.config import ServiceConfig
 from comporta.service.parts import Parts
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 TOKEN = "an-admin-token-for-tests"  # noqa: S105 - of tests only
 OPERATOR = {"authorization": f"Bearer {TOKEN}"}
 OURS = ("COMPORTA_", "REDIS_URL", "DATABASE_URL", "USE_REDIS_CIRCUIT_BREAKER", "PROMETHEUS_")

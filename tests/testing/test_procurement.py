@@ -162,3 +162,14 @@ def test_main__a_signal__ends_it_quietly(capsys: pytest.CaptureFixture[str]) -> 
         signal.signal(signal.SIGTERM, before[1])
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     assert "control http" in capsys.readouterr().out
+
+
+def test_portal__asked_more_than_its_rate__tells_how_many_came_and_how_many_were_too_many() -> None:
+    with ProcurementServer(pncp_rate=2.0, latency=0.01) as server:
+        statuses = [pncp(server.pncp)[0] for _ in range(20)]
+        server.pncp.set(mode="rate-limited")
+        statuses.append(pncp(server.pncp)[0])
+        seen = asked(f"{server.url}/control")[1]["pncp"]
+    assert seen["refused"] == statuses.count(429)
+    assert seen["too_many"] == seen["refused"] - 1 > 0
+    assert 0 < seen["recent"] <= seen["busiest"] <= 21

@@ -20,13 +20,16 @@ from comporta import (
     LimitStrategy,
     RetryBudget,
     StateDeniedError,
+    Upstream,
 )
+from comporta.events import Event
 from comporta.flow import run
 from comporta.stores.cluster import ClusterStore
 from comporta.stores.records import Delete, Read, Write
 from comporta.stores.redis import RedisStore
 from comporta.stores.wire import WORKERS_KEY
 from comporta.testing import Cluster, Sentinels, Server
+from comporta.watching import Tallies, Teller, looking, recalling
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "state.md"
 HEARTBEAT = f"""
@@ -88,6 +91,26 @@ def work(store: RedisStore | ClusterStore) -> None:
     assert store.apply(Read("comporta_notes", "k")) == b"x"
     assert store.entries("comporta_notes") == {"k": b"x"}
     assert store.apply(Delete("comporta_notes", "k", b"x"))
+    watch(store)
+
+
+def watch(store: RedisStore | ClusterStore) -> None:
+    """Tell of an upstream, and read it back."""
+    upstreams = {name: Upstream(name, "5/s", max_concurrent=2, state=store) for name in ("api.one", "two")}
+    tallies = Tallies()
+    teller = Teller(store, upstreams, tallies)
+    for name in upstreams:
+        tallies.counter("upstream_calls", 1, upstream=name, outcome="ok")
+        teller.heard(Event(1.0, "kind", name, "text", "info"))
+    teller.turn()
+    found = run(looking(store))
+    assert [(card["name"], card["minute"]["ok"]) for card in found["upstreams"]] == [
+        ("api.one", 1),
+        ("two", 1),
+    ]
+    assert len(found["events"]) == 2
+    assert run(recalling(store))["series"]["two"]["calls"] == [1]
+    assert found["reasons"] == []
 
 
 async def work_async(store: RedisStore | ClusterStore) -> None:

@@ -158,16 +158,16 @@ def test_looking__what_others_wrote_by_hand__is_left_out(clock: ManualClock) -> 
 def test_recalling__hour_of_an_upstream__is_there_slot_by_slot(
     store: Store, drive: Drives, clock: ManualClock, tallies: Tallies
 ) -> None:
-    told(store, tallies, "pncp", calls=2)
+    upstreams = told(store, tallies, "pncp", calls=2)
     clock.advance(100)
     tallies.counter("http_requests", 3, status="200")
     tallies.counter("upstream_calls", 1, upstream="pncp", outcome="open")
-    Teller(store, {}, tallies).turn()
+    Teller(store, upstreams, tallies).turn()
     found = drive(recalling(store))
     assert found["slot_seconds"] == 10
     assert list(found["series"]) == ["pncp", "cache", "service"]
     pncp = found["series"]["pncp"]
-    assert (pncp["calls"], pncp["open"], pncp["limit"]) == ([2, 1], [0, 1], [10.0, None])
+    assert (pncp["calls"], pncp["open"], pncp["limit"][0]) == ([2, 1], [0, 1], 10.0)
     assert pncp["starts"][1] - pncp["starts"][0] == pytest.approx(100)
     assert pncp["slots"][1] - pncp["slots"][0] == 10
     assert pncp["starts"][1] == pytest.approx(found["at"], abs=60)

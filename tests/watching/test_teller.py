@@ -20,11 +20,12 @@ from comporta.errors import StateFullError, StateUnavailableError
 from comporta.flow import run
 from comporta.stores.base import Store
 from comporta.stores.failover import FailoverStore
-from comporta.stores.history import Recall
+from comporta.stores.history import Recall, series_room
 from comporta.stores.journal import Latest
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import Delete, Read, Write
-from comporta.testing import ManualClock
+from comporta.stores.redis import RedisStore
+from comporta.testing import ManualClock, Server
 from comporta.threads import Run
 from comporta.watching import Tallies, Teller, looking
 from comporta.watching.fleet import FLEET, NAMES, STANDINGS, TURNS
@@ -205,10 +206,35 @@ def test_turn__state_falls_while_it_looks__keeps_that_to_itself(tallies: Tallies
             told.append(super()._shown(name, upstream))
             return None
 
+    called(pncp)
     Falling(store, {"pncp": pncp}, tallies).turn()
     primary.error = None
     assert told == [None]
+    assert tallies.series() == ["upstream.pncp"], "what was not under way is kept"
     assert primary.apply(Read(STANDINGS, "pncp")) is None
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_turn__more_upstreams_than_a_table_has_room_for__tells_the_first_and_leaves_room_for_breakers(
+    tallies: Tallies, guarded: bool
+) -> None:
+    with shared_store() as shared:
+        store: Store = FailoverStore.of(shared, "shared://") if guarded else shared
+        upstreams = {name: Upstream(name, "10/s", state=store) for name in "edcba"}
+        teller = Teller(store, upstreams, tallies)
+        tallies.counter("cache_answers", 1, outcome="hit")
+        teller.turn()
+        assert series_room(shared.table.large_slots) == 5
+        found = {name: len(store.apply(Recall(f"upstream.{name}")).slots) for name in "abcde"}
+        assert found == {"a": 1, "b": 1, "c": 1, "d": 0, "e": 0}
+        assert len(store.apply(Recall("cache")).slots) == 1
+        assert all(store.apply(Read(STANDINGS, name)) for name in "abcde"), (
+            "their cards are told all the same"
+        )
+        said = {event.source: event.text for event in events.latest_events()}
+        assert said["upstream.e"] == "pages will not show its history: the table has room for 5"
+        if isinstance(store, FailoverStore):
+            store.keeper.stop()
 
 
 class Narrow(MemoryStore):
@@ -257,7 +283,6 @@ def test_turn__too_many_names_for_their_record__says_so(clock: ManualClock, tall
     [
         ({"every": 0.001}, "every must be 0.01 to 10 seconds, got 0.001"),
         ({"every": 11}, "every must be 0.01 to 10 seconds, got 11"),
-        ({"upstreams": dict.fromkeys(map(str, range(101)))}, "upstreams must be at most 100, got 101"),
     ],
 )
 def test_teller__what_makes_no_sense__is_refused_by_name(given: dict[str, Any], said: str) -> None:
@@ -390,3 +415,23 @@ def test_turn__breaker_that_nobody_uses__is_looked_at_and_not_kept_fresh(tallies
     assert view.due() is None, "the keeper has no reason to ask for it"
     called(pncp)
     assert view.due() is not None
+
+
+def test_teller__server_killed_and_back__tells_what_was_counted_meanwhile(tallies: Tallies) -> None:
+    with Server() as server:
+        store = FailoverStore.of(RedisStore(server.url, timeout=5, connect_timeout=5), server.url)
+        pncp = Upstream("pncp", "1000/s", state=store)
+        teller = Teller(store, {"pncp": pncp}, tallies, every=0.02)
+        teller.start()
+        called(pncp)
+        until(lambda: calls_told(store) == 1)
+        server.kill()
+        until(lambda: store.fallback is not None)
+        called(pncp, 3)
+        server.start()
+        until(lambda: store.fallback is None)
+        until(lambda: calls_told(store) >= 3)
+        until(lambda: any(event["kind"] == "state_return" for event in noted(store)))
+        teller.close()
+        assert {event["kind"] for event in noted(store)} >= {"state_fallback", "state_return"}
+        store.close()

@@ -99,7 +99,7 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="`comporta COMMAND --help` says what a command takes.",
+    epilog="What a command takes, it says itself: `comporta top --help`.",
 )
 @click.version_option(__version__, prog_name="comporta")
 def comporta() -> None:

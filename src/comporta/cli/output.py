@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -49,7 +49,18 @@ def print_table(table: Table) -> None:
         console = Console(width=_WIDTH_IN_FILES_CHARS)
     elif any(column.ratio for column in table.columns):
         table.expand = True  # what is shortened gets what the others leave
-    console.print(table)
+    print_drawn(console, table)
+
+
+def print_drawn(console: Console, drawn: RenderableType) -> None:
+    """Print something drawn; where nobody sees them, without empty lines around it and spaces behind."""
+    if console.is_terminal:
+        console.print(drawn)
+        return
+    with console.capture() as captured:
+        console.print(drawn)
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    click.echo("\n".join(lines).strip("\n"))
 
 
 def print_json(value: Any) -> None:

@@ -41,7 +41,7 @@ def serve(host: str | None, port: int | None, workers: int | None, file: str | N
     except ModuleNotFoundError as error:
         raise click.ClickException(f"serving needs {error.name}: pip install 'comporta[service]'") from None
     try:
-        run(config, partial(_tell, as_json=as_json))
+        run(config, partial(tell, as_json=as_json))
     except OSError as error:
         raise click.ClickException(
             f"{config.host}:{config.port} cannot be listened at: {error.strerror or error}. "
@@ -51,5 +51,6 @@ def serve(host: str | None, port: int | None, workers: int | None, file: str | N
         raise click.ClickException(str(error)) from None
 
 
-def _tell(address: str, *, as_json: bool) -> None:
+def tell(address: str, *, as_json: bool) -> None:
+    """Say where it serves."""
     click.echo(json.dumps({"address": address}) if as_json else f"Serving at {address}")

@@ -12,7 +12,7 @@ from contextlib import closing
 import click
 from rich.console import Console
 
-from comporta.cli.output import database_option, json_option, print_json
+from comporta.cli.output import database_option, json_option, print_drawn, print_json
 from comporta.cli.states import STATE_HELP, shown, state_argument, state_url
 from comporta.cli.top_drawing import drawn
 from comporta.cli.top_looking import Looking, empty
@@ -61,4 +61,4 @@ def _print(looking: Looking, where: str, *, as_json: bool) -> None:
     else:
         wide = sys.stdout.isatty() or "COLUMNS" in os.environ
         console = Console(width=None if wide else _WIDTH_IN_FILES_CHARS)
-        console.print(drawn(looking.look(), paper_of(console), where))
+        print_drawn(console, drawn(looking.look(), paper_of(console), where))

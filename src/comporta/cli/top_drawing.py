@@ -119,8 +119,7 @@ def _story(document: Document) -> list[Text]:
     story = document.get("story")
     if not story:
         return []
-    said = f"{story.get('title', '')}: {story.get('text', '')} {story.get('look') or ''}"
-    return [Text(said.strip(), style="cyan")]
+    return [Text(f"{story.get('title', '')}: {story.get('text', '')}", style="cyan")]
 
 
 def _upstreams(picture: Picture, paper: Paper) -> list[RenderableType]:

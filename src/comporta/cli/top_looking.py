@@ -47,6 +47,7 @@ class Looking:
         self._tables = Tables(database)
         self._opened = ExitStack()
         self._store: Store | None = None
+        self._folder: int | None = None
         self._history: Document = {}
         self._history_until = 0.0
 
@@ -76,9 +77,13 @@ class Looking:
         self._opened.close()
 
     def _at_hand(self) -> Store:
-        if self._store is None:
-            if self.nobody():
-                raise NobodyError(self.nobody())
+        if self.nobody():
+            self._let_go()
+            raise NobodyError(self.nobody())
+        folder = None if self._shared is None else os.lstat(self._shared.path).st_ino
+        if self._store is None or folder != self._folder:  # one that was removed can still be looked at
+            self._let_go()
+            self._folder = folder
             self._store = self._opened.enter_context(opened(self._url)).store
         return self._store
 

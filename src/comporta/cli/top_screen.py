@@ -58,25 +58,29 @@ class Watching:
         """Stop; a look under way is left to itself."""
         self._run.end(_ENDING_SECONDS)
 
-    def _look_on(self) -> None:
-        misses = 0
-        while not self._run.over:
-            misses = 0 if self._looked() else misses + 1
-            wait = self._every if not misses else min(self._every * 2 ** min(misses, 8), LOST_SECONDS_MAX)
-            self._run.wake.wait(max(wait, self._every))
-        self._looking.close()
-
-    def _looked(self) -> bool:
+    def looked(self) -> bool:
+        """Look once; whether there is a new picture."""
         try:
             self.seen = self._looking.look()
         except click.ClickException as error:
             self.lost = error.message
-        except Exception as error:
+        except Exception as error:  # on a thread of its own: nobody else would say it
             self.lost = f"{type(error).__name__}: {error}"
         else:
             self.lost = ""
             return True
         return False
+
+    def wait_after(self, misses: int) -> float:
+        """Return how long to wait after so many looks in vain: longer each time, up to a bound."""
+        return max(self._every, min(self._every * 2.0 ** min(misses, 16), LOST_SECONDS_MAX))
+
+    def _look_on(self) -> None:
+        misses = 0
+        while not self._run.over:
+            misses = 0 if self.looked() else misses + 1
+            self._run.wake.wait(self.wait_after(misses) if misses else self._every)
+        self._looking.close()
 
 
 class Ending:
@@ -113,13 +117,14 @@ def _draw_on(screen: Live, console: Console, watching: Watching, where: str, end
         state = (watching.seen, watching.lost, size, int(time.time()) if watching.lost else 0)
         if state != last:
             console.size = ConsoleDimensions(*size)
-            screen.update(_shown(watching, console, where), refresh=True)
+            screen.update(shown(watching, console, where), refresh=True)
             last = state
         if _pressed(FRAME_SECONDS) in _QUITS:
             return
 
 
-def _shown(watching: Watching, console: Console, where: str) -> RenderableType:
+def shown(watching: Watching, console: Console, where: str) -> RenderableType:
+    """Return what is on the screen now."""
     seen, lost = watching.seen, watching.lost
     if seen is None:
         return Text(f"{lost}.\nLooking again; q ends." if lost else f"Looking at {where} ...")

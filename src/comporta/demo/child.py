@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from comporta.threads import Run
 
-END_SECONDS: Final = 0.6
+END_SECONDS: Final = 0.45
 """How long a process may take to end in good order once it was let go."""
 
 

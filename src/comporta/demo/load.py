@@ -32,14 +32,14 @@ WAIT_SECONDS: Final = 10.0
 
 _STATES = ("SP", "RJ", "MG", "BA", "PR", "RS", "PE", "CE", "SC", "GO", "DF", "MA")
 _TERMS = ("uniformes", "merenda", "medicamentos", "pavimentação", "computadores")
-_NEW_SHARE = 0.08
+_NEW_SHARE = 0.06
 _THINK_SECONDS = 0.9
-_COUNTRY_SECONDS = 30.0
+_COUNTRY_SECONDS = 45.0
 _WATCH_SECONDS = 15.0
 _JOB_SECONDS = 16.0
 _RUSH_SECONDS = 7.0
 _RUSH = 40
-_ACCOUNTS = (60, 140)
+_ACCOUNTS = (80, 200)
 _SHEET_AFTER_SECONDS = 2.0
 _NO_WORKER_SECONDS = 0.2
 
@@ -127,7 +127,7 @@ class _Crowd:
 
     async def _job(self, told: dict[str, str]) -> None:
         """Have a batch done, and its results in a sheet from the middle of it on."""
-        name = f"batch-{next(self._jobs)}-{random.randrange(10_000):04}"
+        name = f"lot-{next(self._jobs):04}"
         accounts = [f"{random.randrange(10**8):08}" for _ in range(random.randint(*_ACCOUNTS))]
         body = {"accounts": accounts, "user_id": "ana", "job_id": name}
         await asyncio.gather(self._followed(body, told), self._sheet(name, told))

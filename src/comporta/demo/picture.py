@@ -106,6 +106,7 @@ def figures(now: Picture, before: Picture, seconds: float) -> dict[str, Any]:
     since = now.since(before)
     found: dict[str, Any] = {
         **since,
+        "fresh_in_all": now.count("fresh"),
         "served": since["fresh"] + since["stale"] + since["partial"],
         "lost": since["failed"] + since["broken"],
         "seconds": f"{seconds:.1f}",

@@ -12,6 +12,9 @@ from typing import Final, NamedTuple
 HOST: Final = "127.0.0.1"
 PORT: Final = 8000
 WORKERS: Final = 3
+IN_FLIGHT: Final = 8
+"""How many calls to each portal may be under way at once."""
+
 LATENCY_SECONDS: Final = 0.15
 """How long the simulated portals take for an answer on a good day, more or less."""
 
@@ -31,9 +34,10 @@ class Limit(NamedTuple):
     def most(self, seconds: float, workers: int) -> float:
         """Return how many requests the portal may see in so many seconds.
 
-        One more for each worker is what the end of an outage of the shared state may cost.
+        What is granted is rate and burst. Calls in flight may have been granted before, and arrive together;
+        and one more for each worker is what the end of an outage of the shared state may cost.
         """
-        return self.rate * seconds + self.burst + workers
+        return self.rate * seconds + self.burst + IN_FLIGHT + workers
 
 
 LIMITS: Final = {"pncp": Limit(10, 5), "pcp": Limit(5, 3)}
@@ -58,7 +62,7 @@ class Pace:
     rest: float
 
 
-WATCHED: Final = Pace(hold=6.0, patience=45.0, cooldown=12.0, ramp=2.0, fresh=10.0, status=10.0, rest=90.0)
+WATCHED: Final = Pace(hold=6.0, patience=45.0, cooldown=12.0, ramp=2.0, fresh=15.0, status=10.0, rest=90.0)
 """For people at a terminal."""
 
 UNWATCHED: Final = Pace(hold=0.5, patience=60.0, cooldown=3.0, ramp=0.5, fresh=4.0, status=3.0, rest=1.0)
@@ -68,7 +72,7 @@ _UPSTREAM = """
 [upstreams.{name}]
 limit = "{limit}"
 max_wait = 3
-max_concurrent = 8
+max_concurrent = {in_flight}
 timeout = 2
 pause_max = 10
 
@@ -123,7 +127,7 @@ def file_for(state: str, portals: str, folder: str, workers: int, pace: Pace) ->
         state=state, portals=portals, folder=folder, workers=workers, host=HOST, fresh=pace.fresh
     )
     upstreams = [
-        _UPSTREAM.format(name=name, limit=limit, cooldown=pace.cooldown, ramp=pace.ramp)
+        _UPSTREAM.format(name=name, limit=limit, in_flight=IN_FLIGHT, cooldown=pace.cooldown, ramp=pace.ramp)
         for name, limit in LIMITS.items()
     ]
     return service.lstrip() + "".join(upstreams)

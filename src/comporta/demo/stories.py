@@ -64,7 +64,8 @@ WELL: Final = Step(
     "The two cards: both circuits are closed, and the requests stay below the line of the limit.",
     "both circuits are closed and users are answered",
     _well,
-    "{workers} workers have answered {fresh} searches afresh; PNCP sees {pncp_rate} requests a second of 10.",
+    "{workers} workers have answered {fresh_in_all} searches afresh; PNCP sees {pncp_rate} requests a "
+    "second of 10.",
 )
 
 KILLED: Final = Step(
@@ -154,8 +155,8 @@ _THROTTLED: Final = (
         "Each refusal lowers the limit by a tenth. Between two pauses only a few calls go out to see whether "
         "PNCP takes them again; users have what was found before.",
         "The chart: the line of the limit goes down like stairs; refusals are counted apart from failures.",
-        "the limit of PNCP is at 7 a second or less",
-        lambda now, _: 0 < now.limit("pncp") <= 7,
+        "the limit of PNCP is at 7 a second or less, and users are served from before",
+        lambda now, before: 0 < now.limit("pncp") <= 7 and now.since(before)["stale"] >= 5,
         "It is at {pncp_limit} a second; {stale} stale and {partial} partial answers meanwhile, {failed} "
         "failures.",
     ),

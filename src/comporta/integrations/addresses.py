@@ -55,6 +55,13 @@ class ClientAddress:
             address = self._walked(address, _forwarded(scope))
         return UNKNOWN if address is None else _key(address)
 
+    def is_proxy(self, scope: Mapping[str, Any]) -> bool:
+        """Whether the connection itself is a trusted proxy's: then what it says of its client is believed."""
+        client = scope.get("client")
+        host = client[0] if client else ""
+        address = _address(host)
+        return self._unix and not host if address is None else self._trusts(address)
+
     def _walked(self, address: Address | None, entries: Iterable[str]) -> Address | None:
         for text in entries:
             nearer = _address(text)

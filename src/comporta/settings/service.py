@@ -179,7 +179,7 @@ def lay_service(document: Document, environ: Mapping[str, str]) -> None:
         if not ours or not environ[variable]:
             continue
         if variable not in variables:
-            known = listed(sorted(variables))
+            known = listed(sorted(variables.keys() - OTHER_NAMES.keys()))
             raise ValueError(f"{variable} must be one of {known}, got {shown(variable)}")
         path = variables[variable]
         root = ServiceSettings if len(path) == 1 else TABLES[path[0]]

@@ -8,8 +8,9 @@ known here (``watching/series.py``).
 On a server a series is one hash, with a field for each slot. In memory and on this machine it is a ring of
 ``CHUNKS`` records of up to ``CHUNK_SLOTS`` slots each, 3.6 KB at the most: one more than an hour takes, as
 the newest is still being filled. A ``shared://`` table has room for a 32nd as many large records as it has
-keys (512 with the default of 16,384), all kinds together, so for some 40 series next to everything else.
-Where it is full ``Tell`` ends in ``StateFullError``, and nothing else suffers.
+keys (512 with the default of 16,384, 128 at the least), all kinds together. Breakers and permits need them,
+too, so histories should have half of them and no more (:func:`series_room`: 23 series, 5 at the least). Where
+the table is full ``Tell`` ends in ``StateFullError``, and what is there stays.
 
 Twin: ``history.lua``.
 """
@@ -58,6 +59,11 @@ class History(NamedTuple):
 
     now_us: int
     slots: list[Slot]
+
+
+def series_room(large_records: int) -> int:
+    """Return how many series a table should hold that has room for so many large records."""
+    return min(large_records // 2 // CHUNKS, SERIES_MAX)
 
 
 def is_series(name: str) -> bool:

@@ -214,6 +214,11 @@ class Table:
             if self.memory[at : at + len(_NO_KEYS)] != _NO_KEYS
         ]
 
+    @property
+    def large_slots(self) -> int:
+        """How many of the largest states there is room for."""
+        return self.classes[-1].buckets * SLOTS_PER_BUCKET
+
     def used(self) -> list[tuple[int, int]]:
         """Return for each class how many slots hold a key, ended ones too, and how many there are.
 

@@ -11,9 +11,9 @@ worker, and a command line that is none.
 """
 
 from comporta.watching.card import card
-from comporta.watching.fleet import looking, recalling
+from comporta.watching.fleet import looking, own_card, recalling
 from comporta.watching.series import columns_of, minute_of
 from comporta.watching.tallies import Tallies
 from comporta.watching.teller import Teller
 
-__all__ = ["Tallies", "Teller", "card", "columns_of", "looking", "minute_of", "recalling"]
+__all__ = ["Tallies", "Teller", "card", "columns_of", "looking", "minute_of", "own_card", "recalling"]

@@ -16,6 +16,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakMethod, ref
@@ -24,13 +25,14 @@ from comporta import events, forks
 from comporta.breaker.admission import owner
 from comporta.errors import StateError
 from comporta.flow import run
-from comporta.stores.failover import fallback_of
-from comporta.stores.history import Tell
+from comporta.stores.failover import FailoverStore, fallback_of
+from comporta.stores.history import Tell, series_room
 from comporta.stores.journal import ENTRY_BYTES_MAX, NOTED_AT_ONCE, Note
 from comporta.stores.records import ABSENT, Write
+from comporta.stores.table import Table
 from comporta.threads import Run
 from comporta.watching.fleet import JOURNAL, OF_ONE_KEY, STANDINGS, TURNS, own_card, remembering, written
-from comporta.watching.series import gauges_of, series_of
+from comporta.watching.series import CACHE, SERVICE, gauges_of, series_of
 
 if TYPE_CHECKING:
     from comporta.stores.base import Store
@@ -44,6 +46,7 @@ STANDING_SECONDS: Final = 30.0
 KEPT_SECONDS: Final = 60.0
 EVENTS_MAX: Final = 200
 UPSTREAMS_MAX: Final = 100
+"""So many cards are told, of those that come first by name."""
 
 _TURN_PART = 0.8
 """A turn lasts for this part of a period: the next is free when the workers come again."""
@@ -64,8 +67,8 @@ class _Life(Run):
 class Teller:
     """Tells a store of this worker, from ``start`` to ``close``.
 
-    ``upstreams`` are those whose standing is told, ``tallies`` the sink they are counted in. In a forked
-    child it starts again as soon as something is counted there.
+    ``upstreams`` are those that are told of, ``tallies`` the sink they are counted in. In a forked child it
+    starts again as soon as something is counted there.
     """
 
     def __init__(
@@ -78,8 +81,6 @@ class Teller:
     ) -> None:
         if not 0.01 <= every <= 10:
             raise ValueError(f"every must be 0.01 to 10 seconds, got {every}")
-        if len(upstreams) > UPSTREAMS_MAX:
-            raise ValueError(f"upstreams must be at most {UPSTREAMS_MAX}, got {len(upstreams)}")
         self._store = store
         self._upstreams = upstreams
         self._tallies = tallies
@@ -155,27 +156,43 @@ class Teller:
 
     def turn(self) -> None:
         """Tell what there is to tell, blocking; what fails is left for the next time, or out."""
-        if fallback_of(self._store) is not None:
-            self._kept()
-            return
-        try:
-            self._tell_all()
-        except StateError:
-            self._kept()
-            return
-        self._told_ns = self._store.clock.now_ns()
+        with suppress(StateError):
+            if self._reached() and self._tell_all():
+                self._told_ns = self._store.clock.now_ns()
+                return
+        self._drop_old()
 
-    def _tell_all(self) -> None:
+    def _reached(self) -> bool:
+        """Whether the state is there, as far as anybody in this process has noticed."""
+        return fallback_of(self._store) is None
+
+    def _tell_all(self) -> bool:
+        """Tell everything; false if the state went meanwhile. What was not under way then can wait."""
         sets = {series_of(name): gauges_of(shown) for name, shown in self._cards()}
         for series in dict.fromkeys([*sets, *self._tallies.series()]):
+            if not self._reached():
+                return False
             adds = self._tallies.taken(series)
-            self._tried(series, self._store.apply, Tell(series, adds, sets.get(series)))
+            if self._admits(series):
+                self._tried(series, self._store.apply, Tell(series, adds, sets.get(series)))
         self._note_all()
+        return True
+
+    def _admits(self, series: str) -> bool:
+        """Whether a series is among those that the state should have room for; the same in all workers."""
+        room = _room(self._store)
+        if room is None:
+            return True
+        known = [CACHE, SERVICE, *map(series_of, sorted(self._upstreams))]
+        admitted = series in known[:room]
+        if not admitted:
+            self.say_once(series, f"pages will not show its history: the table has room for {room}")
+        return admitted
 
     def _cards(self) -> list[tuple[str, dict[str, Any]]]:
         """Return how those upstreams stand whose turn is ours, after telling it."""
         found = []
-        for name, upstream in list(self._upstreams.items()):
+        for name, upstream in sorted(self._upstreams.items())[:UPSTREAMS_MAX]:
             if self._tried(name, self._mine, name):
                 shown = self._tried(name, self._shown, name, upstream)
                 if shown is not None:
@@ -198,10 +215,10 @@ class Teller:
         return shown
 
     def _note_all(self) -> None:
-        while self._events:
+        while self._events and self._reached():
             some = [self._events.popleft() for _ in range(min(NOTED_AT_ONCE, len(self._events)))]
             self._note(*some)
-        if self._left_out:
+        if self._left_out and self._reached():
             left_out, self._left_out = self._left_out, 0
             text = f"{left_out} events of this worker were left out: more than {EVENTS_MAX} waited"
             self._note(events.Event(time.time(), "events_left_out", "comporta", text, "warning"))
@@ -227,12 +244,19 @@ class Teller:
             self._said.add(what)
             events.publish("telling_failed", what, text)
 
-    def _kept(self) -> None:
+    def _drop_old(self) -> None:
         """Drop figures that are too old to be told as if they were new."""
         if self._store.clock.now_ns() - self._told_ns > KEPT_SECONDS * 1e9:
             self._told_ns = self._store.clock.now_ns()
             for series in self._tallies.series():
                 self._tallies.taken(series)
+
+
+def _room(store: Store) -> int | None:
+    """Return how many series a table of this machine should hold, which has other things to keep."""
+    primary = store.primary if isinstance(store, FailoverStore) else store
+    table = getattr(primary, "table", None)
+    return series_room(table.large_slots) if isinstance(table, Table) else None
 
 
 def entry_of(event: events.Event) -> bytes:

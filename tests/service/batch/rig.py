@@ -19,7 +19,7 @@ from comporta.service.batch.values import COMPLETED, FAILED, Job, SheetConfig
 from comporta.settings import BatchSettings
 from comporta.testing import SheetsServer
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 QUICK = {"poll_seconds": 0.05, "lease_seconds": 1.0, "concurrency": 4}
 HEADER = ["account", "message"]
 

@@ -29,4 +29,5 @@ class Dashboard:
 
     async def aclose(self) -> None:
         """Look at nothing any more."""
-        await self.kept.aclose()
+        for part in (self.document, self.history, self.kept):
+            await part.aclose()

@@ -71,13 +71,21 @@ class Doors:
         given = found.get("token", [""])[0]
         return self._token is not None and await self._tried(request, given, self._token)
 
-    def give(self, response: Response, *, secure: bool) -> None:
+    def give(self, request: Request, response: Response) -> None:
         """Give a browser what it shows from now on."""
+        secure = self._is_secure(request)
         response.set_cookie(COOKIE, self._seal, path="/", httponly=True, samesite="strict", secure=secure)
 
-    def take(self, response: Response, *, secure: bool) -> None:
+    def take(self, request: Request, response: Response) -> None:
         """Take it back."""
+        secure = self._is_secure(request)
         response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=secure)
+
+    def _is_secure(self, request: Request) -> bool:
+        """Whether the browser came by https, also where a trusted proxy says so."""
+        said = request.headers.get("x-forwarded-proto", "").rpartition(",")[2].strip()
+        proxied = said == "https" and self._address.is_proxy(request.scope)
+        return proxied or request.scope["scheme"] == "https"
 
     async def _tried(self, request: Request, given: str, right: str) -> bool:
         client = self._address(request.scope)
@@ -120,20 +128,6 @@ def refuse_strangers(request: Request) -> None:
     ours = site in _OURS if site is not None else origin is None or _host(origin) == _host_of(request)
     if not ours:
         raise Problem(403, "Forbidden", "this may only be asked for by the service's own page")
-
-
-def is_secure(request: Request, trusted_proxies: tuple[str, ...]) -> bool:
-    """Whether the browser came by https, also where a trusted proxy says so."""
-    if request.scope["scheme"] == "https":
-        return True
-    said = request.headers.get("x-forwarded-proto", "").rpartition(",")[2].strip()
-    return said == "https" and _is_proxy(request, trusted_proxies)
-
-
-def _is_proxy(request: Request, trusted_proxies: tuple[str, ...]) -> bool:
-    """Whether the connection is a trusted proxy's: then, and only then, another address than its counts."""
-    scope = {"client": request.scope.get("client"), "headers": [(b"x-forwarded-for", b"192.0.2.1")]}
-    return bool(trusted_proxies) and ClientAddress(trusted_proxies)(scope) == "192.0.2.1"
 
 
 async def _form(request: Request) -> bytes:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 
-from comporta.service.dashboard.doors import is_secure, refuse_strangers
+from comporta.service.dashboard.doors import refuse_strangers
 from comporta.service.dashboard.live import MEDIA_TYPE, PageStream
 from comporta.service.parts import Parts, parts_of
 from comporta.service.problems import MEDIA_TYPE as PROBLEM
@@ -111,7 +111,7 @@ async def sign_in(request: Request) -> Response:
             return dashboard.files.wrong.answered(request, 401)
         raise Problem(401, "Unauthorized", "that is not the dashboard's token", "token", headers=_REFUSED)
     answer = _after(request)
-    dashboard.doors.give(answer, secure=_secure(request))
+    dashboard.doors.give(request, answer)
     return answer
 
 
@@ -119,7 +119,7 @@ async def sign_out(request: Request) -> Response:
     """Take the cookie back."""
     refuse_strangers(request)
     answer = _after(request)
-    parts_of(request).dashboard.doors.take(answer, secure=_secure(request))
+    parts_of(request).dashboard.doors.take(request, answer)
     return answer
 
 
@@ -130,10 +130,6 @@ def _after(request: Request) -> Response:
 def _is_form(request: Request) -> bool:
     """Whether a browser shows the answer as a page."""
     return "text/html" in request.headers.get("accept", "")
-
-
-def _secure(request: Request) -> bool:
-    return is_secure(request, parts_of(request).config.trusted_proxies)
 
 
 # Plain routes, which answer HEAD as well; they are the page's own and not described.
