@@ -35,6 +35,9 @@ BACKLOG: Final = 2048
 CONNECTIONS_PER_CALL: Final = 4
 """How many connections there may be for each call that may be under way: others are idle, or half sent."""
 
+WORKER_SECONDS: Final = 30
+"""After how long without a sign a worker is replaced: on a busy machine one takes a while to start."""
+
 _UNSENT = (h11.IDLE, h11.SEND_BODY)
 
 
@@ -109,7 +112,7 @@ def settings_of(
     config: ServiceConfig, app: FastAPI | str, log_config: dict[str, Any] | None = None
 ) -> uvicorn.Config:
     """Return how uvicorn is to serve an application, or what a name makes; it sets up the log at once."""
-    return uvicorn.Config(
+    found = uvicorn.Config(
         app,
         factory=isinstance(app, str),
         host=config.host,
@@ -124,6 +127,8 @@ def settings_of(
         limit_concurrency=config.calls_max * CONNECTIONS_PER_CALL,
         timeout_graceful_shutdown=math.ceil(config.close_seconds),
     )
+    found.timeout_worker_healthcheck = WORKER_SECONDS
+    return found
 
 
 def listening(host: str, port: int) -> socket.socket:
