@@ -81,9 +81,10 @@ class Terminal:
         self.line(text, first=f"{self._clock()}  ", dim=True)
 
     def line(self, text: str, first: str = _MARGIN, **style: Any) -> None:
-        """Say something, in lines that fit."""
-        width = min(_WIDTH_MAX, shutil.get_terminal_size().columns - len(_MARGIN) - 1)
-        for number, part in enumerate(textwrap.wrap(text, max(20, width))):
+        """Say something, in lines that fit; no word is broken, so that a token can be copied."""
+        width = max(20, min(_WIDTH_MAX, shutil.get_terminal_size().columns - len(_MARGIN) - 1))
+        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        for number, part in enumerate(lines):
             self._say((_MARGIN if number else first) + (click.style(part, **style) if style else part))
 
     def gap(self) -> None:
