@@ -79,6 +79,17 @@ def test_step__before_and_when_it_has_come_to_be__is_told_apart(step: Step) -> N
     assert step.then.format_map(figures(COMES_TO_BE[step.title], BEGUN, 1.25))
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "is_so"),
+    [("open", "half_open", True), ("half_open", "half_open", False), ("half_open", "ramp", True)],
+)
+def test_portal_mended__while_a_probe_was_under_way__waits_for_a_later_one(
+    before: str, now: str, is_so: bool
+) -> None:
+    [mended] = [step for step in STORIES["slow"].steps if step.title == "PNCP is mended"]
+    assert mended.until(seen(phase=now), seen(phase=before)) is is_so
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_step__acts__are_what_the_stage_can_do(step: Step) -> None:
     for act in step.acts:
