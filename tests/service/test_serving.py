@@ -13,23 +13,29 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
-from tests.service.running import CLIENT, PATIENCE_SECONDS, config, environment, health, served, wait_for
+from tests.service.running import (
+    CLIENT,
+    PATIENCE_SECONDS,
+    config,
+    environment,
+    health,
+    on_a_thread,
+    served,
+    wait_for,
+)
 from tests.support import hold_to
 from uvicorn.supervisors.multiprocess import SIGNALS
 
 from comporta.database.urls import open_database
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.serving import _address, _figures_together, listening, serve, settings_of
+from comporta.service.serving import _address, _figures_together, serve
 from comporta.stores.failover import FailoverStore
 from comporta.stores.folder import path_of
 from comporta.stores.urls import open_store
@@ -49,22 +55,6 @@ def state() -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex}"
     yield f"shared://{name}"
     shutil.rmtree(path_of(name), ignore_errors=True)
-
-
-@contextmanager
-def on_a_thread(app: FastAPI) -> Iterator[tuple[str, uvicorn.Server]]:
-    """Serve as ``comporta serve`` does, but in this process; gives the address."""
-    listener = listening("127.0.0.1", 0)
-    server = uvicorn.Server(settings_of(app.state.config, app))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        wait_for(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE_SECONDS)
-    assert not thread.is_alive(), "the server did not end"
 
 
 def connected(address: str) -> socket.socket:

@@ -1,7 +1,7 @@
 """Has uvicorn serve the application: in this process, or in several of which this one takes care.
 
 Workers read the configuration by themselves, as this process's environment says. They share one socket, made
-here; told that it is TCP, asyncio lets small answers go at once.
+here (``listening.py``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from uvicorn.supervisors import Multiprocess
 
 from comporta.service.config import ServiceConfig
 from comporta.service.figures import FOLDER_VARIABLE
+from comporta.service.listening import listening
 from comporta.service.sources.opening import check_addresses
 
 APP: Final = "comporta.service.app:create_app"
-BACKLOG: Final = 2048
 CONNECTIONS_PER_CALL: Final = 4
 """How many connections there may be for each call that may be under way: others are idle, or half sent."""
 
@@ -124,21 +124,6 @@ def settings_of(
         limit_concurrency=config.calls_max * CONNECTIONS_PER_CALL,
         timeout_graceful_shutdown=math.ceil(config.close_seconds),
     )
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that all workers take clients from; whoever has it may start processes that have it."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    listener.set_inheritable(True)
-    return listener
 
 
 def _address(listener: socket.socket) -> str:
