@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -35,7 +36,7 @@ from uvicorn.supervisors.multiprocess import SIGNALS
 from comporta.database.urls import open_database
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.serving import _address, _figures_together, serve
+from comporta.service.serving import _address, _figures_together, create_settled_app, serve
 from comporta.stores.failover import FailoverStore
 from comporta.stores.folder import path_of
 from comporta.stores.urls import open_store
@@ -55,6 +56,19 @@ def state() -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex}"
     yield f"shared://{name}"
     shutil.rmtree(path_of(name), ignore_errors=True)
+
+
+def test_worker__application__is_nothing_that_garbage_is_looked_for_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str
+) -> None:
+    for name, value in {"COMPORTA_STATE": state, "DATABASE_URL": f"sqlite:///{tmp_path}/test.db"}.items():
+        monkeypatch.setenv(name, value)
+    gc.unfreeze()
+    try:
+        app = create_settled_app()
+        assert not any(found is app for found in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 def connected(address: str) -> socket.socket:

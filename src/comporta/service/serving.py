@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import math
 import os
 import shutil
@@ -26,12 +27,13 @@ from uvicorn.config import LOGGING_CONFIG, STARTUP_FAILURE
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
+from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
 from comporta.service.figures import FOLDER_VARIABLE
 from comporta.service.listening import listening
 from comporta.service.sources.opening import check_addresses
 
-APP: Final = "comporta.service.app:create_app"
+APP: Final = "comporta.service.serving:create_settled_app"
 CONNECTIONS_PER_CALL: Final = 4
 """How many connections there may be for each call that may be under way: others are idle, or half sent."""
 
@@ -103,6 +105,17 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
                 supervisor.run()
             if any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
                 sys.exit(STARTUP_FAILURE)  # as for a single one; the supervisor itself keeps silent about it
+
+
+def create_settled_app() -> FastAPI:
+    """Return the application of a worker, in a process that serves nothing else.
+
+    What is there by now stays: to look through it for garbage again and again held up the loop for 60 ms.
+    """
+    app = create_app()
+    gc.collect()
+    gc.freeze()
+    return app
 
 
 def settings_of(
