@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dashboard.rig import on_a_thread, running, streaming
-from tests.service.running import CLIENT, awaited, config, wait_for
+from tests.dashboard.rig import running, streaming
+from tests.service.running import CLIENT, awaited, config, on_a_thread, wait_for
 
 from comporta import events
 from comporta.errors import StateUnavailableError

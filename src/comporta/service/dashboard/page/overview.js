@@ -39,12 +39,12 @@ function tiles(told) {
   const sum = (name) => (minutes.length ? minutes.reduce((all, minute) => all + (minute[name] ?? 0), 0) : null);
   const alive = told.workers?.filter((worker) => worker.heard < HEARD_SECONDS).length;
   const running = told.jobs?.filter((job) => job.status === "running").length;
-  const calls = sum("calls");
+  const sent = minutes.length ? sum("calls") - sum("open") - sum("limited") : null;
   return [
     { name: "Workers alive", value: number(alive), note: "one limit, one breaker" },
     {
       name: "Calls to upstreams",
-      value: rate(calls === null ? null : calls / 60),
+      value: rate(sent === null ? null : sent / 60),
       note: `${count(sum("ok"), "success", "successes")} in a minute`,
     },
     { name: "Calls spared", value: number(sum("open")), note: "not sent to a broken upstream" },

@@ -180,6 +180,7 @@ export class Jobs {
     const told = jobs ?? [];
     show($("jobs-unknown"), !jobs);
     show($("jobs-none"), jobs?.length === 0);
+    show($("jobs-scroll"), told.length > 0);
     const running = told.filter((job) => job.status === "running").length;
     say($("jobs-count"), told.length ? `${running} running` : "");
     this.rows.update(told, (job) => job.id);
