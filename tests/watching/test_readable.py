@@ -16,6 +16,7 @@ from comporta.stores.base import Store
 from comporta.stores.journal import Latest, Note
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import Write
+from comporta.stores.workers import Beat, Worker
 from comporta.testing import ManualClock, Server
 from comporta.watching import Tallies, Teller, looking, recalling
 from comporta.watching.fleet import FLEET, JOURNAL, NAMES, STANDINGS, STORY, STORY_NOW, own_card, written
@@ -122,6 +123,16 @@ def test_looking__hashes_that_somebody_wrote_to__shows_what_can_be_sent(
         found = [run(looking(store)), run(recalling(store))]
         assert found[0]["upstreams"][0]["minute"]["calls"] == 2**32 - 1
     assert msgspec.json.encode(found)
+
+
+def test_looking__somebody_who_is_no_worker_is_listed__shows_the_workers(valkey: Server) -> None:
+    with redis_store(valkey, ManualClock(1_800_000_000)) as store:
+        store.apply(Beat(Worker("h", 7, 1, 2)))
+        for strange in ("garbage", "h:x:1:2", "h:1:1:z"):
+            command(valkey, "ZADD", "comporta_workers", "1800000000000000", strange)
+        found = run(looking(store))
+    assert [worker["name"] for worker in found["workers"]] == ["h:7"]
+    assert found["reasons"] == []
 
 
 @pytest.mark.parametrize("following", ["inf", "nan", "1e18", "-5", "2.5", "x", "-inf"])
