@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.dashboard.rig import document, documented, running
@@ -16,10 +18,14 @@ from tests.service.running import OPERATOR, TOKEN, Asked, awaited, lose_database
 from comporta import events
 from comporta.cache.looks import Covered, Unwell
 from comporta.cache.table import CacheTable
+from comporta.flow import Flow
+from comporta.service.dashboard import document as documents
 from comporta.service.dashboard import kept
 from comporta.service.dashboard.discreet import discreet, of_upstream
 from comporta.service.dashboard.kept import Lately, Look, _degraded, _partial
+from comporta.stores.base import Store
 from comporta.testing import ProcurementServer, Server
+from comporta.watching import recalling
 
 MEMBERS = {
     *("at", "version", "status", "reasons", "state", "database", "upstreams", "workers", "cache", "jobs"),
@@ -334,3 +340,21 @@ def test_coverage__of_a_partial_answer__is_shown(tmp_path: Path) -> None:
         assert len(partial["key"]) == kept.KEY_CHARS
 
     asyncio.run(telling())
+
+
+@awaited
+async def test_history__of_many_upstreams__is_made_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on: list[int] = []
+
+    def noted(store: Store) -> Flow[dict[str, Any]]:
+        on.append(threading.get_ident())
+        return recalling(store)
+
+    monkeypatch.setattr(documents, "recalling", noted)
+    async with running(tmp_path) as asked:
+        reply = await asked.client.get("/v1/dashboard/history")
+    assert (reply.status_code, reply.json()["slot_seconds"]) == (200, 10)
+    assert on
+    assert threading.get_ident() not in on

@@ -7,6 +7,7 @@ there. Anybody may read it: it names no user, no search, and no job that could b
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import msgspec
 
 from comporta import __version__
 from comporta.breaker.admission import owner
-from comporta.flow import run_async
+from comporta.flow import run, run_async
 from comporta.service.dashboard.discreet import discreet, of_upstream, plain
 from comporta.service.dashboard.kept import Look, Moving, Standing
 from comporta.service.health import FAIL, OK, WARN, Verdict, standings_of, state_of
@@ -27,6 +28,7 @@ from comporta.watching import card, looking, recalling
 if TYPE_CHECKING:
     from comporta.service.dashboard.kept import Kept
     from comporta.service.parts import Parts
+    from comporta.stores.base import Store
     from comporta.upstream.standing import UpstreamState
 
 _ENCODER = msgspec.json.Encoder()
@@ -38,8 +40,12 @@ async def document_bytes(parts: Parts, kept: Kept) -> bytes:
 
 
 async def history_bytes(parts: Parts) -> bytes:
-    """Return an hour of numbers, as it is sent."""
-    return _ENCODER.encode(await run_async(recalling(parts.store)))
+    """Return an hour of numbers, as it is sent; on a thread: that of twenty upstreams takes 0.3 s."""
+    return await asyncio.to_thread(_history_bytes, parts.store)
+
+
+def _history_bytes(store: Store) -> bytes:
+    return msgspec.json.encode(run(recalling(store)))
 
 
 async def document_of(parts: Parts, kept: Kept) -> dict[str, Any]:
