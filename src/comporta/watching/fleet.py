@@ -147,11 +147,12 @@ def recalling(store: Store) -> Flow[dict[str, Any]]:
 def happened(entries: Iterable[bytes]) -> list[dict[str, Any]]:
     """Return the events of a journal, the newest first; what several workers told of one thing is one.
 
-    ``workers`` is how many told it, ``worker`` the first of them.
+    ``workers`` is how many told it, ``worker`` the first of them. A worker that lost the state meanwhile may
+    have told the same twice.
     """
     found: list[dict[str, Any]] = []
     latest: dict[tuple[str, str], tuple[dict[str, Any], set[str]]] = {}
-    told = [{**event, "workers": 1} for event in map(event_of, entries) if event is not None]
+    told = [{**event, "workers": 1} for event in map(event_of, dict.fromkeys(entries)) if event is not None]
     for event in sorted(told, key=lambda event: event["at"]):
         what = event["kind"], event["source"]
         same, tellers = latest.get(what, (event, set()))
