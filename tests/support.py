@@ -55,6 +55,10 @@ def within(seconds: float) -> Iterator[None]:
 MakesStore = Callable[[Clock | None], AbstractContextManager[Store]]
 
 
+Opens = Callable[[Clock], AbstractContextManager[Store]]
+"""Opens a store that goes by a clock."""
+
+
 @contextmanager
 def memory_store(clock: Clock | None = None) -> Iterator[MemoryStore]:
     store = MemoryStore(clock or MONOTONIC)

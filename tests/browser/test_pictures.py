@@ -29,7 +29,7 @@ CHARTS_SECONDS = 285
 STORY_MS = 900_000
 END_SECONDS = 30
 ADDRESS = re.compile(rb"(http://127[\d.:]+)/")
-WITH_SOME_WAY_TO_GO = re.compile(r"^([5-9]|1\d)$")
+WITH_SOME_WAY_TO_GO = re.compile(r"^[4-7]$")
 TO_THE_CARD = """() => {
   const card = document.querySelector('[data-upstream=pncp]');
   window.scrollTo(0, card.getBoundingClientRect().top + window.scrollY - 12);

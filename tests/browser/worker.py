@@ -8,7 +8,8 @@ import uvicorn
 
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.serving import _address, listening, settings_of
+from comporta.service.listening import listening
+from comporta.service.serving import _address, settings_of
 
 
 def main(port: str, control: str) -> None:

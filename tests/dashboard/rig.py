@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import uvicorn
-from fastapi import FastAPI
-from tests.service.running import CLIENT, PATIENCE_SECONDS, Asked, config, wait_for
+from tests.service.running import CLIENT, PATIENCE_SECONDS, Asked, config
 
 from comporta.service.app import create_app
-from comporta.service.serving import listening, settings_of
 
 TOKEN = "a-dashboard-token-for-tests"  # noqa: S105 - of tests only
 LOCKED = {"COMPORTA_DASHBOARD_TOKEN": TOKEN}
@@ -33,22 +29,6 @@ async def running(folder: Path, *, demo: str | None = None, **variables: str) ->
         httpx2.AsyncClient(transport=transport, base_url="http://service", timeout=60) as client,
     ):
         yield Asked(app, client)
-
-
-@contextmanager
-def on_a_thread(app: FastAPI) -> Iterator[tuple[str, uvicorn.Server]]:
-    """Serve as ``comporta serve`` does, but in this process; gives the address."""
-    listener = listening("127.0.0.1", 0)
-    server = uvicorn.Server(settings_of(app.state.config, app))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        wait_for(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE_SECONDS)
-    assert not thread.is_alive(), "the server did not end"
 
 
 async def document(asked: Asked) -> dict[str, Any]:

@@ -145,7 +145,7 @@ async def test_document__jobs__are_told_without_the_whole_of_their_names(tmp_pat
     name = "0123456789abcdef0123456789abcdef"
     async with running(tmp_path) as asked:
         await asked.parts.batches.add(USER, ["an-account", "another"], name)
-        events.publish("batch_sheet_failed", name, "SinkError: file:///sheets/of-ana.csv is gone", "error")
+        events.publish("batch_sheet_failed", name, "SinkError: /sheets/of-ana.csv is gone", "error")
         told = await documented(asked, lambda told: told["jobs"] and told["events"])
     [job] = told["jobs"]
     assert (job["id"], job["status"], job["total"], job["pending"]) == ("01234567", "running", 2, 2)

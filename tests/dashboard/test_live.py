@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dashboard.rig import on_a_thread, running, streaming
-from tests.service.running import CLIENT, awaited, config, wait_for
+from tests.dashboard.rig import running, streaming
+from tests.service.running import CLIENT, awaited, config, on_a_thread, wait_for
 
 from comporta import events
 from comporta.errors import StateUnavailableError
@@ -77,6 +77,21 @@ async def test_stream__page_opens__has_the_history_then_documents_in_order(
 
 
 @awaited
+async def test_stream__service_is_to_end_while_a_document_hangs__ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live, document, _, leaving = rigged(monkeypatch)
+    document.gate.clear()
+    with live.watched():
+        told = live.told()
+        await taken(told, 1)
+        waiting = asyncio.create_task(taken(told, 1))
+        await asyncio.sleep(0.01)
+        leaving.set()
+        assert await waiting == [event("end", b"{}")]
+
+
+@awaited
 async def test_streams__many_pages__are_told_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     live, document, history, _ = rigged(monkeypatch)
     document.gate.clear()
@@ -111,7 +126,7 @@ async def test_pages__none_is_open__nothing_is_made_and_nothing_old_is_told(
     assert document.made == 0
     with live.watched():
         await until(live, 3)
-    assert (live.pages, live._telling, live._number) == (0, None, 0)
+    assert (live.pages, live._tasks, live._number) == (0, [], 0)
     before = document.made
     with live.watched():
         _, then = await taken(live.told(), 2)
@@ -236,7 +251,7 @@ def test_stream__over_a_connection__reconnects_and_ends_when_the_service_does(tm
             assert CLIENT.get(f"{address}/v1/health/cache").status_code == 200  # a page is no call under way
         live = app.state.parts.dashboard.live
         wait_for(lambda: live.pages == 0)
-        assert live._telling is None
+        assert live._tasks == []
         with streaming(address) as again, streaming(address) as another:
             assert [next(again)[0], next(another)[0]] == ["history", "history"]
             assert live.pages == 2

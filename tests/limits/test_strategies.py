@@ -16,6 +16,7 @@ from tests.support import examples, memory_store, redis_store, shared_store
 
 from comporta import BaseLimiter, Decision, LimitConfig, LimitStrategy
 from comporta.limits.rule import ceil_div
+from comporta.limits.sliding_window import SlidingWindow
 from comporta.stores.base import Store
 from comporta.testing import ManualClock, Server
 
@@ -150,6 +151,13 @@ def test_sliding_window__each_grant__frees_its_place_a_window_later(face: Callab
     assert [limiter.acquire("k") for _ in range(2)] == [True, False]
     _clock(face).advance(0.4)
     assert [limiter.acquire("k") for _ in range(2)] == [True, False]
+
+
+def test_sliding_window__cost_above_a_lowered_limit__waits_until_nothing_is_left_in_it() -> None:
+    window = SlidingWindow(2, 10_000_000)
+    state, _ = window.step(None, 1_000_000, 1)
+    assert window.step(state, 4_000_000, 3) == (None, 7_000_000)
+    assert window.step(state, 11_000_000, 3)[1] == 0
 
 
 @pytest.mark.parametrize("capacity", [7, 1000])

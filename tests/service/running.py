@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
+import uvicorn
 from fastapi import FastAPI
 
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
+from comporta.service.listening import listening
 from comporta.service.parts import Parts
+from comporta.service.serving import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 120.0
@@ -162,3 +166,19 @@ def lose_database(asked: Asked, folder: Path) -> None:
         file.unlink()
     (folder / "service.db").mkdir()
     asked.parts.database.close()
+
+
+@contextmanager
+def on_a_thread(app: FastAPI) -> Iterator[tuple[str, uvicorn.Server]]:
+    """Serve as ``comporta serve`` does, but in this process; gives the address."""
+    listener = listening("127.0.0.1", 0)
+    server = uvicorn.Server(settings_of(app.state.config, app))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        wait_for(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive(), "the server did not end"

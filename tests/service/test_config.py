@@ -268,7 +268,7 @@ def test_serve__address_that_is_not_ours__is_one_sentence(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "environ", dict(os.environ))
     ran = CliRunner().invoke(comporta, ["serve", "--host", "203.0.113.1", "--port", "0", "--workers", "1"])
     assert ran.exit_code == 1
-    assert ran.output.startswith("Error: 203.0.113.1:0: ")
+    assert ran.output.startswith("Error: 203.0.113.1:0 cannot be listened at: ")
 
 
 def test_serve__without_the_extra__says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -13,23 +14,29 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
-from tests.service.running import CLIENT, PATIENCE_SECONDS, config, environment, health, served, wait_for
+from tests.service.running import (
+    CLIENT,
+    PATIENCE_SECONDS,
+    config,
+    environment,
+    health,
+    on_a_thread,
+    served,
+    wait_for,
+)
 from tests.support import hold_to
 from uvicorn.supervisors.multiprocess import SIGNALS
 
 from comporta.database.urls import open_database
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.serving import _address, _figures_together, listening, serve, settings_of
+from comporta.service.serving import _address, _figures_together, create_settled_app, serve
 from comporta.stores.failover import FailoverStore
 from comporta.stores.folder import path_of
 from comporta.stores.urls import open_store
@@ -51,20 +58,17 @@ def state() -> Iterator[str]:
     shutil.rmtree(path_of(name), ignore_errors=True)
 
 
-@contextmanager
-def on_a_thread(app: FastAPI) -> Iterator[tuple[str, uvicorn.Server]]:
-    """Serve as ``comporta serve`` does, but in this process; gives the address."""
-    listener = listening("127.0.0.1", 0)
-    server = uvicorn.Server(settings_of(app.state.config, app))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
+def test_worker__application__is_nothing_that_garbage_is_looked_for_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str
+) -> None:
+    for name, value in {"COMPORTA_STATE": state, "DATABASE_URL": f"sqlite:///{tmp_path}/test.db"}.items():
+        monkeypatch.setenv(name, value)
+    gc.unfreeze()
     try:
-        wait_for(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
+        app = create_settled_app()
+        assert not any(found is app for found in gc.get_objects())
     finally:
-        server.should_exit = True
-        thread.join(PATIENCE_SECONDS)
-    assert not thread.is_alive(), "the server did not end"
+        gc.unfreeze()
 
 
 def connected(address: str) -> socket.socket:

@@ -1,5 +1,6 @@
-"""The long tests share the states of the short ones."""
+"""The long tests share the states, the browser and the fleet of the short ones."""
 
+from tests.browser.conftest import browser, fleet
 from tests.processes.conftest import redis_server, servers, shared, state
 
-__all__ = ["redis_server", "servers", "shared", "state"]
+__all__ = ["browser", "fleet", "redis_server", "servers", "shared", "state"]

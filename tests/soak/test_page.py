@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-from playwright.sync_api import Browser, CDPSession, sync_playwright
-from tests.browser.chromium import launched
-from tests.browser.rig import Fleet, fleet_of
+from playwright.sync_api import Browser, CDPSession
+from tests.browser.rig import Fleet
 from tests.browser.watched import Watched
 
 SECONDS = float(os.environ.get("COMPORTA_SOAK_SECONDS", "600"))
@@ -46,20 +43,6 @@ class Look(NamedTuple):
             f"{self.seconds:5.0f} s: {self.heap_mb:5.2f} MB of JavaScript, {self.nodes} nodes, "
             f"{self.listeners} listeners, {self.server_mb:.1f} MB the worker"
         )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = launched(playwright)
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_of(2, Path(tmp_path_factory.mktemp("fleet"))) as started:
-        yield started
 
 
 def test_page__open_under_load__does_not_grow(browser: Browser, fleet: Fleet) -> None:

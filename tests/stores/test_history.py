@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 
 import pytest
-from tests.support import command, memory_store, redis_store, shared_store
+from tests.support import Opens, command, redis_store, shared_store
 
-from comporta.clock import Clock
 from comporta.errors import StateFullError, StateTypeError
-from comporta.stores.base import Outage, Store
+from comporta.stores.base import Outage
 from comporta.stores.history import (
     CHUNKS,
     COLUMNS,
@@ -30,7 +29,6 @@ from comporta.stores.redis import RedisStore
 from comporta.stores.slots import slot_of
 from comporta.testing import ManualClock, Server
 
-Opens = Callable[[Clock], AbstractContextManager[Store]]
 START = 1_800_000_000
 
 
@@ -39,14 +37,6 @@ def numbers(*first: int, **others: int) -> tuple[int, ...]:
     for column, number in others.items():
         row[int(column.removeprefix("c"))] = number
     return tuple(row)
-
-
-@pytest.fixture(params=["memory", "shared", "server"])
-def opens(request: pytest.FixtureRequest) -> Opens:
-    if request.param == "server":
-        server: Server = request.getfixturevalue("valkey")
-        return lambda clock: redis_store(server, clock)
-    return memory_store if request.param == "memory" else shared_store
 
 
 def test_history__told_by_several_in_one_slot__adds_up_and_the_last_word_counts(opens: Opens) -> None:

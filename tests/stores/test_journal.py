@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
-from tests.support import command, memory_store, redis_store, shared_store
+from tests.support import Opens, command, memory_store, redis_store
 
-from comporta.clock import Clock
 from comporta.errors import StateTypeError
-from comporta.stores.base import Outage, Store
+from comporta.stores.base import Outage
 from comporta.stores.journal import ENTRIES_MAX, ENTRY_BYTES_MAX, Latest, Note
 from comporta.testing import ManualClock, Server
-
-Opens = Callable[[Clock], AbstractContextManager[Store]]
-
-
-@pytest.fixture(params=["memory", "shared", "server"])
-def opens(request: pytest.FixtureRequest) -> Opens:
-    if request.param == "server":
-        server: Server = request.getfixturevalue("valkey")
-        return lambda clock: redis_store(server, clock)
-    return memory_store if request.param == "memory" else shared_store
 
 
 def test_journal__noted_one_by_one_and_together__the_newest_comes_first(opens: Opens) -> None:

@@ -40,7 +40,7 @@ from comporta.testing import Server
 
 def test_redis__package_missing__names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(StateUnavailableError, match=r"install comporta\[redis\]"):
+    with pytest.raises(StateUnavailableError, match=r"pip install 'comporta\[redis\]'"):
         RedisStore("redis://127.0.0.1")
 
 

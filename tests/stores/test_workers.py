@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 import pytest
-from tests.support import command, memory_store, redis_store, shared_store
+from tests.support import Opens, command, memory_store, redis_store
 
-from comporta.clock import Clock
 from comporta.errors import StateTypeError
-from comporta.stores.base import Outage, Store
+from comporta.stores.base import Outage
 from comporta.stores.workers import GATHER_SECONDS, WORKERS, WORKERS_MAX, Beat, Gather, Leave, Roll, Worker
 from comporta.testing import ManualClock, Server
-
-Opens = Callable[[Clock], AbstractContextManager[Store]]
 
 
 def numbered(number: int) -> Worker:
     here = Worker.here()
     return Worker(here.host, number, 1, number)
-
-
-@pytest.fixture(params=["memory", "shared", "server"])
-def opens(request: pytest.FixtureRequest) -> Opens:
-    if request.param == "server":
-        server: Server = request.getfixturevalue("valkey")
-        return lambda clock: redis_store(server, clock)
-    return memory_store if request.param == "memory" else shared_store
 
 
 def test_registry__workers_come_die_and_leave__counts_who_is_alive(opens: Opens) -> None:

@@ -130,7 +130,7 @@ def test_transport__package_is_missing__says_what_to_install(monkeypatch: pytest
 
     transports.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "httpx", None)
-    with pytest.raises(ImportError, match=r"install comporta\[httpx\]"):
+    with pytest.raises(ImportError, match=r"pip install 'comporta\[httpx\]'"):
         Upstream("pncp", "10/s", state=MemoryStore()).sync.transport(client="httpx")
 
 

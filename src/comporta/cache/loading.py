@@ -264,7 +264,8 @@ class Loads:
         )
         streak, seconds = health.fail_streak, left_of(health)
         self._mark(job, streak, seconds)
-        text = f"{job.params_hash[:16]} failed {streak} times, left alone for {seconds:.0f} s: {_told(why)}"
+        often = "once" if streak == 1 else f"{streak} times"
+        text = f"{job.params_hash[:16]} failed {often}, left alone for {seconds:.0f} s: {_told(why)}"
         events.publish("cache_fetch_failed", self._name, text, "warning")
 
     def _kept(

@@ -72,13 +72,13 @@ def demo(scenario: str | None, workers: int, port: int | None, seconds: float | 
 
 def _listening(port: int | None) -> socket.socket:
     from comporta.demo.plan import HOST, PORT  # noqa: PLC0415 - as above
-    from comporta.demo.processes import listening  # noqa: PLC0415 - as above
+    from comporta.service.listening import listening  # noqa: PLC0415 - as above
 
     try:
-        return listening(PORT if port is None else port)
+        return listening(HOST, PORT if port is None else port)
     except OSError as error:
         if port is None and error.errno == errno.EADDRINUSE:
-            return listening(0)
+            return listening(HOST, 0)
         raise click.ClickException(
             f"{HOST}:{port} cannot be listened at: {error.strerror or error}. "
             "Choose another with --port, or none: a free one is taken then."

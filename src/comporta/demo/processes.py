@@ -34,7 +34,6 @@ from comporta.testing.programs import find_servers, free_port
 FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """What Prometheus' client calls the folder in which workers put their figures together."""
 
-BACKLOG: Final = 2048
 KEYS: Final = 4096
 START_SECONDS: Final = 60.0
 SERVER_SECONDS: Final = 0.25
@@ -49,19 +48,6 @@ _OTHERS = ("COMPORTA_", "REDIS_URL", "DATABASE_URL", "USE_REDIS_CIRCUIT_BREAKER"
 
 class DemoError(Exception):
     """The demo cannot go on; the text says why, in one sentence."""
-
-
-def listening(port: int) -> socket.socket:
-    """Return a socket for all workers to take clients from; told that it is TCP, small answers go at once."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 class Child:

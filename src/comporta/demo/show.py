@@ -84,6 +84,9 @@ class Show:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._asked.seconds):
                 await self._stage.open()
+                self._terminal.line(
+                    f"In another terminal: comporta top {self._stage.state.partition('?')[0]}"
+                )
                 await self._looked_after()
 
     async def _looked_after(self) -> None:
@@ -106,6 +109,7 @@ class Show:
             raise _first(errors) from None
         finally:
             self._seen = self._lookout.picture
+            await self._page.aclose()
 
     async def _plot(self) -> None:
         await self._ready()
@@ -189,11 +193,13 @@ class Show:
         self._terminal.gap()
         for name, limit in LIMITS.items() if self._seen is not NOTHING else ():
             most, busiest = limit.most(WINDOW_SECONDS, self._asked.workers), self._seen.busiest(name)
-            said = f"{name.upper()} saw {busiest} requests in its busiest ten seconds; {most:g} are allowed."
-            if busiest > most or self._seen.too_many(name):
-                broken.append(f"The limit was not kept: {said}")
-            else:
-                self._terminal.line(said)
+            self._terminal.line(
+                f"{name.upper()} saw {busiest} requests in its busiest ten seconds; {most:g} are allowed."
+            )
+            if busiest > most:
+                broken.append(f"The limit of {name.upper()} was not kept.")
+            if refused := self._seen.too_many(name):
+                broken.append(f"{name.upper()} had to refuse {refused} requests as too many.")
         for text in broken:
             self._terminal.outcome(text, happened=False)
         self._terminal.line(f"Everything has ended, in {seconds:.1f} s; nothing is left behind.")

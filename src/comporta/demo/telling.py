@@ -108,10 +108,15 @@ class Page:
     """
 
     def __init__(self, state: str) -> None:
-        store = open_store(state)
+        self._opened = store = open_store(state)
         self._store: Store = store.primary if isinstance(store, FailoverStore) else store
         self._record = b""
         self._untold: deque[bytes] = deque(maxlen=NOTED_AT_ONCE)
+
+    async def aclose(self) -> None:
+        """Give connections back, on the loop they were made on."""
+        if isinstance(self._opened, FailoverStore):
+            await self._opened.aclose()
 
     async def put(self, story: Story, number: int, title: str, text: str, look: str) -> None:
         """Put a step on the page, in the place of the one before."""

@@ -1,13 +1,14 @@
 """Has uvicorn serve the application: in this process, or in several of which this one takes care.
 
 Workers read the configuration by themselves, as this process's environment says. They share one socket, made
-here; told that it is TCP, asyncio lets small answers go at once.
+here (``listening.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import math
 import os
 import shutil
@@ -26,12 +27,13 @@ from uvicorn.config import LOGGING_CONFIG, STARTUP_FAILURE
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
+from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
 from comporta.service.figures import FOLDER_VARIABLE
+from comporta.service.listening import listening
 from comporta.service.sources.opening import check_addresses
 
-APP: Final = "comporta.service.app:create_app"
-BACKLOG: Final = 2048
+APP: Final = "comporta.service.serving:create_settled_app"
 
 _UNSENT = (h11.IDLE, h11.SEND_BODY)
 
@@ -122,6 +124,17 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
                 sys.exit(STARTUP_FAILURE)  # as for a single one; the supervisor itself keeps silent about it
 
 
+def create_settled_app() -> FastAPI:
+    """Return the application of a worker, in a process that serves nothing else.
+
+    What is there by now stays: to look through it for garbage again and again held up the loop for 60 ms.
+    """
+    app = create_app()
+    gc.collect()
+    gc.freeze()
+    return app
+
+
 def settings_of(
     config: ServiceConfig, app: FastAPI | str, log_config: dict[str, Any] | None = None
 ) -> uvicorn.Config:
@@ -141,21 +154,6 @@ def settings_of(
         limit_concurrency=config.connections_max,
         timeout_graceful_shutdown=math.ceil(config.close_seconds),
     )
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that all workers take clients from; whoever has it may start processes that have it."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    listener.set_inheritable(True)
-    return listener
 
 
 def _address(listener: socket.socket) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Self
 from comporta.testing.servers import HOST, Server, wait_until
 from comporta.testing.started import Started
 
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
 
 
 class Sentinels(Started):

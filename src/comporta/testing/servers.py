@@ -22,9 +22,9 @@ from comporta.testing.replies import Word, packed, read_reply
 from comporta.testing.started import Started
 
 HOST = "127.0.0.1"
-_START_SECONDS = 10.0
-_LINK_SECONDS = 15.0
-_STOP_SECONDS = 10.0
+_START_SECONDS = 60.0
+_LINK_SECONDS = 60.0
+_STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.005
 
 

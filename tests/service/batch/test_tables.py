@@ -346,7 +346,7 @@ def test_shown__jobs_under_way_and_ended__come_with_who_works_on_them(database: 
     add(database, 2, "ended")
     held = claim(database, owner="host-7-0a1b2c3d")
     at(database, requests.store(held, [Done(1, "account-0", SUCCESS, "hello")]))
-    at(database, requests.configure("ended", "ana", "sheet", "file:///sheet", "Sheet"))
+    at(database, requests.configure("ended", "ana", "sheet", "sheets/ended.csv", "Sheet"))
     at(database, requests.finish(held, COMPLETED), NOW + 1)
     add(database, 3, "running", now=NOW + 2)
     add(database, 1, "waiting", now=NOW + 3)

@@ -78,7 +78,7 @@ class Live:
         self._document = document
         self._history = history
         self._leaving = leaving
-        self._telling: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._number = 0
         self._latest = _SILENCE
         self._failed: set[str] = set()
@@ -93,15 +93,16 @@ class Live:
     def watched(self) -> Iterator[None]:
         """Be one of the pages: documents are made as long as there is one."""
         self.pages += 1
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.create_task(self._tell())
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._end())]
         try:
             yield
         finally:
             self.pages -= 1
             if not self.pages:
-                self._telling.cancel()
-                self._telling = None
+                for task in self._tasks:
+                    task.cancel()
+                self._tasks = []
                 self._number = 0  # who comes next is not told what is old by then
 
     async def told(self) -> AsyncIterator[bytes]:
@@ -126,17 +127,12 @@ class Live:
             return NO_HISTORY
 
     async def _tell(self) -> None:
-        ending = asyncio.create_task(self._end())
-        try:
-            while not self._leaving.is_set():
-                self._ring(await self._next())
-                await MONOTONIC.wait_async(self._leaving, EVERY_SECONDS)
-            await ending
-        finally:
-            ending.cancel()
+        while not self._leaving.is_set():
+            self._ring(await self._next())
+            await MONOTONIC.wait_async(self._leaving, EVERY_SECONDS)
 
     async def _end(self) -> None:
-        """Have all look up and see that it is over, however long the document takes that is being made."""
+        """Have all look up when it is over, whatever the next document waits for."""
         await self._leaving.wait()
         self._ring(_SILENCE)
 

@@ -3,24 +3,16 @@
 
 import { $, element, say, show } from "./dom.js";
 import { Ask } from "./ask.js";
+import { Refused, onUpstream, refresh, retry } from "./operations.js";
 import { backfillFailed } from "./tables.js";
-import { rate } from "./words.js";
 
 const TOAST_MS = 6000;
-
-class Refused extends Error {
-  constructor(status, detail) {
-    super(detail);
-    this.status = status;
-  }
-}
 
 export class Actions {
   constructor() {
     this.token = null;
     this.ask = new Ask();
     this.toastTimer = null;
-    this.followers = new Set();
     $("operate").addEventListener("click", () => this.operate());
     $("stop-operating").addEventListener("click", () => this.stop());
   }
@@ -35,7 +27,9 @@ export class Actions {
   operate() {
     this.ask.open({
       title: "Operate the fleet",
-      text: "With the admin token you can hold, close and reset breakers, pause upstreams and change limits, for all workers at once. It stays in this page until you leave it.",
+      text:
+        "With the admin token you can hold, close and reset breakers, pause upstreams and change limits, " +
+        "for all workers at once. It stays in this page until you leave it.",
       field: { label: "Admin token", type: "password", required: true },
       verb: "Operate",
       act: (token) => this.start(token),
@@ -100,7 +94,7 @@ export class Actions {
   forUpstream(parent, name) {
     let card = null;
     parent.setAttribute("aria-label", `Operate ${name}`);
-    const made = upstreamActions(this, name, () => card);
+    const made = onUpstream(this, name, () => card);
     const buttons = made.map(({ words, action }) => this.button(words, () => this.confirm(action())));
     parent.append(...buttons);
     return {
@@ -140,126 +134,6 @@ export class Actions {
     made.addEventListener("click", act);
     return made;
   }
-}
-
-function upstreamActions(actions, name, card) {
-  const path = encodeURIComponent(name);
-  const breaker = `/v1/admin/breakers/${path}`;
-  const limit = `/v1/admin/limits/${path}`;
-  const upstream = `/v1/admin/upstreams/${path}`;
-  const why = { label: "Why (for those who wonder later)", maxLength: 200 };
-  const has = (now) => now.phase !== null;
-  return [
-    {
-      words: "Hold open",
-      wanted: has,
-      action: () => ({
-        title: `Hold ${name} open?`,
-        text: `No worker of the fleet calls ${name} from now on, until somebody closes or resets the breaker. What is kept in the cache is still served.`,
-        field: why,
-        verb: "Hold it open",
-        done: `${name} is held open for the whole fleet.`,
-        act: (given) => actions.send("POST", `${breaker}/open`, { why: given }),
-      }),
-    },
-    {
-      words: "Hold closed",
-      wanted: has,
-      action: () => ({
-        title: `Hold ${name} closed?`,
-        text: `Every worker of the fleet calls ${name} from now on, however often it fails, until somebody opens or resets the breaker.`,
-        field: why,
-        verb: "Hold it closed",
-        done: `${name} is held closed for the whole fleet.`,
-        act: (given) => actions.send("POST", `${breaker}/close`, { why: given }),
-      }),
-    },
-    {
-      words: "Reset the breaker",
-      wanted: has,
-      action: () => ({
-        title: `Reset the breaker of ${name}?`,
-        text: "It begins anew for the whole fleet: closed, no failures counted, nothing held by hand. If the upstream still fails it opens again by itself.",
-        verb: "Reset it",
-        done: `The breaker of ${name} begins anew.`,
-        act: () => actions.send("POST", `${breaker}/reset`),
-      }),
-    },
-    {
-      words: "Pause",
-      action: () => ({
-        title: `Pause ${name}?`,
-        text: `No worker of the fleet calls ${name} for so many seconds; calls wait for their turn or are turned away.`,
-        field: { label: "Seconds", type: "number", value: "60", min: "1", max: "86400", required: true },
-        verb: "Pause it",
-        done: `${name} is paused for the whole fleet.`,
-        act: (given) => actions.send("POST", `${upstream}/pause`, { seconds: Number(given) }),
-      }),
-    },
-    {
-      words: "Resume",
-      wanted: (now) => now.paused > 0,
-      action: () => ({
-        title: `Resume ${name}?`,
-        text: "The pause ends at once for the whole fleet, also one that the upstream itself asked for.",
-        verb: "Resume it",
-        done: `${name} may be called again.`,
-        act: () => actions.send("POST", `${upstream}/resume`),
-      }),
-    },
-    {
-      words: "Change the limit",
-      action: () => ({
-        title: `Change the limit of ${name}?`,
-        text: `All workers together keep to the new limit at once, until it is changed again or revoked. Now it is ${rate(card().limit)}.`,
-        field: { label: "Limit", value: rate(card().original), hint: "20/s, or 100/minute burst 20", required: true, maxLength: 100 },
-        verb: "Change it",
-        done: `${name} has a new limit.`,
-        act: (given) => actions.send("PUT", limit, { limit: given }),
-      }),
-    },
-    {
-      words: "Revoke the limit",
-      action: () => ({
-        title: `Revoke the changed limit of ${name}?`,
-        text: "The limit is again what the configuration says, for the whole fleet.",
-        verb: "Revoke it",
-        done: `${name} has the limit of the configuration.`,
-        act: () => actions.send("DELETE", limit),
-      }),
-    },
-  ];
-}
-
-// The page knows keys and jobs by the first letters only: whoever operates may know the rest.
-function refresh(actions, { key }) {
-  return {
-    title: `Fetch ${key} now?`,
-    text: "The next worker that looks for what is due asks the source again, whatever failed before.",
-    verb: "Fetch it",
-    done: `${key} will be fetched by the next worker that looks.`,
-    act: async () => {
-      const { keys } = await actions.send("GET", "/v1/admin/cache/keys?degraded=true&limit=1000");
-      const found = keys.find((one) => one.params_hash.startsWith(key));
-      if (!found) throw new Refused(404, `${key} is not in trouble any more`);
-      await actions.send("POST", `/v1/admin/cache/keys/${found.params_hash}/refresh`);
-    },
-  };
-}
-
-function retry(actions, { id }) {
-  return {
-    title: `Retry the backfill of ${id}?`,
-    text: "One worker of the fleet begins again where it ended; rows that are in the sheet are not written twice.",
-    verb: "Retry it",
-    done: `The backfill of ${id} goes on.`,
-    act: async () => {
-      const { jobs } = await actions.send("GET", "/v1/admin/jobs");
-      const found = jobs.map((job) => job.job_id ?? job.id).find((one) => one.startsWith(id));
-      if (!found) throw new Refused(404, `there is no job ${id} any more`);
-      await actions.send("POST", `/v1/admin/backfills/${encodeURIComponent(found)}/retry`);
-    },
-  };
 }
 
 async function detailOf(reply) {

@@ -94,7 +94,7 @@ class Card {
     say(this.at["fourth-name"], paused ? "Pause" : "Failures");
     say(this.at.fourth, paused ? `${number(Math.ceil(told.paused))} s` : number(told.failures));
     const opens = told.phase === "closed" && told.threshold ? `opens at ${number(told.threshold)}` : "";
-    say(this.at["fourth-note"], paused ? "asked for by it" : opens);
+    say(this.at["fourth-note"], paused ? "for all workers" : opens);
     attribute(this.at.fourth.parentElement, "data-tone", paused ? "warn" : "");
   }
 

@@ -261,10 +261,11 @@ export class WaitsChart extends Chart {
     this.frame((value) => wait(value).replace(" ", ""));
     attribute(this.p95, "d", this.outline(slots, "wait_p95"));
     attribute(this.p50, "d", this.outline(slots, "wait_p50"));
-    this.empty(slots.some((slot) => slot.wait_p95 !== null && slot.wait_p95 !== undefined) ? "" : "nobody waited");
-    const last = slots.findLast((slot) => slot.wait_p95 !== null && slot.wait_p95 !== undefined);
+    const last = slots.findLast((slot) => Number.isFinite(slot.wait_p95));
+    this.empty(last ? "" : "nobody waited");
     say(this.latest, last ? `half under ${wait(last.wait_p50)}, 95 % under ${wait(last.wait_p95)}` : "");
-    attribute(this.svg, "aria-label", `Waits for a turn at ${this.name}: ${this.latest.textContent || "nobody waited"}.`);
+    const words = this.latest.textContent || "nobody waited";
+    attribute(this.svg, "aria-label", `Waits for a turn at ${this.name}: ${words}.`);
   }
 
   // A line through the middles of the slots, broken where nobody called.
@@ -274,7 +275,7 @@ export class WaitsChart extends Chart {
     return slots
       .map((slot) => {
         const value = slot[name];
-        if (value === null || value === undefined) {
+        if (!Number.isFinite(value)) {
           pen = "M";
           return "";
         }

@@ -39,13 +39,17 @@ function tiles(told) {
   const sum = (name) => (minutes.length ? minutes.reduce((all, minute) => all + (minute[name] ?? 0), 0) : null);
   const alive = told.workers?.filter((worker) => worker.heard < HEARD_SECONDS).length;
   const running = told.jobs?.filter((job) => job.status === "running").length;
-  const calls = sum("calls");
+  const sent = minutes.length ? sum("calls") - sum("open") - sum("limited") : null;
   return [
     { name: "Workers alive", value: number(alive), note: "one limit, one breaker" },
-    { name: "Calls to upstreams", value: rate(calls === null ? null : calls / 60), note: `${count(sum("ok"), "success", "successes")} in a minute` },
+    {
+      name: "Calls to upstreams",
+      value: rate(sent === null ? null : sent / 60),
+      note: `${count(sum("ok"), "success", "successes")} in a minute`,
+    },
     { name: "Calls spared", value: number(sum("open")), note: "not sent to a broken upstream" },
     { name: "Answered from the cache", value: percent(keptShare(told.cache)), note: staleNote(told.cache) },
-    { name: "Batch jobs running", value: number(running), note: told.jobs ? `${count(told.jobs.length, "job")} of late` : UNKNOWN },
+    { name: "Batch jobs running", value: number(running), note: jobsNote(told.jobs) },
   ];
 }
 
@@ -64,10 +68,15 @@ function staleNote(cache) {
   return stale ? `${number(stale)} older answers in a minute` : count(cache.entries ?? 0, "answer") + " kept";
 }
 
+function jobsNote(jobs) {
+  return jobs ? `${count(jobs.length, "job")} of late` : UNKNOWN;
+}
+
 function footing(told) {
   const state = told.state ?? {};
   const database = told.database ?? {};
-  const parts = [`State: ${engineWords(state.engine)}${state.fallback ? ", out of reach: every worker on its own" : ""}`];
+  const alone = state.fallback ? ", out of reach: every worker on its own" : "";
+  const parts = [`State: ${engineWords(state.engine)}${alone}`];
   const trouble = database.status && database.status !== "ok" ? `, ${database.why || database.status}` : "";
   if (database.engine) parts.push(`Database: ${database.engine}${trouble}`);
   if (!state.fallback) parts.push("Any worker's page shows the whole fleet");

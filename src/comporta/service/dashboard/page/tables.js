@@ -123,7 +123,7 @@ function split(minute) {
   const { hits = 0, stale = 0, misses = 0 } = minute;
   const all = hits + stale + misses;
   const words = all
-    ? `The last minute: ${number(hits)} answered from what is kept, ${number(stale)} with older answers, ${number(misses)} fetched`
+    ? `The last minute: ${number(hits)} fresh from what is kept, ${number(stale)} older, ${number(misses)} fetched`
     : "Nobody asked in the last minute";
   attribute($("cache-split"), "aria-label", words);
   attribute($("cache-split"), "title", words);
@@ -180,6 +180,7 @@ export class Jobs {
     const told = jobs ?? [];
     show($("jobs-unknown"), !jobs);
     show($("jobs-none"), jobs?.length === 0);
+    show($("jobs-scroll"), told.length > 0);
     const running = told.filter((job) => job.status === "running").length;
     say($("jobs-count"), told.length ? `${running} running` : "");
     this.rows.update(told, (job) => job.id);
@@ -194,13 +195,14 @@ function jobRow(actions) {
   const failed = element("span", "part failed");
   const rest = element("span", "part rest");
   const bar = element("div", "split", done, failed, rest);
+  const text = element("div", "row-text", what);
   const backfill = element("p", "row-text");
   const button = actions.forBackfill();
   bar.setAttribute("role", "progressbar");
   bar.setAttribute("aria-valuemin", "0");
   bar.setAttribute("aria-valuemax", "100");
   return {
-    node: element("li", "", element("div", "row-head", key, status), bar, element("div", "row-text", what), backfill, button.node),
+    node: element("li", "", element("div", "row-head", key, status), bar, text, backfill, button.node),
     update(job) {
       const ended = job.succeeded + job.failed;
       say(key, job.id);
@@ -225,12 +227,13 @@ function jobWords(job) {
   const ended = job.succeeded + job.failed;
   const share = job.total ? ended / job.total : 1;
   const bad = job.failed ? `, ${number(job.failed)} failed` : "";
-  return `${number(ended)} of ${number(job.total)} done (${percent(Math.floor(share * 100) / 100)})${bad}, since ${time(job.created_at)}`;
+  const done = percent(Math.floor(share * 100) / 100);
+  return `${number(ended)} of ${number(job.total)} done (${done})${bad}, since ${time(job.created_at)}`;
 }
 
 function backfillWords(backfill) {
   if (!backfill) return "";
-  const rows = backfill.rows === null || backfill.rows === undefined ? "" : `, ${count(backfill.rows, "row")} written`;
+  const rows = Number.isFinite(backfill.rows) ? `, ${count(backfill.rows, "row")} written` : "";
   return `Backfill of its sheet: ${backfill.status}${rows}`;
 }
 

@@ -34,6 +34,7 @@ export function phaseWords(card) {
   if (card.phase === "half-open" && card.share > 0) {
     return { word, meaning: `Closing step by step: ${percent(card.share)} of the calls pass.` };
   }
+  if (card.phase !== "open" && card.paused > 0) return { word, meaning: "Paused: calls wait for their turn." };
   return { word, meaning };
 }
 
@@ -44,7 +45,7 @@ export function whyWords(card, now) {
   if (card.phase === "open" && card.until) return `The next call tries whether it answers again. ${why}`.trim();
   if (card.phase === "half-open") return `${probesWords(card)} ${why}`.trim();
   if (card.phase && (card.phase !== "closed" || card.forced)) return why || "Nobody said why.";
-  if (card.paused > 0) return "The upstream asked for a pause: nobody calls it until then.";
+  if (card.paused > 0) return "It asked for a pause, or an operator did: nobody calls it until then.";
   if (card.limit < card.original * 0.995) {
     return `The upstream refused calls: the fleet goes at ${rate(card.limit)} and tries more by and by.`;
   }
