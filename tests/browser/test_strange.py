@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Route, expect
 from tests.browser.watched import PATIENCE_MS, Watched
-from tests.dashboard.rig import on_a_thread
-from tests.service.running import config
+from tests.service.running import config, on_a_thread
 
 from comporta.service.app import create_app
 

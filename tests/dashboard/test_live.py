@@ -290,7 +290,8 @@ def test_stream__nobody_reads_for_long__is_ended_and_its_place_is_free(
             return json.dumps("x" * 1_000_000).encode()
 
         dashboard.document._make, dashboard.document._seconds_ns = large, 0
-        with socket.create_connection(address.removeprefix("http://").split(":")) as page:
+        host, _, port = address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as page:
             page.sendall(b"GET /v1/dashboard/stream HTTP/1.1\r\nhost: service\r\n\r\n")
             wait_for(lambda: dashboard.live.pages == 1)
             wait_for(lambda: dashboard.live.pages == 0)
@@ -300,8 +301,10 @@ def test_stream__nobody_reads_for_long__is_ended_and_its_place_is_free(
 async def test_pages__of_a_worker_that_takes_few_calls__leave_connections_for_others(tmp_path: Path) -> None:
     async with running(tmp_path, calls_max="1") as asked:
         live = asked.parts.dashboard.live
+        full = [live.full]
         with live.watched():
-            assert not live.full
+            full.append(live.full)
             with live.watched():
-                assert live.full
+                full.append(live.full)
+    assert full == [False, False, True]
     assert asked.parts.config.connections_max == 4
