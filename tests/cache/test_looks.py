@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from comporta.cache.looks import LOOKS_MAX
+from comporta.cache.looks import _ENTRIES, LOOKS_MAX
 from comporta.cache.table import CacheTable
-from comporta.database.base import Database
+from comporta.database.base import Database, Statement
+from comporta.database.urls import open_database
 
 HASHES = [f"{number:064x}" for number in range(4)]
 NOW = 1_800_000_000.0
@@ -93,3 +95,30 @@ def test_looks__too_many_rows__are_refused(limit: int, database: Database) -> No
     for look in (table.unwell, table.partial):
         with pytest.raises(ValueError, match=f"limit must be 1 to {LOOKS_MAX}, got {limit}"):
             look(limit)
+
+
+def test_brief__keys_well_and_unwell__says_what_all_figures_say(database: Database) -> None:
+    hand = Hand()
+    table = CacheTable(database, hand)
+    assert table.brief()["avg_fail_streak"] == 0.0
+    for number in range(3):
+        keep(table, "ana", HASHES[number], [])
+    for _ in range(2):
+        table.fail(HASHES[0], None, "ana", HASHES[0])
+    table.fail(HASHES[3], None, "ana", HASHES[3])
+    assert table.claim(HASHES[2], "one:1", 30).granted
+    for later in (10, 200, 600):  # while both are left alone, one of them, and none
+        hand.now += later
+        brief, whole = table.brief(), table.figures()
+        assert brief == {name: pytest.approx(whole[name]) for name in brief}
+        assert brief["avg_fail_streak"] == 0.75
+
+
+def test_brief__of_a_table_with_large_bodies__reads_indices_and_not_the_rows(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path}/cache.db")
+    CacheTable(database).migrate()
+    text = database.read(Statement(f"EXPLAIN QUERY PLAN {_ENTRIES.sqlite}"), {})
+    database.close()
+    plan = " ".join(str(row) for row in text)
+    assert plan.count("USING COVERING INDEX") == 1
+    assert "USING INDEX idx_search_cache_degraded" in plan

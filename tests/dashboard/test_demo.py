@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import httpx2
+import pytest
 from tests.dashboard.rig import LOCKED, documented, running
 from tests.service.running import awaited
 
-from comporta.service.dashboard.demo import MODES
+from comporta.service.dashboard.demo import MODES, Demo
+from comporta.service.problems import Problem
 from comporta.testing import ProcurementServer
 from comporta.testing.procurement import MODES as OF_PORTALS
 
@@ -74,3 +78,15 @@ async def test_portals__gone__are_a_problem_and_the_page_goes_on(tmp_path: Path)
         told = await documented(asked, lambda _: True)
     assert (shown.status_code, shown.headers["retry-after"]) == (503, "1")
     assert (told["demo"], told["status"]) == (None, "ok")
+
+
+@pytest.mark.parametrize("said", [[], {"pncp": "dead"}, {"pncp": {}}])
+@awaited
+async def test_portals__somebody_else_at_their_address__are_a_problem(said: Any) -> None:
+    demo = Demo("http://portals")
+    await demo.aclose()
+    answers = httpx2.MockTransport(lambda _: httpx2.Response(200, json=said))
+    demo._client = httpx2.AsyncClient(transport=answers, base_url="http://portals")
+    with pytest.raises(Problem, match="do not answer"):
+        await demo.modes()
+    await demo.aclose()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.dashboard.rig import document, documented, running
@@ -16,10 +18,14 @@ from tests.service.running import OPERATOR, TOKEN, Asked, awaited, lose_database
 from comporta import events
 from comporta.cache.looks import Covered, Unwell
 from comporta.cache.table import CacheTable
+from comporta.flow import Flow
+from comporta.service.dashboard import document as documents
 from comporta.service.dashboard import kept
-from comporta.service.dashboard.discreet import discreet
+from comporta.service.dashboard.discreet import discreet, of_upstream
 from comporta.service.dashboard.kept import Lately, Look, _degraded, _partial
+from comporta.stores.base import Store
 from comporta.testing import ProcurementServer, Server
+from comporta.watching import recalling
 
 MEMBERS = {
     *("at", "version", "status", "reasons", "state", "database", "upstreams", "workers", "cache", "jobs"),
@@ -159,6 +165,28 @@ async def test_document__jobs__are_told_without_the_whole_of_their_names(tmp_pat
         ("batch_interrupted", "0123456789ab", "interrupted: E: x", ("01234567", "interrupted")),
         ("admin_refused", "192.0.2.1", "no token", ("somebody", "no token")),
         ("dashboard_refused", "192.0.2.1", "a wrong token", ("somebody", "a wrong token")),
+        (
+            "cache_fetch_failed",
+            "search",
+            "6ae failed 2 times: E: no ana@x.br",
+            ("search", "6ae failed 2 times"),
+        ),
+        ("cache_unreadable", "search", "could not read: Key (user_id)=(ana)", ("search", "could not read")),
+        ("keeper_failed", "comporta", "ValueError('ana')", ("comporta", "ValueError")),
+        ("writer_failed", "sheet", "E: row of ana; 5 wait", ("sheet", "E")),
+        (
+            *(
+                "state_key_unusable",
+                "redis://h:1/0",
+                "'rate_limiter:clients.192.0.2.1' holds a hash; this key",
+            ),
+            ("redis://h:1/0", "a key holds something else; it goes by the local share"),
+        ),
+        (
+            *("breaker_opened", "pncp", "open for 30.0 s: E: '/api?q=ana&cpf=1' (5)"),
+            ("pncp", "open for 30.0 s: E: '/api?…' (5)"),
+        ),
+        ("telling_failed", "events", "pages will not show it: x", ("events", "pages will not show it")),
         ("admin", "a" * 64, "remove key ana", ("aaaaaa", "remove key")),
         ("admin", "a" * 64, "refresh key", ("aaaaaa", "refresh key")),
         ("admin", "0123456789ab", "retry backfill", ("01234567", "retry backfill")),
@@ -229,6 +257,56 @@ async def test_lately__a_look_that_hangs__holds_up_nobody_but_the_first(
 
 
 @awaited
+async def test_lately__a_look_that_fails_in_any_way__shows_nothing_old_and_is_said_once() -> None:
+    error: Exception | None = None
+
+    async def look() -> int:
+        if error is not None:
+            raise error
+        return 1
+
+    lately = Lately(look, 0.0)
+    before = [one.kind for one in events.latest_events()].count("dashboard_failed")
+    assert await lately.get() == Look(1)
+    error = AttributeError("'list' object has no attribute 'get'")
+    async with asyncio.timeout(30):
+        while (await lately.get()).found is not None:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.001)
+    await lately.get()
+    await lately.aclose()
+    assert await lately.get() == Look(None, "AttributeError")
+    assert [one.kind for one in events.latest_events()].count("dashboard_failed") == before + 1
+
+
+@pytest.mark.parametrize("params", [b"[]", b"no json", b'{"search": ["pncp"]}', b'{"search": null}', b"\xff"])
+def test_keys__whose_parameters_somebody_wrote__are_shown_without_whom_was_asked(params: bytes) -> None:
+    [found] = _degraded([Unwell("a" * 64, 1, 60.0, False, params, None)], {"pncp": 1}, 1000.0)
+    assert found["why"] == "its source failed once; nothing is kept"
+
+
+@awaited
+async def test_document__cache_too_large_to_be_counted_in_time__is_no_outage_of_the_database(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as asked:
+        standing = asked.parts.dashboard.kept.standing
+
+        async def look() -> None:
+            raise TimeoutError
+
+        standing._look, standing._seconds = look, 0.0  # type: ignore[assignment]
+        told = await documented(asked, lambda told: told["cache"] is None)
+    assert (told["status"], told["database"]["status"]) == ("warn", "ok")
+    assert told["reasons"] == ["the cache cannot be looked at: TimeoutError"]
+    assert told["jobs"] == []
+
+
+def test_card__of_an_upstream_whose_failures_name_addresses__says_nothing_of_what_was_asked() -> None:
+    shown = of_upstream({"name": "x", "why": "E: /a?q=ana", "in_words": "Open: http://u:p@h/a?q=ana."})
+    assert shown == {"name": "x", "why": "E: /a?…", "in_words": "Open: http://***@h/a?…"}
+
+
+@awaited
 async def test_lately__looked_at_just_now__is_not_looked_at_again() -> None:
     looks = 0
 
@@ -263,3 +341,21 @@ def test_coverage__of_a_partial_answer__is_shown(tmp_path: Path) -> None:
         assert len(partial["key"]) == kept.KEY_CHARS
 
     asyncio.run(telling())
+
+
+@awaited
+async def test_history__of_many_upstreams__is_made_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on: list[int] = []
+
+    def noted(store: Store) -> Flow[dict[str, Any]]:
+        on.append(threading.get_ident())
+        return recalling(store)
+
+    monkeypatch.setattr(documents, "recalling", noted)
+    async with running(tmp_path) as asked:
+        reply = await asked.client.get("/v1/dashboard/history")
+    assert (reply.status_code, reply.json()["slot_seconds"]) == (200, 10)
+    assert on
+    assert threading.get_ident() not in on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from tests.service.running import Asked, awaited, config
 
 from comporta import events
 from comporta.service.dashboard import doors
-from comporta.service.dashboard.doors import COOKIE, FORM_BYTES_MAX, SAY_SECONDS, seal
+from comporta.service.dashboard.doors import COOKIE, FORM_BYTES_MAX, seal
 from comporta.service.dashboard.files import WRONG
+from comporta.service.refusals import SAY_SECONDS, Refusals
 
 DATA = ("/v1/dashboard", "/v1/dashboard/history", "/v1/dashboard/stream", "/dashboard/app.js")
 HTML = {"accept": "text/html,application/xhtml+xml"}
@@ -141,16 +141,23 @@ async def test_tries__of_many_clients__are_remembered_for_so_many_and_no_more(
         assert list(found._shut) == ["192.0.2.2", "192.0.2.3"]
 
 
-def test_events__of_a_flood_of_wrong_tokens__are_few(tmp_path: Path) -> None:
-    async def telling() -> None:
-        async with running(tmp_path, **LOCKED) as asked:
-            found = asked.parts.dashboard.doors
-            for second in (0.0, 1.0, 2.0, SAY_SECONDS, SAY_SECONDS + 1):
-                found._say("192.0.2.1", second)
-
-    asyncio.run(telling())
+def test_events__of_a_flood_of_wrong_tokens__are_few() -> None:
+    found = Refusals("dashboard_refused", "the dashboard")
+    for second in (0.0, 1.0, 2.0, SAY_SECONDS, SAY_SECONDS + 1):
+        found.add("192.0.2.1", second)
     said = [event.text for event in events.latest_events() if event.kind == "dashboard_refused"]
     assert said == ["a wrong token for the dashboard", "3 wrong tokens, the last for the dashboard"]
+
+
+@awaited
+async def test_events__of_a_flood_of_wrong_admin_tokens__leave_room_for_others(tmp_path: Path) -> None:
+    async with running(tmp_path, admin_token=TOKEN, client_limit="false") as asked:
+        wrong = {"authorization": "Bearer not-the-token-at-all"}
+        for _ in range(30):
+            reply = await asked.client.get("/v1/admin/whoami", headers=wrong)
+            assert reply.status_code == 401
+    said = [event.text for event in events.latest_events() if event.kind == "admin_refused"]
+    assert said == ["a wrong token for an admin route"]
 
 
 @awaited

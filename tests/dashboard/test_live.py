@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,53 @@ async def test_stream__no_document_to_be_had__goes_on_and_says_so_once(
 
 
 @awaited
+async def test_stream__history_that_cannot_be_made__is_said_once_and_documents_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live, _, history, _ = rigged(monkeypatch)
+    history.error = RuntimeError("broken")
+    before = [one.kind for one in events.latest_events()].count("dashboard_failed")
+    with live.watched():
+        for _ in range(2):
+            first, then = await taken(live.told(), 2)
+            assert first == RETRY + event("history", NO_HISTORY)
+            assert then.startswith(b"event: document")
+    assert [one.kind for one in events.latest_events()].count("dashboard_failed") == before + 1
+
+
+@awaited
+async def test_stream__worker_leaves_while_a_document_is_made__ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live, document, _, leaving = rigged(monkeypatch)
+    document.gate.clear()
+    with live.watched():
+        told = live.told()
+        await taken(told, 1)
+        leaving.set()
+        [last] = await taken(told, 1)
+    assert last == event("end", b"{}")
+    await live._document.aclose()
+
+
+@awaited
+async def test_stream__document_ended_by_somebody_else__is_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live, document, _, _ = rigged(monkeypatch)
+    document.gate.clear()
+    with live.watched():
+        told = live.told()
+        await taken(told, 1)
+        await asyncio.sleep(0.05)
+        await live._document.aclose()
+        document.gate.set()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not (await anext(told)).startswith(b"event: document"):
+                pass
+
+
+@awaited
 async def test_shared__many_ask_and_the_first_gives_up__is_made_once() -> None:
     maker = Maker()
     maker.gate.clear()
@@ -228,3 +276,35 @@ def test_stream__nobody_reads__piles_nothing_up(tmp_path: Path, monkeypatch: pyt
             waiting = sum(one.transport.get_write_buffer_size() for one in connections)
             assert waiting < 10_000_000  # of a hundred million
             assert CLIENT.get(f"{address}/livez").status_code == 200
+
+
+def test_stream__nobody_reads_for_long__is_ended_and_its_place_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lives, "EVERY_SECONDS", 0.001)
+    app = create_app(config(tmp_path, request_seconds="0.5"))
+    with on_a_thread(app) as (address, _):
+        dashboard = app.state.parts.dashboard
+
+        async def large() -> bytes:
+            return json.dumps("x" * 1_000_000).encode()
+
+        dashboard.document._make, dashboard.document._seconds_ns = large, 0
+        host, _, port = address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as page:
+            page.sendall(b"GET /v1/dashboard/stream HTTP/1.1\r\nhost: service\r\n\r\n")
+            wait_for(lambda: dashboard.live.pages == 1)
+            wait_for(lambda: dashboard.live.pages == 0)
+
+
+@awaited
+async def test_pages__of_a_worker_that_takes_few_calls__leave_connections_for_others(tmp_path: Path) -> None:
+    async with running(tmp_path, calls_max="1") as asked:
+        live = asked.parts.dashboard.live
+        full = [live.full]
+        with live.watched():
+            full.append(live.full)
+            with live.watched():
+                full.append(live.full)
+    assert full == [False, False, True]
+    assert asked.parts.config.connections_max == 4

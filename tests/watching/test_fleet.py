@@ -209,6 +209,10 @@ def test_events__told_twice_by_one_worker__happened_twice() -> None:
     assert [one["at"] for one in happened([event(11.0), event(10.0)])] == [11.0, 10.0]
 
 
+def test_events__noted_twice_because_an_answer_was_lost__happened_once() -> None:
+    assert [one["at"] for one in happened([event(10.0), event(11.0), event(10.0)])] == [11.0, 10.0]
+
+
 def test_card__too_long_to_be_kept__loses_who_holds_permits() -> None:
     card = {"name": "pncp", "why": "é" * 1000, "holders": {f"{'h' * 60}:{n}": 1 for n in range(40)}}
     assert len(written(card)) <= VALUE_BYTES_MAX

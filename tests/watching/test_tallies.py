@@ -79,6 +79,9 @@ def test_tallies__more_names_than_there_is_room_for__leaves_the_new_ones_out() -
         tallies.counter("upstream_calls", 1, upstream=f"u{number}", outcome="ok")
     tallies.counter("upstream_calls", 1, upstream="no name", outcome="ok")
     assert len(tallies.series()) == SERIES_MAX
+    tallies.counter("cache_answers", 1, outcome="hit")
+    tallies.counter("http_requests", 1, status="200")
+    assert tallies.series()[SERIES_MAX:] == ["cache", "service"], "which have a place of their own"
     for series in tallies.series():
         tallies.taken(series)
     tallies.counter("upstream_calls", 1, upstream="u0", outcome="ok")

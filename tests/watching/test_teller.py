@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -28,7 +28,8 @@ from comporta.stores.redis import RedisStore
 from comporta.testing import ManualClock, Server
 from comporta.threads import Run
 from comporta.watching import Tallies, Teller, looking
-from comporta.watching.fleet import FLEET, NAMES, STANDINGS, TURNS
+from comporta.watching import teller as tellers
+from comporta.watching.fleet import FLEET, NAMES, STANDINGS, TURNS, written
 from comporta.watching.series import UPSTREAM
 from comporta.watching.teller import EVENTS_MAX, entry_of
 
@@ -172,6 +173,52 @@ def test_turn__state_gone_for_a_while__asks_nothing_and_tells_when_it_is_back(ta
     teller.turn()
     assert calls_told(store) == 4
     assert [event["text"] for event in noted(store)] == ["during it"]
+
+
+def test_turn__state_falls_while_events_are_told__tells_them_when_it_is_back(tallies: Tallies) -> None:
+    store, primary, _, _ = outage()
+    teller = Teller(store, {}, tallies)
+    for number in range(3):
+        heard(teller, f"{number}")
+    primary.error = StateUnavailableError("no route")
+    teller.turn()
+    assert store.fallback is not None
+    primary.error = None
+    back(store)
+    teller.turn()
+    assert [event["text"] for event in noted(store)] == ["2", "1", "0"]
+    assert not teller._left_out
+
+
+def test_turn__events_that_may_not_be_told_and_no_room_for_them__counts_those_left_out(
+    tallies: Tallies,
+) -> None:
+    teller = Teller(MemoryStore(), {}, tallies)
+    for number in range(EVENTS_MAX - 1):
+        heard(teller, f"{number}")
+    some = [events.Event(float(number), "k", "s", "t", "info") for number in range(5)]
+    teller._put_back(some)
+    assert (teller._events[0], len(teller._events), teller._left_out) == (some[-1], EVENTS_MAX, 4)
+    teller._put_back(some)
+    assert (teller._events[0], teller._left_out) == (some[-1], 9)
+
+
+def test_turn__mistake_of_ours_with_one_upstream__tells_of_the_others(
+    tallies: Tallies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    upstreams = {name: Upstream(name, "10/s", state=store) for name in ("a", "b")}
+
+    def odd(shown: Mapping[str, Any]) -> bytes:
+        if shown["name"] == "a":
+            raise ValueError("a card that is too long")
+        return written(shown)
+
+    monkeypatch.setattr(tellers, "written", odd)
+    called(upstreams["a"])
+    Teller(store, upstreams, tallies).turn()
+    assert store.apply(Read(STANDINGS, "b")) is not None
+    assert store.apply(Recall("upstream.a")).slots[0].numbers[0] == 1
 
 
 def test_turn__state_gone_for_longer_than_a_minute__drops_old_figures(tallies: Tallies) -> None:

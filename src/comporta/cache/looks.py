@@ -1,14 +1,16 @@
 """What people want to see of the cache: keys in trouble, answers that are not whole, who fetches.
 
-Small looks for pages that ask often: each returns a few rows, the first two by an index. A body is long and
+Small looks for pages that ask often: each returns a few rows, those of keys by an index. A body is long and
 stands before most columns of its row, so few rows are read at once.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from comporta.cache import statements
 from comporta.cache.requests import Request
+from comporta.cache.rows import Answers
 from comporta.database.base import Rows, Statement
 
 LOOKS_MAX: Final = 100
@@ -30,6 +32,15 @@ _ASKED_LAST = Statement(
 )
 _FETCHERS = Statement(
     "SELECT owner, COUNT(*) FROM search_fetches WHERE lease_until > AT(:now) GROUP BY owner LIMIT 1000"
+)
+# What failed last has a time until which it is left alone, also when that is over: so an index knows it.
+_ENTRIES = Statement(
+    """
+    SELECT COUNT(*), COALESCE(
+        (SELECT SUM(fail_streak) FROM search_results_cache WHERE degraded_until IS NOT NULL), 0
+    )
+    FROM search_results_cache
+    """
 )
 
 
@@ -64,6 +75,23 @@ def partial(limit: int) -> Request[list[Covered]]:
 def fetchers() -> Request[dict[str, int]]:
     """Return how many keys each worker is fetching."""
     return Request((_FETCHERS,), {}, _by_owner, writes=False)
+
+
+def brief() -> Request[dict[str, Any]]:
+    """Return what of the figures is known without reading every row: those take seconds of a large table."""
+    steps = (_ENTRIES, statements.DEGRADED, statements.FETCHING, statements.ANSWERS)
+    return Request(steps, {}, _brief, writes=False)
+
+
+def _brief(found: list[Rows]) -> dict[str, Any]:
+    [[entries, streaks]], [[degraded]], [[fetching]], [answers] = found
+    return {
+        "entries": entries,
+        "degraded_keys_count": degraded,
+        "avg_fail_streak": float(streaks) / max(1, entries),
+        "fetching": fetching,
+        "last_24_hours": Answers(*answers).as_dict(),
+    }
 
 
 def _few(limit: int) -> int:

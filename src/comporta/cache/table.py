@@ -106,5 +106,6 @@ class CacheTable:
     unwell, unwell_async = _faces(looks.unwell)
     partial, partial_async = _faces(looks.partial)
     fetchers, fetchers_async = _faces(looks.fetchers)
+    brief, brief_async = _faces(looks.brief)
     clear, clear_async = _faces(requests.clear)
     prune, prune_async = _faces(requests.prune)

@@ -71,7 +71,7 @@ def _looked(database: Database) -> tuple[dict[str, Any], dict[str, dict[str, int
         table = CacheTable(database)
         found = {
             "database": about,
-            "cache": _cache(table.figures()),
+            "cache": _cache(table.brief()),
             "jobs": [job_of(each) for each in ask(database, shown(JOBS_MAX))],
         }
         at_jobs = {worker_of(owner) or owner: count for owner, count in ask(database, holders()).items()}

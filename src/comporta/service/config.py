@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from comporta.breaker.registry import sharing
 from comporta.database.urls import default_path
@@ -22,6 +22,9 @@ from comporta.settings.kinds import hidden
 
 if TYPE_CHECKING:
     from comporta.settings import ServiceSettings
+
+CONNECTIONS_PER_CALL: Final = 4
+"""How many connections there may be for each call that may be under way: others are idle, or half sent."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ class ServiceConfig:
             share_breakers=share_breakers,
             settings=settings,
         )
+
+    @property
+    def connections_max(self) -> int:
+        """How many clients may be connected to a worker at once."""
+        return self.calls_max * CONNECTIONS_PER_CALL
 
     def explained(self) -> list[Explained]:
         """Return every value with who said it; no password or token is shown."""

@@ -31,6 +31,7 @@ from comporta.service.dashboard.dashboard import Dashboard
 from comporta.service.dashboard.demo import Demo
 from comporta.service.figures import Figures
 from comporta.service.migrations import MIGRATIONS
+from comporta.service.refusals import Refusals
 from comporta.service.search.searching import Search
 from comporta.service.sources.base import Source
 from comporta.service.sources.opening import check_addresses, open_sources
@@ -76,6 +77,7 @@ class Parts:
     demo: Demo | None = None
     started: float = field(default_factory=time.time)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    refusals: Refusals = field(default_factory=lambda: Refusals("admin_refused", "an admin route"))
     tallies: Tallies = field(init=False)
     teller: Teller = field(init=False)
     dashboard: Dashboard = field(init=False)

@@ -34,8 +34,6 @@ from comporta.service.listening import listening
 from comporta.service.sources.opening import check_addresses
 
 APP: Final = "comporta.service.serving:create_settled_app"
-CONNECTIONS_PER_CALL: Final = 4
-"""How many connections there may be for each call that may be under way: others are idle, or half sent."""
 
 WORKER_SECONDS: Final = 30
 """After how long without a sign a worker is replaced: on a busy machine one takes a while to start."""
@@ -44,12 +42,14 @@ _UNSENT = (h11.IDLE, h11.SEND_BODY)
 
 
 class PatientProtocol(H11Protocol):
-    """A connection that gives a client so much time to send a request, and then ends it.
+    """A connection that gives a client so much time to send a request, and to read on, and then ends it.
 
-    It also tells the application that the server is about to end, before the server waits for streams to.
+    Whoever stops reading would keep what is meant for them in memory, and a page's place, for ever. It also
+    tells the application that the server is about to end, before the server waits for streams to.
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait."""
@@ -67,7 +67,19 @@ class PatientProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """There is nobody to wait for."""
         self._stop_waiting()
+        self._stop_reading()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Begin to wait until the client reads on."""
+        super().pause_writing()
+        self._stop_reading()
+        self._reading = self.loop.call_later(self.app.state.config.request_seconds, self._give_up)
+
+    def resume_writing(self) -> None:
+        """It did."""
+        self._stop_reading()
+        super().resume_writing()
 
     def shutdown(self) -> None:
         """Tell the application that the end is near."""
@@ -83,6 +95,11 @@ class PatientProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _give_up(self) -> None:
         self.transport.abort()
@@ -137,7 +154,7 @@ def settings_of(
         server_header=False,
         access_log=False,
         log_config=log_config,
-        limit_concurrency=config.calls_max * CONNECTIONS_PER_CALL,
+        limit_concurrency=config.connections_max,
         timeout_graceful_shutdown=math.ceil(config.close_seconds),
     )
     found.timeout_worker_healthcheck = WORKER_SECONDS

@@ -104,8 +104,8 @@ class ServiceSettings(Written):
     """How the service is served, where it keeps things, and whom it lets in.
 
     ``admin_token`` left out: no admin routes. ``sheets`` is a folder; left out it is in the user's data
-    folder. ``request_seconds`` is how long a client may take to send a request, ``close_seconds`` how long
-    those under way may take to finish when the service is told to end.
+    folder. ``request_seconds`` is how long a client may take to send a request, or to read on,
+    ``close_seconds`` how long those under way may take to finish when the service is told to end.
     """
 
     host: str = of(Text("a host name or an address"), "127.0.0.1")

@@ -45,6 +45,7 @@ KEPT_US: Final = (SLOTS + 1) * SLOT_US
 
 _ENTRY = Struct(f"<{1 + COLUMNS}I")
 _NUMBER = Struct("<I")
+_DIGITS_MAX = 11  # more than the largest number has
 
 
 class Slot(NamedTuple):
@@ -193,7 +194,7 @@ def _history(now_us: int, found: list[tuple[int, ...]]) -> History:
 
 def _numbers(text: bytes) -> list[int]:
     """Read a slot; what somebody may have written there that is none is nothing."""
-    found = [int(word) for word in text.split() if word.isdigit()]
+    found = [min(int(word[:_DIGITS_MAX]), NUMBER_MAX) for word in text.split() if word.isdigit()]
     return [*found, *[0] * COLUMNS][:COLUMNS]
 
 

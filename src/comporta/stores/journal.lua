@@ -9,6 +9,8 @@
 local most, life_ms = 200, 3600000
 local key, verb = KEYS[1], ARGV[2]
 local following = tonumber(redis.call('HGET', key, 'next') or '') or 0
+-- not ours: a loop over numbers so large that one less is the same would never end
+if not (following >= 0 and following <= 2 ^ 52 and following % 1 == 0) then following = 0 end
 
 local function field(number) return string.format('%.0f', number % most) end
 

@@ -165,10 +165,8 @@ class Roll(_RegistryOperation):
     @staticmethod
     def parse(raw: Sequence[Any]) -> list[Sign]:
         """Worker and age in microseconds, by turns."""
-        texts = (text.decode("utf-8", "replace") for text in raw[::2])
-        return [
-            Sign(Worker.read(text), int(age_us) / 1e6) for text, age_us in zip(texts, raw[1::2], strict=True)
-        ]
+        told = zip(raw[::2], raw[1::2], strict=True)
+        return [sign for text, age_us in told if (sign := _sign(text, int(age_us))) is not None]
 
 
 class Gather(_RegistryOperation):
@@ -205,6 +203,14 @@ class Gather(_RegistryOperation):
     def parse(raw: Sequence[Any]) -> int:
         """One number."""
         return int(raw[0])
+
+
+def _sign(text: bytes, age_us: int) -> Sign | None:
+    """Read a sign of life; what somebody else added to the list is none."""
+    try:
+        return Sign(Worker.read(text.decode("utf-8", "replace")), age_us / 1e6)
+    except ValueError:
+        return None
 
 
 def _alive(state: State | None, now_us: int) -> dict[Worker, int]:

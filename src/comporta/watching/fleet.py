@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from comporta.breaker.admission import owner_named
 from comporta.errors import StateError, StateForbiddenError, StateFullError, StateTypeError
 from comporta.flow import Flow
-from comporta.names import is_name
 from comporta.stores.effects import Apply
 from comporta.stores.history import SLOT_SECONDS, SLOTS, History, Recall
 from comporta.stores.journal import Latest
@@ -22,6 +21,7 @@ from comporta.stores.records import ABSENT, VALUE_BYTES_MAX, Read, Write
 from comporta.stores.workers import Roll, Sign, Worker
 from comporta.upstream.standing import standing
 from comporta.watching.card import card
+from comporta.watching.readable import card_of, event_of, names_of, story_of
 from comporta.watching.series import (
     CACHE,
     MINUTE_SECONDS,
@@ -61,7 +61,6 @@ HOUR_SECONDS: Final = SLOTS * SLOT_SECONDS
 NAMES_SECONDS: Final = 3600.0
 _RENEWED_SECONDS = 60.0
 _RECENT_SLOTS = 3
-_EVENT = frozenset(("at", "kind", "source", "text", "severity", "worker"))
 _SAME_SECONDS = 3.0
 """What happens to all workers is told by each of them within so many seconds."""
 
@@ -91,7 +90,7 @@ def written(shown: Mapping[str, Any]) -> bytes:
 def remembering(store: Store, name: str) -> Flow[bool]:
     """See that an upstream is among those that are known, for an hour from about now; false without room."""
     kept: bytes | None = yield Apply(store, Read(FLEET, NAMES))
-    now, known = time.time(), _names(kept)
+    now, known = time.time(), names_of(kept)
     if abs(now - known.get(name, 0.0)) < _RENEWED_SECONDS:
         return True
     known = {other: at for other, at in known.items() if abs(now - at) < NAMES_SECONDS} | {name: now}
@@ -124,7 +123,7 @@ def looking(store: Store, cards: Mapping[str, dict[str, Any]] | None = None) -> 
         "upstreams": upstreams,
         "workers": None if signs is None else _workers(signs, upstreams),
         "events": None if entries is None else happened(entries),
-        "story": _unpacked(story),
+        "story": story_of(story),
         "recent": {label: _columns(series, _recent(history), now) for label, series, history in lately},
         "minutes": minutes,
         "reasons": reader.reasons,
@@ -148,12 +147,13 @@ def recalling(store: Store) -> Flow[dict[str, Any]]:
 def happened(entries: Iterable[bytes]) -> list[dict[str, Any]]:
     """Return the events of a journal, the newest first; what several workers told of one thing is one.
 
-    ``workers`` is how many told it, ``worker`` the first of them.
+    ``workers`` is how many told it, ``worker`` the first of them. A worker that lost the state meanwhile may
+    have told the same twice.
     """
     found: list[dict[str, Any]] = []
     latest: dict[tuple[str, str], tuple[dict[str, Any], set[str]]] = {}
-    told = [{**event, "workers": 1} for event in map(_unpacked, entries) if event and event.keys() >= _EVENT]
-    for event in sorted(told, key=lambda event: float(event["at"])):
+    told = [{**event, "workers": 1} for event in map(event_of, dict.fromkeys(entries)) if event is not None]
+    for event in sorted(told, key=lambda event: event["at"]):
         what = event["kind"], event["source"]
         same, tellers = latest.get(what, (event, set()))
         if tellers and event["worker"] not in tellers and event["at"] - same["at"] <= _SAME_SECONDS:
@@ -186,14 +186,14 @@ class _Reader:
     def names(self) -> Flow[list[str]]:
         """Return the upstreams that were told of in the last hour."""
         kept: bytes | None = yield from self.asking(Read(FLEET, NAMES))
-        return sorted(_names(kept))
+        return sorted(names_of(kept))
 
     def cards(self, known: Container[str]) -> Flow[dict[str, dict[str, Any]]]:
         """Return the cards of upstreams that are told of now, but for those that are known."""
         found: dict[str, dict[str, Any]] = {}
         for name in (yield from self.names()):
             if name not in known:
-                shown = _unpacked((yield from self.asking(Read(STANDINGS, name))))
+                shown = card_of(name, (yield from self.asking(Read(STANDINGS, name))))
                 if shown is not None:
                     found[name] = shown
         return found
@@ -262,22 +262,5 @@ def _held(worker: Worker, upstreams: Sequence[Mapping[str, Any]]) -> dict[str, A
     }
 
 
-def _names(kept: bytes | None) -> dict[str, float]:
-    """Read which upstreams are known, and when each was last told of; lines that make no sense are none."""
-    pairs = [line.split(" ", 1) for line in (kept or b"").decode("utf-8", "replace").splitlines()]
-    return {
-        pair[1]: float(pair[0]) for pair in pairs if len(pair) == 2 and pair[0].isdigit() and is_name(pair[1])
-    }
-
-
 def _packed(shown: Mapping[str, Any]) -> bytes:
     return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def _unpacked(kept: bytes | None) -> dict[str, Any] | None:
-    """Read what was written as an object; what is none is nothing."""
-    try:
-        found = json.loads(kept or b"null")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None

@@ -1,8 +1,8 @@
 """What this worker counts until somebody takes it, column by column (``series.py``).
 
 It is the sink for figures of the process, in front of another that gets everything as it comes. It is in
-the way of every call, so it adds up and does nothing else; of names there are ``SERIES_MAX`` at the most, and
-what comes under more is left out here.
+the way of every call, so it adds up and does nothing else; of upstreams there are ``SERIES_MAX`` at the most,
+and what comes under more names is left out here.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class Tallies:
             self.stirred()
 
     def _admits(self, series: str) -> bool:
+        if series in (CACHE, SERVICE):
+            return True
         if series not in self._known and len(self._known) < SERIES_MAX and is_series(series):
             self._known.add(series)
         return series in self._known

@@ -6,8 +6,8 @@ turn. Events go into the journal (``stores/journal.py``).
 
 While the shared state is out of reach nothing is asked of it. Figures of up to ``KEPT_SECONDS`` are told when
 it is back, in the slot of that moment; older ones are dropped, or an hour's outage would stand there as one
-peak. What was under way when the state failed may have been told, and is not told again. Of events the latest
-``EVENTS_MAX`` are kept; how many were left out is said in the journal.
+peak. Figures that were under way when the state failed may have been told and are not told again; events are.
+The latest ``EVENTS_MAX`` of those are kept; how many were left out is said in the journal.
 """
 
 from __future__ import annotations
@@ -217,11 +217,21 @@ class Teller:
     def _note_all(self) -> None:
         while self._events and self._reached():
             some = [self._events.popleft() for _ in range(min(NOTED_AT_ONCE, len(self._events)))]
-            self._note(*some)
+            try:
+                self._note(*some)
+            except StateError:
+                self._put_back(some)  # who reads leaves out what was told twice
+                raise
         if self._left_out and self._reached():
             left_out, self._left_out = self._left_out, 0
             text = f"{left_out} events of this worker were left out: more than {EVENTS_MAX} waited"
             self._note(events.Event(time.time(), "events_left_out", "comporta", text, "warning"))
+
+    def _put_back(self, some: list[events.Event]) -> None:
+        """Keep what may not have been told, the latest of it where there is no room for all."""
+        room = max(0, EVENTS_MAX - len(self._events))
+        self._left_out += max(0, len(some) - room)
+        self._events.extendleft(reversed(some[len(some) - min(room, len(some)) :]))
 
     def _note(self, *happened: events.Event) -> None:
         entries = [entry_of(event) for event in happened]
@@ -236,6 +246,9 @@ class Teller:
             if not isinstance(cause, OF_ONE_KEY):
                 raise
             self.say_once(what, f"pages will not show all of it: {cause}")
+            return None
+        except Exception as error:  # a mistake of ours with one thing: the others are told all the same
+            self.say_once(what, f"pages will not show all of it: {error!r:.200}")
             return None
 
     def say_once(self, what: str, text: str) -> None:

@@ -25,7 +25,8 @@ class Dashboard:
         # a little less than a second, so that the next document is a new one however punctual a clock is
         self.document = Shared(partial(document_bytes, parts, self.kept), EVERY_SECONDS * 0.9)
         self.history = Shared(partial(history_bytes, parts), HISTORY_SECONDS)
-        self.live = Live(self.document, self.history, parts.leaving)
+        # others must still be able to connect, however many pages are open
+        self.live = Live(self.document, self.history, parts.leaving, parts.config.connections_max // 2)
 
     async def aclose(self) -> None:
         """Look at nothing any more."""

@@ -28,7 +28,11 @@ class Demo:
     async def modes(self) -> dict[str, Any]:
         """Return how each of them behaves, and how they can."""
         found = await self._asked("GET", "/control")
-        return {"modes": {name: one["mode"] for name, one in found.items()}, "can": list(MODES)}
+        try:
+            modes = {str(name): str(one["mode"]) for name, one in found.items()}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise _silent(error) from error
+        return {"modes": modes, "can": list(MODES)}
 
     async def set(self, name: str, mode: str) -> None:
         """Have one behave in another way."""
@@ -45,6 +49,10 @@ class Demo:
                 reply.raise_for_status()
                 found: dict[str, Any] = reply.json()
         except (httpx2.HTTPError, TimeoutError, ValueError) as error:
-            detail = f"the simulated portals do not answer: {type(error).__name__}"
-            raise Problem(503, "Service Unavailable", detail, retry_after=1) from error
+            raise _silent(error) from error
         return found
+
+
+def _silent(error: Exception) -> Problem:
+    detail = f"the simulated portals do not answer: {type(error).__name__}"
+    return Problem(503, "Service Unavailable", detail, retry_after=1)

@@ -7,6 +7,7 @@ there. Anybody may read it: it names no user, no search, and no job that could b
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ import msgspec
 
 from comporta import __version__
 from comporta.breaker.admission import owner
-from comporta.flow import run_async
-from comporta.service.dashboard.discreet import discreet
+from comporta.flow import run, run_async
+from comporta.service.dashboard.discreet import discreet, of_upstream, plain
 from comporta.service.dashboard.kept import Look, Moving, Standing
-from comporta.service.health import FAIL, OK, Verdict, standings_of, state_of
+from comporta.service.health import FAIL, OK, WARN, Verdict, standings_of, state_of
 from comporta.service.problems import Problem
 from comporta.settings.kinds import hidden
 from comporta.stores.failover import fallback_of
@@ -27,6 +28,7 @@ from comporta.watching import card, looking, recalling
 if TYPE_CHECKING:
     from comporta.service.dashboard.kept import Kept
     from comporta.service.parts import Parts
+    from comporta.stores.base import Store
     from comporta.upstream.standing import UpstreamState
 
 _ENCODER = msgspec.json.Encoder()
@@ -38,25 +40,31 @@ async def document_bytes(parts: Parts, kept: Kept) -> bytes:
 
 
 async def history_bytes(parts: Parts) -> bytes:
-    """Return an hour of numbers, as it is sent."""
-    return _ENCODER.encode(await run_async(recalling(parts.store)))
+    """Return an hour of numbers, as it is sent; on a thread: that of twenty upstreams takes 0.3 s."""
+    return await asyncio.to_thread(_history_bytes, parts.store)
+
+
+def _history_bytes(store: Store) -> bytes:
+    return msgspec.json.encode(run(recalling(store)))
 
 
 async def document_of(parts: Parts, kept: Kept) -> dict[str, Any]:
     """Return all of it."""
     standings = await standings_of(parts)
     moving, standing = await kept.moving.get(), await kept.standing.get()
-    database = _database(parts, moving.why or standing.why)
+    database = _database(parts, moving.why)
     verdict = Verdict.of(standings, fallback_of(parts.store), database)
     fleet = await run_async(looking(parts.store, _cards(parts, standings)))
+    found = (*verdict.reasons, *_missing(moving, standing), *map(plain, fleet["reasons"]))
+    reasons = list(dict.fromkeys(found))
     return {
         "at": time.time(),
         "version": __version__,
-        "status": verdict.status,
-        "reasons": list(dict.fromkeys((*verdict.reasons, *map(hidden, fleet["reasons"])))),
+        "status": WARN if reasons and verdict.status == OK else verdict.status,
+        "reasons": reasons,
         "state": _state(parts),
         "database": database,
-        "upstreams": fleet["upstreams"],
+        "upstreams": [of_upstream(shown) for shown in fleet["upstreams"]],
         "workers": _workers(parts, fleet, moving, standing),
         "cache": _cache(fleet["minutes"].get("cache"), moving, standing),
         "jobs": None if moving.found is None else moving.found.jobs,
@@ -66,6 +74,12 @@ async def document_of(parts: Parts, kept: Kept) -> dict[str, Any]:
         "admin": parts.config.admin_token is not None,
         "recent": fleet["recent"],
     }
+
+
+def _missing(moving: Look[Moving], standing: Look[Standing]) -> list[str]:
+    """Say why the cache is not shown where it is only that: a large one may be slow to count."""
+    gone = moving.why is not None or standing.why is None
+    return [] if gone else [f"the cache cannot be looked at: {standing.why}"]
 
 
 def _cards(parts: Parts, standings: list[UpstreamState]) -> dict[str, dict[str, Any]]:

@@ -15,11 +15,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from fastapi import Request, Response
 
-from comporta import events
 from comporta.clock import MONOTONIC
 from comporta.integrations.addresses import ClientAddress
 from comporta.limits.limiter import BaseLimiter
 from comporta.service.problems import Problem
+from comporta.service.refusals import Refusals
 
 if TYPE_CHECKING:
     from comporta.service.config import ServiceConfig
@@ -31,8 +31,6 @@ SHUT_MAX: Final = 1000
 """How many clients are remembered as shut out; more push out the first of them."""
 
 FORM_BYTES_MAX: Final = 4096
-SAY_SECONDS: Final = 10.0
-"""How often wrong tokens are an event: who guesses must not fill the list of what happened."""
 
 _SEALED = b"comporta dashboard cookie 1"
 _OURS = ("same-origin", "none")
@@ -47,8 +45,7 @@ class Doors:
         self._address = ClientAddress(config.trusted_proxies)
         self._tries = BaseLimiter(TRIES, store, "dashboard_tries")
         self._shut: OrderedDict[str, float] = OrderedDict()
-        self._said = -SAY_SECONDS
-        self._wrong = 0
+        self._refusals = Refusals("dashboard_refused", "the dashboard")
 
     @property
     def locked(self) -> bool:
@@ -99,7 +96,7 @@ class Doors:
         if not decision.allowed:
             self._shut_out(client, now + decision.retry_after)
             raise _too_often(decision.retry_after)
-        self._say(client, now)
+        self._refusals.add(client, now)
         return False
 
     def _shut_out(self, client: str, until: float) -> None:
@@ -107,13 +104,6 @@ class Doors:
         self._shut.move_to_end(client)
         while len(self._shut) > SHUT_MAX:
             self._shut.popitem(last=False)
-
-    def _say(self, client: str, now: float) -> None:
-        self._wrong += 1
-        if now - self._said >= SAY_SECONDS:
-            many = "a wrong token" if self._wrong == 1 else f"{self._wrong} wrong tokens, the last"
-            events.publish("dashboard_refused", client, f"{many} for the dashboard")
-            self._said, self._wrong = now, 0
 
 
 def seal(token: str) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from comporta import events
 from comporta.cache.coverage import Coverage
 from comporta.cache.looks import Covered, Unwell
 from comporta.cache.table import CacheTable
@@ -57,6 +58,7 @@ class Lately(Generic[T]):
         self._latest: Look[T] = Look(None)
         self._at = -SHOWN_SECONDS
         self._looking: asyncio.Task[Look[T]] | None = None
+        self._said = False
 
     async def get(self) -> Look[T]:
         """Return what was seen last; wait only if that was long ago."""
@@ -77,12 +79,19 @@ class Lately(Generic[T]):
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 self._latest = Look(await self._look())
-        except (DatabaseError, TimeoutError) as error:
+        except Exception as error:  # what is shown for ever is worse than nothing
             self._latest = Look(None, type(error).__name__)
+            self._say(error)
         finally:
             self._at = MONOTONIC.now_ns() / 1e9
             self._looking = None
         return self._latest
+
+    def _say(self, error: Exception) -> None:
+        """Say, once, what is no trouble of the database: it will not go away by itself."""
+        if not self._said and not isinstance(error, DatabaseError | TimeoutError):
+            self._said = True
+            events.publish("dashboard_failed", "dashboard", f"not all is shown: {error!r:.200}", "error")
 
 
 class Moving(NamedTuple):
@@ -122,7 +131,7 @@ class Kept:
         return Moving(jobs, await batches.holders(), _degraded(unwell, self._parts.sources, time.time()))
 
     async def _standing(self) -> Standing:
-        figures = await self._parts.cache.figures()
+        figures = await self._table.brief_async()
         covered = await self._table.partial_async(ROWS_READ)
         return Standing(figures, _partial(covered), await self._table.fetchers_async())
 
@@ -150,11 +159,20 @@ def _degraded(rows: list[Unwell], sources: Any, now: float) -> list[dict[str, An
 
 def _why(row: Unwell, sources: Any) -> str:
     """Say why a key is left alone, and what is served meanwhile; of the search only whom it was asked of."""
-    asked = json.loads(row.search_params).get("search")
-    whom = asked if asked in sources else "its source"
+    whom = _asked(row.search_params, sources)
     times = "once" if row.fail_streak == 1 else f"{row.fail_streak} times in a row"
     served = "what is kept is served" if row.has_value else "nothing is kept"
     return f"{whom} failed {times}; {served}"
+
+
+def _asked(params: bytes, sources: Any) -> str:
+    """Return of whom a search was asked, as far as we know them."""
+    try:
+        found = json.loads(params)
+    except ValueError:
+        found = None
+    asked = found.get("search") if isinstance(found, dict) else None
+    return asked if isinstance(asked, str) and asked in sources else "its source"
 
 
 def _partial(rows: list[Covered]) -> list[dict[str, Any]]:

@@ -70,21 +70,24 @@ class Shared:
 class Live:
     """The pages that are open at this worker; ``leaving`` ends all of their streams."""
 
-    def __init__(self, document: Shared, history: Shared, leaving: asyncio.Event) -> None:
+    def __init__(
+        self, document: Shared, history: Shared, leaving: asyncio.Event, pages_max: int = PAGES_MAX
+    ) -> None:
         self.pages = 0
+        self._pages_max = pages_max
         self._document = document
         self._history = history
         self._leaving = leaving
         self._tasks: list[asyncio.Task[None]] = []
         self._number = 0
         self._latest = _SILENCE
-        self._failed = False
+        self._failed: set[str] = set()
         self._news = asyncio.Event()
 
     @property
     def full(self) -> bool:
         """Whether there is no room for another page."""
-        return self.pages >= PAGES_MAX
+        return self.pages >= min(self._pages_max, PAGES_MAX)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -119,6 +122,9 @@ class Live:
             return await self._history.get()
         except StateError:
             return NO_HISTORY  # it is where all can see it, or nowhere
+        except Exception as error:  # without it a page still shows how things are now
+            self._say("history", error)
+            return NO_HISTORY
 
     async def _tell(self) -> None:
         while not self._leaving.is_set():
@@ -133,19 +139,33 @@ class Live:
     async def _next(self) -> bytes:
         try:
             made = event("document", await self._document.get())
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            return _SILENCE  # whoever made it was: the next one may do
         except Exception as error:  # pages say how old theirs is; the next one may do
-            if not self._failed:
-                events.publish("dashboard_failed", "dashboard", f"no document: {error!r:.200}", "error")
-            self._failed = True
+            self._say("document", error)
             return _SILENCE
-        self._failed = False
+        self._failed.discard("document")
         return made
+
+    def _say(self, what: str, error: Exception) -> None:
+        """Say that something cannot be had, once until it can."""
+        if what not in self._failed:
+            events.publish("dashboard_failed", "dashboard", f"no {what}: {error!r:.200}", "error")
+        self._failed.add(what)
 
     def _ring(self, told: bytes) -> None:
         self._number += 1
         self._latest = told
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+def _is_cancelled() -> bool:
+    """Whether it is this task that somebody wants to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class PageStream(StreamingResponse):

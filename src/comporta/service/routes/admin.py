@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 
-from comporta import events
 from comporta.breaker.breaker import CircuitBreaker
+from comporta.clock import MONOTONIC
 from comporta.integrations.addresses import ClientAddress
 from comporta.limits.config import LimitConfig
 from comporta.service import keys
@@ -62,7 +62,7 @@ def admitted(
     if token is None:
         raise Problem(403, "Forbidden", "admin routes are off: no admin_token is configured")
     if given is None or not compare_digest(given.credentials.encode(), token.encode()):
-        events.publish("admin_refused", client, "an admin route without the right token")
+        parts.refusals.add(client, MONOTONIC.now_ns() / 1e9)
         raise Problem(
             401,
             "Unauthorized",

@@ -31,12 +31,15 @@ let wanted = false;
 
 const stream = new Stream({
   history(told) {
+    if (told.at) clock.follow(told.at);
     history.replace(told);
     want();
   },
   document(told) {
+    const jumped = clock.jumps(told.at);
     if (!clock.set(told.at)) return;
     latest = told;
+    if (jumped) return stream.open(); // the past is told anew, by the clock of now
     history.merge(told.recent ?? {});
     want();
   },
@@ -51,20 +54,31 @@ function want() {
   requestAnimationFrame(draw);
 }
 
+// Each part by itself: one that cannot be drawn must not leave the others standing as if nothing happened.
+const parts = [
+  () => overview.update(latest),
+  () => story.update(latest.story, latest.demo),
+  () => actions.update(latest.admin),
+  () => cards.update(latest.upstreams ?? []),
+  () => workers.update(latest.workers),
+  () => cache.update(latest.cache),
+  () => jobs.update(latest.jobs),
+  () => events.update(latest.events),
+  () => announcer.update(latest.upstreams ?? [], clock.now()),
+  live,
+];
+
 function draw() {
   wanted = false;
   if (!latest) return;
   document.body.classList.remove("waiting");
-  overview.update(latest);
-  story.update(latest.story, latest.demo);
-  actions.update(latest.admin);
-  cards.update(latest.upstreams ?? []);
-  workers.update(latest.workers);
-  cache.update(latest.cache);
-  jobs.update(latest.jobs);
-  events.update(latest.events);
-  announcer.update(latest.upstreams ?? [], clock.now());
-  live();
+  for (const part of parts) {
+    try {
+      part();
+    } catch (error) {
+      console.error(error);
+    }
+  }
 }
 
 function live() {

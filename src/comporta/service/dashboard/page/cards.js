@@ -54,7 +54,7 @@ class Card {
     this.deadline = null;
     this.actions = actions.forUpstream(this.at.actions, told.name);
     this.node.dataset.upstream = told.name;
-    this.at.name.id = `upstream-${told.name}`;
+    this.at.name.id = `name-of-upstream-${told.name}`; // no id of the page itself begins so
     this.node.setAttribute("aria-labelledby", this.at.name.id);
     say(this.at.name, told.name);
   }

@@ -28,7 +28,7 @@ export class Story {
     say($("story-text"), story.text);
     say($("story-look"), story.look);
     show($("story-look").parentElement, Boolean(story.look));
-    const steps = Array.from({ length: story.of }, (_, index) => index + 1);
+    const steps = Array.from({ length: Math.min(story.of, DOTS_MAX) }, (_, index) => index + 1);
     this.dots.update(steps, (step) => step);
     for (const [step, { node }] of this.dots.rows) {
       const place = step < story.step ? "done" : step === story.step ? "now" : "to come";
