@@ -84,18 +84,18 @@ def test_minute__of_the_cache__is_its_three_figures() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "part"),
-    [(0.0, 0), (0.001, 0), (0.002, 1), (0.01, 1), (0.05, 2), (0.3, 4), (1.0, 5), (5.0, 6), (5.1, 7)],
+    [(0.0, 0), (0.001, 0), (0.002, 1), (0.01, 1), (0.05, 2), (0.3, 5), (1.0, 6), (4.0, 8), (10.1, 10)],
 )
 def test_wait__of_some_seconds__is_counted_in_its_part(seconds: float, part: int) -> None:
     assert wait_column(seconds) == len(UPSTREAM.sums) + part
 
 
 def test_percentiles__estimated_from_the_histogram__lie_in_the_right_part() -> None:
-    parts = waited(*[0.0] * 90, *[0.3] * 9, 8.0)[UPSTREAM.first_wait : UPSTREAM.first_gauge]
+    parts = waited(*[0.0] * 90, *[0.3] * 9, 80.0)[UPSTREAM.first_wait : UPSTREAM.first_gauge]
     assert percentile(parts, 50) == pytest.approx(0.001 * 50 / 90, abs=1e-6)
     found = percentile(parts, 95)
     assert found is not None
-    assert 0.1 < found < 0.5
+    assert 0.25 < found < 0.5
     assert percentile(parts, 99) == 0.5
     assert percentile(parts, 100) == WAIT_BOUNDS[-1], "longer ones count as that"
     assert percentile([0] * 8, 50) is None

@@ -16,7 +16,7 @@ CACHE: Final = "cache"
 SERVICE: Final = "service"
 _UPSTREAM: Final = "upstream."
 
-WAIT_BOUNDS: Final = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+WAIT_BOUNDS: Final = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)
 """Seconds up to which a wait belongs to each part of the histogram; the last part has no bound."""
 
 MINUTE_SECONDS: Final = 60

@@ -1,7 +1,7 @@
 // Charts over time, drawn as SVG so that the style sheet colours them and they are sharp at any size. Every
 // chart has the same few shapes for ever and only gives them new outlines: nothing piles up.
 
-import { attribute, element, say, shape } from "./dom.js";
+import { attribute, element, say, shape, show } from "./dom.js";
 import { duration, number, rate, time, wait } from "./words.js";
 
 const LEFT = 42;
@@ -251,6 +251,9 @@ export class WaitsChart extends Chart {
     this.p95 = this.add("path", "wait p95");
     this.p50 = this.add("path", "wait p50");
     this.line = this.add("path", "cursor");
+    this.half = element("span");
+    this.most = element("span");
+    this.latest.append(element("span", "key p50"), this.half, element("span", "key p95"), this.most);
     say(this.title, "Waits for a turn");
   }
 
@@ -263,8 +266,10 @@ export class WaitsChart extends Chart {
     attribute(this.p50, "d", this.outline(slots, "wait_p50"));
     const last = slots.findLast((slot) => Number.isFinite(slot.wait_p95));
     this.empty(last ? "" : "nobody waited");
-    say(this.latest, last ? `half under ${wait(last.wait_p50)}, 95 % under ${wait(last.wait_p95)}` : "");
-    const words = this.latest.textContent || "nobody waited";
+    show(this.latest, Boolean(last));
+    say(this.half, last ? `half under ${wait(last.wait_p50)}` : "");
+    say(this.most, last ? `95 % under ${wait(last.wait_p95)}` : "");
+    const words = last ? `${this.half.textContent}, ${this.most.textContent}` : "nobody waited";
     attribute(this.svg, "aria-label", `Waits for a turn at ${this.name}: ${words}.`);
   }
 
