@@ -74,7 +74,7 @@ clean: ## Remove the environment and everything generated
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(LOCKED): requirements/dev.txt
-	@echo 'Making $(VENV) from requirements/dev.txt ...'
+	@echo 'Making $(VENV) from requirements/dev.txt: a minute or two, and only this once ...'
 	@scripts/venv new $(VENV)
 	@scripts/venv install $(VENV) --require-hashes -r requirements/dev.txt
 	@touch $@
@@ -84,7 +84,7 @@ $(READY): $(LOCKED) pyproject.toml
 	@touch $@
 
 $(SOME): requirements/demo.txt pyproject.toml
-	@echo 'Making $(VENV) from requirements/demo.txt ...'
+	@echo 'Making $(VENV) from requirements/demo.txt: about a minute, and only this once ...'
 	@scripts/venv new $(VENV)
 	@scripts/venv install $(VENV) --require-hashes -r requirements/demo.txt
 	@scripts/venv install $(VENV) --no-deps --no-build-isolation --editable .

@@ -217,7 +217,7 @@ def test_top__memory__cannot_be_seen() -> None:
 def test_top__server_not_there__is_one_sentence_without_the_password() -> None:
     ran = run("top", "redis://:hunter2@127.0.0.1:1/0")
     assert ran.exit_code == 1
-    assert ran.stderr.endswith(". `comporta doctor` tells what to mend.\n")
+    assert ran.stderr.endswith(". `comporta doctor STATE` tells what to mend.\n")
     assert "hunter2" not in ran.output
 
 

@@ -117,8 +117,15 @@ def test_workers__unreachable__is_one_sentence_that_says_what_next() -> None:
     assert ran.stdout == ""
     [line] = ran.stderr.splitlines()
     assert line.startswith(f"Error: {NOBODY} cannot be")
-    assert line.endswith("`comporta doctor` tells what to mend.")
+    assert line.endswith("`comporta doctor STATE` tells what to mend.")
     assert "hunter2" not in line
+    assert f"`comporta doctor {NOBODY}` tells what to mend." in run("workers", NOBODY).stderr
+
+
+def test_workers__address_of_a_page__says_what_a_state_is() -> None:
+    ran = run("workers", "http://127.0.0.1:8000/")
+    assert ran.exit_code == 2
+    assert "such as redis://host:6379/0 or shared://my-app, not the address of a page" in ran.stderr
 
 
 def test_workers__folder_open_to_others__is_one_sentence(shared_name: str) -> None:
@@ -132,7 +139,7 @@ def test_workers__folder_open_to_others__is_one_sentence(shared_name: str) -> No
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://x", "state must start with one of"),
+        ("http://x", "not the address of a page"),
         ("nonsense", "state must start with one of"),
         ("shared://a/b", "name must be 1 to 64 of"),
         ("shared://a?x=1", "shared:// takes keys and lock_timeout, got 'x'"),

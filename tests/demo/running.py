@@ -50,6 +50,13 @@ class Demo:
         [found] = re.findall(r"Dashboard: (http://[\d.:]+)/", self.said())
         return str(found)
 
+    @property
+    def words_for_top(self) -> list[str]:
+        """What it says to type in another terminal, once that was said."""
+        wait_for(lambda: "service.db" in self.said())
+        [found] = re.findall(r"at a glance: (.+? top \S+ --database \S+)", self.said())
+        return str(found).split()
+
     def children(self) -> list[int]:
         """Return the processes that it has started and that still run."""
         found = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())

@@ -67,6 +67,19 @@ def test_demo__interrupted_with_a_page_open__is_gone_with_all_it_started(tmp_pat
         assert "nothing is left behind" in demo.said()
 
 
+def test_demo__what_it_says_to_type_in_another_terminal__shows_the_same_fleet(tmp_path: Path) -> None:
+    with running(tmp_path / "demo") as demo:
+        wait_for(lambda: "->" in demo.said())
+        top = subprocess.run(
+            [*demo.words_for_top, "--once"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        demo.send(signal.SIGINT)
+        assert demo.ended() == 0, demo.said()
+    assert "Workers: 3" in top.stdout
+    assert "Cache: " in top.stdout
+    assert demo.left() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_demo__told_to_end_while_it_starts__leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     with running(tmp_path / "demo") as demo:

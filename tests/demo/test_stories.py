@@ -79,6 +79,17 @@ def test_step__before_and_when_it_has_come_to_be__is_told_apart(step: Step) -> N
     assert step.then.format_map(figures(COMES_TO_BE[step.title], BEGUN, 1.25))
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "is_so"),
+    [("open", "half_open", True), ("half_open", "half_open", False), ("half_open", "ramp", True)],
+)
+def test_portal_mended__while_a_probe_was_under_way__waits_for_a_later_one(
+    before: str, now: str, is_so: bool
+) -> None:
+    [mended] = [step for step in STORIES["slow"].steps if step.title == "PNCP is mended"]
+    assert mended.until(seen(phase=now), seen(phase=before)) is is_so
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_step__acts__are_what_the_stage_can_do(step: Step) -> None:
     for act in step.acts:
@@ -130,7 +141,7 @@ def test_status__of_a_moment__is_one_line() -> None:
     now = seen(phase="half_open", fresh=7, stale=2, partial=1, over=3, broken=1)
     assert status(now) == (
         "PNCP half-open, 4.0/s of 10, 60 calls in a minute; PCP closed, 4.0/s of 5, 60 calls in a minute; "
-        "answers: 7 fresh, 2 stale, 1 partial, 3 refused, 1 failed"
+        "answers: 7 fresh, 2 stale, 1 partial, 3 over a client's limit, 1 failed"
     )
     assert now.mended()
     assert (now.paused("pncp"), now.too_many("pcp"), procurement.WINDOW_SECONDS) == (0.0, 0, 10.0)

@@ -17,6 +17,7 @@ from comporta.cli.commands import comporta
 from comporta.errors import StateDeniedError
 from comporta.service import parts
 from comporta.service.app import create_app
+from comporta.service.batch.processing import load_processor
 from comporta.service.config import ServiceConfig
 from comporta.settings import RetrySettings
 from comporta.testing import Server
@@ -285,3 +286,22 @@ def test_serve__address_on_a_private_network__is_one_sentence(monkeypatch: pytes
     ran = CliRunner().invoke(comporta, ["serve", "--port", "0"])
     assert (ran.exit_code, len(ran.output.splitlines())) == (1, 1)
     assert ran.output.startswith("Error: addresses.pncp: 127.0.0.1 must be on the public network")
+
+
+def test_serve__processor_in_the_current_folder__can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reports_of_a_shop.py").write_text("def analyse(account):\n    return account\n")
+    (tmp_path / "comporta.toml").write_text('[service.batch]\nprocessor = "reports_of_a_shop:analyse"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    found = []
+
+    def serving(config: ServiceConfig, _: object) -> None:
+        found.append(load_processor(str(config.batch.processor)))
+
+    monkeypatch.setattr("comporta.service.serving.serve", serving)
+    ran = CliRunner().invoke(comporta, ["serve", "--config", "comporta.toml"])
+    assert ran.exit_code == 0, ran.output
+    assert [each("1001") for each in found] == ["1001"]

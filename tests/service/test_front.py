@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +15,12 @@ from fastapi import Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from tests.service.running import Asked, awaited, running
+from tests.service.running import Asked, awaited, config, running
 
 from comporta.errors import LimitReachedError, StateUnavailableError
+from comporta.integrations.asgi import Message
 from comporta.metrics import InMemoryMetrics, use_metrics
+from comporta.service.app import create_app
 from comporta.service.front import EXEMPT
 from comporta.service.problems import ERRORS_MAX, Problem
 
@@ -249,3 +252,37 @@ async def test_figures__sink_that_fails_or_is_none__holds_up_nobody(tmp_path: Pa
             use_metrics(sink)
             assert (await asked.client.get("/livez")).status_code == 200
             assert (await asked.client.request("BREW", "/livez")).status_code == 405
+
+
+@awaited
+async def test_start__that_fails__is_told_in_one_sentence(tmp_path: Path) -> None:
+    [message] = await _started(tmp_path, batch_processor="nowhere:analyse")
+    assert message["type"] == "lifespan.startup.failed"
+    assert message["message"] == (
+        "COMPORTA_SERVICE_BATCH_PROCESSOR: processor must be something that can be imported, got "
+        "'nowhere:analyse': No module named 'nowhere'"
+    )
+
+
+@awaited
+async def test_start__that_breaks__is_told_with_the_way_to_where_it_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comporta.service.parts.open_batches", lambda *_: 1 / 0)
+    [message] = await _started(tmp_path)
+    assert message["message"].startswith("Traceback")
+
+
+async def _started(folder: Path, **variables: str) -> list[Message]:
+    """Start the application as a server does, and return what it says before it is told to end."""
+    told: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Message) -> None:
+        told.append(message)
+
+    with suppress(Exception):
+        await create_app(config(folder, **variables))({"type": "lifespan"}, receive, send)
+    return told

@@ -89,7 +89,8 @@ def test_exports__names__are_what_users_were_promised() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["workers", "http://x"], "state must start with one of"),
+        (["workers", "http://x"], "not the address of a page"),
+        (["workers", "rdis://x"], "state must start with one of"),
         (["serve", "--port", "70000"], "not in the range"),
         (["nonsense"], "No such command"),
     ],

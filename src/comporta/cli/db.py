@@ -86,7 +86,10 @@ def opened(url: str | None) -> Iterator[Database]:
         yield database
     except DatabaseUnavailableError as error:
         said = str(error).rstrip(".")
-        raise click.ClickException(f"{said}. Is it running, and is the URL right?") from None
+        asked = (
+            "" if said.endswith("?") else ". Is it running, and is the URL right?"
+        )  # PostgreSQL asks itself
+        raise click.ClickException(f"{said}{asked}") from None
     except DatabaseError as error:
         raise click.ClickException(str(error)) from None
     finally:

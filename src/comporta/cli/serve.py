@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -35,6 +37,7 @@ def serve(host: str | None, port: int | None, workers: int | None, file: str | N
     if file is not None:
         os.environ[CONFIG_VARIABLE] = os.path.abspath(file)  # noqa: PTH100 - as it was written, links and all
     config = loaded(None)
+    sys.path.append(str(Path.cwd()))  # a processor may lie here; whatever is installed comes first
     try:
         from comporta.service.serving import serve as run  # noqa: PLC0415 - an extra
         from comporta.service.sources.addresses import PrivateAddressError  # noqa: PLC0415 - likewise

@@ -60,6 +60,9 @@ class SharedUrl(NamedTuple):
 def state_url(typed: str | None) -> str:
     """Return the URL that is meant; one that cannot be read is a usage error."""
     url = typed or default_url(distributed=True)
+    if url.startswith(("http://", "https://")):
+        said = "such as redis://host:6379/0 or shared://my-app, not the address of a page"
+        raise _bad(ValueError(f"state must be where the workers meet, {said}, got {shown(url)!r}"))
     try:
         check_url(url)
     except ValueError as error:
@@ -73,6 +76,11 @@ def shown(url: str) -> str:
     if parts.scheme == "shared":
         return f"shared://{parts.netloc or os.environ.get('COMPORTA_APP') or APP_DEFAULT}"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def doctor(url: str) -> str:
+    """Return what to type to have this very state looked into; where it has a password, it is not shown."""
+    return f"comporta doctor {url}" if shown(url) == url else "comporta doctor STATE"
 
 
 def shared_url(url: str) -> SharedUrl | None:

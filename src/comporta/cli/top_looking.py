@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import click
 
 from comporta import __version__
-from comporta.cli.states import opened, shared_url
+from comporta.cli.states import doctor, opened, shared_url
 from comporta.cli.top_drawing import Document, Picture
 from comporta.cli.top_tables import Tables
 from comporta.errors import ComportaError, StateUnavailableError
@@ -29,9 +29,13 @@ HISTORY_SECONDS = 5.0
 class UnseenError(click.ClickException):
     """It cannot be looked at now; it may be possible later."""
 
+    def __init__(self, message: str, url: str = "STATE") -> None:
+        super().__init__(message)
+        self._url = url
+
     def format_message(self) -> str:
         """Say what can be done, where it is said once."""
-        return f"{self.message}. `comporta doctor` tells what to mend."
+        return f"{self.message}. `{doctor(self._url)}` tells what to mend."
 
 
 class NobodyError(UnseenError):
@@ -59,7 +63,7 @@ class Looking:
             raise
         except (ComportaError, click.ClickException) as error:
             self._let_go()
-            raise UnseenError(str(error).rstrip(".")) from None
+            raise UnseenError(str(error).rstrip("."), self._url) from None
 
     def close(self) -> None:
         """Let go of everything."""
@@ -79,7 +83,7 @@ class Looking:
     def _at_hand(self) -> Store:
         if self.nobody():
             self._let_go()
-            raise NobodyError(self.nobody())
+            raise NobodyError(self.nobody(), self._url)
         folder = None if self._shared is None else os.lstat(self._shared.path).st_ino
         if self._store is None or folder != self._folder:  # one that was removed can still be looked at
             self._let_go()

@@ -13,7 +13,7 @@ import click
 from rich.table import Table
 
 from comporta.cli.output import json_option, plain, print_json, print_table, rough, table_of
-from comporta.cli.states import STATE_HELP, opened, shared_url, state_argument, state_url
+from comporta.cli.states import STATE_HELP, doctor, opened, shared_url, state_argument, state_url
 from comporta.errors import StateError
 from comporta.stores.workers import Roll, Sign
 
@@ -56,7 +56,7 @@ def _listed(url: str) -> list[Row]:
             signs = store.apply(Roll())
         except StateError as error:
             said = str(error).rstrip(".")
-            raise click.ClickException(f"{said}. `comporta doctor` tells what to mend.") from None
+            raise click.ClickException(f"{said}. `{doctor(url)}` tells what to mend.") from None
     return sorted(map(_row, signs))
 
 

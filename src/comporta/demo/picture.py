@@ -39,6 +39,10 @@ class Picture:
         """Return the phase of an upstream's circuit."""
         return str(self._source(name).get("phase"))
 
+    def in_a_word(self, name: str) -> str:
+        """Return the phase as the page says it."""
+        return "half-open" if self.phase(name) in ("half_open", "ramp") else self.phase(name)
+
     def until(self, name: str) -> float:
         """Return until when a circuit is open, in Unix seconds; 0 if it is not."""
         return float(self.health.get(f"{name}_circuit_breaker", {}).get("degraded_until") or 0.0)
@@ -119,7 +123,7 @@ def figures(now: Picture, before: Picture, seconds: float) -> dict[str, Any]:
             f"{name}_limit": f"{now.limit(name):g}",
             f"{name}_rate": f"{now.rate(name):.1f}",
             f"{name}_busiest": now.busiest(name),
-            f"{name}_phase": now.phase(name).replace("_", "-"),
+            f"{name}_phase": now.in_a_word(name),
         }
     return found
 
@@ -127,11 +131,16 @@ def figures(now: Picture, before: Picture, seconds: float) -> dict[str, Any]:
 def status(now: Picture) -> str:
     """Return how things stand, in one line."""
     portals = [
-        f"{name.upper()} {now.phase(name).replace('_', '-')}, {now.rate(name):.1f}/s of {now.limit(name):g}, "
+        f"{name.upper()} {now.in_a_word(name)}, {now.rate(name):.1f}/s of {now.limit(name):g}, "
         f"{now.last_minute(name)} calls in a minute"
         for name in LIMITS
     ]
-    shown = (("fresh", "fresh"), ("stale", "stale"), ("partial", "partial"), ("over", "refused"))
+    shown = (
+        ("fresh", "fresh"),
+        ("stale", "stale"),
+        ("partial", "partial"),
+        ("over", "over a client's limit"),
+    )
     answers = [f"{now.count(what)} {word}" for what, word in shown]
     lost = now.count("failed") + now.count("broken")
     return f"{'; '.join(portals)}; answers: {', '.join(answers)}, {lost} failed"

@@ -139,6 +139,7 @@ class Stage:
         self._portals: Child | None = None
         self._server: Child | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="comporta-demo-"))
+        self.database = f"sqlite:///{self._folder}/service.db"
         self._left = [str(self._folder), path_of(f"demo-{os.getpid()}")]
         self._environ: dict[str, str] = {}
 

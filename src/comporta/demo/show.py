@@ -84,9 +84,7 @@ class Show:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._asked.seconds):
                 await self._stage.open()
-                self._terminal.line(
-                    f"In another terminal: comporta top {self._stage.state.partition('?')[0]}"
-                )
+                self._terminal.elsewhere(self._stage.state.partition("?")[0], self._stage.database)
                 await self._looked_after()
 
     async def _looked_after(self) -> None:

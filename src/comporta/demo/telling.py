@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -47,7 +48,7 @@ class Terminal:
         self._began = time.monotonic()
 
     def headline(self, address: str, token: str, workers: int) -> None:
-        """Say where to look, first of all."""
+        """Say where to look, first of all, and how to take part."""
         self.gap()
         self._say(click.style(f"  Dashboard: {address}/", bold=True, fg="green"))
         self.gap()
@@ -55,7 +56,12 @@ class Terminal:
             f"{workers} workers of one service, the portals PNCP and PCP, and a crowd of users are starting. "
             "Everything is on this machine; only portals and users are simulated. Ctrl-C ends it."
         )
-        self.line(f"For the actions on the page the admin token is {token}")
+        self.line(f"The button Operate, at the top of the page, asks for a token: {token}")
+
+    def elsewhere(self, state: str, database: str) -> None:
+        """Say how to watch the same in another terminal, in a line to be copied as a whole."""
+        self.line("In another terminal the same at a glance:")
+        self._say(f"{_MARGIN}  {_command()} top {state} --database {database}")
 
     def step(self, number: int, story: Story, step: Step) -> None:
         """Say what happens now, and where to look."""
@@ -75,9 +81,10 @@ class Terminal:
         self.line(text, first=f"{self._clock()}  ", dim=True)
 
     def line(self, text: str, first: str = _MARGIN, **style: Any) -> None:
-        """Say something, in lines that fit."""
-        width = min(_WIDTH_MAX, shutil.get_terminal_size().columns - len(_MARGIN) - 1)
-        for number, part in enumerate(textwrap.wrap(text, max(20, width))):
+        """Say something, in lines that fit; no word is broken, so that a token can be copied."""
+        width = max(20, min(_WIDTH_MAX, shutil.get_terminal_size().columns - len(_MARGIN) - 1))
+        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        for number, part in enumerate(lines):
             self._say((_MARGIN if number else first) + (click.style(part, **style) if style else part))
 
     def gap(self) -> None:
@@ -99,6 +106,14 @@ class Terminal:
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         return f" {minutes:02}:{seconds:02}"
+
+
+def _command() -> str:
+    """Return by what words the command line can be called from here."""
+    if shutil.which("comporta"):
+        return "comporta"
+    beside = os.path.relpath(Path(sys.executable).with_name("comporta"))
+    return beside if Path(beside).exists() else f"{sys.executable} -m comporta.cli"
 
 
 class Page:

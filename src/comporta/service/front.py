@@ -5,10 +5,13 @@ One step, not one for each: whatever a request passes on its way, every request 
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from comporta.errors import ComportaError
 from comporta.integrations.asgi import App, Message, Receive, Scope, Send
 from comporta.integrations.inbound import Headers
 from comporta.metrics import current_metrics
@@ -22,6 +25,9 @@ EXEMPT: Final = frozenset(("/livez", "/readyz", "/metrics", "/v1/health", "/", "
 
 EXEMPT_BELOW: Final = ("/dashboard/", "/v1/dashboard/")
 """All that is below these is not limited either; nor are pages that stay open calls under way."""
+
+_SENTENCES = (ComportaError, ImportError, ValueError)
+"""What says by itself what is wrong: an extra that is missing, a field of the configuration, a server."""
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _DIGITS_MAX = 18
@@ -44,7 +50,7 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, partial(_briefly, send))
             return
         began = perf_counter()
         told: Headers = []
@@ -134,3 +140,11 @@ def _count(scope: Scope, status: int, seconds: float) -> None:
 
 def _method(scope: Scope) -> str:
     return scope["method"] if scope["method"] in _METHODS else "other"
+
+
+async def _briefly(send: Send, message: Message) -> None:
+    """Pass on why it cannot start: in one sentence where it has one, else with the way to where it broke."""
+    error = sys.exception()
+    if message["type"] == "lifespan.startup.failed" and isinstance(error, _SENTENCES):
+        message = {**message, "message": str(error)}
+    await send(message)

@@ -35,6 +35,9 @@ from comporta.service.sources.opening import check_addresses
 
 APP: Final = "comporta.service.serving:create_settled_app"
 
+WORKER_SECONDS: Final = 30
+"""After how long without a sign a worker is replaced: on a busy machine one takes a while to start."""
+
 _UNSENT = (h11.IDLE, h11.SEND_BODY)
 
 
@@ -139,7 +142,7 @@ def settings_of(
     config: ServiceConfig, app: FastAPI | str, log_config: dict[str, Any] | None = None
 ) -> uvicorn.Config:
     """Return how uvicorn is to serve an application, or what a name makes; it sets up the log at once."""
-    return uvicorn.Config(
+    found = uvicorn.Config(
         app,
         factory=isinstance(app, str),
         host=config.host,
@@ -154,6 +157,8 @@ def settings_of(
         limit_concurrency=config.connections_max,
         timeout_graceful_shutdown=math.ceil(config.close_seconds),
     )
+    found.timeout_worker_healthcheck = WORKER_SECONDS
+    return found
 
 
 def _address(listener: socket.socket) -> str:

@@ -152,7 +152,7 @@ def _degraded(rows: list[Unwell], sources: Any, now: float) -> list[dict[str, An
                 "failures": row.fail_streak,
                 "next_retry": now + row.retry_in,
                 "why": _why(row, sources),
-                "coverage": None if coverage is None else str(coverage),
+                "coverage": None if coverage is None or coverage.complete else str(coverage),
             }
     return list(found.values())
 
