@@ -81,3 +81,10 @@ def test_files__of_the_sign_in_page__are_open_to_all_and_no_others() -> None:
     assert "app.js" not in found.open
     assert WRONG_MARK in found.sign_in.body
     assert WRONG in found.wrong.body
+
+
+@awaited
+async def test_pages__of_the_framework__are_not_there(tmp_path: Path) -> None:
+    async with running(tmp_path) as asked:
+        replies = [await asked.client.get(path) for path in ("/docs", "/redoc", "/openapi.json")]
+    assert [reply.status_code for reply in replies] == [404, 404, 200]

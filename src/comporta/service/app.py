@@ -33,7 +33,8 @@ def create_app(
             app.state.parts = parts
             yield
 
-    app = FastAPI(title="comporta", version=__version__, lifespan=lifespan)
+    # FastAPI's own pages would load scripts of others, on the origin of the dashboard; /openapi.json has it all
+    app = FastAPI(title="comporta", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.config = found
     errors_as_problems(app)
     app.add_middleware(Front, body_bytes_max=found.body_bytes_max, calls_max=found.calls_max)
