@@ -33,7 +33,7 @@ def create_app(
             app.state.parts = parts
             yield
 
-    # FastAPI's own pages would load scripts of others, on the origin of the dashboard; /openapi.json has it all
+    # FastAPI's own pages would load scripts of others on the dashboard's origin; /openapi.json has it all
     app = FastAPI(title="comporta", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.config = found
     errors_as_problems(app)
