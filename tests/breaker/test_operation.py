@@ -12,8 +12,19 @@ from comporta import CircuitBreaker, StateError, StateForbiddenError, StateTypeE
 from comporta.breaker import registry, view
 from comporta.breaker.codec import CIRCUIT
 from comporta.breaker.config import BreakerConfig
+from comporta.breaker.machine import step
 from comporta.breaker.operation import Known, Step
-from comporta.breaker.state import ADMIT, EMPTY, Asked, Circuit, Failing, Forced, Probe, Slice
+from comporta.breaker.state import (
+    ADMIT,
+    EMPTY,
+    SUCCEED,
+    Asked,
+    Circuit,
+    Failing,
+    Forced,
+    Probe,
+    Slice,
+)
 from comporta.stores.urls import forget_stores
 from comporta.testing import ManualClock, Server
 
@@ -53,6 +64,21 @@ def test_parse__wrong_shape__is_no_answer(raw: list[Any]) -> None:
 def test_parse__error_in_place_of_an_answer__is_named(text: bytes, kind: type[StateError]) -> None:
     with pytest.raises(kind, match="circuit_breaker:n"):
         LOOK.parse([text, *[0] * 11])
+
+
+@pytest.mark.parametrize(
+    ("generation", "more"),
+    [(1, {}), (2, {"open_until_us": 5_000_000}), (2, {"tripped": True})],
+    ids=["older", "open", "half-open"],
+)
+def test_success__of_a_call_that_says_nothing_of_the_circuit_now__changes_nothing(
+    generation: int, more: dict[str, Any]
+) -> None:
+    circuit = Circuit(1, 9_000_000, trip_ends_us=9_000_000, generation=2, calls_ends_us=9_000_000, **more)
+    asked = Asked(SUCCEED, generation)
+    after, reply = step(circuit, BreakerConfig(5).rules, asked, 1_000_000, Forced())
+    assert (after.failures, after.open_until_us, after.tripped) == (1, circuit.open_until_us, circuit.tripped)
+    assert reply.change == 0
 
 
 def test_undo__caller_is_gone__gives_back_the_probe_it_was_granted() -> None:

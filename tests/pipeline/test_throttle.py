@@ -14,7 +14,7 @@ import pytest
 from tests.limits.faces import BEGIN, STORES, Face, made_store
 
 from comporta import HierarchicalThrottle, LimitReachedError, StateFullError, StateUnavailableError, events
-from comporta.pipeline.places import Place
+from comporta.pipeline.places import LoopBell, Place
 from comporta.pipeline.throttle import partitions as partitions_module
 from comporta.pipeline.throttle.degrading import PartitionDegradation
 from comporta.stores.base import Store
@@ -642,3 +642,13 @@ def test_leave__next_one_went_with_its_loop__who_follows_stands_for_the_global_l
     book.leave(known, served)
     assert list(known.line.places) == [following]
     assert list(book.whole.places) == [other, following]
+
+
+def test_bell__of_a_loop__wakes_who_waits_as_an_event_does() -> None:
+    async def main() -> None:
+        bell = LoopBell()
+        asyncio.get_running_loop().call_soon(bell.set)
+        await bell.wait()
+        assert bell.is_set()
+
+    asyncio.run(main())

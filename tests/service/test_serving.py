@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from tests.service.running import (
     CLIENT,
     PATIENCE_SECONDS,
@@ -36,7 +36,13 @@ from uvicorn.supervisors.multiprocess import SIGNALS
 from comporta.database.urls import open_database
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.serving import _address, _figures_together, create_settled_app, serve
+from comporta.service.serving import (
+    PatientProtocol,
+    _address,
+    _figures_together,
+    create_settled_app,
+    serve,
+)
 from comporta.stores.failover import FailoverStore
 from comporta.stores.folder import path_of
 from comporta.stores.urls import open_store
@@ -276,3 +282,22 @@ def test_serve__address_of_ipv6__is_in_brackets() -> None:
             assert _address(listener).startswith("http://[")
             return
         assert _address(listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+def test_client__slow_to_read__gets_all_of_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = threading.Event()
+    pause = PatientProtocol.pause_writing
+
+    def pausing(protocol: PatientProtocol) -> None:
+        pause(protocol)
+        paused.set()
+
+    monkeypatch.setattr(PatientProtocol, "pause_writing", pausing)
+    app = create_app(config(tmp_path))
+    body = b"x" * 30_000_000
+    app.add_api_route("/large", lambda: Response(body))
+    with on_a_thread(app) as (address, _), connected(address) as client:
+        client.sendall(b"GET /large HTTP/1.1\r\nhost: service\r\nconnection: close\r\n\r\n")
+        assert paused.wait(PATIENCE_SECONDS)
+        with client.makefile("rb") as answer:
+            assert answer.read().endswith(b"\r\n\r\n" + body)
