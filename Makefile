@@ -10,7 +10,7 @@ ARGS :=
 export PYTHON
 
 # What the promise of full coverage is about.
-COVERED := src/comporta/breaker/*,src/comporta/cache/*,src/comporta/database/*,src/comporta/limits/*,src/comporta/pipeline/*,src/comporta/retry/*,src/comporta/service/*,src/comporta/settings/*,src/comporta/stores/*,src/comporta/upstream/*,src/comporta/headers.py,src/comporta/steps.py,src/comporta/threads.py,src/comporta/timeouts.py
+COVERED := src/comporta/breaker/*,src/comporta/cache/*,src/comporta/database/*,src/comporta/limits/*,src/comporta/pipeline/*,src/comporta/retry/*,src/comporta/service/*,src/comporta/settings/*,src/comporta/stores/*,src/comporta/upstream/*,src/comporta/watching/*,src/comporta/headers.py,src/comporta/steps.py,src/comporta/threads.py,src/comporta/timeouts.py
 
 # Stamps: the locked packages are in, the project itself is in, the peers to measure against are in. For
 # the demo less will do, where nothing else was made yet.
