@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from tests.dashboard.rig import LOCKED, TOKEN, running
-from tests.search.test_loop import nothing_blocks
 from tests.service.running import awaited
+from tests.support import nothing_blocks
 
 from comporta import events
 from comporta.testing import ProcurementServer

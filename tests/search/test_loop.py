@@ -8,31 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from blockbuster import blockbuster_ctx
 from tests.search.rig import DAYS, FRESH, PATIENT, Rig, rigged
 from tests.service.running import OPERATOR, TOKEN
+from tests.support import nothing_blocks
 
 from comporta import events
 from comporta.service import health
 from comporta.testing import ProcurementServer
 
 CLIENTS = 50
-
-
-@contextmanager
-def nothing_blocks() -> Iterator[None]:
-    """Have whatever blocks on an event loop raise an error there."""
-    with blockbuster_ctx(None) as watched:
-        for function in watched.functions.values():
-            function.can_block_in("comporta/database/sqlite.py", {"glance"})
-            function.can_block_in("coverage/collector.py", {"lock_data", "unlock_data"})
-        yield
 
 
 async def visit(rig: Rig, number: int) -> set[int]:

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from blockbuster import blockbuster_ctx
 from tests.service.batch.rig import accounts, filled, google_sheets, in_google, once, slowly
 from tests.service.batch.test_routes import running
 from tests.service.running import Asked, awaited
+from tests.support import nothing_blocks
 
 from comporta.database.base import Database
 from comporta.pipeline.sinks import GoogleAccount
@@ -43,7 +43,7 @@ async def test_loop__fifty_clients_on_every_endpoint__is_never_blocked(
     sheets = google_sheets(account, plain)
     quick = {"batch_concurrency": "32"}  # so that the large job is done soon
     async with running(tmp_path, slowly, sheets, is_digital=slow_whitelist, **quick) as asked:
-        with blockbuster_ctx():
+        with nothing_blocks():
             await everybody(lambda n: _ask(asked, "POST", "check-whitelist", user_id=f"ana-{n}"))
             await everybody(lambda n: _ask(asked, "POST", "jobs", accounts=accounts(20), job_id=f"job-{n}"))
             await everybody(lambda n: _ask(asked, "GET", f"jobs/job-{n}"))
@@ -63,6 +63,6 @@ async def test_watch__step_that_blocks__is_noticed(tmp_path: Path) -> None:
         return account
 
     async with running(tmp_path, blocks) as asked:
-        with blockbuster_ctx():
+        with nothing_blocks():
             reply = await asked.client.post("/ultra-batch/jobs", json={"accounts": ["a"]})
     assert "BlockingError" in reply.text
