@@ -127,7 +127,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @contextmanager
 def nothing_blocks() -> Iterator[None]:
-    """Have whatever blocks on an event loop raise an error there; what measures coverage may wait for itself."""
+    """Have whatever blocks on an event loop raise an error there; coverage may wait for a lock of its own."""
     with blockbuster_ctx(None) as watched:
         for function in watched.functions.values():
             function.can_block_in("comporta/database/sqlite.py", {"glance"})
