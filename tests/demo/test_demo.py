@@ -14,7 +14,6 @@ from tests.demo.running import COMMAND, ROOT, Demo, running, runs, wait_for
 from tests.service.running import CLIENT
 
 from comporta.demo.stories import STORIES, TOUR, Story
-from comporta.testing.programs import find_servers
 
 END_SECONDS = 5.0
 """Two seconds are promised; the rest is for machines that do many things at once."""
@@ -28,7 +27,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Demo]
         yield {"tour": tour, "redis-dies": dies}
 
 
-@pytest.mark.skipif(not find_servers(), reason="no server")
 @pytest.mark.parametrize(("name", "story"), [("tour", TOUR), ("redis-dies", STORIES["redis-dies"])])
 def test_demo__off_a_terminal__plays_a_story_to_its_end_and_leaves_nothing(
     played: dict[str, Demo], name: str, story: Story
