@@ -76,9 +76,10 @@ async def test_stream__page_opens__has_the_history_then_documents_in_order(
     assert document.made == made  # nobody is there to be told
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.01], ids=["before it waits", "while it waits"])
 @awaited
-async def test_stream__service_is_to_end_while_a_document_hangs__ends_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_stream__worker_leaves_while_a_document_hangs__ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     live, document, _, leaving = rigged(monkeypatch)
     document.gate.clear()
@@ -86,9 +87,11 @@ async def test_stream__service_is_to_end_while_a_document_hangs__ends_at_once(
         told = live.told()
         await taken(told, 1)
         waiting = asyncio.create_task(taken(told, 1))
-        await asyncio.sleep(0.01)
+        if seconds:
+            await asyncio.sleep(seconds)
         leaving.set()
         assert await waiting == [event("end", b"{}")]
+    await live._document.aclose()
 
 
 @awaited
@@ -165,21 +168,6 @@ async def test_stream__history_that_cannot_be_made__is_said_once_and_documents_c
             assert first == RETRY + event("history", NO_HISTORY)
             assert then.startswith(b"event: document")
     assert [one.kind for one in events.latest_events()].count("dashboard_failed") == before + 1
-
-
-@awaited
-async def test_stream__worker_leaves_while_a_document_is_made__ends_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    live, document, _, leaving = rigged(monkeypatch)
-    document.gate.clear()
-    with live.watched():
-        told = live.told()
-        await taken(told, 1)
-        leaving.set()
-        [last] = await taken(told, 1)
-    assert last == event("end", b"{}")
-    await live._document.aclose()
 
 
 @awaited
