@@ -510,6 +510,26 @@ async def test_filling__not_closed_in_time__the_sheet_has_failed(plain: Database
 
 
 @awaited
+async def test_filling__abandoned_while_a_write_hangs__ends_and_blames_nobody(
+    plain: Database, tmp_path: Path
+) -> None:
+    sheets = LocalSheets(tmp_path)
+    batches = Batches(plain, sheets, _settings())
+    held, config = await _held_sheet(batches)
+    filling = Filling(held, sheets, batches._roles["sheets"], plain)
+    path = sheets._found(config.spreadsheet_id)
+    assert path is not None
+    with local._alone(LocalSheet(path)._lock):
+        await filling.put(
+            Target(config.spreadsheet_id, config.boundary_us), [Result(1, "a", "success", "hello", 1)]
+        )
+        await filling.abandon()
+    found = await batches.sheet("job")
+    assert found is not None
+    assert (filling._writer, found.backfill_error) == (None, "")
+
+
+@awaited
 async def test_run__taken_as_the_worker_ends__begins_no_account(plain: Database, tmp_path: Path) -> None:
     batches = Batches(plain, LocalSheets(tmp_path), _settings(), processor=greet)
     held, _ = await _held_sheet(batches)
