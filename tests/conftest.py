@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 from tests.halves import HALF, folder_of, without_notes
+from tests.processes.fleet import new_name, remove, shared_url
 from tests.stalls import Stalls
 from tests.support import SOAK, Late
 
@@ -22,7 +24,7 @@ from comporta.cache.table import CacheTable
 from comporta.database.base import Database
 from comporta.database.urls import open_database
 from comporta.pipeline.sinks import GoogleAccount
-from comporta.testing import PostgresServer, Server, SheetsServer, find_servers
+from comporta.testing import ManualClock, PostgresServer, Server, SheetsServer, find_servers
 
 SERVERS = find_servers()
 
@@ -166,6 +168,35 @@ def valkey() -> Iterator[Server]:
     """Give one server, where its kind does not matter."""
     with Server() as started:
         yield started
+
+
+@pytest.fixture(params=["shared", "valkey"])
+def state(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Give the URL of an empty state that processes can share."""
+    if request.param == "valkey":
+        server: Server = request.getfixturevalue("valkey")
+        server.command("FLUSHALL")
+        yield f"{server.url}?timeout=5"
+    else:
+        name = new_name()
+        yield shared_url(name)
+        remove(name)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Give a clock that is moved by hand, for tests and what they make to tell the time by."""
+    return ManualClock(1_800_000_000)
+
+
+@pytest.fixture(params=["blocking", "awaiting"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
+    """Give an event loop to those who await, and none to those who block."""
+    if request.param == "blocking":
+        yield None
+    else:
+        with asyncio.Runner() as made:
+            yield made
 
 
 @pytest.fixture(scope="session")

@@ -21,11 +21,6 @@ from comporta.testing import ManualClock, Server
 MakeFace = Callable[..., Face]
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000)
-
-
 @pytest.fixture(params=["memory", "shared", "redis"])
 def store(request: pytest.FixtureRequest, clock: ManualClock, valkey: Server) -> Iterator[Store]:
     makers: dict[str, Callable[[], AbstractContextManager[Store]]] = {
@@ -42,15 +37,6 @@ def between(request: pytest.FixtureRequest, clock: ManualClock, valkey: Server) 
     """Give a store that others share."""
     with shared_store(clock) if request.param == "shared" else redis_store(valkey, clock) as made:
         yield made
-
-
-@pytest.fixture(params=["blocking", "awaiting"])
-def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
-    if request.param == "blocking":
-        yield None
-    else:
-        with asyncio.Runner() as made:
-            yield made
 
 
 @pytest.fixture

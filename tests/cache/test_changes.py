@@ -21,11 +21,6 @@ from comporta.testing import ManualClock, Server
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000)
-
-
-@pytest.fixture
 def store(clock: ManualClock) -> Iterator[FailoverStore]:
     made = FailoverStore.of(MemoryStore(clock), "memory")
     made.keeper.start = lambda: True  # type: ignore[method-assign]  # looks are taken by hand here

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.dashboard.rig import past, shown, streaming
 from tests.processes.fleet import new_name, remove
 from tests.search.rig import DAYS, PATIENT, written
 from tests.service.running import CLIENT, PATIENCE_SECONDS, Served, served, several_served, wait_for
 
 from comporta.service.search.query import UFS
-from comporta.testing import ProcurementServer, Server
-
-
-@pytest.fixture(params=["shared", "valkey"])
-def state(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "valkey":
-        server: Server = request.getfixturevalue("valkey")
-        server.command("FLUSHALL")
-        yield f"{server.url}?timeout=5"
-        return
-    name = new_name()
-    yield f"shared://{name}"
-    remove(name)
+from comporta.testing import ProcurementServer
 
 
 def searched(one: Served, uf: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.integrations.serving import Reply, ask, asked, closed, hello, process, scope_of, served
-from tests.processes.fleet import flushed, new_name, remove, shared_url
+from tests.processes.fleet import flushed
 from tests.support import MakesStore, memory_store, redis_store, shared_store
 
 from comporta import (
@@ -491,18 +491,6 @@ def test_served__lifespan__reaches_the_application() -> None:
     with served(RateLimitMiddleware(app, FixedWindowLimiter("5/hour"))) as url:
         assert get(url, 1)[0].status_code == 200
     assert seen == ["startup", "shutdown"]
-
-
-@pytest.fixture(params=["shared", "valkey"])
-def state(request: pytest.FixtureRequest, valkey: Server) -> Iterator[str]:
-    """Give the URL of an empty state that processes can share."""
-    if request.param == "valkey":
-        flushed(valkey.url)
-        yield f"{valkey.url}?timeout=5"
-    else:
-        name = new_name()
-        yield shared_url(name)
-        remove(name)
 
 
 def test_served__by_two_processes__share_one_limit(state: str) -> None:

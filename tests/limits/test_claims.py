@@ -37,11 +37,6 @@ HOUR = 3600.0
 ROOM = Room("pncp", 1, 60_000_000)
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000)
-
-
 @pytest.fixture(params=["memory", "shared", "redis"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
     with store_by_hand(request, clock) as made:

@@ -45,11 +45,6 @@ SLOW = LimitConfig(0.001, 100, lease=1.0)
 """Nothing comes in by itself while a test runs."""
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000)
-
-
 @pytest.fixture(params=["memory", "shared", "redis"])
 def store(request: pytest.FixtureRequest, clock: ManualClock, valkey: Server) -> Iterator[Store]:
     makers: dict[str, MakeStore] = {

@@ -49,15 +49,6 @@ class Face:
         return lambda *args, **kwargs: runner.run(getattr(self.limiter, verb)(*args, **kwargs))
 
 
-@pytest.fixture(params=["blocking", "awaiting"])
-def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
-    if request.param == "blocking":
-        yield None
-    else:
-        with asyncio.Runner() as made:
-            yield made
-
-
 @pytest.fixture
 def face(make_store: MakeStore, runner: asyncio.Runner | None) -> Iterator[Callable[..., Face]]:
     """Make limiters on one store and one clock; ``face.clock`` moves it."""

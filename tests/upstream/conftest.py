@@ -18,22 +18,8 @@ Make = Callable[..., Face]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000)
-
-
-@pytest.fixture
 def store(clock: ManualClock) -> MemoryStore:
     return MemoryStore(clock)
-
-
-@pytest.fixture(params=["blocking", "awaiting"])
-def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
-    if request.param == "blocking":
-        yield None
-    else:
-        with asyncio.Runner() as made:
-            yield made
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from email.utils import formatdate
 from typing import Any
 
 import pytest
 from tests.processes import fleet
-from tests.processes.fleet import Worker, flushed, new_name, remove, shared_url, started, together
+from tests.processes.fleet import Worker, flushed, started, together
 from tests.support import hold_to
 from tests.upstream import worker
 
@@ -22,18 +21,6 @@ CALLS, WORKERS, IDEAL_SECONDS = 20, 4, 8.0
 @pytest.fixture(autouse=True)
 def program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "PROGRAM", worker.__name__)
-
-
-@pytest.fixture(params=["shared", "valkey"])
-def state(request: pytest.FixtureRequest, valkey: Server) -> Iterator[str]:
-    """Give the URL of an empty state that processes share."""
-    if request.param == "shared":
-        name = new_name()
-        yield shared_url(name)
-        remove(name)
-    else:
-        flushed(valkey.url)
-        yield f"{valkey.url}?timeout=5"
 
 
 def step(one: Worker) -> Any:

@@ -19,11 +19,6 @@ from comporta.watching import Tallies
 Drives = Callable[[Flow[Any]], Any]
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000)
-
-
 @pytest.fixture(params=["memory", "shared", "server"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
     with store_by_hand(request, clock) as made:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.processes import fleet
-from tests.processes.fleet import flushed, new_name, opened, remove, shared_url, started
+from tests.processes.fleet import opened, started
 from tests.watching import worker
 
 from comporta.flow import run
-from comporta.testing import Server
 from comporta.watching import looking, recalling
 
 PATIENCE_SECONDS = 60.0
@@ -22,18 +21,6 @@ CALLS, WORKERS = 20, 2
 @pytest.fixture(autouse=True)
 def program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "PROGRAM", worker.__name__)
-
-
-@pytest.fixture(params=["shared", "valkey"])
-def state(request: pytest.FixtureRequest, valkey: Server) -> Iterator[str]:
-    """Give the URL of an empty state that processes share."""
-    if request.param == "shared":
-        name = new_name()
-        yield shared_url(name)
-        remove(name)
-    else:
-        flushed(valkey.url)
-        yield f"{valkey.url}?timeout=5"
 
 
 def seen(look: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
