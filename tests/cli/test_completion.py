@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 from tests.cli.running import run
+from tests.processes.fleet import remove
 
+from comporta.cli import completion
 from comporta.stores.shared import SharedStore
 
 Offered = Callable[..., list[str]]
@@ -79,6 +82,24 @@ def test_program__asked_by_bash__completes(
     monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
     monkeypatch.setenv("_COMPORTA_COMPLETE", "bash_complete")
     assert run().stdout.split() == [f"plain,{word}" for word in found]
+
+
+def test_states__more_on_this_machine_than_are_offered__the_one_begun_is(
+    shared_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "NAMES_MAX", 0)
+    assert _begun(f"shared://{shared_name[:-1]}") == []
+    monkeypatch.setattr(completion, "NAMES_MAX", 1)
+    for name in (f"0-{shared_name}", shared_name):
+        SharedStore(name, keys=128).close()
+    assert _begun(f"shared://{shared_name[:-1]}") == [f"shared://{shared_name}"]
+    remove(f"0-{shared_name}")
+
+
+def _begun(incomplete: str) -> list[str]:
+    command = click.Command("any")
+    found = completion.states(click.Context(command), click.Option(["--any"]), incomplete)
+    return [item.value for item in found]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -80,8 +80,9 @@ _SCRIPTS: dict[str, type[ShellComplete]] = {"bash": Bash, "zsh": ZshComplete, "f
 
 def states(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Return what a state could be called: those of this machine by name, of others how they begin."""
-    found = [*(f"shared://{name}" for name in _names()), *STATES]
-    return [CompletionItem(url) for url in found if url.startswith(incomplete)]
+    named = [url for url in (f"shared://{name}" for name in _names()) if url.startswith(incomplete)]
+    begun = [url for url in STATES if url.startswith(incomplete)]
+    return [CompletionItem(url) for url in (*named[:NAMES_MAX], *begun)]
 
 
 def databases(
@@ -97,4 +98,4 @@ def _names() -> list[str]:
     before, after = example.name.split("NAME")
     pattern = re.compile(f"{re.escape(before)}(.+){re.escape(after)}")
     matches = (pattern.fullmatch(path.name) for path in example.parent.glob(f"{before}*{after}"))
-    return sorted(match[1] for match in matches if match)[:NAMES_MAX]
+    return sorted(match[1] for match in matches if match)
