@@ -252,6 +252,16 @@ class View:
         self._due_ns = now_ns
         return self.step(LOOK)
 
+    def carried(self) -> Step | None:
+        """Return a look at this worker's own circuit, if the shared one was open when last seen.
+
+        So there is one, which is told to the others on return, even if nobody called during an outage.
+        """
+        reply = self.reply
+        if reply is None or reply.phase != OPEN or reply.forced or self.now_ns() >= self._until_ns:
+            return None
+        return self.asking(Asked(LOOK, reply.generation, owner=owner()))
+
     def told(self, reply: Any) -> None:
         """Take note of what the keeper was answered."""
         with self._lock:
