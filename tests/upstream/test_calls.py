@@ -214,6 +214,20 @@ def test_breaker__probe_after_a_wait_for_the_limit__stays_the_same_probe(
     assert face.state().breaker.phase == "closed"
 
 
+def test_breaker__probe_ended_during_the_wait_for_the_limit__is_taken_anew(
+    make: Make, clock: ManualClock
+) -> None:
+    config = BreakerConfig(threshold=1, cooldown_seconds=0.1, probe_seconds=0.5)
+    face = make("1/s", breaker=config, retry=False)
+    upstream = Scripted(clock, down())
+    with pytest.raises(OSError, match="no route"):
+        face.call(upstream)
+    clock.advance(0.2)
+    assert face.call(upstream) == "well"
+    assert upstream.at == [0, 1]
+    assert face.state().breaker.phase == "closed"
+
+
 def test_breaker__ramp__a_place_in_it_is_not_drawn_for_twice(
     make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

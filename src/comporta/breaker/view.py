@@ -134,6 +134,11 @@ class View:
             since=self.since(),
         )
 
+    def holds(self, admission: Admission) -> bool:
+        """Whether an admission is a probe whose time is not over; after that another may have it."""
+        left_ns = admission.began_ns + self.rules.probe_us * 1000 - self.now_ns()
+        return bool(admission.probe) and left_ns > 0
+
     def unknown(self) -> Admission:
         """Return an admission for a call of which nothing is known but that it ended now."""
         reply = self.reply

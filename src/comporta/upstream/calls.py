@@ -185,9 +185,9 @@ class Call:
         self._admission = admission
 
     def _still_admitted(self) -> Flow[None]:
-        """Ask again after a wait; a probe stays one, and so does a place in a ramp."""
-        before = self._admission
-        if before is None or before.probe:
+        """Ask again after a wait; a probe stays one until its deadline, and so does a place in a ramp."""
+        before, breaker = self._admission, self._parts.breaker
+        if before is None or breaker is None or breaker.view.holds(before):
             return
         try:
             yield from self._admitted()
