@@ -516,6 +516,27 @@ def test_deadline__next_wait_would_pass_it__gives_up(
     assert upstream.at == [0, 2]
 
 
+def test_deadline__limit_has_no_room_before_it__no_attempt_begins_after_it(
+    make: Make, store: MemoryStore, clock: ManualClock
+) -> None:
+    face = make("1/minute burst 1", max_wait=100, retry=Retry(draw=least, state=store, deadline=5))
+    upstream = Scripted(clock, down())
+    with pytest.raises(LimitReachedError, match="left no room in 3 s") as raised:
+        face.call(upstream)
+    assert isinstance(raised.value.__cause__, OSError)
+    assert upstream.at == [0]
+
+
+def test_deadline__first_attempt_waits_for_the_limit__may_take_as_long_as_without(
+    make: Make, store: MemoryStore, clock: ManualClock
+) -> None:
+    face = make("1/minute burst 1", max_wait=100, retry=Retry(draw=least, state=store, deadline=5))
+    upstream = Scripted(clock)
+    face.call(upstream)
+    face.call(upstream)
+    assert upstream.at == [0, 60]
+
+
 def test_max_concurrent__all_in_flight__refuses_and_takes_nothing_from_the_limit(
     make: Make, store: MemoryStore, clock: ManualClock
 ) -> None:

@@ -163,7 +163,7 @@ class Call:
         """Wait for a place among the calls in flight, then for the limit."""
         clock = self._parts.clock
         began_ns = clock.now_ns()
-        until_ns = began_ns + self._parts.max_wait_ns
+        until_ns = began_ns + self._patience_ns(began_ns)
         try:
             yield from self._permitted(until_ns)
             yield from self._limited(until_ns)
@@ -172,6 +172,14 @@ class Call:
             self.report.waited += waited_ns / 1e9
         if waited_ns > _A_WHILE_NS:
             yield from self._still_admitted()
+
+    def _patience_ns(self, now_ns: int) -> int:
+        """Return how long an attempt may wait; no other than the first begins after the deadline of all."""
+        parts = self._parts
+        if parts.retry is None or parts.retry.backoff.deadline is None or not self.report.attempts:
+            return parts.max_wait_ns
+        left_ns = self._began_ns + round(parts.retry.backoff.deadline * 1e9) - now_ns
+        return max(0, min(parts.max_wait_ns, left_ns))
 
     def _admitted(self) -> Flow[None]:
         """Ask the breaker; what it says to this call is held until there is a result."""
@@ -211,10 +219,11 @@ class Call:
 
     def _limited(self, until_ns: int) -> Flow[None]:
         """Take from the limit, in line with the others."""
+        patience = self._left(until_ns)
         yield from self._rested(until_ns)
         self._taken = yield from self._parts.limiter.verbs.acquire(None, 1, self._left(until_ns))
         if not self._taken:
-            raise (yield from self._limit_reached())
+            raise (yield from self._limit_reached(patience))
 
     def _rested(self, until_ns: int) -> Flow[None]:
         """Wait for the end of a pause that this worker alone remembers: the shared state is out of reach."""
@@ -227,7 +236,7 @@ class Call:
             raise _paused(parts.name, left)
         yield Sleep(parts.clock, left)
 
-    def _limit_reached(self) -> Flow[LimitReachedError]:
+    def _limit_reached(self, patience: float) -> Flow[LimitReachedError]:
         """Return the error that says why there was no room, and when there may be."""
         parts = self._parts
         soonest = 1 / parts.limiter.config.rate
@@ -236,7 +245,7 @@ class Call:
             if stands.paused:
                 return _paused(parts.name, stands.paused)
             soonest = stands.retry_after or soonest
-        text = f"{parts.name}: the limit of {parts.limiter.config} left no room in {parts.max_wait:g} s"
+        text = f"{parts.name}: the limit of {parts.limiter.config} left no room in {patience:.3g} s"
         return LimitReachedError(text, parts.name, soonest)
 
     def _left(self, until_ns: int) -> float:
