@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.stores.switchable import by_hand
+from tests.stores.switchable import by_hand, moved
 from tests.support import shared_store
 from tests.upstream.conftest import Make
 from tests.upstream.faces import Face, Response, Scripted, least
@@ -638,6 +638,7 @@ def test_state__raises_while_the_result_is_told__the_result_is_the_callers(
     refused, error = Response(429, retry_after="9"), down()
     assert face.call(answers, refused) is refused
     monkeypatch.undo()
+    clock.advance(9)
     with pytest.raises(OSError, match="no route") as raised:
         face.call(answers, error)
     assert raised.value is error
@@ -702,6 +703,56 @@ def test_alone__upstream_asks_for_a_pause__this_worker_keeps_it(clock: ManualClo
         upstream.sync.call(Scripted(clock))
     assert raised.value.retry_after >= 30
     assert upstream.sync.get_state().as_dict()["fallback"]["why"]
+
+
+def test_alone__paused_by_another_worker_before__this_one_keeps_it(clock: ManualClock, runner: None) -> None:
+    store, primary = by_hand(clock)
+    upstream = Upstream("pncp", "1000/s", max_wait=20, retry=False, state=store)
+    assert upstream.sync.call(Scripted(clock)) == "well"
+    Upstream("pncp", "1000/s", state=primary).limiter.sync.pause(30)
+    moved(store)  # it hears of it
+    primary.error = StateUnavailableError("gone")
+    clock.advance(5)
+    with pytest.raises(LimitReachedError, match="paused by the upstream") as raised:
+        upstream.sync.call(Scripted(clock))
+    assert 25 <= raised.value.retry_after <= 27.5
+    clock.advance(10)
+    scripted = Scripted(clock)
+    assert upstream.sync.call(scripted) == "well"
+    assert 15 <= scripted.at[0] <= 16.5
+
+
+@pytest.mark.parametrize("told_alone", [True, False])
+def test_alone__told_to_pause_before_the_state_is_back__everybody_pauses(
+    clock: ManualClock, runner: None, *, told_alone: bool
+) -> None:
+    store, primary = by_hand(clock)
+    upstream = Upstream("pncp", "1000/s", retry=False, state=store)
+    refused, gone = Scripted(clock, Response(429, retry_after="30")), StateUnavailableError("gone")
+    assert upstream.sync.call(Scripted(clock)) == "well"
+    primary.error = gone if told_alone else None
+    assert upstream.sync.call(refused).status_code == 429
+    primary.error = gone
+    with pytest.raises(LimitReachedError, match="paused by the upstream"):
+        upstream.sync.call(Scripted(clock))
+    primary.close()  # what it held is gone
+    primary.error = None
+    clock.advance(10)
+    moved(store)
+    assert upstream.limiter.fallback is None
+    primary.error = gone  # once more, just as it is told
+    with pytest.raises(LimitReachedError, match="paused by the upstream"):
+        upstream.sync.call(Scripted(clock))
+    primary.error = None
+    moved(store)
+    upstream.sync.call(Scripted(clock))  # a store in memory tells nobody what is recorded: a server does
+    other = Upstream("pncp", "1000/s", retry=False, state=primary)
+    with pytest.raises(LimitReachedError, match="paused by the upstream") as raised:
+        other.sync.call(Scripted(clock))
+    assert raised.value.retry_after == pytest.approx(20, abs=1)
+    other.limiter.sync.resume()
+    upstream.sync.call(Scripted(clock))
+    assert other.sync.call(Scripted(clock)) == "well"  # it is told once
 
 
 def test_alone__rule_accepted__reckons_with_the_workers_there_are(clock: ManualClock) -> None:

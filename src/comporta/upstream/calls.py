@@ -219,17 +219,30 @@ class Call:
 
     def _limited(self, until_ns: int) -> Flow[None]:
         """Take from the limit, in line with the others."""
-        patience = self._left(until_ns)
+        patience, store = self._left(until_ns), self._parts.limiter.store
+        alone = fallback_of(store)
         yield from self._rested(until_ns)
         self._taken = yield from self._parts.limiter.verbs.acquire(None, 1, self._left(until_ns))
         if not self._taken:
             raise (yield from self._limit_reached(patience))
+        if alone is None and fallback_of(store) is not None:  # since just now: it says nothing of a pause
+            yield from self._rested(until_ns)
 
     def _rested(self, until_ns: int) -> Flow[None]:
-        """Wait for the end of a pause that this worker alone remembers: the shared state is out of reach."""
+        """Wait for the end of a pause of which the shared state cannot remind: it is out of reach.
+
+        When that is back it is told what it may not know.
+        """
         parts = self._parts
         left = parts.pause.left(parts.clock)
-        if not left or fallback_of(parts.limiter.store) is None:
+        if left and parts.pause.doubtful and fallback_of(parts.limiter.store) is None:
+            with suppress(StateError):  # it is gone again
+                yield from self._pause(left)
+        if fallback_of(parts.limiter.store) is None:
+            return
+        parts.pause.doubtful = left > 0
+        left = max(left, parts.limiter.verbs.paused_us() / 1e6)
+        if not left:
             return
         left *= uniform(1, 1 + _JITTER)
         if left > self._left(until_ns):
@@ -297,7 +310,9 @@ class Call:
         seconds = min(seconds, parts.pause_max)
         if seconds >= _PAUSE_LEAST:  # the limiter takes none at all for an order to go on
             parts.pause.until(parts.clock, seconds)
+            parts.pause.doubtful = True
             yield from parts.limiter.verbs.pause(seconds)
+            parts.pause.doubtful = False
 
     def _unheard(self, owed: Admission | None) -> Flow[None]:
         """Count a series that ends because its next attempt was refused, where only its end counts."""
