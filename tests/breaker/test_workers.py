@@ -226,6 +226,49 @@ def test_alone__opened_before_others_closed_it__does_not_open_it_again(
     assert face.refused() is None
 
 
+@pytest.mark.parametrize("asked_meanwhile", [True, False])
+def test_alone__server_comes_back_empty__stays_open_until_its_deadline_for_all(
+    cut: tuple[FailoverStore, Switchable], clock: ManualClock, *, asked_meanwhile: bool
+) -> None:
+    store, primary = cut
+    face = _face(store, threshold=1, cooldown_seconds=10)
+    face.fails()
+    primary.error = GONE
+    clock.advance(1)
+    moved(store)
+    if asked_meanwhile:
+        assert face.refused() is not None
+    primary.close()  # what it held is gone
+    primary.error = None
+    clock.advance(3)
+    moved(store)
+    assert store.alone is None
+    state = CircuitBreaker("pncp", 1, 10, state=primary).sync.get_state()
+    assert (state.phase, state.why) == ("open", "OSError: no route")
+    error = face.refused()
+    assert error is not None
+    assert error.retry_after == pytest.approx(6)
+    clock.advance(6)
+    assert face.refused() is None
+
+
+def test_alone__server_comes_back_empty_after_the_deadline__is_not_opened_again(
+    cut: tuple[FailoverStore, Switchable], clock: ManualClock
+) -> None:
+    store, primary = cut
+    face = _face(store, threshold=1, cooldown_seconds=10)
+    face.fails()
+    primary.error = GONE
+    clock.advance(1)
+    moved(store)
+    primary.close()
+    primary.error = None
+    clock.advance(9)
+    moved(store)
+    assert store.alone is None
+    assert face.refused() is None
+
+
 @pytest.mark.parametrize(("workers", "phase"), [(1, "open"), (2, "closed")])
 def test_alone__opened_meanwhile__opens_the_fleet_only_if_enough_agree(
     cut: tuple[FailoverStore, Switchable], clock: ManualClock, workers: int, phase: str

@@ -112,6 +112,18 @@ def test_fetch__mapping_in_parts__is_joined(face: Face, clock: ManualClock) -> N
     assert face.fetch(Q, load).value == {"SP": 1, "RJ": 2}
 
 
+def test_fetch__parts_of_more_than_they_hold__totals_are_added(face: Face, clock: ManualClock) -> None:
+    def load(missing: list[str] | None = None) -> Any:
+        return Loaded([1], HALF, total_results=5000) if missing is None else Loaded([2], total_results=300)
+
+    face.fetch(Q, load)
+    clock.advance(60)
+    face.fetch(Q, load)
+    face.settle()
+    found = face.fetch(Q, load)
+    assert (found.value, found.total_results) == ([1, 2], 5300)
+
+
 def test_missing__loader_that_does_not_tell__is_asked_for_all(face: Face) -> None:
     found = face.fetch(Q, lambda: Loaded([], HALF))
     assert missing_of(found, dict.fromkeys) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.stores.switchable import by_hand
+from tests.stores.switchable import by_hand, moved
 from tests.support import shared_store
 from tests.upstream.conftest import Make
 from tests.upstream.faces import Face, Response, Scripted, least
@@ -205,6 +205,20 @@ def test_breaker__probe_after_a_wait_for_the_limit__stays_the_same_probe(
     make: Make, clock: ManualClock
 ) -> None:
     face = make("1/s", breaker=BreakerConfig(threshold=1, cooldown_seconds=0.1), retry=False)
+    upstream = Scripted(clock, down())
+    with pytest.raises(OSError, match="no route"):
+        face.call(upstream)
+    clock.advance(0.2)
+    assert face.call(upstream) == "well"
+    assert upstream.at == [0, 1]
+    assert face.state().breaker.phase == "closed"
+
+
+def test_breaker__probe_ended_during_the_wait_for_the_limit__is_taken_anew(
+    make: Make, clock: ManualClock
+) -> None:
+    config = BreakerConfig(threshold=1, cooldown_seconds=0.1, probe_seconds=0.5)
+    face = make("1/s", breaker=config, retry=False)
     upstream = Scripted(clock, down())
     with pytest.raises(OSError, match="no route"):
         face.call(upstream)
@@ -502,6 +516,27 @@ def test_deadline__next_wait_would_pass_it__gives_up(
     assert upstream.at == [0, 2]
 
 
+def test_deadline__limit_has_no_room_before_it__no_attempt_begins_after_it(
+    make: Make, store: MemoryStore, clock: ManualClock
+) -> None:
+    face = make("1/minute burst 1", max_wait=100, retry=Retry(draw=least, state=store, deadline=5))
+    upstream = Scripted(clock, down())
+    with pytest.raises(LimitReachedError, match="left no room in 3 s") as raised:
+        face.call(upstream)
+    assert isinstance(raised.value.__cause__, OSError)
+    assert upstream.at == [0]
+
+
+def test_deadline__first_attempt_waits_for_the_limit__may_take_as_long_as_without(
+    make: Make, store: MemoryStore, clock: ManualClock
+) -> None:
+    face = make("1/minute burst 1", max_wait=100, retry=Retry(draw=least, state=store, deadline=5))
+    upstream = Scripted(clock)
+    face.call(upstream)
+    face.call(upstream)
+    assert upstream.at == [0, 60]
+
+
 def test_max_concurrent__all_in_flight__refuses_and_takes_nothing_from_the_limit(
     make: Make, store: MemoryStore, clock: ManualClock
 ) -> None:
@@ -603,6 +638,7 @@ def test_state__raises_while_the_result_is_told__the_result_is_the_callers(
     refused, error = Response(429, retry_after="9"), down()
     assert face.call(answers, refused) is refused
     monkeypatch.undo()
+    clock.advance(9)
     with pytest.raises(OSError, match="no route") as raised:
         face.call(answers, error)
     assert raised.value is error
@@ -667,6 +703,56 @@ def test_alone__upstream_asks_for_a_pause__this_worker_keeps_it(clock: ManualClo
         upstream.sync.call(Scripted(clock))
     assert raised.value.retry_after >= 30
     assert upstream.sync.get_state().as_dict()["fallback"]["why"]
+
+
+def test_alone__paused_by_another_worker_before__this_one_keeps_it(clock: ManualClock, runner: None) -> None:
+    store, primary = by_hand(clock)
+    upstream = Upstream("pncp", "1000/s", max_wait=20, retry=False, state=store)
+    assert upstream.sync.call(Scripted(clock)) == "well"
+    Upstream("pncp", "1000/s", state=primary).limiter.sync.pause(30)
+    moved(store)  # it hears of it
+    primary.error = StateUnavailableError("gone")
+    clock.advance(5)
+    with pytest.raises(LimitReachedError, match="paused by the upstream") as raised:
+        upstream.sync.call(Scripted(clock))
+    assert 25 <= raised.value.retry_after <= 27.5
+    clock.advance(10)
+    scripted = Scripted(clock)
+    assert upstream.sync.call(scripted) == "well"
+    assert 15 <= scripted.at[0] <= 16.5
+
+
+@pytest.mark.parametrize("told_alone", [True, False])
+def test_alone__told_to_pause_before_the_state_is_back__everybody_pauses(
+    clock: ManualClock, runner: None, *, told_alone: bool
+) -> None:
+    store, primary = by_hand(clock)
+    upstream = Upstream("pncp", "1000/s", retry=False, state=store)
+    refused, gone = Scripted(clock, Response(429, retry_after="30")), StateUnavailableError("gone")
+    assert upstream.sync.call(Scripted(clock)) == "well"
+    primary.error = gone if told_alone else None
+    assert upstream.sync.call(refused).status_code == 429
+    primary.error = gone
+    with pytest.raises(LimitReachedError, match="paused by the upstream"):
+        upstream.sync.call(Scripted(clock))
+    primary.close()  # what it held is gone
+    primary.error = None
+    clock.advance(10)
+    moved(store)
+    assert upstream.limiter.fallback is None
+    primary.error = gone  # once more, just as it is told
+    with pytest.raises(LimitReachedError, match="paused by the upstream"):
+        upstream.sync.call(Scripted(clock))
+    primary.error = None
+    moved(store)
+    upstream.sync.call(Scripted(clock))  # a store in memory tells nobody what is recorded: a server does
+    other = Upstream("pncp", "1000/s", retry=False, state=primary)
+    with pytest.raises(LimitReachedError, match="paused by the upstream") as raised:
+        other.sync.call(Scripted(clock))
+    assert raised.value.retry_after == pytest.approx(20, abs=1)
+    other.limiter.sync.resume()
+    upstream.sync.call(Scripted(clock))
+    assert other.sync.call(Scripted(clock)) == "well"  # it is told once
 
 
 def test_alone__rule_accepted__reckons_with_the_workers_there_are(clock: ManualClock) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,21 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from comporta import BreakerConfig, Budget, Degradation, Retry, Upstream, settings
+from comporta import (
+    BreakerConfig,
+    Budget,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    Degradation,
+    HealthCache,
+    HierarchicalThrottle,
+    LimitConfig,
+    Retry,
+    TokenBucketLimiter,
+    Upstream,
+    settings,
+)
+from comporta.database.sqlite import SqliteDatabase
 from comporta.limits import degradation
 from comporta.retry import backoff
 from comporta.settings import (
@@ -42,6 +56,7 @@ from comporta.upstream import upstream as module
         ({"degradation": 5}, "degradation must be a bool, or make a Degradation for a limiter, got 5"),
         ({"judge": 5}, "judge must be a function of a result and an error, got 5"),
         ({"state": "http://x"}, "state must start with one of memory://"),
+        ({"state": 5}, "state must be a URL or a store, got 5"),
         ({"limit": "ten"}, "limit must look like '10/s'"),
         ({"name": "a b"}, "name must be 1 to 100 of A-Z a-z 0-9 _ . -, got 'a b'"),
     ],
@@ -51,6 +66,22 @@ def test_option__makes_no_sense__is_named_with_what_is_allowed(options: dict[str
     with pytest.raises((TypeError, ValueError)) as raised:
         Upstream(**given)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda state: CircuitBreaker("pncp", state=state),
+        lambda state: ConcurrencyLimit("pncp", 1, state=state),
+        lambda state: HealthCache(SqliteDatabase(":memory:"), state=state),
+        lambda state: HierarchicalThrottle(10, 10, state=state),
+        lambda state: Retry(name="pncp", state=state),
+        lambda state: TokenBucketLimiter(LimitConfig(1, 1), state),
+    ],
+)
+def test_state__of_whatever_has_one__is_a_url_or_a_store(made: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match="state must be a URL or a store, got 5"):
+        made(5)
 
 
 def test_options__left_out__breaker_retry_and_degradation_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

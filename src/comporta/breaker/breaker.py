@@ -36,7 +36,7 @@ from comporta.metrics import current_metrics
 from comporta.names import checked_name
 from comporta.stores.base import Store
 from comporta.stores.failover import Fallback, fallback_of
-from comporta.stores.urls import default_url, open_store
+from comporta.stores.urls import default_url, store_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,11 +86,9 @@ class CircuitBreaker:
                 raise TypeError(f"{field} must be a function, got {predicate!r:.50}")
         if state is None:
             state = default_url(distributed=True)
-        if not isinstance(state, str) and not hasattr(state, "apply"):
-            raise TypeError(f"state must be a URL or a store, got {state!r:.50}")
         self.name = name
         self.config = config
-        self.store: Store = open_store(state) if isinstance(state, str) else state
+        self.store = store_of(state)
         self.counts_error = counts_error
         self.counts_result = counts_result
         self.view = view_of(self.store, name, config)

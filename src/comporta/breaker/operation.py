@@ -142,7 +142,10 @@ class StepAlone(Step):
 
 
 class CircuitAlone:
-    """The kind of a worker's own circuit: one that opened while alone is told to the others on return."""
+    """The kind of a worker's own circuit: if it is open it is told to the others on return.
+
+    Also if it was open before: a server that was started anew, or a replica in its place, may not know that.
+    """
 
     __slots__ = ("_name", "_owner", "_rules", "_told", "_workers", "begun")
 
@@ -153,7 +156,7 @@ class CircuitAlone:
         self._rules = rules
         self._owner = owner
         self._workers = workers
-        self._told = begun.generation
+        self._told = 0
         self.begun = begun
 
     @staticmethod

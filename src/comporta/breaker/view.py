@@ -134,6 +134,11 @@ class View:
             since=self.since(),
         )
 
+    def holds(self, admission: Admission) -> bool:
+        """Whether an admission is a probe whose time is not over; after that another may have it."""
+        left_ns = admission.began_ns + self.rules.probe_us * 1000 - self.now_ns()
+        return bool(admission.probe) and left_ns > 0
+
     def unknown(self) -> Admission:
         """Return an admission for a call of which nothing is known but that it ended now."""
         reply = self.reply
@@ -251,6 +256,16 @@ class View:
             return None
         self._due_ns = now_ns
         return self.step(LOOK)
+
+    def carried(self) -> Step | None:
+        """Return a look at this worker's own circuit, if the shared one was open when last seen.
+
+        So there is one, which is told to the others on return, even if nobody called during an outage.
+        """
+        reply = self.reply
+        if reply is None or reply.phase != OPEN or reply.forced or self.now_ns() >= self._until_ns:
+            return None
+        return self.asking(Asked(LOOK, reply.generation, owner=owner()))
 
     def told(self, reply: Any) -> None:
         """Take note of what the keeper was answered."""

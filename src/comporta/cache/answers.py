@@ -38,11 +38,17 @@ def answer_of(given: Any) -> Answer:
     loaded = given if isinstance(given, Loaded) else Loaded(given)
     coverage = Coverage.of(loaded.coverage)
     body = encoded(loaded.value)
-    total = loaded.total_results
-    if total is None:
-        total = len(loaded.value) if isinstance(loaded.value, Sequence | Mapping) else 0
+    return Answer(decoded(body), body, coverage, check_sources(loaded.sources), _total(loaded))
+
+
+def _total(loaded: Loaded) -> int:
+    total = _length(loaded.value) if loaded.total_results is None else loaded.total_results
     check_count("total_results", total, 0, TOTAL_MAX)
-    return Answer(decoded(body), body, coverage, check_sources(loaded.sources), total)
+    return total
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, Sequence | Mapping) else 0
 
 
 def check_sources(sources: Any) -> tuple[str, ...]:
@@ -73,7 +79,9 @@ def joined(found: Cached, missing: tuple[str, ...], given: Any, merge: Merge | N
     brought = Coverage.of(loaded.coverage) or Coverage(missing)
     value = (merge or _merged)(found.value, loaded.value)
     sources = tuple(dict.fromkeys((*found.sources, *check_sources(loaded.sources))))
-    return Loaded(value, found.coverage.joined(brought), sources)
+    plain = loaded.total_results is None and found.total_results == _length(found.value)
+    total = None if plain else min(TOTAL_MAX, found.total_results + _total(loaded))
+    return Loaded(value, found.coverage.joined(brought), sources, total)
 
 
 def _merged(old: Any, new: Any) -> Any:

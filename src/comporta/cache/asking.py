@@ -31,7 +31,7 @@ from comporta.clock import MONOTONIC, Clock
 from comporta.errors import DatabaseError, DatabaseSchemaError
 from comporta.flow import Flow
 from comporta.stores.base import Store
-from comporta.stores.urls import default_url, open_store
+from comporta.stores.urls import default_url, store_of
 
 if TYPE_CHECKING:
     from comporta.cache.rows import Entry, Health
@@ -79,7 +79,7 @@ class Asking:
         self._ours = database is None or isinstance(database, str)
         self.database = open_database(database) if database is None or isinstance(database, str) else database
         state = default_url(distributed=True) if state is None else state
-        store = open_store(state) if isinstance(state, str) else state
+        store = store_of(state)
         self.config = config
         self.prefix = b"" if name == NAME else name.encode() + b":"
         self._by_params = config.scope == BY_PARAMS

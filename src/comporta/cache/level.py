@@ -101,7 +101,7 @@ class Level:
     def put(
         self, key: str, cached: Cached, until_ns: int, size: int, stamp: int, *, served: bool = False
     ) -> bool:
-        """Keep an answer, unless the key was dropped since ``stamp`` or it is too large.
+        """Keep an answer, unless its parameters were dropped since ``stamp`` or it is too large.
 
         ``served``: this is an access, which is counted: by its row, as the slot may be gone in a moment, and
         one for each access would fill the memory with what is left of them.
@@ -109,15 +109,15 @@ class Level:
         if size > self._bytes_max:
             return False
         slot = Slot(cached, until_ns, size)
+        digest = key[-HASH_CHARS:][:DIGEST_CHARS]
         with self._lock:
-            if stamp != self.stamp and self._dropped.get(key, self._floor) > stamp:
+            if stamp != self.stamp and self._dropped.get(digest, self._floor) > stamp:
                 return False
             slots = self._slots
             if key in slots:
                 self._remove(key)
             slots[key] = slot
             self._bytes += size
-            digest = key[-HASH_CHARS:][:DIGEST_CHARS]
             others = self._by_digest.setdefault(digest, key)
             if others is not key:
                 self._beside(others, digest, key)
@@ -132,17 +132,17 @@ class Level:
                     self._served[row] = before + 1
         return True
 
-    def drop(self, key: str) -> None:
-        """Forget a key."""
-        with self._lock:
-            self._drop(key)
-
     def drop_digest(self, digest: str) -> None:
-        """Forget all keys of some parameters."""
+        """Forget all keys of some parameters, also for those who are reading one and keep it in a moment."""
         with self._lock:
+            self.stamp += 1
+            self._dropped.pop(digest, None)
+            self._dropped[digest] = self.stamp
+            if len(self._dropped) > _DROPPED_MAX:
+                self._floor = self._dropped.pop(next(iter(self._dropped)))
             keys = self._by_digest.get(digest, ())
             for key in (keys,) if isinstance(keys, str) else tuple(keys):
-                self._drop(key)
+                self._remove(key)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -174,14 +174,6 @@ class Level:
         self._touched.clear()
         self._served.clear()
         self.clear()
-
-    def _drop(self, key: str) -> None:
-        self.stamp += 1
-        self._dropped.pop(key, None)
-        self._dropped[key] = self.stamp
-        if len(self._dropped) > _DROPPED_MAX:
-            self._floor = self._dropped.pop(next(iter(self._dropped)))
-        self._remove(key)
 
     def _remove(self, key: str) -> None:
         slot = self._slots.pop(key, None)

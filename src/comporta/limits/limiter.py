@@ -21,7 +21,7 @@ from comporta.limits.verbs import Key, Verbs
 from comporta.names import checked_name
 from comporta.stores.base import Bound, Busy, LocalStore, Store
 from comporta.stores.failover import FailoverStore, Fallback, fallback_of
-from comporta.stores.urls import default_url, open_store
+from comporta.stores.urls import default_url, store_of
 
 _in_use: WeakKeyDictionary[Store, WeakValueDictionary[str, BaseLimiter]] = WeakKeyDictionary()
 
@@ -44,7 +44,7 @@ class BaseLimiter:
         self.name = _made_name(self.config) if name is None else checked_name(name)
         if state is None:
             state = default_url(distributed=self.config.distributed)
-        self.store: Store = open_store(state) if isinstance(state, str) else state
+        self.store = store_of(state)
         _claim(self)
         asked = Asked(self.config.rule(), self.name, self.config.fallback)
         bound = _bound(self.config, self.store, asked)

@@ -40,7 +40,7 @@ from comporta.stores.effects import Apply
 from comporta.stores.failover import FailoverStore, Fallback, fallback_of
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import NEVER_US
-from comporta.stores.urls import default_url, open_store
+from comporta.stores.urls import default_url, store_of
 
 MAX_CONCURRENT = 10_000
 HOLD_SECONDS_MAX = 86_400.0
@@ -76,7 +76,7 @@ class ConcurrencyLimit:
     ) -> None:
         _check_numbers(max_concurrent, hold_seconds)
         state = default_url(distributed=True) if state is None else state
-        self.store: Store = open_store(state) if isinstance(state, str) else state
+        self.store = store_of(state)
         _check_room(self.store, max_concurrent)
         self.name = checked_name(name)
         self.max_concurrent = max_concurrent

@@ -138,7 +138,7 @@ def rule_alone(rule: Rule, name: str, fallback: str, outage: Outage) -> Rule:
 
     ``"open"`` holds only for accidents: a server that does not let us in opens nothing. A degraded limit is
     shared as it is lowered; a pause is not known here, since it ends by the time of the shared state: whoever
-    heard of it first hand remembers it (``Upstream`` does).
+    heard of it remembers it (``Upstream`` does).
     """
     rule = untimed(rule)
     if outage.full or fallback == "closed":

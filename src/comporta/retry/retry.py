@@ -21,7 +21,7 @@ from comporta.retry.budget import Budget, RetryBudget
 from comporta.stores.base import Store
 from comporta.stores.effects import Sleep
 from comporta.stores.memory import MemoryStore
-from comporta.stores.urls import default_url, open_store
+from comporta.stores.urls import default_url, store_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -234,7 +234,7 @@ def _budget_of(
         raise TypeError(f"budget must be a Budget, a RetryBudget or None, got {budget!r:.50}")
     if state is None:
         state = default_url(distributed=name is not None)
-    store = open_store(state) if isinstance(state, str) else state
+    store = store_of(state)
     if name is None:
         return RetryBudget(ALONE, MemoryStore(store.clock), budget)  # others without a name are others
     return RetryBudget(name, store, budget)

@@ -18,7 +18,7 @@ import atexit
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakSet, ref
 
 from comporta import events, forks
@@ -70,6 +70,14 @@ class Watcher(Protocol):
 
     def told(self, reply: Any) -> None:
         """Take the answer, on the keeper's thread; it must not raise."""
+
+
+@runtime_checkable
+class Carrier(Protocol):
+    """A watcher that knows something which the shared state may have forgotten when it is back."""
+
+    def carried(self) -> Operation[Any] | None:
+        """Return what notes it in this worker's own state, from which it is reported; nothing if it has."""
 
 
 class Life(Run):
@@ -252,6 +260,7 @@ class Keeper:
                 primary.reach()
             for _ in range(_GOOD_SIGNS):
                 self._sign(store, life)
+            self._carry(alone)
             if own_trouble and self._right_away(store):
                 _report(primary, alone)
             elif not self._gathered(store, alone, life):
@@ -280,6 +289,16 @@ class Keeper:
         self._sign(store, life)
         _report(store.primary, alone)
         return True
+
+    def _carry(self, alone: Alone) -> None:
+        """Have what watchers know noted where it is reported from."""
+        with self._lock:
+            carriers = [watcher for watcher in self._watchers if isinstance(watcher, Carrier)]
+        for carrier in carriers:
+            operation = carrier.carried()
+            if operation is not None:
+                with suppress(StateError):  # nothing can be noted there while the server shuts it out
+                    alone.apply(operation)
 
     def _right_away(self, store: FailoverStore) -> bool:
         """Whether nobody else can have been away: not that long ago, or this worker is only just starting."""

@@ -63,6 +63,13 @@ def open_store(url: str) -> Store:
         return store
 
 
+def store_of(state: str | Store) -> Store:
+    """Return the store that was given, or that of a URL; a client of a server's is neither."""
+    if not isinstance(state, str) and not hasattr(state, "apply"):
+        raise TypeError(f"state must be a URL or a store, got {state!r:.100}")
+    return open_store(state) if isinstance(state, str) else state
+
+
 def check_url(url: str) -> None:
     """Refuse a URL whose password is cut short by a sign that means something: parts of it would be shown."""
     readable = True

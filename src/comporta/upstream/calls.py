@@ -163,7 +163,7 @@ class Call:
         """Wait for a place among the calls in flight, then for the limit."""
         clock = self._parts.clock
         began_ns = clock.now_ns()
-        until_ns = began_ns + self._parts.max_wait_ns
+        until_ns = began_ns + self._patience_ns(began_ns)
         try:
             yield from self._permitted(until_ns)
             yield from self._limited(until_ns)
@@ -172,6 +172,14 @@ class Call:
             self.report.waited += waited_ns / 1e9
         if waited_ns > _A_WHILE_NS:
             yield from self._still_admitted()
+
+    def _patience_ns(self, now_ns: int) -> int:
+        """Return how long an attempt may wait; no other than the first begins after the deadline of all."""
+        parts = self._parts
+        if parts.retry is None or parts.retry.backoff.deadline is None or not self.report.attempts:
+            return parts.max_wait_ns
+        left_ns = self._began_ns + round(parts.retry.backoff.deadline * 1e9) - now_ns
+        return max(0, min(parts.max_wait_ns, left_ns))
 
     def _admitted(self) -> Flow[None]:
         """Ask the breaker; what it says to this call is held until there is a result."""
@@ -185,9 +193,9 @@ class Call:
         self._admission = admission
 
     def _still_admitted(self) -> Flow[None]:
-        """Ask again after a wait; a probe stays one, and so does a place in a ramp."""
-        before = self._admission
-        if before is None or before.probe:
+        """Ask again after a wait; a probe stays one until its deadline, and so does a place in a ramp."""
+        before, breaker = self._admission, self._parts.breaker
+        if before is None or breaker is None or breaker.view.holds(before):
             return
         try:
             yield from self._admitted()
@@ -211,23 +219,37 @@ class Call:
 
     def _limited(self, until_ns: int) -> Flow[None]:
         """Take from the limit, in line with the others."""
+        patience, store = self._left(until_ns), self._parts.limiter.store
+        alone = fallback_of(store)
         yield from self._rested(until_ns)
         self._taken = yield from self._parts.limiter.verbs.acquire(None, 1, self._left(until_ns))
         if not self._taken:
-            raise (yield from self._limit_reached())
+            raise (yield from self._limit_reached(patience))
+        if alone is None and fallback_of(store) is not None:  # since just now: it says nothing of a pause
+            yield from self._rested(until_ns)
 
     def _rested(self, until_ns: int) -> Flow[None]:
-        """Wait for the end of a pause that this worker alone remembers: the shared state is out of reach."""
+        """Wait for the end of a pause of which the shared state cannot remind: it is out of reach.
+
+        When that is back it is told what it may not know.
+        """
         parts = self._parts
         left = parts.pause.left(parts.clock)
-        if not left or fallback_of(parts.limiter.store) is None:
+        if left and parts.pause.doubtful and fallback_of(parts.limiter.store) is None:
+            with suppress(StateError):  # it is gone again
+                yield from self._pause(left)
+        if fallback_of(parts.limiter.store) is None:
+            return
+        parts.pause.doubtful = left > 0
+        left = max(left, parts.limiter.verbs.paused_us() / 1e6)
+        if not left:
             return
         left *= uniform(1, 1 + _JITTER)
         if left > self._left(until_ns):
             raise _paused(parts.name, left)
         yield Sleep(parts.clock, left)
 
-    def _limit_reached(self) -> Flow[LimitReachedError]:
+    def _limit_reached(self, patience: float) -> Flow[LimitReachedError]:
         """Return the error that says why there was no room, and when there may be."""
         parts = self._parts
         soonest = 1 / parts.limiter.config.rate
@@ -236,7 +258,7 @@ class Call:
             if stands.paused:
                 return _paused(parts.name, stands.paused)
             soonest = stands.retry_after or soonest
-        text = f"{parts.name}: the limit of {parts.limiter.config} left no room in {parts.max_wait:g} s"
+        text = f"{parts.name}: the limit of {parts.limiter.config} left no room in {patience:.3g} s"
         return LimitReachedError(text, parts.name, soonest)
 
     def _left(self, until_ns: int) -> float:
@@ -288,7 +310,9 @@ class Call:
         seconds = min(seconds, parts.pause_max)
         if seconds >= _PAUSE_LEAST:  # the limiter takes none at all for an order to go on
             parts.pause.until(parts.clock, seconds)
+            parts.pause.doubtful = True
             yield from parts.limiter.verbs.pause(seconds)
+            parts.pause.doubtful = False
 
     def _unheard(self, owed: Admission | None) -> Flow[None]:
         """Count a series that ends because its next attempt was refused, where only its end counts."""

@@ -51,12 +51,16 @@ class Accepted:
 
 
 class Pause:
-    """Until when an upstream wants no calls, as far as this worker was told itself."""
+    """Until when an upstream wants no calls, as far as this worker was told itself.
 
-    __slots__ = ("_until_ns",)
+    ``doubtful``: the shared state may not know of it.
+    """
+
+    __slots__ = ("_until_ns", "doubtful")
 
     def __init__(self) -> None:
         self._until_ns = 0
+        self.doubtful = False
 
     @property
     def told(self) -> bool:

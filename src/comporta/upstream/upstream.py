@@ -28,7 +28,7 @@ from comporta.limits.limiter import BaseLimiter
 from comporta.limits.permits import HOLD_SECONDS_MAX, ConcurrencyLimit
 from comporta.retry.budget import RetryBudget
 from comporta.retry.retry import ALONE, Retry
-from comporta.stores.urls import default_url, open_store
+from comporta.stores.urls import default_url, store_of
 from comporta.timeouts import Timeouts
 from comporta.upstream.attempt import Calling
 from comporta.upstream.calls import Call
@@ -90,7 +90,7 @@ class Upstream:
         if state is None:
             state = default_url(distributed=True)
         self.name = name
-        self.store: Store = open_store(state) if isinstance(state, str) else state
+        self.store = store_of(state)
         self.limiter = BaseLimiter(limit, self.store, name)
         self.breaker = _breaker(name, breaker, self.store)
         self.retry = _retry(retry)

@@ -29,7 +29,7 @@ from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import NEVER_US
-from comporta.stores.urls import open_store
+from comporta.stores.urls import store_of
 
 R = TypeVar("R")
 
@@ -347,7 +347,7 @@ class SyncThrottle:
 def _opened(state: str | Store | None) -> Store:
     if state is None:
         return MemoryStore(keys_max=KEYS_MAX)
-    return open_store(state) if isinstance(state, str) else state
+    return store_of(state)
 
 
 def _bucket(name: str, limit: float, per: float, fallback: str) -> LimitConfig:
