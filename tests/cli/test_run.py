@@ -526,6 +526,29 @@ def test_run__resumed_without_its_output__is_refused_and_says_what_to_do(
     assert len(rows_in(output)) == 3
 
 
+def test_run__resumed_with_another_table__names_both_and_makes_none(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    given, output = lines(tmp_path, 3), tmp_path / "out.db"
+    ran("run", str(given), *options(server, output, "--table", "companies"))
+    refused = ran("run", str(given), *options(server, output, "--table", "others", "--resume"))
+    assert refused.exit_code == 1
+    assert "table was 'companies', is 'others'" in refused.stderr
+    with sqlite3.connect(output) as database:
+        assert database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [
+            ("companies",)
+        ]
+    assert ran("run", str(given), *options(server, output, "--table", "companies", "--resume")).exit_code == 0
+
+
+def test_run__resumed_with_another_table_that_nothing_goes_to__goes_on(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    given, output = lines(tmp_path, 3), tmp_path / "out.csv"
+    ran("run", str(given), *options(server, output, "--table", "companies"))
+    assert ran("run", str(given), *options(server, output, "--resume")).exit_code == 0
+
+
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,7 @@ KEY = (LINE, "input", "url")
 """What makes a row the same: a line alone would take that of another INPUT for one that is there already."""
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
+DATABASES = (".db", ".sqlite", ".sqlite3")
 DEAD_LETTERS_LEFT = 3
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -53,6 +54,19 @@ _EPILOG = (
     "Exit status: 0 all is done; 3 all is done, but some of it are dead letters; 130 interrupted (--resume "
     "goes on); 1 it could not go on; 2 something is wrong with the options."
 )
+
+
+class Input(FileSource):
+    """INPUT, known also by the table its rows go to, if any: another one would lack the rows of before."""
+
+    def __init__(self, path: str, form: str | None, table: str | None) -> None:
+        super().__init__(path, form)
+        self._table = table
+
+    def identity(self) -> Mapping[str, Any] | None:
+        """Say which file it is, and which table it is for."""
+        known = super().identity()
+        return None if known is None else {**known, "table": self._table}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +231,9 @@ def _upstream(address: Address, options: dict[str, Any]) -> Upstream:
 
 def _files(given: str, options: dict[str, Any]) -> Files:
     """Find out which files are meant, and that none of them is written over."""
-    source = _typed("INPUT", lambda: FileSource(given, options["form"]))
     output = Path(options["output"])
+    table = options["table"] if output.suffix.lower() in DATABASES else None
+    source = _typed("INPUT", lambda: Input(given, options["form"], table))
     letters = Path(options["letters"] or f"{output}.dead.jsonl")
     if not source.rereadable:
         if options["resume"]:
@@ -269,9 +284,10 @@ def _sink(output: Path, table: str) -> Sink:
         ".jsonl": lambda: JsonLinesSink(output, key=KEY),
         ".ndjson": lambda: JsonLinesSink(output, key=KEY),
         ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=KEY),
-        ".db": lambda: SqliteSink(output, table=table, key=KEY, columns=[LINE, *COLUMNS]),
+        **dict.fromkeys(
+            DATABASES, lambda: SqliteSink(output, table=table, key=KEY, columns=[LINE, *COLUMNS])
+        ),
     }
-    made[".sqlite"] = made[".sqlite3"] = made[".db"]
     make = made.get(output.suffix.lower())
     if make is None:
         raise click.BadParameter(
