@@ -123,6 +123,17 @@ def test_modes__each__is_a_bad_day_of_its_own(server: ProcurementServer) -> None
     assert pcp(server.pcp)[0] == 200
 
 
+def test_portals__asked_for_the_last_day_there_is__answer(server: ProcurementServer) -> None:
+    days = "dataInicial=99991231&dataFinal=99991231&codigoModalidadeContratacao=6"
+    path = f"/api/consulta/v1/contratacoes/publicacao?{days}&uf=SP&pagina=1&tamanhoPagina=50"
+    assert asked(server.pncp.url + path)[0] in (200, 204)
+    day = "dataInicial=9999-12-31&dataFinal=9999-12-31&modalidade=6"
+    assert {
+        asked(f"{server.pcp.url}/v1/processos?{day}&uf={uf}&pagina=1&tamanhoPagina=50")[0]
+        for uf in ("RJ", "MA", "AC")
+    } == {200}
+
+
 def test_control__over_http__switches_and_shows(server: ProcurementServer) -> None:
     switch = json.dumps({"mode": "slow", "delay": 0, "failing_ufs": ["AC"]}).encode()
     status, shown = asked(f"{server.url}/control/pcp", switch, "PUT")
