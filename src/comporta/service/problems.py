@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from comporta.errors import DatabaseError, RefusedError, StateError
+from comporta.errors import DatabaseError, RefusedError, SinkDeniedError, SinkError, StateError
 from comporta.headers import whole_seconds
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -83,6 +83,7 @@ def errors_as_problems(app: FastAPI) -> None:
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(StateError, _unavailable)
     app.add_exception_handler(DatabaseError, _unavailable)
+    app.add_exception_handler(SinkError, _no_sheets)
     app.add_exception_handler(Exception, _failed)
 
 
@@ -112,6 +113,14 @@ async def _unavailable(request: Request, error: Exception) -> Response:
     _log(request, error)
     what = "database" if isinstance(error, DatabaseError) else "state"
     detail = f"the service's own {what} is not available now"
+    return Problem(503, _phrase(503), detail, retry_after=RETRY_SECONDS).response()
+
+
+async def _no_sheets(request: Request, error: Exception) -> Response:
+    _log(request, error)
+    if isinstance(error, SinkDeniedError):
+        return Problem(502, _phrase(502), "the sheets' service does not let us in").response()
+    detail = "the sheets' service is not available now"
     return Problem(503, _phrase(503), detail, retry_after=RETRY_SECONDS).response()
 
 
