@@ -135,6 +135,9 @@ def _one(error: Mapping[str, Any]) -> dict[str, str]:
     if error.get("type") == "json_invalid":
         at = f"at character {where[-1]}"
         return {"in": "body", "field": "body", "detail": f"body: must be JSON, got something else {at}"}
+    if error.get("type") == "model_attributes_type" and where == ["body"]:
+        what = "must be a JSON object, sent with Content-Type: application/json"
+        return {"in": "body", "field": "body", "detail": f"body: {what}"}
     field = ".".join(where[1:] or where)[:VALUE_CHARS_MAX]
     said = str(error.get("msg", "is not valid"))
     detail = f"{field}: {said[:1].lower()}{said[1:]}{_got(where, error)}"
