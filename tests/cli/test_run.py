@@ -218,6 +218,25 @@ def test_run__lines_that_cannot_be_used__are_dead_letters_with_their_numbers(
     assert [row["line"] for row in rows_in(output)] == [1]
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("in.csv", ["--url", "http://h/{idd}"], "--url: {0} has no column 'idd', only 'id', 'q'"),
+        ("in.csv", ["--key", "who"], "--key: {0} has no column 'who', only 'id', 'q'"),
+        ("in.txt", [], "--url: {0} has no column 'id', only 'line'"),
+    ],
+)
+def test_run__column_that_no_line_has__is_refused_before_anything_is_begun(
+    server: SimulatedUpstream, tmp_path: Path, name: str, more: list[str], said: str
+) -> None:
+    given, output = tmp_path / name, tmp_path / "out.jsonl"
+    given.write_text("id,q\n1,a\n2,b\n")
+    result = ran("run", str(given), *options(server, output, path="/{id}"), *more)
+    assert result.exit_code == 2
+    assert said.format(given) in result.stderr
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
 def test_run__resumed__does_only_what_is_left(server: SimulatedUpstream, tmp_path: Path) -> None:
     given, output = lines(tmp_path), tmp_path / "out.jsonl"
     ran("run", str(given), *options(server, output))

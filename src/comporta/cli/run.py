@@ -146,6 +146,9 @@ def run(
     """
     address = _typed("--url", lambda: Address(options["url"]))
     files = _files(input, options)
+    _check_columns(
+        files.source, {"--url": address.columns, "--key": [options["key"]] if options["key"] else []}
+    )
     sink = _sink(files.output, options["table"])
     headers = _headers(options["headers"], options["secrets"])
     try:
@@ -264,6 +267,23 @@ def _files(given: str, options: dict[str, Any]) -> Files:
             "file begins anew"
         )
     return files
+
+
+def _check_columns(source: FileSource, wanted: dict[str, list[str]]) -> None:
+    """See that all lines have the columns one wants, where the first tells: a slip would cost every line."""
+    if source.form not in ("lines", "csv") or not source.rereadable:
+        return
+    try:
+        first = next((entry for entry in source.entries() if not entry.trouble), None)
+    except ComportaError as error:
+        raise click.ClickException(str(error)) from None
+    known = None if first is None else fields_of(first.item)
+    for option, columns in wanted.items():
+        for column in columns:
+            if known is not None and column not in known:
+                shown = ", ".join(map(repr, list(known)[:20]))
+                text = f"{source.path} has no column {column!r}, only {shown}"
+                raise click.BadParameter(text[:500], param_hint=option)
 
 
 def _is_begun(files: Files) -> bool:
