@@ -34,7 +34,7 @@ from comporta.pipeline.runs.report import COMPLETE, Report
 from comporta.pipeline.runs.sources import FORMS, FileSource
 from comporta.pipeline.sinks import CsvSink, JsonLinesSink, Sink, SqliteSink
 from comporta.retry.retry import Retry
-from comporta.stores.urls import forget_stores
+from comporta.stores.urls import forget_stores, open_store
 from comporta.upstream.upstream import Upstream
 from comporta.upstream.upstreams import Upstreams
 
@@ -219,6 +219,7 @@ def _upstream(address: Address, options: dict[str, Any]) -> Upstream:
     if options["config"] is not None:
         return _typed("--config", lambda: Upstreams.from_file(options["config"])[name])
     limit = _typed("--limit", lambda: LimitConfig.parse(options["limit"]))
+    store = _typed("--state", lambda: open_store(state_url(options["state"])))
     return _typed(
         "--upstream",
         lambda: Upstream(
@@ -227,7 +228,7 @@ def _upstream(address: Address, options: dict[str, Any]) -> Upstream:
             max_wait=options["patience"],
             retry=Retry(options["retries"], options["backoff"], budget=None),
             timeout=options["timeout"],
-            state=state_url(options["state"]),
+            state=store,
         ),
     )
 
