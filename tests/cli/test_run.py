@@ -218,6 +218,25 @@ def test_run__lines_that_cannot_be_used__are_dead_letters_with_their_numbers(
     assert [row["line"] for row in rows_in(output)] == [1]
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("in.csv", ["--url", "http://h/{idd}"], "--url: {0} has no column 'idd', only 'id', 'q'"),
+        ("in.csv", ["--key", "who"], "--key: {0} has no column 'who', only 'id', 'q'"),
+        ("in.txt", [], "--url: {0} has no column 'id', only 'line'"),
+    ],
+)
+def test_run__column_that_no_line_has__is_refused_before_anything_is_begun(
+    server: SimulatedUpstream, tmp_path: Path, name: str, more: list[str], said: str
+) -> None:
+    given, output = tmp_path / name, tmp_path / "out.jsonl"
+    given.write_text("id,q\n1,a\n2,b\n")
+    result = ran("run", str(given), *options(server, output, path="/{id}"), *more)
+    assert result.exit_code == 2
+    assert said.format(given) in result.stderr
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
 def test_run__resumed__does_only_what_is_left(server: SimulatedUpstream, tmp_path: Path) -> None:
     given, output = lines(tmp_path), tmp_path / "out.jsonl"
     ran("run", str(given), *options(server, output))
@@ -296,7 +315,9 @@ def test_run__headers__are_sent_and_secrets_come_from_the_environment(
         (["--header-env", "A=ABSENT_VARIABLE"], "must name a variable that is set"),
         (["--limit", "nonsense"], "limit must look like"),
         (["--upstream", "a b"], "key must be|name must be"),
-        (["--state", "ftp://x"], "state must start with one of"),
+        (["--state", "ftp://x"], "--state: state must start with one of"),
+        (["--output", "x.db", "--table", ""], "table must be a name"),
+        (["--output", "x.db", "--table", "sqlite_x"], "table must be a name"),
         (["--state", "http://x"], "not the address of a page"),
         (["--output", "x.pdf"], "must end in one of .jsonl"),
         (["--url", "ftp://host/{line}"], "url must begin with http"),
@@ -524,6 +545,29 @@ def test_run__resumed_without_its_output__is_refused_and_says_what_to_do(
     checkpoint.unlink()
     assert ran("run", str(given), *options(server, output, "--resume")).exit_code == 0
     assert len(rows_in(output)) == 3
+
+
+def test_run__resumed_with_another_table__names_both_and_makes_none(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    given, output = lines(tmp_path, 3), tmp_path / "out.db"
+    ran("run", str(given), *options(server, output, "--table", "companies"))
+    refused = ran("run", str(given), *options(server, output, "--table", "others", "--resume"))
+    assert refused.exit_code == 1
+    assert "table was 'companies', is 'others'" in refused.stderr
+    with sqlite3.connect(output) as database:
+        assert database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [
+            ("companies",)
+        ]
+    assert ran("run", str(given), *options(server, output, "--table", "companies", "--resume")).exit_code == 0
+
+
+def test_run__resumed_with_another_table_that_nothing_goes_to__goes_on(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    given, output = lines(tmp_path, 3), tmp_path / "out.csv"
+    ran("run", str(given), *options(server, output, "--table", "companies"))
+    assert ran("run", str(given), *options(server, output, "--resume")).exit_code == 0
 
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"

@@ -33,7 +33,17 @@ MEMBERS = {
 }
 CARD = {
     *("name", "phase", "why", "since", "until", "forced", "failures", "threshold", "share", "tokens"),
-    *("capacity", "limit", "original", "paused", "in_flight", "in_flight_max", "in_words", "minute"),
+    *(
+        "capacity",
+        "limit",
+        "original",
+        "configured",
+        "paused",
+        "in_flight",
+        "in_flight_max",
+        "in_words",
+        "minute",
+    ),
 }
 WORKER = {"name", "host", "pid", "started", "heard", "probes", "permits", "fetches", "jobs"}
 CACHE = {

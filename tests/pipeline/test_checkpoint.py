@@ -35,7 +35,7 @@ def test_save__loaded_again__is_the_same(checkpoint: Checkpoint) -> None:
 
 def test_load__of_another_source__names_what_differs(checkpoint: Checkpoint) -> None:
     checkpoint.save(Standing(SOURCE))
-    with pytest.raises(CheckpointError, match=r"size_bytes was 7, is 8\. Give the source as it was"):
+    with pytest.raises(CheckpointError, match=r"size_bytes was 7, is 8\. Give it as it was"):
         checkpoint.load({**SOURCE, "size_bytes": 8})
     with pytest.raises(CheckpointError, match="begins was None, is 'ab'"):
         checkpoint.load({**SOURCE, "begins": "ab"})

@@ -159,6 +159,12 @@ def test_sqlite__table_that_does_not_suit__is_named_when_it_is_opened(
     sink.close()
 
 
+@pytest.mark.parametrize("table", ["", "sqlite_master", "SQLite_x", "a\0b"])
+def test_sqlite__table_that_cannot_be__is_refused_by_name(path: Path, table: str) -> None:
+    with pytest.raises(ValueError, match="table must be a name that SQLite does not keep for itself, got"):
+        SqliteSink(path, table)
+
+
 def test_sqlite__path_that_cannot_be_opened__is_named(tmp_path: Path) -> None:
     with pytest.raises(SinkUnavailableError, match=r"nowhere/x.db, table results: unable to open"):
         SqliteSink(tmp_path / "nowhere" / "x.db").open()

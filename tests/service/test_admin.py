@@ -197,7 +197,7 @@ async def test_backfill__retried__by_whoever_has_backfills(tmp_path: Path) -> No
         retried.append(job_id)
         if job_id == "bad":
             raise RuntimeError("no such job")
-        return "pending"
+        return "pending" if job_id == "7" else ""
 
     async with running(tmp_path, admin_token=TOKEN) as asked:
         asked.parts.retry_backfill = None
@@ -205,13 +205,15 @@ async def test_backfill__retried__by_whoever_has_backfills(tmp_path: Path) -> No
         asked.parts.retry_backfill = retry
         some = await act(asked, "POST", "/backfills/7/retry")
         failed = await act(asked, "POST", "/backfills/bad/retry")
+        nothing = await act(asked, "POST", "/backfills/well/retry")
         written = await done(asked)
     assert none.status_code == 404
     assert some.json() == {"job_id": "7", "result": "pending"}
     assert failed.status_code == 500
     assert "no such job" not in failed.text
-    assert retried == ["7", "bad"]
-    assert [one[3] for one in written] == ["done", "failed: RuntimeError"]
+    assert (nothing.status_code, nothing.json()["field"]) == (404, "job_id")
+    assert retried == ["7", "bad", "well"]
+    assert [one[3] for one in written] == ["done", "failed: RuntimeError", "done"]
 
 
 @awaited

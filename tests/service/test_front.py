@@ -120,7 +120,7 @@ async def test_problem__whatever_goes_wrong__is_told_and_no_more(
     [
         (b"{", "", "body", "must be JSON, got something else at character 1"),
         (b"\xff", "", "body", "parsing"),
-        (b"[]", "", "body", "valid dictionary"),
+        (b"[]", "", "body", "must be a JSON object"),
         (b'{"count": 10}', "", "count", "less than or equal to 9, got 10"),
         (b'{"count": "x"}', "", "count", "valid integer"),
         (b'{"token": "much too long"}', "", "token", "at most 3"),
@@ -141,6 +141,14 @@ async def test_request__not_valid__names_field_range_and_value(
     assert said in found["detail"]
     assert found.get("field", "body") == field
     assert "much too long" not in reply.text
+
+
+@awaited
+async def test_request__body_not_said_to_be_json__is_told_how_to_say_so(tmp_path: Path) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}  # what curl -d says by itself
+    async with running(tmp_path) as asked:
+        reply = await with_routes(asked).client.post("/checked", content=b'{"count": 1}', headers=form)
+    assert "must be a JSON object, sent with Content-Type: application/json" in problem(reply)["detail"]
 
 
 @awaited

@@ -15,7 +15,8 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from comporta.testing import ProcurementServer, SimulatedPortal
-from comporta.testing.procurement import MODES, main
+from comporta.testing.portals import main
+from comporta.testing.procurement import MODES
 from comporta.testing.programs import free_port
 
 PNCP = "/api/consulta/v1/contratacoes/publicacao?dataInicial={}&dataFinal={}&codigoModalidadeContratacao=6"
@@ -123,6 +124,17 @@ def test_modes__each__is_a_bad_day_of_its_own(server: ProcurementServer) -> None
     assert pcp(server.pcp)[0] == 200
 
 
+def test_portals__asked_for_the_last_day_there_is__answer(server: ProcurementServer) -> None:
+    days = "dataInicial=99991231&dataFinal=99991231&codigoModalidadeContratacao=6"
+    path = f"/api/consulta/v1/contratacoes/publicacao?{days}&uf=SP&pagina=1&tamanhoPagina=50"
+    assert asked(server.pncp.url + path)[0] in (200, 204)
+    day = "dataInicial=9999-12-31&dataFinal=9999-12-31&modalidade=6"
+    assert {
+        asked(f"{server.pcp.url}/v1/processos?{day}&uf={uf}&pagina=1&tamanhoPagina=50")[0]
+        for uf in ("RJ", "MA", "AC")
+    } == {200}
+
+
 def test_control__over_http__switches_and_shows(server: ProcurementServer) -> None:
     switch = json.dumps({"mode": "slow", "delay": 0, "failing_ufs": ["AC"]}).encode()
     status, shown = asked(f"{server.url}/control/pcp", switch, "PUT")
@@ -142,13 +154,14 @@ def test_control__nonsense__is_a_400_and_changes_nothing(server: ProcurementServ
 
 def test_process__ended_by_a_signal__has_served_until_then() -> None:
     port = free_port()
-    command = [sys.executable, "-m", "comporta.testing.procurement", "--port", str(port), "--seed", "3"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "comporta.testing.portals", "--port", str(port), "--seed", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         assert process.stdout.readline() == f"pncp http://127.0.0.1:{port}/pncp\n"
         assert asked(f"http://127.0.0.1:{port}/control")[0] == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert (process.wait(60), process.stderr.read()) == (0, "")
 
 
 def test_main__a_signal__ends_it_quietly(capsys: pytest.CaptureFixture[str]) -> None:

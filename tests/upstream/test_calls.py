@@ -779,6 +779,19 @@ def test_get_state__plain__is_ready_for_json(make: Make, clock: ManualClock) -> 
     assert (bare["breaker"], bare["calls_in_flight"], bare["limit"]) == (None, None, 7)
 
 
+@pytest.mark.parametrize("degradation", [True, False])
+def test_get_state__limit_changed_by_an_operator__tells_it_and_what_is_configured(
+    make: Make, clock: ManualClock, degradation: bool
+) -> None:
+    face = make("10/s", degradation=degradation)
+    face.upstream.limiter.sync.change("3/s")
+    changed = face.state()
+    assert (changed.limit, changed.original, changed.configured) == (3, 3, 10)
+    face.upstream.limiter.sync.change(None)
+    revoked = face.state()
+    assert (revoked.limit, revoked.original, revoked.configured) == (10, 10, 10)
+
+
 @pytest.mark.parametrize("runner", ["blocking"], indirect=True)
 def test_lease__on_the_limit__calls_go_by_it(runner: None) -> None:
     with shared_store() as store:

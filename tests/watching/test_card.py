@@ -54,6 +54,12 @@ def probes(*owners: str) -> tuple[ProbeState, ...]:
     [
         (standing(), None, "No breaker: calls pass."),
         (standing(circuit()), FIFTY, "Closed: calls pass."),
+        (standing(circuit(), configured=10.0), FIFTY, "Closed: calls pass."),
+        (
+            standing(circuit(), limit=3.0, original=3.0, configured=10.0),
+            FIFTY,
+            "An operator set the limit to 3 a second; 10 is configured.",
+        ),
         (
             standing(circuit(failures=1)),
             FIFTY,
@@ -142,6 +148,7 @@ def test_card__of_an_upstream_with_everything__has_all_figures() -> None:
         "capacity": 10,
         "limit": 10.0,
         "original": 10.0,
+        "configured": None,
         "paused": 0.0,
         "in_flight": 3,
         "in_flight_max": 10,

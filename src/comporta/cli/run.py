@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from comporta.pipeline.runs.report import COMPLETE, Report
 from comporta.pipeline.runs.sources import FORMS, FileSource
 from comporta.pipeline.sinks import CsvSink, JsonLinesSink, Sink, SqliteSink
 from comporta.retry.retry import Retry
-from comporta.stores.urls import forget_stores
+from comporta.stores.urls import forget_stores, open_store
 from comporta.upstream.upstream import Upstream
 from comporta.upstream.upstreams import Upstreams
 
@@ -45,6 +45,7 @@ KEY = (LINE, "input", "url")
 """What makes a row the same: a line alone would take that of another INPUT for one that is there already."""
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
+DATABASES = (".db", ".sqlite", ".sqlite3")
 DEAD_LETTERS_LEFT = 3
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -53,6 +54,19 @@ _EPILOG = (
     "Exit status: 0 all is done; 3 all is done, but some of it are dead letters; 130 interrupted (--resume "
     "goes on); 1 it could not go on; 2 something is wrong with the options."
 )
+
+
+class Input(FileSource):
+    """INPUT, known also by the table its rows go to, if any: another one would lack the rows of before."""
+
+    def __init__(self, path: str, form: str | None, table: str | None) -> None:
+        super().__init__(path, form)
+        self._table = table
+
+    def identity(self) -> Mapping[str, Any] | None:
+        """Say which file it is, and which table it is for."""
+        known = super().identity()
+        return None if known is None else {**known, "table": self._table}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +146,9 @@ def run(
     """
     address = _typed("--url", lambda: Address(options["url"]))
     files = _files(input, options)
+    _check_columns(
+        files.source, {"--url": address.columns, "--key": [options["key"]] if options["key"] else []}
+    )
     sink = _sink(files.output, options["table"])
     headers = _headers(options["headers"], options["secrets"])
     try:
@@ -202,6 +219,7 @@ def _upstream(address: Address, options: dict[str, Any]) -> Upstream:
     if options["config"] is not None:
         return _typed("--config", lambda: Upstreams.from_file(options["config"])[name])
     limit = _typed("--limit", lambda: LimitConfig.parse(options["limit"]))
+    store = _typed("--state", lambda: open_store(state_url(options["state"])))
     return _typed(
         "--upstream",
         lambda: Upstream(
@@ -210,15 +228,16 @@ def _upstream(address: Address, options: dict[str, Any]) -> Upstream:
             max_wait=options["patience"],
             retry=Retry(options["retries"], options["backoff"], budget=None),
             timeout=options["timeout"],
-            state=state_url(options["state"]),
+            state=store,
         ),
     )
 
 
 def _files(given: str, options: dict[str, Any]) -> Files:
     """Find out which files are meant, and that none of them is written over."""
-    source = _typed("INPUT", lambda: FileSource(given, options["form"]))
     output = Path(options["output"])
+    table = options["table"] if output.suffix.lower() in DATABASES else None
+    source = _typed("INPUT", lambda: Input(given, options["form"], table))
     letters = Path(options["letters"] or f"{output}.dead.jsonl")
     if not source.rereadable:
         if options["resume"]:
@@ -251,6 +270,23 @@ def _files(given: str, options: dict[str, Any]) -> Files:
     return files
 
 
+def _check_columns(source: FileSource, wanted: dict[str, list[str]]) -> None:
+    """See that all lines have the columns one wants, where the first tells: a slip would cost every line."""
+    if source.form not in ("lines", "csv") or not source.rereadable:
+        return
+    try:
+        first = next((entry for entry in source.entries() if not entry.trouble), None)
+    except ComportaError as error:
+        raise click.ClickException(str(error)) from None
+    known = None if first is None else fields_of(first.item)
+    for option, columns in wanted.items():
+        for column in columns:
+            if known is not None and column not in known:
+                shown = ", ".join(map(repr, list(known)[:20]))
+                text = f"{source.path} has no column {column!r}, only {shown}"
+                raise click.BadParameter(text[:500], param_hint=option)
+
+
 def _is_begun(files: Files) -> bool:
     return files.checkpoint is not None and files.checkpoint.exists()
 
@@ -269,9 +305,10 @@ def _sink(output: Path, table: str) -> Sink:
         ".jsonl": lambda: JsonLinesSink(output, key=KEY),
         ".ndjson": lambda: JsonLinesSink(output, key=KEY),
         ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=KEY),
-        ".db": lambda: SqliteSink(output, table=table, key=KEY, columns=[LINE, *COLUMNS]),
+        **dict.fromkeys(
+            DATABASES, lambda: SqliteSink(output, table=table, key=KEY, columns=[LINE, *COLUMNS])
+        ),
     }
-    made[".sqlite"] = made[".sqlite3"] = made[".db"]
     make = made.get(output.suffix.lower())
     if make is None:
         raise click.BadParameter(

@@ -23,7 +23,6 @@ from comporta.steps import WHOLE, millionths
 
 if TYPE_CHECKING:
     from comporta.limits.limiter import BaseLimiter
-    from comporta.limits.rule import Numbers
     from comporta.stores.base import Operation
 
 RULES: Final = ("steps", "accepted")
@@ -85,12 +84,12 @@ class Degradation:
     @property
     def current(self) -> float:
         """The limit in force in requests per second, as far as this worker knows."""
-        return per_second(self._numbers()[0])
+        return rates_of(self.limiter)[0]
 
     @property
     def original(self) -> float:
         """The limit that it climbs back to, in requests per second."""
-        return per_second(self._numbers()[1])
+        return rates_of(self.limiter)[1]
 
     async def record_error(self, accepted_rate: float | None = None) -> None:
         """Lower the limit: the upstream is overloaded, or refused."""
@@ -111,13 +110,6 @@ class Degradation:
             "degraded": current < original,
             "rule": self.rule,
         }
-
-    def _numbers(self) -> tuple[Numbers, Numbers]:
-        """Return the numbers in force, and those without degradation."""
-        rule = self.limiter.verbs.known()
-        if not isinstance(rule, Timed):
-            return rule.numbers, rule.numbers
-        return rule.numbers_at(self.verbs.now_us())
 
 
 class DegradationVerbs:
@@ -166,10 +158,6 @@ class DegradationVerbs:
         now_us = self._limit.store.clock.now_ns() // 1000
         return self._tried_us is None or not 0 <= now_us - self._tried_us < self._every_us
 
-    def now_us(self) -> int | None:
-        """Return the moment by the clock of the state; nothing if that is not known here."""
-        return None if self._limit.is_remote else self._limit.store.clock.now_ns() // 1000
-
     def _lowering(self, accepted_rate: float | None) -> Operation[Adjusted]:
         name, numbers = self._limit.name, self._limit.numbers
         if self._owner.rule == "steps":
@@ -208,6 +196,17 @@ class SyncDegradation:
         """Raise the limit by a step, if it is lowered and it is time."""
         if self._verbs.is_due():
             run(self._verbs.climbing())
+
+
+def rates_of(limiter: BaseLimiter) -> tuple[float, float]:
+    """Return the limit in force and that without degradation, in requests per second, as known here."""
+    verbs = limiter.verbs
+    rule = verbs.known()
+    if not isinstance(rule, Timed):
+        return per_second(rule.numbers), per_second(rule.numbers)
+    now_us = None if verbs.is_remote else verbs.store.clock.now_ns() // 1000  # a server's is not known here
+    current, original = rule.numbers_at(now_us)
+    return per_second(current), per_second(original)
 
 
 def _check(name: str, value: float, allowed: str, above: float, most: float) -> None:

@@ -155,6 +155,7 @@ def _source(state: UpstreamState) -> dict[str, Any]:
         "forced": None if breaker is None else breaker.forced,
         "limit_per_second": state.limit,
         "original_limit_per_second": state.original,
+        "configured_limit_per_second": state.configured,
         "calls_in_flight": state.calls_in_flight,
         "retries_last_minute": state.retries_last_minute,
     }

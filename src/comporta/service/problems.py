@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from comporta.errors import DatabaseError, RefusedError, StateError
+from comporta.errors import DatabaseError, RefusedError, SinkDeniedError, SinkError, StateError
 from comporta.headers import whole_seconds
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -83,6 +83,7 @@ def errors_as_problems(app: FastAPI) -> None:
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(StateError, _unavailable)
     app.add_exception_handler(DatabaseError, _unavailable)
+    app.add_exception_handler(SinkError, _no_sheets)
     app.add_exception_handler(Exception, _failed)
 
 
@@ -115,6 +116,14 @@ async def _unavailable(request: Request, error: Exception) -> Response:
     return Problem(503, _phrase(503), detail, retry_after=RETRY_SECONDS).response()
 
 
+async def _no_sheets(request: Request, error: Exception) -> Response:
+    _log(request, error)
+    if isinstance(error, SinkDeniedError):
+        return Problem(502, _phrase(502), "the sheets' service does not let us in").response()
+    detail = "the sheets' service is not available now"
+    return Problem(503, _phrase(503), detail, retry_after=RETRY_SECONDS).response()
+
+
 async def _failed(request: Request, error: Exception) -> Response:
     _log(request, error)
     return Problem(500, _phrase(500), "something went wrong here; it is in the log").response()
@@ -126,6 +135,9 @@ def _one(error: Mapping[str, Any]) -> dict[str, str]:
     if error.get("type") == "json_invalid":
         at = f"at character {where[-1]}"
         return {"in": "body", "field": "body", "detail": f"body: must be JSON, got something else {at}"}
+    if error.get("type") == "model_attributes_type" and where == ["body"]:
+        what = "must be a JSON object, sent with Content-Type: application/json"
+        return {"in": "body", "field": "body", "detail": f"body: {what}"}
     field = ".".join(where[1:] or where)[:VALUE_CHARS_MAX]
     said = str(error.get("msg", "is not valid"))
     detail = f"{field}: {said[:1].lower()}{said[1:]}{_got(where, error)}"

@@ -1,6 +1,6 @@
 """Two procurement portals, simulated: PNCP's and PCP's shapes, their limits, and switches for bad days.
 
-In a test it is a ``with``; for a demonstration it is a process: ``python -m comporta.testing.procurement``.
+In a test it is a ``with``; for a demonstration it is a process: ``python -m comporta.testing.portals``.
 The switches are attributes, and the same over HTTP::
 
     curl localhost:8900/control
@@ -12,13 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import signal
-import sys
 import time
-from argparse import ArgumentParser
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import date
 from math import ceil
 from typing import Any, Final, NamedTuple
@@ -34,7 +30,6 @@ one with a 429, and ``dead`` hangs up."""
 
 DELAY_SECONDS_MAX: Final = 3600.0
 DAYS_MAX: Final = 366
-PORT: Final = 8900
 WINDOW_SECONDS: Final = 10.0
 """Over how long ``recent`` and ``busiest`` count."""
 
@@ -280,27 +275,3 @@ def _integer(told: dict[str, str], name: str, least: int, most: int) -> int:
 
 def _part(found: list[Tender], asked: _Question) -> list[Tender]:
     return found[(asked.page - 1) * asked.size : asked.page * asked.size]
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Serve until a signal ends it."""
-    parser = ArgumentParser(prog="python -m comporta.testing.procurement", description=main.__doc__)
-    parser.add_argument("--port", type=int, default=PORT, help="the port on loopback (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="what is published (%(default)s)")
-    asked = parser.parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _ended)
-    with ProcurementServer(seed=asked.seed, port=asked.port) as server:
-        sys.stdout.write(f"pncp {server.pncp.url}\npcp {server.pcp.url}\ncontrol {server.url}/control\n")
-        sys.stdout.flush()
-        with suppress(SystemExit):
-            while True:
-                signal.pause()
-
-
-def _ended(_number: int, _frame: object) -> None:
-    raise SystemExit
-
-
-if __name__ == "__main__":
-    main()

@@ -102,6 +102,10 @@ class SheetsServer(Loopback):
         """Delete it."""
         del self._service.files[spreadsheet_id]
 
+    def trash(self, spreadsheet_id: str) -> None:
+        """Put it into the bin, where it can still be written to."""
+        self._service.files[spreadsheet_id].trashed = True
+
     def spreadsheets(self) -> dict[str, str]:
         """Return ids and names of all there are."""
         return {stored.number: stored.name for stored in list(self._service.files.values())}

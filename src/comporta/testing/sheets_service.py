@@ -32,6 +32,7 @@ class Stored:
     created: float
     grid: Grid
     folders: list[str] = field(default_factory=list)
+    trashed: bool = False
 
     def told(self) -> dict[str, Any]:
         """Return what Drive says of it."""
@@ -86,8 +87,13 @@ class SheetsService:
             self.overlooked -= 1
             return {"files": []}
         key, value = (re.sub(r"\\(.)", r"\1", text) for text in parsed.groups())
-        found = [stored for stored in self.files.values() if stored.marks.get(key) == value]
+        there = [stored for stored in self.files.values() if not stored.trashed]
+        found = [stored for stored in there if stored.marks.get(key) == value]
         return {"files": [stored.told() for stored in sorted(found, key=lambda each: each.created)]}
+
+    def drive_get(self, _: Request, number: str) -> Any:
+        stored = self._stored(number)
+        return {**stored.told(), "trashed": stored.trashed}
 
     def drive_delete(self, _: Request, number: str) -> Any:
         del self.files[self._stored(number).number]
@@ -122,5 +128,6 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("GET", f"/v4/spreadsheets/{_ID}", SheetsService.sheets_get),
     ("POST", "/drive/v3/files", SheetsService.drive_create),
     ("GET", "/drive/v3/files", SheetsService.drive_list),
+    ("GET", f"/drive/v3/files/{_ID}", SheetsService.drive_get),
     ("DELETE", f"/drive/v3/files/{_ID}", SheetsService.drive_delete),
 )

@@ -49,6 +49,11 @@ class Tender(NamedTuple):
         """Its name on PNCP."""
         return f"{self.cnpj}-1-{self.number:06d}/{self.published.year}"
 
+    @property
+    def closes(self) -> date:
+        """The last day for offers; never beyond the last day there is."""
+        return self.published + min(timedelta(15), date.max - self.published)
+
 
 def tenders(seed: int, first: date, last: date, uf: str, modality: int) -> list[Tender]:
     """Return what was published from the first day to the last, both included."""
@@ -93,7 +98,7 @@ def as_pncp(tender: Tender) -> dict[str, Any]:
         "modalidadeId": tender.modality,
         "modalidadeNome": MODALITIES.get(tender.modality, "Outra"),
         "dataPublicacaoPncp": f"{tender.published}T08:00:00",
-        "dataEncerramentoProposta": f"{tender.published + timedelta(15)}T17:00:00",
+        "dataEncerramentoProposta": f"{tender.closes}T17:00:00",
         "linkSistemaOrigem": f"https://pncp.example/editais/{tender.number}",
     }
 
@@ -110,6 +115,6 @@ def as_pcp(tender: Tender) -> dict[str, Any]:
         "valorEstimado": tender.value,
         "modalidade": {"codigo": tender.modality, "nome": MODALITIES.get(tender.modality, "Outra")},
         "publicadoEm": f"{tender.published}T08:00:00",
-        "encerraEm": f"{tender.published + timedelta(15)}T17:00:00",
+        "encerraEm": f"{tender.closes}T17:00:00",
         "link": f"https://pcp.example/processos/{tender.number}",
     }

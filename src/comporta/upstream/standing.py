@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from comporta.flow import Flow
+from comporta.limits.degradation import rates_of
+from comporta.limits.in_force import per_second
 from comporta.stores.failover import Fallback, fallback_of
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 class UpstreamState:
     """What the shared state says of an upstream now; what it does not use is ``None``.
 
-    ``limit`` and ``original`` are requests per second: in force, and if it were not degraded. ``holders`` is
-    how many of the calls in flight are whose.
+    ``limit``, ``original`` and ``configured`` are requests per second: in force, if it were not degraded, and
+    if no operator had changed it. ``holders`` is how many of the calls in flight are whose.
     """
 
     name: str
@@ -33,6 +35,7 @@ class UpstreamState:
     retries_last_minute: int | None
     fallback: Fallback | None
     holders: dict[str, int] | None = None
+    configured: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values, for JSON."""
@@ -55,16 +58,16 @@ def standing(parts: Parts) -> Flow[UpstreamState]:
         holders = yield from parts.permits.listing()
     if parts.budget is not None:
         spent = yield from parts.budget.spending()
-    rate = parts.limiter.config.rate
-    degradation = parts.degradation
+    limit, original = rates_of(parts.limiter)
     return UpstreamState(
         parts.name,
         breaker,
         stats,
-        rate if degradation is None else degradation.current,
-        rate if degradation is None else degradation.original,
+        limit,
+        original,
         None if holders is None else len(holders),
         None if spent is None else spent.retries,
         fallback_of(parts.limiter.store),
         None if holders is None else dict(Counter(holder.owner for holder in holders)),
+        per_second(parts.limiter.verbs.numbers),
     )

@@ -1,7 +1,7 @@
 """How an upstream stands, as a card for pages and command lines: figures, and one sentence. Pure.
 
 The sentence says why and until when, the most pressing matter first: what an operator said, a circuit that is
-not closed, a pause, a limit that is lowered. Times in it are UTC; the page has ``until`` for its own.
+not closed, a pause, a limit that is lowered or changed. Times in it are UTC; a page has ``until``.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def card(
         "capacity": state.limiter.limit,
         "limit": state.limit,
         "original": state.original,
+        "configured": state.configured,
         "paused": state.limiter.paused,
         "in_flight": state.calls_in_flight,
         "in_flight_max": in_flight_max,
@@ -78,6 +79,10 @@ def in_words(state: UpstreamState, config: BreakerConfig | None = None) -> str:
     if state.limit < state.original:
         return (
             f"Slowed down to {state.limit:.1f} of {state.original:.1f} a second: the upstream refused calls."
+        )
+    if state.configured not in (None, state.original):
+        return (
+            f"An operator set the limit to {state.original:g} a second; {state.configured:g} is configured."
         )
     if breaker is None:
         return "No breaker: calls pass."

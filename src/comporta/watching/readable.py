@@ -63,7 +63,7 @@ _CARD: Final[Mapping[str, Check]] = {
     "phase": lambda value: value is None or (_is_text(value) and value in PHASE_NUMBERS),
     **dict.fromkeys(("since", "until"), _maybe(_is_moment)),
     **dict.fromkeys(("failures", "share", "capacity", "limit", "original", "paused"), _is_number),
-    **dict.fromkeys(("threshold", "tokens", "in_flight", "in_flight_max"), _maybe(_is_number)),
+    **dict.fromkeys(("threshold", "tokens", "in_flight", "in_flight_max", "configured"), _maybe(_is_number)),
     **dict.fromkeys(("why", "in_words"), _is_text),
     "forced": _maybe(_is_text),
     "probes": _are_texts,

@@ -384,6 +384,70 @@ async def test_filling__last_flush_fails__the_job_ends_and_the_sheet_says_so(
 
 
 @awaited
+async def test_configure__sheet_was_removed__makes_a_new_one_with_all_rows(
+    database: Database, account: GoogleAccount, google: SheetsServer
+) -> None:
+    async with running(database, google_sheets(account, database)) as batches:
+        await added(batches, 30)
+        await over(batches)
+        first = await configured(batches)
+        await filled(batches)
+        for gone in (google.remove, google.trash):
+            before = await filled(batches)
+            gone(before.spreadsheet_id)
+            again = await batches.configure("job", "ana", None)
+            assert again is not None
+            assert (again.backfill_status, again.config.spreadsheet_name) == (
+                "pending",
+                first.spreadsheet_name,
+            )
+            assert again.config.spreadsheet_id != before.spreadsheet_id
+            done = await filled(batches)
+            assert (done.backfill_status, done.backfilled_rows) == (COMPLETED, 30)
+            assert in_google(google, done.spreadsheet_id) == once(30)
+        same = await batches.configure("job", "ana", None)
+        assert same == (done, None)
+
+
+@awaited
+async def test_configure__file_was_removed_while_the_job_runs__has_all_rows_once(
+    plain: Database, tmp_path: Path
+) -> None:
+    sheets, gate = LocalSheets(tmp_path), Gate(20)
+    async with running(plain, sheets, gate) as batches:
+        await added(batches, 60)
+        await stored(batches, 20)
+        config = await configured(batches)
+        await filled(batches)
+        path = sheets._found(config.spreadsheet_id)
+        assert path is not None
+        path.unlink()
+        gate.open(20)
+        await stored(batches, 40)
+        assert await batches.retry_backfill("job")
+        gate.open(20)
+        await over(batches)
+        if (await filled(batches)).backfill_status == FAILED:  # a last row met the removed file
+            assert await batches.retry_backfill("job")
+        assert (await filled(batches)).backfill_status == COMPLETED
+    assert in_file(sheets, config.spreadsheet_id) == once(60)
+
+
+@awaited
+async def test_configure__again_while_nobody_can_tell_whether_the_sheet_is_there__keeps_it(
+    plain: Database, account: GoogleAccount, google: SheetsServer
+) -> None:
+    async with running(plain, google_sheets(account, plain)) as batches:
+        await added(batches, 3)
+        await over(batches)
+        config = await configured(batches)
+        done = await filled(batches)
+        google.fail(500, 10, to="GET /drive/v3/files/")
+        assert await batches.configure("job", "ana", None) == (done, None)
+    assert list(google.spreadsheets()) == [config.spreadsheet_id]
+
+
+@awaited
 async def test_backfill__quota_used_up__fails_with_the_reason(plain: Database, tmp_path: Path) -> None:
     class Never:
         class sync:  # noqa: N801 - as a limiter has it

@@ -136,8 +136,8 @@ class Checkpoint:
         ]
         if different:
             raise CheckpointError(
-                f"{self.path}: is about another source: {'; '.join(different)}. "
-                "Give the source as it was, or remove the checkpoint to begin anew."
+                f"{self.path}: belongs to another run: {'; '.join(different)}. "
+                "Give it as it was, or remove the checkpoint to begin anew."
             )
 
 

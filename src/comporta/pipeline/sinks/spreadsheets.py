@@ -51,6 +51,16 @@ class Spreadsheets:
             self._removed(made["id"], name)
         return _spreadsheet(oldest)
 
+    def has(self, spreadsheet_id: str) -> bool:
+        """Whether it is there, and not in the bin; what was only now made is found as well."""
+        request = self._account.files.get(fileId=spreadsheet_id, fields="trashed", supportsAllDrives=True)
+        try:
+            return not self._account.ask(request, f"looking for the spreadsheet {spreadsheet_id:.100}")[
+                "trashed"
+            ]
+        except SinkMissingError:
+            return False
+
     def _made(self, name: str, marker: str, folder: str | None) -> Any:
         told: dict[str, Any] = {"name": name, "mimeType": _KIND, "appProperties": {_PROPERTY: marker}}
         if folder is not None:

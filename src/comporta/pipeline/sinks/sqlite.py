@@ -55,6 +55,8 @@ class SqliteSink:
         durable: bool = False,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
+        if not table or "\0" in table or table.lower().startswith("sqlite_"):
+            raise ValueError(f"table must be a name that SQLite does not keep for itself, got {table!r:.50}")
         self.path = os.fspath(path)
         self.table = table
         self.key = checked_key(key)

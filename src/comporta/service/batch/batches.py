@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from comporta import events
 from comporta.clock import MONOTONIC
+from comporta.errors import ComportaError
 from comporta.service.batch import requests
 from comporta.service.batch.backfill import Backfill
 from comporta.service.batch.counting import count_job
@@ -44,6 +45,7 @@ from comporta.service.batch.whitelist import Whitelist
 
 if TYPE_CHECKING:
     from comporta.database.base import Database
+    from comporta.pipeline.sinks.spreadsheets import Spreadsheet
     from comporta.service.batch.sheets import Sheets
     from comporta.settings import BatchSettings
 
@@ -55,6 +57,9 @@ FOLLOW_SECONDS: Final = 0.5
 """How often a job is looked at that another worker runs."""
 
 FOLLOWERS_MAX: Final = 1000
+LOOK_SECONDS: Final = 3.0
+"""How long a client waits while it is found out whether the sheet it has is still there."""
+
 WHITELIST_THREADS: Final = 8
 SHEETS_THREADS: Final = 8
 INTAKE_THREADS: Final = 2
@@ -227,15 +232,13 @@ class Batches:
 
     async def configure(self, job_id: str, user_id: str, name: str | None) -> Configured | None:
         """Give a job a sheet, or have a failed one filled again; ``None``: there is no such job."""
-        existing = await self.sheet(job_id)
-        if existing is not None:
+        if await self.sheet(job_id) is not None:
             again = await self.retry_backfill(job_id)
-            return Configured(existing, PENDING if again else None)
+            existing = await self.sheet(job_id)
+            return None if existing is None else Configured(existing, PENDING if again else None)
         if await self.job(job_id) is None:
             return None
-        made = await self._roles["sheets"].run(
-            self._sheets.create, name or f"Ultra batch {job_id}", f"batch-{job_id}"
-        )
+        made = await self._made_sheet(job_id, name or f"Ultra batch {job_id}")
         new, config = await ask_async(self._database, requests.configure(job_id, user_id, *made))
         self._taking.ring()
         return None if config is None else Configured(config, PENDING if new else None)
@@ -245,11 +248,27 @@ class Batches:
         return await ask_async(self._database, requests.read_sheet(job_id))
 
     async def retry_backfill(self, job_id: str) -> bool:
-        """Have a failed backfill done again; false if none has failed."""
-        again = await ask_async(self._database, requests.reschedule(job_id))
+        """Have a failed backfill done again, in a new sheet if theirs is gone; false if there is no need."""
+        config = await self.sheet(job_id)
+        if config is not None and await self._is_gone(config):
+            made = await self._made_sheet(job_id, config.spreadsheet_name)
+            again = await ask_async(self._database, requests.replace_sheet(config, *made))
+        else:
+            again = await ask_async(self._database, requests.reschedule(job_id))
         if again:
             self._taking.ring()
         return again
+
+    async def _made_sheet(self, job_id: str, name: str) -> Spreadsheet:
+        return await self._roles["sheets"].run(self._sheets.create, name, f"batch-{job_id}")
+
+    async def _is_gone(self, config: SheetConfig) -> bool:
+        """Whether somebody removed the sheet; where nobody can tell, it counts as there."""
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                return not await self._roles["sheets"].run(self._sheets.has, config.spreadsheet_id)
+        except (ComportaError, OSError):  # TimeoutError is one
+            return False
 
     # -- work
 

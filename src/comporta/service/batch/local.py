@@ -62,6 +62,10 @@ class LocalSheets:
             sink.close()
         return Spreadsheet(number, path.absolute().as_uri(), name)
 
+    def has(self, spreadsheet_id: str) -> bool:
+        """Look for the file."""
+        return self._found(spreadsheet_id) is not None
+
     def sink(self, spreadsheet_id: str) -> Sink:
         """Write to a file."""
         path = self._found(spreadsheet_id)

@@ -136,6 +136,18 @@ def reschedule(job_id: str) -> Asked[bool]:
     return Asked(statements.RESCHEDULE, {"job_id": job_id}, _some)
 
 
+def replace_sheet(removed: SheetConfig, spreadsheet_id: str, url: str, name: str) -> Asked[bool]:
+    """Put a new sheet in the place of one that is gone, to be filled from the beginning."""
+    told = {
+        "job_id": removed.job_id,
+        "removed_id": removed.spreadsheet_id,
+        "spreadsheet_id": spreadsheet_id,
+        "spreadsheet_url": url,
+        "spreadsheet_name": name,
+    }
+    return Asked(statements.REPLACE_SHEET, told, _some)
+
+
 def read_sheet(job_id: str) -> Asked[SheetConfig | None]:
     """Look at the sheet of a job."""
     return Asked((statements.READ_SHEET,), {"job_id": job_id}, _last(_sheet), changes=False)

@@ -39,6 +39,9 @@ class Sheets(Protocol):
     def create(self, name: str, marker: str) -> Spreadsheet:
         """Return the spreadsheet with this mark, made if there is none yet."""
 
+    def has(self, spreadsheet_id: str) -> bool:
+        """Whether it is still there: people remove them."""
+
     def sink(self, spreadsheet_id: str) -> Sink:
         """Return what writes to a spreadsheet."""
 
@@ -70,6 +73,10 @@ class GoogleSheets:
     def create(self, name: str, marker: str) -> Spreadsheet:
         """Make it, or find it."""
         return self._spreadsheets.create(name, marker)
+
+    def has(self, spreadsheet_id: str) -> bool:
+        """Ask Drive."""
+        return self._spreadsheets.has(spreadsheet_id)
 
     def sink(self, spreadsheet_id: str) -> Sink:
         """Write to its first tab."""

@@ -178,15 +178,32 @@ CONFIGURE = (
 )
 
 # All results so far are the backfill's then: those of whoever gave up as well.
+_AGAIN = f"""
+    boundary_us = (SELECT last_us FROM batch_jobs WHERE {_OF_JOB}),
+    backfill_status = 'pending', backfill_error = '', attempts = 0, token = token + 1, lease_until_us = 0
+"""
+
 RESCHEDULE = (
     Statement(f"UPDATE batch_jobs SET last_us = {_NEXT} WHERE {_OF_JOB}"),
     Statement(
+        f"UPDATE batch_sheets SET {_AGAIN} WHERE {_OF_JOB} AND backfill_status = 'failed' RETURNING job_id"
+    ),
+)
+
+# Nothing is in the new one yet; the addresses in the one that is gone are nobody's any more.
+_OF_REMOVED = "spreadsheet_id = :removed_id AND spreadsheet_id <> CAST(:spreadsheet_id AS TEXT)"
+
+REPLACE_SHEET = (
+    Statement(f"UPDATE batch_jobs SET last_us = {_NEXT} WHERE {_OF_JOB}"),
+    Statement(f"DELETE FROM sheet_rows WHERE {_OF_REMOVED}"),
+    Statement(f"DELETE FROM sheet_headers WHERE {_OF_REMOVED}"),
+    Statement(
         f"""
         UPDATE batch_sheets SET
-            boundary_us = (SELECT last_us FROM batch_jobs WHERE {_OF_JOB}),
-            backfill_status = 'pending', backfill_error = '', attempts = 0, token = token + 1,
-            lease_until_us = 0
-        WHERE {_OF_JOB} AND backfill_status = 'failed'
+            spreadsheet_id = CAST(:spreadsheet_id AS TEXT), spreadsheet_url = :spreadsheet_url,
+            spreadsheet_name = :spreadsheet_name, done_us = 0, done_position = 0, backfilled_rows = 0,
+            {_AGAIN}
+        WHERE {_OF_JOB} AND spreadsheet_id = :removed_id
         RETURNING job_id
         """
     ),

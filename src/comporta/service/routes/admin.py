@@ -202,10 +202,12 @@ async def clear_cache(operator: OfOperator, confirm: str = "") -> dict[str, Any]
 async def retry_backfill(
     operator: OfOperator, job_id: Annotated[str, Path(min_length=1, max_length=100, pattern=NO_CONTROLS)]
 ) -> dict[str, Any]:
-    """Have a failed backfill begin again where it ended."""
+    """Have a failed backfill begin again where it ended, in a new sheet if somebody removed it."""
     if operator.parts.retry_backfill is None:
         raise Problem(404, "Not Found", "there are no backfills here")
     result = await operator.do("retry backfill", job_id, operator.parts.retry_backfill(job_id))
+    if not result:
+        raise Problem(404, "Not Found", f"no backfill of the job {job_id} has failed", "job_id")
     return {"job_id": job_id, "result": result}
 
 

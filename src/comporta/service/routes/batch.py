@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, StringConstraints
 
 from comporta import events
-from comporta.errors import DatabaseError, SinkDeniedError, SinkError
+from comporta.errors import DatabaseError
 from comporta.pipeline.sinks.spreadsheets import NAME_CHARS_MAX
 from comporta.service.batch.batches import Batches
 from comporta.service.batch.values import (
@@ -121,13 +121,7 @@ async def configure_sheets(parts: OfApp, body: WantedSheet) -> dict[str, Any]:
     batches = parts.batches
     if not await batches.may_have_sheets(body.user_id):
         raise Problem(403, "Forbidden", "this user may not have sheets", "user_id")
-    try:
-        configured = await batches.configure(body.job_id, body.user_id, body.custom_name)
-    except SinkDeniedError as error:
-        raise Problem(502, "Bad Gateway", "the sheets' service does not let us in") from error
-    except SinkError as error:
-        detail = "the sheets' service is not available now"
-        raise Problem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS) from error
+    configured = await batches.configure(body.job_id, body.user_id, body.custom_name)
     if configured is None:
         raise _no_job(body.job_id)
     told = {"success": True, **_sheet(configured.config)}

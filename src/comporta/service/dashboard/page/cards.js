@@ -2,7 +2,7 @@
 
 import { CallsChart, WaitsChart } from "./charts.js";
 import { $, Figures, Rows, attribute, fields, say, show } from "./dom.js";
-import { clockFace, number, percent, phaseOf, phaseWords, rate, wait, whyWords } from "./words.js";
+import { clockFace, isChanged, number, percent, phaseOf, phaseWords, rate, wait, whyWords } from "./words.js";
 
 const CARDS_MAX = 50;
 const SHOWN_SECONDS_MIN = 90;
@@ -84,7 +84,8 @@ class Card {
     const lowered = told.limit < told.original * 0.995;
     const raised = told.limit > told.original * 1.005;
     say(this.at.limit, rate(told.limit));
-    say(this.at["limit-note"], lowered || raised ? `of ${rate(told.original)}` : "as configured");
+    const note = lowered || raised ? `of ${rate(told.original)}` : "as configured";
+    say(this.at["limit-note"], isChanged(told) ? `${rate(told.configured)} configured` : note);
     attribute(this.at.limit.parentElement, "data-tone", lowered ? "warn" : "");
     this.fourth(told);
   }

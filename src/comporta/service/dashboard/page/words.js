@@ -49,8 +49,14 @@ export function whyWords(card, now) {
   if (card.limit < card.original * 0.995) {
     return `The upstream refused calls: the fleet goes at ${rate(card.limit)} and tries more by and by.`;
   }
+  if (isChanged(card)) return `An operator set the limit to ${rate(card.original)}, until it is revoked.`;
   if (card.failures > 0) return `${count(card.failures, "failure")} in a row lately${opensWords(card)}.`;
   return card.phase ? "Nothing failed lately." : "";
+}
+
+// Whether the limit is an operator's, and not that of the configuration.
+export function isChanged(card) {
+  return (card.configured ?? card.original) !== card.original;
 }
 
 // What is written down as the cause is the last failure; that there were so many belongs to it.
