@@ -89,8 +89,8 @@ async def search(request: Request) -> Response:
 
 
 PLAIN: Final = Route("/v1/search", search, methods=["GET"], include_in_schema=False)
-"""Tried first, and without what the framework prepares for handlers that have it fill in their arguments, and
-for routers in routers: that would take longer than the search itself. The second one is there to be described.
+"""Tried first, and without what the framework does for handlers that have it fill in their arguments, and to
+find them in routers: that would take longer than the search itself. The other one is there to be described.
 """
 
 router.get(
