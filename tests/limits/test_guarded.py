@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from tests.stores.switchable import ByHand, moved
 from comporta import BaseLimiter, LimitConfig
 from comporta.clock import Clock
 from comporta.errors import StateError, StateTimeoutError, StateUnavailableError
+from comporta.integrations.inbound import Inbound
 from comporta.stores import urls
 from comporta.stores.failover import FailoverStore, fallback_of
 from comporta.stores.folder import path_of
@@ -97,6 +100,40 @@ def test_shared_state__fails_in_the_middle__goes_on_with_a_share_of_the_changed_
     monkeypatch.undo()
     moved(store)
     assert fallback_of(store) is None
+    store.close()
+
+
+def test_shared_state__lock_never_free__requests_that_come_in_go_on_with_a_share_of_the_changed_limit(
+    name: str,
+) -> None:
+    clock = ManualClock()
+    store = guarded(name, clock)
+    limiter = BaseLimiter(LimitConfig(10, 10), store, "n")
+    clients = Inbound(limiter, key=None, trusted_proxies=(), cost=1, name=None, on_error="closed")
+
+    def passed(requests: int) -> int:
+        verdicts = [asyncio.run(clients.admit({"client": ("192.0.2.1", 1)})) for _ in range(requests)]
+        return [verdict.problem for verdict in verdicts].count(None)
+
+    assert passed(12) == 10
+    limiter.sync.change("5/s")
+    shared = store.primary
+    assert isinstance(shared, SharedStore)
+    shared.lock_timeout = 0.02
+    others = shared._folder.locks()
+    for fd in others:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    assert passed(1) == 0
+    assert fallback_of(store) is not None
+    clock.advance(10)
+    assert passed(12) == 5, "the share of the one worker there is: all of the changed limit"
+    for fd in others:
+        os.close(fd)
+    shared.lock_timeout = 5
+    moved(store)
+    assert fallback_of(store) is None
+    clock.advance(10)
+    assert passed(12) == 5
     store.close()
 
 

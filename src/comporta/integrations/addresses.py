@@ -48,6 +48,8 @@ class ClientAddress:
         """Return the key for the client of an ASGI scope, or of a request that is a mapping like it."""
         client = scope.get("client")
         host = client[0] if client else ""
+        if host and not self._networks:
+            return _key_of(host)
         address = _address(host)
         if address is None and (host or not self._unix):
             return host or UNKNOWN
@@ -117,6 +119,13 @@ def _address(text: str) -> Address | None:
     except ValueError:
         return None
     return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
+
+
+@lru_cache(maxsize=_KNOWN)
+def _key_of(host: str) -> str:
+    """Return the key of whoever connects, where no proxy is believed."""
+    address = _address(host)
+    return host if address is None else _key(address)
 
 
 def _key(address: Address) -> str:

@@ -18,12 +18,15 @@ from comporta.errors import RefusedError, StateError
 from comporta.flow import Flow, run_async
 from comporta.headers import Policy, Standing, ratelimit, ratelimit_policy, whole_seconds
 from comporta.integrations.addresses import ClientAddress
+from comporta.limits.answering import answers_at_once
 from comporta.limits.config import LimitStrategy
 from comporta.limits.group import LimitGroup
 from comporta.limits.key import state_key
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.operation import Answer, Question
+from comporta.limits.rule import Numbers
 from comporta.limits.verbs import Key, check_cost
+from comporta.stores.base import Busy
 from comporta.stores.effects import Apply
 
 EVENT_EVERY_NS: Final = 60_000_000_000
@@ -104,6 +107,7 @@ class Inbound:
         self._group = LimitGroup(*self._limiters)
         self._configured = [limiter.config.rule().numbers for limiter in self._limiters]
         self._alone = isinstance(limiter, BaseLimiter)
+        self._at_once = answers_at_once(self._limiters[0]) if self._alone else None
         self._key = self._key_function(key, trusted_proxies)
         self._names = self._checked_names(name)
         self._cost = _checked_cost(cost, self._limiters)
@@ -115,7 +119,15 @@ class Inbound:
     async def admit(self, request: Mapping[str, Any]) -> Verdict:
         """Take what the request costs from its limits; all of them, or none is charged."""
         keys = self._key(request)
-        if isawaitable(keys):
+        if type(keys) is str and self._at_once is not None:
+            try:
+                answer, numbers = self._at_once(keys or EMPTY, self._cost)
+            except (Busy, StateError):
+                pass  # the long way waits, or finds out what is wrong
+            else:
+                policy = self._policy(0, numbers, answer)
+                return _verdict((policy,), policy, answer)
+        elif isawaitable(keys):
             keys = await keys
         if keys is None:
             return Verdict([])
@@ -128,22 +140,24 @@ class Inbound:
     def _deciding(self, texts: Sequence[str]) -> Flow[Verdict]:
         operation = yield from self._group.operation(texts, self._cost)
         answers: list[Answer] = yield Apply(self._limiters[0].store, operation)
-        policies = list(map(self._policy, range(len(answers)), operation.questions, answers))
+        numbers = map(self._in_force, range(len(answers)), operation.questions)
+        policies = tuple(map(self._policy, range(len(answers)), numbers, answers))
         binding, policy = max(
             zip(answers, policies, strict=True), key=lambda pair: (pair[0].wait_us, -pair[0].remaining)
         )
-        told = ratelimit([_standing(policy.name, binding)])
-        headers = [("ratelimit-policy", _policy_text(tuple(policies))), ("ratelimit", told)]
-        return Verdict(headers, _used_up(policy, binding) if binding.wait_us else None)
+        return _verdict(policies, policy, binding)
 
-    def _policy(self, index: int, question: Question, answer: Answer) -> Policy:
-        """Return the limit that is in force; a bucket's window is the time in which it fills.
+    def _in_force(self, index: int, question: Question) -> Numbers:
+        """Return the numbers that a decision went by.
 
         On a server the rule in force is not in the question: what this process last heard of it has to do.
         """
+        heard = self._limiters[index].verbs.known().numbers
+        return question.rule.numbers if heard == self._configured[index] else heard
+
+    def _policy(self, index: int, numbers: Numbers, answer: Answer) -> Policy:
+        """Return the limit that is in force; a bucket's window is the time in which it fills."""
         limiter, name = self._limiters[index], self._names[index]
-        heard = limiter.verbs.known().numbers
-        numbers = question.rule.numbers if heard == self._configured[index] else heard
         if not numbers.window_us:
             filled_us = answer.capacity * numbers.unit / numbers.per_us
             return Policy(name, answer.capacity, round(filled_us / SECOND_US, 3))  # no second for a rounding
@@ -192,6 +206,13 @@ class Inbound:
             )
         ratelimit_policy([Policy(name, 0)])  # raises for what cannot be written
         return [name]
+
+
+def _verdict(policies: tuple[Policy, ...], binding: Policy, answer: Answer) -> Verdict:
+    """Tell of all limits what they are, and of the one that binds how the client stands."""
+    told = ratelimit([_standing(binding.name, answer)])
+    headers = [("ratelimit-policy", _policy_text(policies)), ("ratelimit", told)]
+    return Verdict(headers, _used_up(binding, answer) if answer.wait_us else None)
 
 
 @lru_cache(maxsize=_KNOWN)

@@ -54,6 +54,18 @@ class Question(NamedTuple):
     known: Callable[[], Rule] | None = None
 
 
+def answered(
+    rule: Rule, state: State | None, now_us: int, wait_us: int, retry_us: int, *, looks: bool = False
+) -> Answer:
+    """Return what a limit says with a state that is to be kept, or is left as it is."""
+    current, paused_us, original = rule.at(now_us)
+    remaining, reset_us, recent = current.view(state, now_us)
+    minute = recent if looks else 0
+    return Answer(
+        wait_us, current.numbers.capacity, remaining, retry_us, reset_us, minute, paused_us, original
+    )
+
+
 _FIELDS = len(Answer._fields)
 
 
@@ -109,15 +121,13 @@ class LimitOperation:
         kept: list[State | None] = []
         answers = []
         for question, state, (new, wait_us) in zip(self.questions, states, steps, strict=True):
-            rule, paused_us, original = question.rule.at(now_us)
             mine = charge or wait_us <= self.patience_us
             keep = new if granted or not mine else None  # a refusal's new state only anchors the clock
-            remaining, reset_us, recent = rule.view(keep or state, now_us)
             kept.append(keep)
-            capacity, retry_us = rule.numbers.capacity, 0 if mine else wait_us
-            minute = 0 if question.amount else recent
-            stands = (capacity, remaining, retry_us, reset_us, minute, paused_us, original)
-            answers.append(Answer(wait_us, *stands))
+            retry_us = 0 if mine else wait_us
+            answers.append(
+                answered(question.rule, keep or state, now_us, wait_us, retry_us, looks=not question.amount)
+            )
         return kept, answers
 
     def _one(self, question: Question, state: State | None, now_us: int) -> tuple[State | None, int]:

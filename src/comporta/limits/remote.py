@@ -7,7 +7,7 @@ well (:class:`GuardedBound`), and goes the way of every other operation when it 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakMethod
 
 from comporta.errors import StateError
@@ -16,7 +16,7 @@ from comporta.limits.key import state_key
 from comporta.limits.operation import CHANGES
 from comporta.limits.rule import Rule
 from comporta.limits.take import Asked, Take
-from comporta.stores.base import Bound, Busy, LocalStore, Part, Store
+from comporta.stores.base import Busy, LocalBound, LocalStore, Part, StepOf, Store
 from comporta.stores.failover import FailoverStore
 from comporta.stores.records import RECORD
 
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from comporta.stores.base import Stepper
     from comporta.stores.shared_bound import SharedBound
 
+R = TypeVar("R")
 
-def bind(store: LocalStore, asked: Asked) -> Bound:
+
+def bind(store: LocalStore, asked: Asked) -> LocalBound:
     """Tie a limit to a store that decides in this process."""
     return store.bind(asked.rule, asked.space, Part(CHANGES, asked.name, RECORD), state_key)
 
@@ -132,6 +134,21 @@ class GuardedBound:
             except StateError as error:
                 return self._alone(error, key, cost)
         return await self._store.apply_async(Take(self._asked, state_key(key), cost))
+
+    def short_way(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
+        """Return a way that is open as long as all is well; else the store is to be asked."""
+        store = self._store
+        decide: Callable[[Any, int], R] | None = None
+
+        def attempt(key: Any, cost: int) -> R:
+            nonlocal decide
+            if not store.direct:
+                raise Busy
+            if decide is None:
+                decide = self._opened().short_way(step_of)
+            return decide(key, cost)
+
+        return attempt
 
     def _alone(self, error: StateError, key: Any, cost: int) -> int:
         return self._store.fell(error).apply(Take(self._asked, state_key(key), cost))

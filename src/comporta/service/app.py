@@ -38,6 +38,7 @@ def create_app(
     app.state.config = found
     errors_as_problems(app)
     app.add_middleware(Front, body_bytes_max=found.body_bytes_max, calls_max=found.calls_max)
+    app.router.routes.insert(0, search.PLAIN)
     for module in (search, health, metrics, batch, dashboard, admin):  # most asked for first: tried in turn
         app.include_router(module.router)
     if demo is not None:

@@ -62,6 +62,12 @@ class Stepper(Kind, Protocol):
         """Return the stepper in force under a change recorded by an operator (``None``: none)."""
 
 
+Step = Callable[[State | None, int, int], tuple[State | None, R]]
+"""Given a state, the time and an amount: what becomes of the state (``None``: it stays), and a reply."""
+
+StepOf = Callable[[Any], Step[R]]
+
+
 class Part(NamedTuple):
     """One piece of state that an operation touches: ``space`` or ``space:key``."""
 
@@ -195,10 +201,17 @@ class Bound(Protocol):
         """Do the same, without holding up the event loop."""
 
 
+class LocalBound(Bound, Protocol):
+    """A stepper tied to a store of this process, which can be asked for more than a wait."""
+
+    def short_way(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
+        """Return what ``attempt`` is, for another step: ``step_of`` makes it from the stepper in force."""
+
+
 class LocalStore(Store, Protocol):
     """A store whose operations take microseconds, in this process."""
 
-    def bind(self, stepper: Stepper, space: str, change: Part, written: Callable[[Any], str]) -> Bound:
+    def bind(self, stepper: Stepper, space: str, change: Part, written: Callable[[Any], str]) -> LocalBound:
         """Tie a stepper to a space; it follows what is recorded at ``change``.
 
         ``written`` turns what callers use as a key into its text, and rejects what is none. It is asked

@@ -16,11 +16,10 @@ from weakref import WeakSet
 from comporta import forks
 from comporta.clock import MONOTONIC, SECOND_US, Clock
 from comporta.errors import StateFullError
-from comporta.stores.base import GONE, Kind, Operation, Part, State, Stepper
+from comporta.stores.base import GONE, Kind, Operation, Part, State, Step, StepOf, Stepper
 from comporta.stores.records import RECORD
 
 R = TypeVar("R")
-Step = Callable[[State | None, int, int], tuple[State | None, int]]
 
 # Without the global lock of CPython two threads really run at once: then all go by the store's lock.
 ONE_THREAD_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: sys.implementation.name == "cpython")()
@@ -80,17 +79,17 @@ class MemoryStore:
 
         return self._alone(applied)
 
-    def take_alone(self, space: _Space, key: str, step: Step, cost: int) -> int:
+    def take_alone(self, space: _Space, key: str, step: Step[R], cost: int) -> R:
         """Do what a bound stepper could not do on its short way."""
 
-        def taken(now_us: int) -> int:
+        def taken(now_us: int) -> R:
             state = space.table.get(key)
-            new, wait_us = step(state, now_us, cost)
+            new, reply = step(state, now_us, cost)
             if new is not None:
                 if state is None:
                     self._admit(now_us)
                 space.table[key] = new
-            return wait_us
+            return reply
 
         return self._alone(taken)
 
@@ -260,7 +259,10 @@ class MemoryBound:
     (``lasting`` is false): what is in force after it may grant sooner.
     """
 
-    __slots__ = ("__weakref__", "_original", "_space", "_use", "attempt", "stepper", "take")
+    __slots__ = (
+        *("__weakref__", "_original", "_space", "_store", "_use", "_written"),
+        *("attempt", "stepper", "take"),
+    )
 
     take: Callable[[Any, int], int]
     attempt: Callable[[Any, int], int]
@@ -269,7 +271,9 @@ class MemoryBound:
         self, store: MemoryStore, stepper: Stepper, space: _Space, written: Callable[[Any], str]
     ) -> None:
         self.stepper = self._original = stepper
+        self._store = store
         self._space = space
+        self._written = written
         table, step, now_ns = space.table, stepper.step, store.clock.now_ns
         get = table.get
         refusals: dict[Any, tuple[State, int, int]] = {}
@@ -313,6 +317,14 @@ class MemoryBound:
     async def stepper_async(self) -> Stepper:
         """Return the stepper in force."""
         return self.stepper
+
+    def short_way(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
+        """Return a way under the store's lock: it still takes no more than a few microseconds."""
+
+        def attempt(key: Any, cost: int) -> R:
+            return self._store.take_alone(self._space, self._written(key), step_of(self.stepper), cost)
+
+        return attempt
 
     async def take_async(self, key: Any, cost: int) -> int:
         """Do what ``take`` does: it takes microseconds."""

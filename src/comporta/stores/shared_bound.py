@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Callable
+from operator import attrgetter
 from struct import Struct
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from comporta.stores.base import Busy, Part, Stepper
+from comporta.stores.base import Busy, Part, StepOf, Stepper
 from comporta.stores.records import Read
 from comporta.stores.table import CHANGES_AT, DIGEST_BYTES, Place
 
@@ -82,7 +83,8 @@ class SharedBound:
         self._spots: dict[Any, _Spot] = {}
         self.known = self._original = stepper
         self._seen = b""
-        self.attempt, self._use = self._hot_path()  # which follows changes when first used
+        self._uses: list[Callable[[Stepper, bytes], None]] = []
+        self.attempt = self.short_way(attrgetter("step"))
 
     @property
     def stepper(self) -> Stepper:
@@ -120,23 +122,27 @@ class SharedBound:
         changes = self._store.table.changes
         change = self._store.attempt(Read(self._change.space, self._change.key))
         self.known, self._seen = self._original.revised(change), changes
-        self._use(self.known, changes)
+        for use in self._uses:
+            use(self.known, changes)
 
-    def _hot_path(self) -> tuple[Callable[[Any, int], int], Callable[[Stepper, bytes], None]]:
-        """Return ``attempt``, all of whose names are local, and how to make it obey another stepper."""
+    def short_way(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
+        """Return a way from a key to what a step replies, all of whose names are local.
+
+        It follows changes when first used, and so do all others of this bound.
+        """
         memory, spots, now_ns = self._store.table.memory, self._spots, self._store.clock.now_ns
-        codec, step, expires_us = self._original.codec, self._original.step, self._original.expires_us
+        seen = self._seen  # read before the stepper: another thread may be following a change
+        codec, step, expires_us = self.known.codec, step_of(self.known), self.known.expires_us
         unpack, pack, pack_ends, flock = codec.unpack_from, codec.pack_into, _ENDS.pack_into, fcntl.flock
-        seen = b""
 
         def use(stepper: Stepper, changes: bytes) -> None:
             nonlocal step, expires_us, seen
-            step, expires_us, seen = stepper.step, stepper.expires_us, changes
+            step, expires_us, seen = step_of(stepper), stepper.expires_us, changes
 
-        def attempt(key: Any, cost: int) -> int:
+        def attempt(key: Any, cost: int) -> R:
             spot = spots.get(key)
             if spot is None:
-                return self._first(key, cost)
+                return self._first(key, cost, step_of)
             digest, digest_at, slot_at, copy_0, copy_1, fd, mutex = spot
             with mutex:  # see `held` about the order of things
                 try:
@@ -150,43 +156,45 @@ class SharedBound:
                             valid, other, flip = copy_1, copy_0, 0
                         else:
                             valid, other, flip = copy_0, copy_1, 1
-                        new, wait_us = step(unpack(memory, valid + 8), now_us, cost)
+                        new, reply = step(unpack(memory, valid + 8), now_us, cost)
                         if new is not None:
                             pack_ends(memory, other, expires_us(new))
                             pack(memory, other + 8, *new)
                             memory[slot_at] = flip
-                        return wait_us
+                        return reply
                 except BlockingIOError:
                     raise Busy from None
                 finally:
                     flock(fd, _GIVE)
-            return self._first(key, cost)  # the limit was changed, or the slot given to another key
+            return self._first(key, cost, step_of)  # the limit was changed, or the slot is another key's
 
-        return attempt, use
+        self._uses.append(use)
+        return attempt
 
-    def _first(self, known_as: Any, cost: int) -> int:
+    def _first(self, known_as: Any, cost: int, step_of: StepOf[R]) -> R:
         """Decide for a key whose slot is not known here, or under a limit that was changed."""
         if self._store.table.changes != self._seen:
             self._follow()
         key, stepper = self._written(known_as), self.known
+        step = step_of(stepper)
         table, codec = self._store.table, stepper.codec
         bucket = table.place(self._space, key, codec)
 
-        def decided() -> tuple[Place | None, int]:
+        def decided() -> tuple[Place | None, R]:
             now_us = self._store.clock.now_ns() // 1000
             slot = table.find(bucket)
             state = None if slot is None else table.read(slot, codec)
-            new, wait_us = stepper.step(state, now_us, cost)
+            new, reply = step(state, now_us, cost)
             if new is not None:
                 part = Part(self._space, key, stepper)
                 slot = self._store.keep(slot, bucket, part, new, now_us)
-            return slot, wait_us
+            return slot, reply
 
-        slot, wait_us = held(self._store.guards({bucket.lock}), decided)
+        slot, reply = held(self._store.guards({bucket.lock}), decided)
         digested = isinstance(known_as, str) and key is not known_as
         if slot is not None and not digested:
             self._remember(known_as, slot)
-        return wait_us
+        return reply
 
     def _remember(self, key: Any, slot: Place) -> None:
         if len(self._spots) >= _SPOTS_MAX:

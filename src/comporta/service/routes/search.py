@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.routing import Route
 
 from comporta.service.parts import Parts, parts_of
 from comporta.service.problems import Problem
@@ -77,7 +78,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 async def search(request: Request) -> Response:
     """Return what the sources have: fresh, stale or in part; the headers and the body say which."""
-    request.scope.setdefault("route", _PLAIN)  # by which it is counted
+    request.scope.setdefault("route", PLAIN)  # by which it is counted
     parts = parts_of(request)
     query = _asked(request, parts)
     try:
@@ -87,10 +88,11 @@ async def search(request: Request) -> Response:
     return Response(made.body, 200, {**made.headers, "age": str(age_of(made.parts))}, JSON)
 
 
-# Tried first, and without what the framework prepares for handlers that have it fill in their arguments: that
-# would take longer than the search itself. The second one is there to be described.
-router.add_route("/v1/search", search, methods=["GET"], include_in_schema=False)
-_PLAIN = router.routes[-1]
+PLAIN: Final = Route("/v1/search", search, methods=["GET"], include_in_schema=False)
+"""Tried first, and without what the framework does for handlers that have it fill in their arguments, and to
+find them in routers: that would take longer than the search itself. The other one is there to be described.
+"""
+
 router.get(
     "/v1/search",
     summary="Search all sources",
