@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 
-import pytest
-from tests.processes.fleet import new_name, remove
 from tests.search.rig import DAYS, NINE, PATIENT, written
 from tests.service.running import several_served
 
@@ -34,20 +31,9 @@ def asked(url: str, ufs: str = NINE) -> tuple[int, Any]:
             return error.code, json.loads(error.read())
 
 
-@pytest.fixture(params=["shared", "redis"])
-def state(request: pytest.FixtureRequest, valkey: Server) -> Iterator[str]:
-    if request.param == "redis":
-        yield f"{valkey.url}?timeout=5"
-        return
-    name = new_name()
-    yield f"shared://{name}"
-    remove(name)
-
-
 def test_workers__two__share_answers_breakers_and_stale_results(
     state: str, valkey: Server, tmp_path: Path
 ) -> None:
-    valkey.command("FLUSHALL")
     with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server, ExitStack() as stack:
         told = {"threshold": 40, "cooldown": 300, "search": "fresh = 4", **PATIENT}
         database = f"sqlite:///{tmp_path}/search.db"
