@@ -84,8 +84,10 @@ def written(folder: Path, server: ProcurementServer, **told: Any) -> Path:
     return path
 
 
-def configured(folder: Path, server: ProcurementServer, **told: Any) -> ServiceConfig:
-    return ServiceConfig.load(written(folder, server, **told), {})
+def configured(
+    folder: Path, server: ProcurementServer, environ: Mapping[str, str] | None = None, **told: Any
+) -> ServiceConfig:
+    return ServiceConfig.load(written(folder, server, **told), environ or {})
 
 
 @dataclass

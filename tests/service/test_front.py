@@ -225,6 +225,29 @@ async def test_calls__as_many_as_allowed__others_come_later_and_watchers_pass(tm
 
 
 @awaited
+async def test_call__cut_short__is_told_to_come_back_where_the_worker_ends(tmp_path: Path) -> None:
+    async with running(tmp_path) as asked:
+        client = with_routes(asked).client
+        gone, cut_short = (
+            asyncio.create_task(client.get("/waiting")),
+            asyncio.create_task(client.get("/waiting")),
+        )
+        for _ in (gone, cut_short):
+            await asked.app.state.entered.acquire()
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        asked.parts.leaving.set()
+        cut_short.cancel()
+        reply = await cut_short
+    assert (reply.status_code, reply.headers["connection"], problem(reply)["retry_after"]) == (
+        503,
+        "close",
+        1,
+    )
+
+
+@awaited
 async def test_payloads__in_every_place__change_nothing_and_forge_no_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ One step, not one for each: whatever a request passes on its way, every request 
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from contextlib import suppress
 from functools import partial
@@ -54,7 +55,7 @@ class Front:
             return
         began = perf_counter()
         told: Headers = []
-        status = 500
+        status = 0
 
         async def telling(message: Message) -> None:
             nonlocal status
@@ -68,9 +69,13 @@ class Front:
         self._calls += calls
         try:
             await self._passed(scope, receive, telling, told)
+        except asyncio.CancelledError:
+            if status or not scope["app"].state.parts.leaving.is_set():
+                raise
+            await _cut_short().response()(scope, receive, telling)
         finally:
             self._calls -= calls
-            _count(scope, status, perf_counter() - began)
+            _count(scope, status or 500, perf_counter() - began)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send, told: Headers) -> None:
         problem = None if _is_exempt(scope["path"]) else await self._refused(scope, told)
@@ -113,6 +118,12 @@ class Front:
     def _too_large(self) -> Problem:
         detail = f"a body must be at most {self._body_bytes_max} bytes, got more"
         return Problem(413, "Content Too Large", detail, "body", headers={"connection": "close"})
+
+
+def _cut_short() -> Problem:
+    """Return the answer for a request that is still under way when this worker can wait no longer."""
+    detail = "this worker is ending, and could not wait for what was asked for"
+    return Problem(503, "Service Unavailable", detail, retry_after=1, headers={"connection": "close"})
 
 
 def _is_exempt(path: str) -> bool:

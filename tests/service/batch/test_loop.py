@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.service.batch.rig import accounts, filled, google_sheets, in_google, once, slowly
-from tests.service.batch.test_routes import running
-from tests.service.running import Asked, awaited
-from tests.support import nothing_blocks
+import httpx2
+from tests.service.batch.processors import COMPUTED_SECONDS
+from tests.service.batch.rig import accounts, in_google, once, until
+from tests.service.batch.test_served import whitelisted
+from tests.service.running import PATIENCE_SECONDS, served
+from tests.support import hold_to
 
-from comporta.database.base import Database
-from comporta.pipeline.sinks import GoogleAccount
 from comporta.testing import SheetsServer
 
 CLIENTS = 50
-
-
-def slow_whitelist(user_id: str) -> bool:
-    time.sleep(0.05)
-    return user_id.startswith("ana")
+SHEETS = 4
+STALL_SECONDS = 0.05
 
 
 async def everybody(ask: Callable[[int], Awaitable[int]]) -> None:
@@ -30,39 +28,49 @@ async def everybody(ask: Callable[[int], Awaitable[int]]) -> None:
     assert set(await asyncio.gather(*(ask(number) for number in range(CLIENTS)))) == {200}
 
 
-async def _ask(asked: Asked, method: str, path: str, **body: Any) -> int:
-    reply = await asked.client.request(method, f"/ultra-batch/{path}", json=body or None)
-    return reply.status_code
-
-
-@awaited
-async def test_loop__fifty_clients_on_every_endpoint__is_never_blocked(
-    plain: Database, tmp_path: Path, google: SheetsServer, account: GoogleAccount
+def test_loop__fifty_clients_over_connections__is_never_blocked_and_computes_briefly(
+    tmp_path: Path, google: SheetsServer
 ) -> None:
     google.latency = 0.2
-    sheets = google_sheets(account, plain)
-    quick = {"batch_concurrency": "32"}  # so that the large job is done soon
-    async with running(tmp_path, slowly, sheets, is_digital=slow_whitelist, **quick) as asked:
-        with nothing_blocks():
-            await everybody(lambda n: _ask(asked, "POST", "check-whitelist", user_id=f"ana-{n}"))
-            await everybody(lambda n: _ask(asked, "POST", "jobs", accounts=accounts(20), job_id=f"job-{n}"))
-            await everybody(lambda n: _ask(asked, "GET", f"jobs/job-{n}"))
-            await everybody(
-                lambda n: _ask(asked, "POST", "configure-sheets", job_id=f"job-{n % 8}", user_id="ana")
-            )
-            await everybody(lambda n: _ask(asked, "GET", f"sheets-config/job-{n % 8}"))
-            assert await _ask(asked, "POST", "jobs", accounts=accounts(3000), job_id="large") == 200
-            done = [await filled(asked.parts.batches, f"job-{number}") for number in range(8)]
-    assert all(in_google(google, config.spreadsheet_id) == once(20) for config in done)
+    told = {
+        "client_limit": "false",
+        "batch_processor": "tests.service.batch.processors:Watched",
+        "batch_poll_seconds": "0.05",
+        "batch_google_endpoint": google.url,
+        "DATABASE_URL": whitelisted(tmp_path, "ana"),
+    }
+    with served(tmp_path, **told) as one:
+        said = asyncio.run(_visited(one.address))
+    assert "BlockingError" in said["block"]  # it was watched
+    assert float(said["rest"]) >= COMPUTED_SECONDS
+    assert "BlockingError" not in one.errors.read_text()
+    assert [in_google(google, sheet) for sheet in google.spreadsheets()] == [once(20)] * SHEETS
+    hold_to(float(said["report"]), STALL_SECONDS, "a step of the loop")
 
 
-@awaited
-async def test_watch__step_that_blocks__is_noticed(tmp_path: Path) -> None:
-    async def blocks(account: str) -> str:
-        time.sleep(0.001)  # noqa: ASYNC251 - on purpose
-        return account
+async def _visited(address: str) -> dict[str, str]:
+    """Have fifty clients ask a watched process for everything; returns what it says of itself."""
+    limits = httpx2.Limits(max_connections=CLIENTS, max_keepalive_connections=0)
+    async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_SECONDS, limits=limits) as client:
 
-    async with running(tmp_path, blocks) as asked:
-        with nothing_blocks():
-            reply = await asked.client.post("/ultra-batch/jobs", json={"accounts": ["a"]})
-    assert "BlockingError" in reply.text
+        async def ask(method: str, path: str, **body: Any) -> int:
+            return (await client.request(method, f"/ultra-batch/{path}", json=body or None)).status_code
+
+        async def say(account: str) -> str:
+            reply = await client.post("/ultra-batch/jobs", json={"accounts": [account]})
+            return str(json.loads(reply.text.splitlines()[1])["message"])
+
+        async def is_filled(number: int) -> bool:
+            reply = await client.get(f"/ultra-batch/sheets-config/job-{number}")
+            return bool(reply.json()["backfill_status"] == "completed")
+
+        await say("watch")
+        await everybody(lambda n: ask("POST", "check-whitelist", user_id=f"ana-{n}"))
+        await everybody(lambda n: ask("POST", "jobs", accounts=accounts(20), job_id=f"job-{n}"))
+        await everybody(lambda n: ask("GET", f"jobs/job-{n}"))
+        await everybody(lambda n: ask("POST", "configure-sheets", job_id=f"job-{n % SHEETS}", user_id="ana"))
+        await everybody(lambda n: ask("GET", f"sheets-config/job-{n % SHEETS}"))
+        assert await ask("POST", "jobs", accounts=accounts(2000)) == 200
+        for number in range(SHEETS):
+            await until(partial(is_filled, number))
+        return {word: await say(word) for word in ("report", "block", "compute", "rest")}

@@ -13,7 +13,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from comporta import events
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from comporta.pipeline.sinks.spreadsheets import Spreadsheet
     from comporta.service.batch.sheets import Sheets
     from comporta.settings import BatchSettings
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FOLLOWED_PAGE: Final = 200
 PAGE_CHARS_MAX: Final = 1_000_000
@@ -170,6 +173,10 @@ class Batches:
         count_job("refused" if job is None else "asked")
         self._taking.ring()
         return job
+
+    async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do something that takes a while for what comes in, on the threads for that."""
+        return await self._roles["intake"].run(work, *args, **kwargs)
 
     async def digest(self, accounts: Sequence[str]) -> str:
         """Return what tells accounts from others."""
