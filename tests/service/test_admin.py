@@ -11,6 +11,7 @@ from tests.service.running import OPERATOR, TOKEN, Asked, awaited, lose_database
 
 from comporta import events
 from comporta.cache.table import CacheTable
+from comporta.service import tries
 from comporta.service.audit import Audit
 
 A_HASH = "a" * 64
@@ -60,6 +61,12 @@ async def test_routes__all_of_them__are_tried_here(tmp_path: Path) -> None:
     assert there == {(method, path.replace("/1/", "/{job_id}/")) for method, path in tried}
 
 
+@pytest.fixture
+def many_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tries, "EACH", "1000/s")
+
+
+@pytest.mark.usefixtures("many_tries")
 @pytest.mark.parametrize(
     ("token", "sent", "status"),
     [

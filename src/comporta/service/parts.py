@@ -31,10 +31,10 @@ from comporta.service.dashboard.dashboard import Dashboard
 from comporta.service.dashboard.demo import Demo
 from comporta.service.figures import Figures
 from comporta.service.migrations import MIGRATIONS
-from comporta.service.refusals import Refusals
 from comporta.service.search.searching import Search
 from comporta.service.sources.base import Source
 from comporta.service.sources.opening import check_addresses, open_sources
+from comporta.service.tries import Tries
 from comporta.stores.workers import Roll
 from comporta.upstream.upstreams import Upstreams
 from comporta.watching import Tallies, Teller
@@ -77,13 +77,14 @@ class Parts:
     demo: Demo | None = None
     started: float = field(default_factory=time.time)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
-    refusals: Refusals = field(default_factory=lambda: Refusals("admin_refused", "an admin route"))
+    admin_tries: Tries = field(init=False)
     tallies: Tallies = field(init=False)
     teller: Teller = field(init=False)
     dashboard: Dashboard = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make what counts for the whole fleet, what tells it, and what shows it."""
+        """Make what is asked of the whole fleet, what counts for it, what tells it, and what shows it."""
+        self.admin_tries = Tries("admin", "an admin route", self.config, self.store)
         self.tallies = Tallies(self.figures.sink)
         self.teller = Teller(self.store, self.upstreams, self.tallies)
         self.dashboard = Dashboard(self)

@@ -1,35 +1,27 @@
 """Who may look: everybody, or, where a token is configured, who has it.
 
 A browser has it as a cookie that is made of the token and nothing else: every worker knows it, also after a
-restart, and no other token makes the same. Whoever shows a wrong one may try a few times a second, on all
-workers together; after that nothing is compared for a while, or a right guess would still be let in.
+restart, and no other token makes the same. How many wrong ones are looked at is told by ``tries.py``.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections import OrderedDict
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, urlsplit
 
 from fastapi import Request, Response
 
-from comporta.clock import MONOTONIC
 from comporta.integrations.addresses import ClientAddress
-from comporta.limits.limiter import BaseLimiter
 from comporta.service.problems import Problem
-from comporta.service.refusals import Refusals
+from comporta.service.tries import Tries
 
 if TYPE_CHECKING:
     from comporta.service.config import ServiceConfig
     from comporta.stores.base import Store
 
 COOKIE: Final = "comporta_dashboard"
-TRIES: Final = "3/s burst 10"
-SHUT_MAX: Final = 1000
-"""How many clients are remembered as shut out; more push out the first of them."""
-
 FORM_BYTES_MAX: Final = 4096
 
 _SEALED = b"comporta dashboard cookie 1"
@@ -43,9 +35,7 @@ class Doors:
         self._token = config.dashboard_token
         self._seal = "" if self._token is None else seal(self._token)
         self._address = ClientAddress(config.trusted_proxies)
-        self._tries = BaseLimiter(TRIES, store, "dashboard_tries")
-        self._shut: OrderedDict[str, float] = OrderedDict()
-        self._refusals = Refusals("dashboard_refused", "the dashboard")
+        self._tries = Tries("dashboard", "the dashboard", config, store)
 
     @property
     def locked(self) -> bool:
@@ -85,25 +75,7 @@ class Doors:
         return proxied or request.scope["scheme"] == "https"
 
     async def _tried(self, request: Request, given: str, right: str) -> bool:
-        client = self._address(request.scope)
-        now = MONOTONIC.now_ns() / 1e9
-        until = self._shut.get(client, 0.0)
-        if now < until:
-            raise _too_often(until - now)
-        if hmac.compare_digest(given.encode("utf-8", "replace"), right.encode()):
-            return True
-        decision = await self._tries.decide(client)
-        if not decision.allowed:
-            self._shut_out(client, now + decision.retry_after)
-            raise _too_often(decision.retry_after)
-        self._refusals.add(client, now)
-        return False
-
-    def _shut_out(self, client: str, until: float) -> None:
-        self._shut[client] = until
-        self._shut.move_to_end(client)
-        while len(self._shut) > SHUT_MAX:
-            self._shut.popitem(last=False)
+        return await self._tries.is_right(self._tries.client_of(request), given, right)
 
 
 def seal(token: str) -> str:
@@ -133,7 +105,3 @@ def _host(origin: str) -> str:
 
 def _host_of(request: Request) -> str:
     return request.headers.get("host", "").lower()
-
-
-def _too_often(seconds: float) -> Problem:
-    return Problem(429, "Too Many Requests", "too many wrong tokens", retry_after=seconds)

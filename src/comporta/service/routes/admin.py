@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from hmac import compare_digest
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -11,8 +10,6 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 
 from comporta.breaker.breaker import CircuitBreaker
-from comporta.clock import MONOTONIC
-from comporta.integrations.addresses import ClientAddress
 from comporta.limits.config import LimitConfig
 from comporta.service import keys
 from comporta.service.parts import Parts, parts_of
@@ -52,24 +49,25 @@ class Operator:
         return result
 
 
-def admitted(
+async def admitted(
     request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> Operator:
     """Let in whoever has the token; without one in the configuration, nobody."""
     parts = parts_of(request)
     token = parts.config.admin_token
-    client = ClientAddress(parts.config.trusted_proxies)(request.scope)
     if token is None:
         raise Problem(403, "Forbidden", "admin routes are off: no admin_token is configured")
-    if given is None or not compare_digest(given.credentials.encode(), token.encode()):
-        parts.refusals.add(client, MONOTONIC.now_ns() / 1e9)
-        raise Problem(
-            401,
-            "Unauthorized",
-            "the admin token must be sent as Authorization: Bearer <token>",
-            headers={"www-authenticate": "Bearer"},
-        )
-    return Operator(parts, client)
+    client = parts.admin_tries.client_of(request)
+    if given is None:
+        parts.admin_tries.refused(client)
+    elif await parts.admin_tries.is_right(client, given.credentials, token):
+        return Operator(parts, client)
+    raise Problem(
+        401,
+        "Unauthorized",
+        "the admin token must be sent as Authorization: Bearer <token>",
+        headers={"www-authenticate": "Bearer"},
+    )
 
 
 OfOperator = Annotated[Operator, Depends(admitted)]
