@@ -74,7 +74,7 @@ def test_cards__called_like_parts_of_the_page__are_all_shown(browser: Browser, a
 
 def test_page__markup_in_everything__shows_it_as_text(browser: Browser, address: str) -> None:
     happened = dict.fromkeys(("kind", "source", "text", "severity", "worker"), MARKUP)
-    worker = {"name": MARKUP, "heard": 0.1, "probes": [MARKUP], "permits": {MARKUP: 2}, "started": 1}
+    worker = {"name": MARKUP, "heard": 0.1, "probes": [MARKUP], "permits": {MARKUP: 2}, "leases": {MARKUP: 3}}
     told = document(
         upstreams=[card(MARKUP, phase="open", why=MARKUP, until=NOW + 9, probes=[MARKUP])],
         workers=[worker],

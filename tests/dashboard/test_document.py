@@ -35,7 +35,7 @@ CARD = {
     *("name", "phase", "why", "since", "until", "forced", "failures", "threshold", "share", "tokens"),
     *("capacity", "limit", "original", "paused", "in_flight", "in_flight_max", "in_words", "minute"),
 }
-WORKER = {"name", "host", "pid", "started", "heard", "probes", "permits", "fetches", "jobs"}
+WORKER = {"name", "host", "pid", "started", "heard", "probes", "permits", "leases", "fetches", "jobs"}
 CACHE = {
     *("hit_rate", "stale_served_rate", "entries", "degraded_keys_count", "avg_fail_streak", "fetching"),
     *("minute", "degraded", "coverage"),
