@@ -31,7 +31,7 @@ from comporta.stores.redis import RedisStore
 from comporta.stores.workers import Beat, Worker
 from comporta.testing import ManualClock, Server
 from comporta.threads import Run
-from comporta.watching import Tallies, Teller, looking
+from comporta.watching import Tallies, Teller, looking, recalling
 from comporta.watching import teller as tellers
 from comporta.watching.fleet import FLEET, LEASES, NAMES, STANDINGS, TURNS, leases_key, written
 from comporta.watching.series import UPSTREAM
@@ -81,7 +81,7 @@ def test_turn__calls_were_made__tells_figures_and_how_it_stands(
     [slot] = store.apply(Recall("upstream.pncp")).slots
     assert slot.numbers[:2] == (5, 5)
     first = UPSTREAM.first_gauge
-    assert slot.numbers[first : first + 5] == (10_001, 9, 1, 1, 1)
+    assert slot.numbers[first : first + 5] == (10_001, 9, 1, 1, 1), "one higher than it is, or a mark"
     kept = store.apply(Read(STANDINGS, "pncp"))
     assert kept is not None
     card = json.loads(kept)
@@ -523,3 +523,25 @@ def test_turn__more_limits_on_lease_than_are_told__tells_those_with_the_most(
     Teller(store, {}, Tallies()).turn()
     told = json.loads(store.apply(Read(FLEET, leases_key(owner()))) or b"")
     assert told.keys() == many.keys() - {"limit-0"}
+
+
+def test_turn__circuit_that_opened_and_closed_since_the_last_one__is_in_the_history(
+    clock: ManualClock,
+) -> None:
+    store = MemoryStore(clock)
+    pncp = Upstream("pncp", "10/s", breaker=BreakerConfig(threshold=3), state=store)
+    teller = Teller(store, {"pncp": pncp}, Tallies())
+    now = time.time()
+    for at, kind, source in (
+        (now, "breaker_opened", "pncp"),
+        (now - 60, "breaker_half_open", "pncp"),
+        (now, "breaker_opened", "somebody-else"),
+        (now, "deployed", "pncp"),
+    ):
+        teller.heard(events.Event(at, kind, source, "", "info"))
+    teller.turn()
+    teller.turn()
+    found = run(recalling(store))["series"]
+    assert found["pncp"]["phases"] == [[2, 0]]
+    assert found["pncp"]["phase"] == [2], "the worst of them"
+    assert "somebody-else" not in found

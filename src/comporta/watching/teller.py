@@ -27,7 +27,7 @@ from comporta.errors import StateError
 from comporta.flow import run
 from comporta.limits.leased import on_lease
 from comporta.stores.failover import FailoverStore, fallback_of
-from comporta.stores.history import Tell, series_room
+from comporta.stores.history import SLOT_SECONDS, Tell, series_room
 from comporta.stores.journal import ENTRY_BYTES_MAX, NOTED_AT_ONCE, Note
 from comporta.stores.records import ABSENT, Write
 from comporta.stores.table import Table
@@ -45,7 +45,7 @@ from comporta.watching.fleet import (
     remembering,
     written,
 )
-from comporta.watching.series import CACHE, SERVICE, gauges_of, series_of
+from comporta.watching.series import CACHE, SERVICE, gauges_of, phase_after, phase_seen, series_of
 
 if TYPE_CHECKING:
     from comporta.stores.base import Store
@@ -188,13 +188,19 @@ class Teller:
 
     def _tell_all(self) -> bool:
         """Tell everything; false if the state went meanwhile. What was not under way then can wait."""
-        sets = {series_of(name): gauges_of(shown) for name, shown in self._cards()}
-        for series in dict.fromkeys([*sets, *self._tallies.series()]):
+        seen = self._changes_heard()
+        sets = {}
+        for name, shown in self._cards():
+            sets[series_of(name)] = gauges_of(shown)
+            seen.setdefault(series_of(name), set()).add(phase_seen(shown["phase"]))
+        for series in dict.fromkeys([*sets, *seen, *self._tallies.series()]):
             if not self._reached():
                 return False
             adds = self._tallies.taken(series)
             if self._admits(series):
-                self._tried(series, self._store.apply, Tell(series, adds, sets.get(series)))
+                self._tried(
+                    series, self._store.apply, Tell(series, adds, sets.get(series), seen.get(series, ()))
+                )
         self._tried("leases", self._tell_leases)
         self._note_all()
         return True
@@ -207,6 +213,15 @@ class Teller:
             self._store.apply(Write(FLEET, leases_key(owner()), told, LEASES_PERIODS * self._every))
             self._store.apply(Write(FLEET, LEASES, b"1", STANDING_SECONDS))
         self._leasing = bool(held)
+
+    def _changes_heard(self) -> dict[str, set[tuple[int, int]]]:
+        """Return how circuits stood since the last time by what happened: nobody may have looked then."""
+        found: dict[str, set[tuple[int, int]]] = {}
+        for event in self._events.copy():
+            phase = phase_after(event.kind)
+            if phase and event.source in self._upstreams and time.time() - event.at < SLOT_SECONDS:
+                found.setdefault(series_of(event.source), set()).add(phase_seen(phase))
+        return found
 
     def _admits(self, series: str) -> bool:
         """Whether a series is among those that the state should have room for; the same in all workers."""
