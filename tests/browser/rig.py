@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import shutil
@@ -11,7 +12,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ from typing import Any
 import httpx2
 from tests.service.running import CLIENT, OURS, PATIENCE_SECONDS, ROOT, TOKEN
 
+from comporta.database.urls import open_database
+from comporta.service.batch.whitelist import Whitelist
 from comporta.stores.folder import path_of
 from comporta.testing import ProcurementServer
 
 DASHBOARD_TOKEN = "a-dashboard-token-for-tests"  # noqa: S105 - of tests only
 COOLDOWN_SECONDS = 2
+OPERATOR = {"authorization": f"Bearer {TOKEN}"}
 CLIENTS = 3
 UFS = ("SP", "RJ", "MG", "BA", "PR", "RS", "PE", "CE")
 
@@ -47,7 +51,7 @@ _SERVICE = """
 state = "{state}"
 
 [service]
-database = "sqlite:///{folder}/service.db?timeout=30"
+database = "{database}"
 sheets = "{folder}/sheets"
 allow_private_addresses = true
 client_limit = false
@@ -57,6 +61,9 @@ close_seconds = 1
 fresh = 1
 stale = 3600
 timeout = 8
+
+[service.batch]
+processor = "tests.service.batch.rig:greet"
 
 [service.addresses]
 pncp = "{portals.pncp.url}"
@@ -116,9 +123,10 @@ class Worker:
 class Fleet:
     """The portals, the workers, and what users do."""
 
-    def __init__(self, portals: ProcurementServer, workers: list[Worker]) -> None:
+    def __init__(self, portals: ProcurementServer, workers: list[Worker], folder: Path) -> None:
         self.portals = portals
         self.workers = workers
+        self.folder = folder
 
     @property
     def address(self) -> str:
@@ -130,13 +138,41 @@ class Fleet:
         found: dict[str, Any] = CLIENT.get(f"{self.address}/v1/dashboard").json()
         return found
 
+    def done(self, action: str) -> int:
+        """Return how often operators did something, as it was written down."""
+        told = CLIENT.get(f"{self.address}/v1/admin/audit?limit=1000", headers=OPERATOR).json()
+        return sum(each["action"] == action and each["outcome"] == "done" for each in told["actions"])
+
+    def failing(self) -> None:
+        """Leave one key in trouble and no other: a portal that was dead when it was asked, and lives."""
+        emptied = CLIENT.delete(f"{self.address}/v1/admin/cache/keys?confirm=everything", headers=OPERATOR)
+        assert emptied.status_code == 200, emptied.text
+        self.portals.pcp.set(mode="dead")
+        query = {"date_from": "2025-05-05", "date_to": "2025-05-05", "ufs": "SP"}
+        CLIENT.get(f"{self.address}/v1/search", params=query)
+        self.portals.pcp.set(mode="ok")
+
+    def unfilled(self, job_id: str, accounts: int) -> Path:
+        """Have a job whose backfill fails; returns what has to be removed before it can go on."""
+        address = f"{self.address}/ultra-batch"
+        number = hashlib.sha256(f"batch-{job_id}".encode()).hexdigest()[:24]
+        blocking = self.folder / "sheets" / f".Rows-{number}.csv.lock"
+        blocking.mkdir(parents=True)  # where a file has to be
+        with closing(open_database(_database(self.folder))) as database:
+            Whitelist(database).let_user("ana", digital=True)
+        job = {"job_id": job_id, "user_id": "ana", "accounts": [str(number) for number in range(accounts)]}
+        assert CLIENT.post(f"{address}/jobs", json=job).status_code == 200  # the end of the answer is its end
+        sheet = {"job_id": job_id, "user_id": "ana", "custom_name": "Rows"}
+        reply = CLIENT.post(f"{address}/configure-sheets", json=sheet)
+        assert reply.status_code == 200, reply.text
+        return blocking
+
     def heal(self) -> None:
         """Let all be well again: the portals answer, nothing is held, closed circuits."""
         for portal in self.portals.portals.values():
             portal.set(mode="ok")
-        headers = {"authorization": f"Bearer {TOKEN}"}
         for name in self.portals.portals:
-            reply = CLIENT.post(f"{self.address}/v1/admin/breakers/{name}/reset", headers=headers)
+            reply = CLIENT.post(f"{self.address}/v1/admin/breakers/{name}/reset", headers=OPERATOR)
             assert reply.status_code == 200, reply.text
 
     @contextmanager
@@ -185,7 +221,11 @@ def fleet_of(count: int, folder: Path, **variables: str) -> Iterator[Fleet]:
             worker.start()
         for worker in workers:
             worker.ready()
-        yield Fleet(portals, workers)
+        yield Fleet(portals, workers, folder)
+
+
+def _database(folder: Path) -> str:
+    return f"sqlite:///{folder}/service.db?timeout=30"
 
 
 def _configured(state: str, folder: Path, portals: ProcurementServer) -> str:
@@ -193,4 +233,5 @@ def _configured(state: str, folder: Path, portals: ProcurementServer) -> str:
     upstreams = [
         _UPSTREAM.format(name=name, limit=limit, cooldown=COOLDOWN_SECONDS) for name, limit in limits.items()
     ]
-    return _SERVICE.format(state=state, folder=folder, portals=portals).lstrip() + "".join(upstreams)
+    service = _SERVICE.format(state=state, database=_database(folder), folder=folder, portals=portals)
+    return service.lstrip() + "".join(upstreams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -91,6 +92,50 @@ def test_pause__asked_for_as_admin__is_counted_down_and_ended(watched: Watched) 
     card.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Resume it").click()
     expect(card.locator(".clock")).to_be_hidden()
+
+
+def test_key__in_trouble__is_fetched_when_asked_for_once(watched: Watched, fleet: Fleet) -> None:
+    fleet.failing()
+    page = watched.open()
+    row = page.locator("#degraded li")
+    expect(row).to_contain_text("pcp failed once")
+    fetch, dialog = row.get_by_role("button", name="Fetch it now"), page.get_by_role("dialog")
+    expect(fetch).to_be_hidden()
+    watched.operate(TOKEN)
+    before = fleet.done("refresh key")
+    fetch.click()
+    expect(dialog).to_contain_text("asks the source again at once")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_be_hidden()
+    assert fleet.done("refresh key") == before
+    fetch.click()
+    dialog.get_by_role("button", name="Fetch it").click()
+    expect(page.locator("#toast")).to_contain_text("is being fetched")
+    expect(row).to_have_count(0)
+    expect(page.locator("#degraded-none")).to_be_visible()
+    assert fleet.done("refresh key") == before + 1
+
+
+def test_backfill__failed__goes_on_when_asked_for_once(watched: Watched, fleet: Fleet) -> None:
+    job_id = uuid4().hex
+    blocking = fleet.unfilled(job_id, 5)
+    page = watched.open()
+    row = page.locator("#jobs li").filter(has_text=job_id[:8])
+    expect(row).to_contain_text("Backfill of its sheet: failed")
+    retry, dialog = row.get_by_role("button", name="Retry the backfill"), page.get_by_role("dialog")
+    expect(retry).to_be_hidden()
+    watched.operate(TOKEN)
+    before = fleet.done("retry backfill")
+    blocking.rmdir()
+    retry.click()
+    expect(dialog).to_contain_text("not written twice")
+    dialog.get_by_role("button", name="Retry it").click()
+    expect(page.locator("#toast")).to_contain_text(f"The backfill of {job_id[:8]} goes on.")
+    expect(row).to_contain_text("Backfill of its sheet: completed, 5 rows written")
+    expect(retry).to_be_hidden()
+    expect(dialog).to_be_hidden()
+    assert fleet.done("retry backfill") == before + 1
+    assert job_id not in page.content()
 
 
 def test_operating__wrong_token__is_refused_and_shows_no_buttons(watched: Watched) -> None:

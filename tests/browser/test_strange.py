@@ -74,7 +74,7 @@ def test_cards__called_like_parts_of_the_page__are_all_shown(browser: Browser, a
 
 def test_page__markup_in_everything__shows_it_as_text(browser: Browser, address: str) -> None:
     happened = dict.fromkeys(("kind", "source", "text", "severity", "worker"), MARKUP)
-    worker = {"name": MARKUP, "heard": 0.1, "probes": [MARKUP], "permits": {MARKUP: 2}, "started": 1}
+    worker = {"name": MARKUP, "heard": 0.1, "probes": [MARKUP], "permits": {MARKUP: 2}, "leases": {MARKUP: 3}}
     told = document(
         upstreams=[card(MARKUP, phase="open", why=MARKUP, until=NOW + 9, probes=[MARKUP])],
         workers=[worker],
@@ -139,3 +139,15 @@ def test_page__comes_to_a_worker_with_another_clock__stays_there(browser: Browse
         until(watched, lambda: len(opened) > 1)
         watched.page.wait_for_timeout(1500)
         assert len(opened) == 2
+
+
+def test_band__slot_that_saw_several_states__shows_all_of_them(browser: Browser, address: str) -> None:
+    series = {**slots(NOW - 20), "phase": [2], "phases": [[2, 1, 0]]}
+    told = document(upstreams=[card("pncp")], recent={"pncp": series})
+    with Watched.on(browser, address) as watched:
+        telling(watched, [("document", told)])
+        chart = watched.open().locator("[data-upstream=pncp] svg.calls")
+        for phase in ("open", "half-open", "closed"):
+            expect(chart.locator(f"path.band.{phase}")).to_have_attribute("d", re.compile("^M"))
+        said = re.compile("Breaker open in 1 and half-open in 1 of 1 times 10 s")
+        expect(chart).to_have_attribute("aria-label", said)

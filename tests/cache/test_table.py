@@ -506,6 +506,14 @@ def test_mark_due__cold_key__is_due_until_somebody_tries(table: Face) -> None:
     assert table.due(10, 7200) == []
 
 
+def test_mark_due__key_that_just_failed__is_due_at_once(table: Face) -> None:
+    table.keep("a")
+    table.fail(HASH, None, "a", HASH)
+    assert table.due(10, 100) == []
+    table.mark_due(HASH)
+    assert [(row.user_id, row.wanted) for row in table.due(10, 100)] == [("a", True)]
+
+
 def test_rows__some__are_listed_freshest_first(table: Face) -> None:
     table.keep("a")
     table.clock.now += 1

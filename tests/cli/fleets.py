@@ -33,7 +33,7 @@ def card(name: str, **more: Any) -> dict[str, Any]:
 def worker(number: int, **more: Any) -> dict[str, Any]:
     """Return a worker that has been up for some hours."""
     about = {"name": f"web-{number}:4{number:03}", "host": f"web-{number}", "pid": 4000 + number}
-    held = {"probes": [], "permits": {}, "fetches": 0, "jobs": 0}
+    held = {"probes": [], "permits": {}, "leases": {}, "fetches": 0, "jobs": 0}
     return {**about, "started": NOW - 7300, "heard": 0.3, **held, **more}
 
 
@@ -53,7 +53,10 @@ def document(**more: Any) -> dict[str, Any]:
             card("slow", phase="half-open", in_words="Half-open: the next call is a probe."),
             card("plain", phase=None, tokens=None, in_flight=1, in_flight_max=None, in_words=""),
         ],
-        "workers": [worker(1, probes=["slow"], permits={"pncp": 2}, fetches=1, jobs=2), worker(2)],
+        "workers": [
+            worker(1, probes=["slow"], permits={"pncp": 2}, leases={"pncp": 40}, fetches=1, jobs=2),
+            worker(2),
+        ],
         "events": [event("opened for 30 s", workers=3), event("a note", severity="info")],
     }
     whole = {"at": NOW, "status": "warn", "reasons": ["pncp is open"], "story": None}

@@ -68,7 +68,8 @@ def test_drawn__wide__says_how_each_upstream_stands_and_why() -> None:
 def test_drawn__workers__are_shown_with_what_they_hold() -> None:
     told = "\n".join(picture())
     assert "Workers: 2\n" in told
-    assert "up 2 h, heard 300 ms ago  holds the probe of slow, 2 calls to pncp, 1 fetch, 2 jobs" in told
+    assert "up 2 h, heard 300 ms ago  holds the probe of slow, 2 calls to pncp, 40 tokens of pncp on " in told
+    assert "on lease, 1 fetch, 2 jobs" in told
     assert "Workers: none at the moment" in "\n".join(picture(workers=[]))
 
 

@@ -45,7 +45,7 @@ CARD = {
         "minute",
     ),
 }
-WORKER = {"name", "host", "pid", "started", "heard", "probes", "permits", "fetches", "jobs"}
+WORKER = {"name", "host", "pid", "started", "heard", "probes", "permits", "leases", "fetches", "jobs"}
 CACHE = {
     *("hit_rate", "stale_served_rate", "entries", "degraded_keys_count", "avg_fail_streak", "fetching"),
     *("minute", "degraded", "coverage"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 from tests.support import redis_store
 
-from comporta.stores.history import COLUMNS, NUMBER_MAX, Recall, Tell
+from comporta.stores.base import Operation
+from comporta.stores.history import COLUMNS, NUMBER_MAX, POWERS, Recall, Tell
 from comporta.stores.journal import Latest, Note
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
@@ -23,6 +26,7 @@ tellings = st.tuples(
     pauses,
     st.lists(amounts, max_size=COLUMNS),
     st.dictionaries(st.integers(0, COLUMNS - 1), amounts, max_size=5),
+    st.lists(st.tuples(st.integers(0, COLUMNS - 1), st.sampled_from(POWERS)), max_size=4),
     st.sampled_from([1, 10, 11, 60, 1800, 3600]),
 )
 notes = st.binary(min_size=1, max_size=1000)
@@ -31,15 +35,20 @@ notes = st.binary(min_size=1, max_size=1000)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(tellings, min_size=1, max_size=40))
 def test_history__any_telling_any_time__the_server_answers_as_python_does(
-    server: Server, steps: list[tuple[int, list[int], dict[int, int], int]]
+    server: Server, steps: list[tuple[int, list[int], dict[int, int], list[tuple[int, int]], int]]
 ) -> None:
     clock = ManualClock(1_800_000_000)
     local = MemoryStore(clock)
     with redis_store(server, clock) as remote:
-        for pause_us, adds, sets, seconds in steps:
+        for pause_us, adds, sets, marks, seconds in steps:
             clock.advance(pause_us / 1e6)
-            for operation in (Tell("upstream.n", adds, sets), Recall("upstream.n", seconds)):
-                assert remote.apply(operation) == local.apply(operation)
+            told = [Tell(series, adds, sets, marks) for series in ("upstream.n", "upstream.m")]
+            asked: list[Operation[Any]] = [
+                *told,
+                Recall("upstream.n", seconds),
+                Recall("upstream.m", seconds),
+            ]
+            assert remote.apply_all(asked) == [local.apply(operation) for operation in asked]
         assert remote.apply(Recall("upstream.n")) == local.apply(Recall("upstream.n"))
 
 

@@ -24,6 +24,7 @@ from comporta.stores.history import (
     Tell,
     is_series,
 )
+from comporta.stores.memory import MemoryStore
 from comporta.stores.records import Write
 from comporta.stores.redis import RedisStore
 from comporta.stores.slots import slot_of
@@ -124,6 +125,8 @@ def test_history__awaiting__is_the_same(valkey: Server) -> None:
         (lambda: Tell("a", [0] * 25), "adds must be at most 24 numbers, got 25"),
         (lambda: Tell("a", [0, -1]), "adds must be at least 0, got -1"),
         (lambda: Tell("a", [], {3: -2}), "sets must be at least 0, got -2"),
+        (lambda: Tell("a", [], {}, [(3, 3)]), r"powers of two up to 128, got \[\(3, 3\)\]"),
+        (lambda: Tell("a", [], {}, [(24, 1)]), "marks must be of columns 0 to 23"),
         (lambda: Tell("a", [], {24: 0}), r"sets must be of columns 0 to 23, got \[24\]"),
         (lambda: Recall("a", 0), "seconds must be above 0 and at most 3600, got 0"),
         (lambda: Recall("a", 3601), "seconds must be above 0 and at most 3600, got 3601"),
@@ -197,3 +200,27 @@ def test_history__slot_written_by_hand__is_read_as_far_as_it_makes_sense(valkey:
         assert store.apply(Recall("a")).slots == [Slot(0.0, numbers(3, 4))]
         store.apply(Tell("a", [1]))
         assert store.apply(Recall("a")).slots == [Slot(0.0, numbers(4, 4))]
+
+
+def test_history__marks__are_there_until_the_slot_is_over() -> None:
+    store = MemoryStore(clock := ManualClock(START))
+    for marks in ([(21, 1)], [(21, 4), (22, 1)], [(21, 1)]):
+        store.apply(Tell("a", marks=marks))
+    clock.advance(SLOT_SECONDS)
+    store.apply(Tell("a", [1]))
+    assert [slot.numbers[21:23] for slot in store.apply(Recall("a")).slots] == [(5, 1), (0, 0)]
+
+
+def test_history__key_of_somebody_else_among_others__is_the_only_one_that_fails(server: Server) -> None:
+    with redis_store(server, ManualClock(START)) as store:
+        command(server, "SET", "comporta_history:b", "something else")
+        told = store.apply_all(
+            [Tell("a", [1], {3: 2}, [(4, 1)]), Tell("b", [2], {3: 3}, [(4, 2)]), Tell("c", [3])]
+        )
+        found = store.apply_all([Recall("a"), Recall("b"), Recall("c")])
+        for replies in (told, found):
+            assert isinstance(replies[1], StateTypeError)
+            assert "comporta_history:b" in str(replies[1])
+        assert [history.slots[0].numbers[:5] for history in found[::2]] == [(1, 0, 0, 2, 1), (3, 0, 0, 0, 0)]
+        with pytest.raises(StateTypeError):
+            store.apply(Tell("b", [1]))

@@ -87,6 +87,7 @@ def test_looking__workers_told_of_their_upstreams__shows_them_with_who_holds_wha
         "jobs": 0,
         "probes": [],
         "permits": {"pcp": 1},
+        "leases": {},
     }
     assert found["events"][0]["at"] == 5.0
     assert found["story"] == {"scenario": "outage"}

@@ -10,6 +10,7 @@ import pytest
 from tests.processes import fleet
 from tests.processes.fleet import opened, started
 from tests.watching import worker
+from tests.watching.worker import CAPACITY
 
 from comporta.flow import run
 from comporta.watching import looking, recalling
@@ -54,3 +55,21 @@ def test_fleet__several_workers_tell__one_who_is_none_sees_all_of_it(state: str)
         assert all(one.go().answer() == "over" for one in workers)
         series = run(recalling(store))["series"]["pncp"]
         assert sum(series["calls"]) == sum(series["ok"]) == WORKERS * (CALLS + 1)
+
+
+def test_fleet__workers_with_leases__are_shown_with_what_each_has_in_hand(state: str) -> None:
+    def look() -> dict[str, Any]:
+        return run(looking(store))
+
+    def all_lease(found: dict[str, Any]) -> bool:
+        return [list(one["leases"]) for one in found["workers"] or ()] == [["pncp"]] * WORKERS
+
+    with (
+        opened(state.replace("?timeout=5", "")) as store,
+        started(WORKERS, "leasing", state=state) as workers,
+    ):
+        pids = {one.go().answer() for one in workers}
+        found = seen(look, all_lease)
+        assert {one["pid"] for one in found["workers"]} == pids
+        assert all(0 < one["leases"]["pncp"] < CAPACITY for one in found["workers"])
+        assert all(one.go().answer() == "over" for one in workers)

@@ -20,7 +20,7 @@ from comporta.stores.workers import Beat, Worker
 from comporta.testing import ManualClock, Server
 from comporta.watching import Tallies, Teller, looking, recalling
 from comporta.watching.fleet import FLEET, JOURNAL, NAMES, STANDINGS, STORY, STORY_NOW, own_card, written
-from comporta.watching.readable import card_of, event_of, names_of, story_of
+from comporta.watching.readable import card_of, event_of, leases_of, names_of, story_of
 
 EVENT = {"at": 1.0, "kind": "k", "source": "s", "text": "t", "severity": "info", "worker": "w"}
 DEEP = b"[" * 4000
@@ -142,3 +142,14 @@ def test_journal__counter_that_somebody_wrote__ends_and_goes_on(valkey: Server, 
         assert store.apply(Latest(JOURNAL)) == []
         store.apply(Note(JOURNAL, entry()))
         assert store.apply(Latest(JOURNAL)) == [entry()]
+
+
+@pytest.mark.parametrize(
+    "kept", [None, b"no json", b"[]", b'{"a": "3", "b": -1, "c": 0, "d": 1e400, "e": null}']
+)
+def test_leases__that_make_no_sense__are_none(kept: bytes | None) -> None:
+    assert leases_of(kept) == {}
+
+
+def test_leases__with_some_that_make_sense__are_those() -> None:
+    assert leases_of(b'{"pncp": 3, "pcp": []}') == {"pncp": 3}

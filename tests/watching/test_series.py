@@ -17,6 +17,7 @@ from comporta.watching.series import (
     layout_of,
     minute_of,
     percentile,
+    phase_seen,
     series_of,
     upstream_of,
     wait_column,
@@ -103,6 +104,8 @@ def test_percentiles__estimated_from_the_histogram__lie_in_the_right_part() -> N
 
 def test_columns__of_a_history__are_lists_of_one_length_in_the_readers_time() -> None:
     gauges = gauges_of(shown(limit=2.5, phase="open", paused=3.0, in_flight=4))
+    column, power = phase_seen("open")
+    gauges[column] = power | phase_seen("closed")[1]
     told = tuple(gauges.get(column, number) for column, number in enumerate(row(calls=2, open=2)))
     history = History(NOW_US, [Slot(15.0, waited(0.0)), Slot(5.0, told)])
     found = columns_of(history, UPSTREAM, 1000.0)
@@ -118,6 +121,7 @@ def test_columns__of_a_history__are_lists_of_one_length_in_the_readers_time() ->
         [None, 1],
         [None, 4],
     ], "what nobody said is not 0"
+    assert found["phases"] == [[], [2, 0]]
 
 
 def test_columns__of_the_service__have_neither_waits_nor_gauges() -> None:
@@ -133,9 +137,9 @@ def test_columns__of_the_service__have_neither_waits_nor_gauges() -> None:
 
 def test_gauges__without_permits_and_breaker__say_what_there_is() -> None:
     first = UPSTREAM.first_gauge
+    assert phase_seen(None) == (first + 2, 8)
     assert gauges_of(shown(phase=None, tokens=-1)) == {
         first: 10_001,
         first + 1: 1,
-        first + 2: 4,
         first + 3: 1,
     }

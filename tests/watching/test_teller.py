@@ -15,9 +15,12 @@ from tests.stores.switchable import Switchable, by_hand, moved
 from tests.support import shared_store
 
 from comporta import Upstream, events
+from comporta.breaker.admission import owner
 from comporta.breaker.config import BreakerConfig
 from comporta.errors import StateFullError, StateUnavailableError
 from comporta.flow import run
+from comporta.limits.config import LimitConfig
+from comporta.limits.limiter import BaseLimiter
 from comporta.stores.base import Store
 from comporta.stores.failover import FailoverStore
 from comporta.stores.history import Recall, series_room
@@ -25,13 +28,14 @@ from comporta.stores.journal import Latest
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import Delete, Read, Write
 from comporta.stores.redis import RedisStore
+from comporta.stores.workers import Beat, Worker
 from comporta.testing import ManualClock, Server
 from comporta.threads import Run
-from comporta.watching import Tallies, Teller, looking
+from comporta.watching import Tallies, Teller, looking, recalling
 from comporta.watching import teller as tellers
-from comporta.watching.fleet import FLEET, NAMES, STANDINGS, TURNS, written
+from comporta.watching.fleet import FLEET, LEASES, NAMES, STANDINGS, TURNS, leases_key, written
 from comporta.watching.series import UPSTREAM
-from comporta.watching.teller import EVENTS_MAX, entry_of
+from comporta.watching.teller import EVENTS_MAX, LEASES_MAX, entry_of
 
 PATIENCE_SECONDS = 60.0
 
@@ -77,7 +81,7 @@ def test_turn__calls_were_made__tells_figures_and_how_it_stands(
     [slot] = store.apply(Recall("upstream.pncp")).slots
     assert slot.numbers[:2] == (5, 5)
     first = UPSTREAM.first_gauge
-    assert slot.numbers[first : first + 5] == (10_001, 9, 1, 1, 1)
+    assert slot.numbers[first : first + 5] == (10_001, 9, 1, 1, 1), "one higher than it is, or a mark"
     kept = store.apply(Read(STANDINGS, "pncp"))
     assert kept is not None
     card = json.loads(kept)
@@ -482,3 +486,62 @@ def test_teller__server_killed_and_back__tells_what_was_counted_meanwhile(tallie
         teller.close()
         assert {event["kind"] for event in noted(store)} >= {"state_fallback", "state_return"}
         store.close()
+
+
+def test_turn__units_on_lease__are_told_until_they_are_given_back() -> None:
+    store = MemoryStore()  # nobody comes by for leases on a clock moved by hand
+    limiter = BaseLimiter(LimitConfig(100, 100, lease=10), store, "pncp")
+    elsewhere = BaseLimiter(LimitConfig(100, 100, lease=10), MemoryStore(), "pcp")
+    teller, worker = Teller(store, {}, Tallies()), Worker.here()
+
+    def told() -> dict[str, int]:
+        teller.turn()
+        store.apply(Beat(worker))
+        [shown] = run(looking(store))["workers"]
+        leases: dict[str, int] = shown["leases"]
+        return leases
+
+    def leasing() -> bool:
+        return all(one.sync.acquire() for one in (limiter, elsewhere)) and told() != {}
+
+    assert told() == {}
+    assert store.apply(Read(FLEET, LEASES)) is None, "it costs nothing where there are none"
+    until(leasing)
+    assert store.apply(Read(FLEET, LEASES)) is not None
+    assert limiter.verbs.leases is not None
+    limiter.verbs.leases.give_back()
+    assert told() == {}
+    assert json.loads(store.apply(Read(FLEET, leases_key(owner()))) or b"") == {}
+
+
+def test_turn__more_limits_on_lease_than_are_told__tells_those_with_the_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = {f"limit-{number}": 1 + number for number in range(LEASES_MAX + 1)}
+    monkeypatch.setattr(tellers, "on_lease", lambda _: many)
+    store = MemoryStore()
+    Teller(store, {}, Tallies()).turn()
+    told = json.loads(store.apply(Read(FLEET, leases_key(owner()))) or b"")
+    assert told.keys() == many.keys() - {"limit-0"}
+
+
+def test_turn__circuit_that_opened_and_closed_since_the_last_one__is_in_the_history(
+    clock: ManualClock,
+) -> None:
+    store = MemoryStore(clock)
+    pncp = Upstream("pncp", "10/s", breaker=BreakerConfig(threshold=3), state=store)
+    teller = Teller(store, {"pncp": pncp}, Tallies())
+    now = time.time()
+    for at, kind, source in (
+        (now, "breaker_opened", "pncp"),
+        (now - 60, "breaker_half_open", "pncp"),
+        (now, "breaker_opened", "somebody-else"),
+        (now, "deployed", "pncp"),
+    ):
+        teller.heard(events.Event(at, kind, source, "", "info"))
+    teller.turn()
+    teller.turn()
+    found = run(recalling(store))["series"]
+    assert found["pncp"]["phases"] == [[2, 0]]
+    assert found["pncp"]["phase"] == [2], "the worst of them"
+    assert "somebody-else" not in found

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
+from collections.abc import Callable
 
 from tests.processes.jobs import ready, say
 
-from comporta import Upstream, events
+from comporta import LimitConfig, Upstream, events
 from comporta.metrics import use_metrics
 from comporta.watching import Tallies, Teller
+
+CAPACITY = 1000
 
 
 def told(state: str, number: int, calls: int) -> None:
@@ -35,5 +39,21 @@ def told(state: str, number: int, calls: int) -> None:
     say("over")
 
 
+def leasing(state: str, number: int) -> None:
+    """Take a little from a limit on lease, and tell of it until the word to end comes."""
+    limit = LimitConfig(CAPACITY, CAPACITY, lease=10)
+    upstream = Upstream("pncp", limit, state=state)
+    teller = Teller(upstream.store, {"pncp": upstream}, Tallies(), every=0.05)
+    teller.start()
+    ready()
+    say(os.getpid())
+    while not select.select([sys.stdin], [], [], 0.02)[0]:
+        upstream.limiter.sync.acquire()
+    sys.stdin.readline()
+    teller.close()
+    say("over")
+
+
 if __name__ == "__main__":
-    {"told": told}[sys.argv[1]](**json.loads(sys.argv[2]))
+    jobs: dict[str, Callable[..., None]] = {"told": told, "leasing": leasing}
+    jobs[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -241,16 +241,15 @@ MARK_DUE = Statement(
     """
 )
 
+# What an operator asked for is due whatever failed before; the rest waits until its backoff is over.
 DUE = Statement(
     f"""
     SELECT user_id, params_hash, TEXT(search_params), UNIX(fetched_at), due_at IS NOT NULL, :now
     FROM search_results_cache
-    WHERE (
-        due_at <= AT(:now)
+    WHERE due_at <= AT(:now)
         OR last_accessed_at > AT(:now - 86400) AND has_value AND fetched_at <= AT(:now - :age)
         AND {_PRIORITY} = 'hot'
-    )
-    AND (degraded_until IS NULL OR degraded_until <= AT(:now) OR degraded_until > AT(:now + 1860))
+        AND (degraded_until IS NULL OR degraded_until <= AT(:now) OR degraded_until > AT(:now + 1860))
     ORDER BY due_at IS NULL, fetched_at LIMIT :limit
     """
 )

@@ -272,6 +272,10 @@ def _worker(worker: Document, chars: int, now: float) -> Text:
     holds = [
         *(f"the probe of {name}" for name in worker.get("probes") or ()),
         *(f"{_so_many(count, 'call')} to {name}" for name, count in (worker.get("permits") or {}).items()),
+        *(
+            f"{_so_many(count, 'token')} of {name} on lease"
+            for name, count in (worker.get("leases") or {}).items()
+        ),
         *(_so_many(count, one) for what, one in _HELD if (count := worker.get(what))),
     ]
     text = Text(f" {worker['name']:{chars}}", no_wrap=True, overflow="ellipsis")

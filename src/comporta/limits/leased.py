@@ -11,6 +11,7 @@ not, and never more than a fair share of the limit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -67,7 +68,8 @@ class LeasedBound:
 
     def __init__(self, inner: Bound, store: Store, asked: Asked, config: LimitConfig) -> None:
         self._inner = inner
-        self._store = store
+        self.store = store
+        self.name = asked.name
         self._lender = Lender(cast(Lending, asked.rule), asked, config.lease_us // 2)
         self._strategy = config.strategy
         self._now_ns = store.clock.now_ns
@@ -112,9 +114,17 @@ class LeasedBound:
             ended = self._ended(hand)
             if ended.unused:
                 try:
-                    yield Apply(self._store, LeaseOperation(self._lender, hand.key, 0, 0, ended))
+                    yield Apply(self.store, LeaseOperation(self._lender, hand.key, 0, 0, ended))
                 except StateError:
                     return
+
+    def in_hand(self) -> int:
+        """Return how many units can be used without asking, those of all keys together."""
+        now_ns = self._now_ns()
+        hands = {
+            id(hand): hand for hand in list(self._hands.values())
+        }  # a key and its text have one together
+        return sum(hand.left for hand in hands.values() if now_ns < hand.ends_ns)
 
     def ask_again(self, key: str) -> None:
         """Forget a refusal: something was given back here."""
@@ -199,7 +209,7 @@ class LeasedBound:
         sent_ns = self._now_ns()
         ended = self._ended(hand)
         operation = LeaseOperation(self._lender, hand.key, cost, max(cost, hand.want), ended)
-        lease: Lease = yield Apply(self._store, operation)
+        lease: Lease = yield Apply(self.store, operation)
         return self._landed(hand, cost, sent_ns, lease)
 
     def _share(self) -> int:
@@ -209,7 +219,7 @@ class LeasedBound:
         """
         if self._strategy is LimitStrategy.LEAKY_BUCKET:
             return 1
-        parts: int = 2 * max(1, getattr(self._store, "workers", 1))
+        parts: int = 2 * max(1, getattr(self.store, "workers", 1))
         if self._strategy in WINDOWS:
             parts = max(parts, LEASE_PART)
         return self._lender.rule.numbers.capacity // parts
@@ -247,7 +257,7 @@ class LeasedBound:
 
     def _watch(self, hand: Hand) -> None:
         """Have somebody come by before the lease ends; on a clock moved by hand nobody does."""
-        if hand.visit_ns <= self._now_ns() and self._store.clock is MONOTONIC:
+        if hand.visit_ns <= self._now_ns() and self.store.clock is MONOTONIC:
             hand.visit_ns = hand.due_ns
             ROUNDS.watch(hand.due_ns, partial(self._visit, hand), self)
 
@@ -258,7 +268,7 @@ class LeasedBound:
             self._watch(hand)
         elif now_ns < hand.ends_ns:
             ended = self._ended(hand)
-            self._store.apply(LeaseOperation(self._lender, hand.key, 0, 0, ended))
+            self.store.apply(LeaseOperation(self._lender, hand.key, 0, 0, ended))
 
     def _hand(self, key: Any, text: str) -> Hand | None:
         """Return the hand of a key, or nothing if there are too many."""
@@ -282,3 +292,12 @@ class LeasedBound:
             for key, hand in list(self._hands.items()):
                 if not hand.asking and now_ns >= max(hand.ends_ns, hand.refused_ns):
                     del self._hands[key]
+
+
+def on_lease(store: Store) -> dict[str, int]:
+    """Return how many units this process has in hand of each limit of a state; of the others nothing."""
+    found: Counter[str] = Counter()
+    for bound in ROUNDS.holders():
+        if isinstance(bound, LeasedBound) and bound.store is store:
+            found[bound.name] += bound.in_hand()
+    return {name: units for name, units in found.items() if units > 0}

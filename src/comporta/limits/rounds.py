@@ -59,6 +59,11 @@ class Rounds:
             self._run = None
             self._visits.clear()  # leases end by themselves
 
+    def holders(self) -> list[Holder]:
+        """Return who was watched so far and is still there."""
+        with self._lock:
+            return list(self._holders)
+
     def end(self) -> None:
         """Let all holders give back what they have."""
         for holder in list(self._holders):

@@ -38,8 +38,11 @@ async def shown(parts: Parts, user: str, params_hash: str) -> dict[str, Any] | N
 
 
 async def refreshed(parts: Parts, params_hash: str, user: str | None) -> int:
-    """Have a key fetched anew by the next worker that looks for what is due; returns how many rows it has."""
-    return await CacheTable(parts.database).mark_due_async(params_hash, user)
+    """Have a key fetched anew, by this worker unless another is before it; returns how many rows it has."""
+    marked = await CacheTable(parts.database).mark_due_async(params_hash, user)
+    if marked:
+        parts.search.refresh_soon()
+    return marked
 
 
 async def removed(parts: Parts, user: str, params_hash: str) -> bool:

@@ -2,8 +2,8 @@
 
 A worker's own clock says nothing here: whoever reads turns the age of a slot into a time of its own. A slot
 is ``COLUMNS`` numbers below 2**32, which stay at the most when they would pass it. To some of them workers
-add (calls), others they set, and the last word counts (how a circuit stands). What the columns mean is not
-known here (``watching/series.py``).
+add (calls), others they set, and the last word counts (a limit), in others they mark what was so at any time
+(how a circuit stood). What the columns mean is not known here (``watching/series.py``).
 
 On a server a series is one hash, with a field for each slot. In memory and on this machine it is a ring of
 ``CHUNKS`` records of up to ``CHUNK_SLOTS`` slots each, 3.6 KB at the most: one more than an hour takes, as
@@ -17,7 +17,7 @@ Twin: ``history.lua``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from struct import Struct
@@ -27,6 +27,7 @@ from comporta.clock import SECOND_US
 from comporta.names import NAMES_ALLOWED, is_name
 from comporta.stores.base import GONE, Part, Script, State, key_text
 from comporta.stores.lua import lua
+from comporta.stores.naming import named
 from comporta.stores.records import RECORD
 
 SPACE: Final = "comporta_history"
@@ -34,6 +35,9 @@ SLOT_SECONDS: Final = 10
 SLOTS: Final = 360
 COLUMNS: Final = 24
 NUMBER_MAX: Final = 2**32 - 1
+POWERS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+"""What can be marked in a column."""
+
 SERIES_MAX: Final = 100
 """How many series a process tells of; who keeps them sees to it."""
 
@@ -77,7 +81,7 @@ class _HistoryOperation:
 
     __slots__ = ("_series",)
 
-    script = Script("history", partial(lua, "stores", "history"))
+    script = Script("history", partial(lua, "stores", "history"), joins=True)
     followed = False
     fields = 1
 
@@ -95,6 +99,14 @@ class _HistoryOperation:
         """The series."""
         return [key_text(SPACE, self._series)]
 
+    def _answer(self, raw: Sequence[Any]) -> Any:
+        """Return what stands there for this series; an error in its place names the key."""
+        [answer] = raw
+        if isinstance(answer, bytes):
+            key = repr(self.key_names()[0])
+            raise named(RuntimeError(answer.decode("utf-8", "replace")), key, key)
+        return answer
+
     @staticmethod
     def undo(reply: object) -> None:
         """What was told has happened, whoever waits for the answer."""
@@ -105,13 +117,28 @@ class _HistoryOperation:
 
 
 class Tell(_HistoryOperation):
-    """Add to columns of the present slot, from the first on, and set others; returns the slot's number."""
+    """Add to columns of the present slot, from the first on, and set others; returns the slot's number.
 
-    __slots__ = ("_adds", "_sets")
+    ``marks`` are columns and powers of two, each of which is in the sum of its column from now on.
+    """
 
-    def __init__(self, series: str, adds: Sequence[int] = (), sets: Mapping[int, int] | None = None) -> None:
+    __slots__ = ("_adds", "_marks", "_sets")
+
+    def __init__(
+        self,
+        series: str,
+        adds: Sequence[int] = (),
+        sets: Mapping[int, int] | None = None,
+        marks: Iterable[tuple[int, int]] = (),
+    ) -> None:
         super().__init__(series)
         sets = sets or {}
+        self._marks = list(marks)
+        if any(not 0 <= column < COLUMNS or power not in POWERS for column, power in self._marks):
+            raise ValueError(
+                f"marks must be of columns 0 to {COLUMNS - 1} and powers of two up to {POWERS[-1]}, "
+                f"got {self._marks!r:.100}"
+            )
         if len(adds) > COLUMNS:
             raise ValueError(f"adds must be at most {COLUMNS} numbers, got {len(adds)}")
         if any(not 0 <= column < COLUMNS for column in sets):
@@ -145,18 +172,19 @@ class Tell(_HistoryOperation):
             numbers[column] = min(numbers[column] + more, NUMBER_MAX)
         for column, number in self._sets.items():
             numbers[column] = number
+        for column, power in self._marks:
+            numbers[column] |= power
         return numbers
 
     def arguments(self) -> list[int | str | bytes]:
-        """Verb, how many columns to add to, what, and the columns to set by turns with what."""
+        """Verb, how many columns to add to, what, and those to set and to mark by turns with what."""
         sets = [value for pair in self._sets.items() for value in pair]
-        return ["tell", len(self._adds), *self._adds, *sets]
+        marks = [value for pair in self._marks for value in pair]
+        return ["tell", len(self._adds), *self._adds, len(self._sets), *sets, len(self._marks), *marks]
 
-    @staticmethod
-    def parse(raw: Sequence[Any]) -> int:
+    def parse(self, raw: Sequence[Any]) -> int:
         """One number."""
-        [slot] = raw
-        return int(slot)
+        return int(self._answer(raw))
 
 
 class Recall(_HistoryOperation):
@@ -181,11 +209,11 @@ class Recall(_HistoryOperation):
         """Verb, and how many slots."""
         return ["recall", self._count]
 
-    @staticmethod
-    def parse(raw: Sequence[Any]) -> History:
+    def parse(self, raw: Sequence[Any]) -> History:
         """Read the moment, then numbers of slots and what is in them, by turns."""
-        found = zip(raw[1::2], raw[2::2], strict=True)
-        return _history(int(raw[0]), [(int(number), *_numbers(text)) for number, text in found])
+        now_us, *rest = self._answer(raw)
+        found = zip(rest[::2], rest[1::2], strict=True)
+        return _history(int(now_us), [(int(number), *_numbers(text)) for number, text in found])
 
 
 def _history(now_us: int, found: list[tuple[int, ...]]) -> History:

@@ -44,7 +44,7 @@ def card(
         "paused": state.limiter.paused,
         "in_flight": state.calls_in_flight,
         "in_flight_max": in_flight_max,
-        "holders": _most(state.holders or {}),
+        "holders": most(state.holders or {}, HOLDERS_MAX),
         "in_words": in_words(state, breaker),
         "minute": dict(minute),
     }
@@ -64,9 +64,10 @@ def _of_breaker(found: BreakerState | None, config: BreakerConfig | None) -> dic
     }
 
 
-def _most(holders: Mapping[str, int]) -> dict[str, int]:
+def most(holders: Mapping[str, int], count: int) -> dict[str, int]:
+    """Return those that hold the most, the first of them first."""
     ranked = sorted(holders.items(), key=lambda holder: (-holder[1], holder[0]))
-    return dict(ranked[:HOLDERS_MAX])
+    return dict(ranked[:count])
 
 
 def in_words(state: UpstreamState, config: BreakerConfig | None = None) -> str:

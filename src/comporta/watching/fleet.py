@@ -21,7 +21,7 @@ from comporta.stores.records import ABSENT, VALUE_BYTES_MAX, Read, Write
 from comporta.stores.workers import Roll, Sign, Worker
 from comporta.upstream.standing import standing
 from comporta.watching.card import card
-from comporta.watching.readable import card_of, event_of, names_of, story_of
+from comporta.watching.readable import card_of, event_of, leases_of, names_of, story_of
 from comporta.watching.series import (
     CACHE,
     MINUTE_SECONDS,
@@ -48,6 +48,10 @@ NAMES: Final = "upstreams"
 
 A server would have to look through all its keys to find them.
 """
+
+LEASES: Final = "leases"
+"""Under ``FLEET``: there if anybody told of leases lately, else no worker is asked about; and for each worker
+that did, with its name after a dot, what it has on lease."""
 
 STORY: Final = "comporta_story"
 STORY_NOW: Final = "now"
@@ -101,6 +105,11 @@ def remembering(store: Store, name: str) -> Flow[bool]:
     return True
 
 
+def leases_key(worker: str) -> str:
+    """Return where under ``FLEET`` it stands what a worker has on lease."""
+    return f"{LEASES}.{worker}"
+
+
 def looking(store: Store, cards: Mapping[str, dict[str, Any]] | None = None) -> Flow[dict[str, Any]]:
     """Return how the fleet stands: ``upstreams``, ``workers``, ``events``, ``story``, and lately.
 
@@ -116,12 +125,13 @@ def looking(store: Store, cards: Mapping[str, dict[str, Any]] | None = None) -> 
         for name in sorted(shown)
     ]
     signs: list[Sign] | None = yield from reader.asking(Roll())
+    leases = yield from reader.leases(signs or [])
     entries: list[bytes] | None = yield from reader.asking(Latest(JOURNAL))
     story: bytes | None = yield from reader.asking(Read(STORY, STORY_NOW))
     now = time.time()
     return {
         "upstreams": upstreams,
-        "workers": None if signs is None else _workers(signs, upstreams),
+        "workers": None if signs is None else _workers(signs, upstreams, leases),
         "events": None if entries is None else happened(entries),
         "story": story_of(story),
         "recent": {label: _columns(series, _recent(history), now) for label, series, history in lately},
@@ -198,6 +208,15 @@ class _Reader:
                     found[name] = shown
         return found
 
+    def leases(self, signs: Iterable[Sign]) -> Flow[dict[str, dict[str, int]]]:
+        """Return what each worker has on lease, by its name."""
+        found: dict[str, dict[str, int]] = {}
+        if (yield from self.asking(Read(FLEET, LEASES))) is not None:
+            for sign in signs:
+                name = owner_named(sign.worker.host, sign.worker.pid)
+                found[name] = leases_of((yield from self.asking(Read(FLEET, leases_key(name)))))
+        return found
+
     def histories(self, names: Iterable[str], seconds: float) -> Flow[list[tuple[str, str, History]]]:
         """Return what was told of upstreams, the cache and the service: its label, its series, and it."""
         found: list[tuple[str, str, History]] = []
@@ -233,8 +252,10 @@ def _recent(history: History) -> History:
     return history._replace(slots=history.slots[-_RECENT_SLOTS:])
 
 
-def _workers(signs: Iterable[Sign], upstreams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return who is alive, and which probes and permits each of them holds."""
+def _workers(
+    signs: Iterable[Sign], upstreams: Sequence[Mapping[str, Any]], leases: Mapping[str, dict[str, int]]
+) -> list[dict[str, Any]]:
+    """Return who is alive, and which probes, permits and leases each of them holds."""
     return [
         {
             "name": f"{sign.worker.host}:{sign.worker.pid}",
@@ -242,7 +263,7 @@ def _workers(signs: Iterable[Sign], upstreams: Sequence[Mapping[str, Any]]) -> l
             "pid": sign.worker.pid,
             "started": sign.worker.started,
             "heard": round(sign.age, 3),
-            **_held(sign.worker, upstreams),
+            **_held(sign.worker, upstreams, leases),
             "fetches": 0,
             "jobs": 0,
         }
@@ -250,7 +271,9 @@ def _workers(signs: Iterable[Sign], upstreams: Sequence[Mapping[str, Any]]) -> l
     ]
 
 
-def _held(worker: Worker, upstreams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _held(
+    worker: Worker, upstreams: Sequence[Mapping[str, Any]], leases: Mapping[str, dict[str, int]]
+) -> dict[str, Any]:
     prober, holder = owner_named(worker.host, worker.pid), f"{worker.host}:{worker.pid}"
     return {
         "probes": [shown["name"] for shown in upstreams if prober in shown.get("probes", ())],
@@ -259,6 +282,7 @@ def _held(worker: Worker, upstreams: Sequence[Mapping[str, Any]]) -> dict[str, A
             for shown in upstreams
             if holder in shown.get("holders", ())
         },
+        "leases": leases.get(prober, {}),
     }
 
 

@@ -87,6 +87,14 @@ def card_of(name: str, kept: bytes | None) -> dict[str, Any] | None:
     return found if found is not None and _fits(found, _CARD) and found["name"] == name else None
 
 
+def leases_of(kept: bytes | None) -> dict[str, int]:
+    """Return how many units of which limits somebody has on lease; what makes no sense is none."""
+    found = object_of(kept) or {}
+    return {
+        name: units for name, units in found.items() if isinstance(units, int) and 0 < units <= NUMBER_MAX
+    }
+
+
 def story_of(kept: bytes | None) -> dict[str, Any] | None:
     """Return what is being shown, as far as it makes sense."""
     found = object_of(kept)

@@ -23,6 +23,8 @@ MINUTE_SECONDS: Final = 60
 
 _CLOSED, _HALF_OPEN, _OPEN, _NO_BREAKER = range(4)
 PHASE_NUMBERS: Final = {"closed": _CLOSED, "half-open": _HALF_OPEN, "open": _OPEN, None: _NO_BREAKER}
+_WORST_FIRST = (_OPEN, _HALF_OPEN, _CLOSED, _NO_BREAKER)
+_CHANGES = {"breaker_opened": "open", "breaker_half_open": "half-open", "breaker_closed": "closed"}
 
 
 class Layout(NamedTuple):
@@ -49,6 +51,7 @@ UPSTREAM: Final = Layout(
     waits=True,
 )
 _FIRST_WAIT: Final = UPSTREAM.first_wait
+_PHASE: Final = UPSTREAM.first_gauge + UPSTREAM.gauges.index("phase")
 OF_CACHE: Final = Layout(("hits", "stale", "misses"))
 OF_SERVICE: Final = Layout(("requests", "errors", "refused"))
 
@@ -74,11 +77,13 @@ def wait_column(seconds: float) -> int:
 
 
 def gauges_of(shown: Mapping[str, Any]) -> dict[int, int]:
-    """Return what a card says as columns to set; what it does not say is left as it was."""
+    """Return what a card says as columns to set; what it does not say is left as it was.
+
+    How the circuit stands is not among it: a slot remembers all that it saw of that (:func:`phase_seen`).
+    """
     figures = {
         "limit": round(1000 * shown["limit"]),
         "tokens": shown["tokens"],
-        "phase": PHASE_NUMBERS[shown["phase"]],
         "paused": int(shown["paused"] > 0),
         "in_flight": shown["in_flight"],
     }
@@ -86,8 +91,18 @@ def gauges_of(shown: Mapping[str, Any]) -> dict[int, int]:
     return {
         first + place: min(1 + max(0, figures[name]), NUMBER_MAX)
         for place, name in enumerate(UPSTREAM.gauges)
-        if figures[name] is not None
+        if figures.get(name) is not None
     }
+
+
+def phase_seen(phase: str | None) -> tuple[int, int]:
+    """Return the mark in a slot that says that a circuit stood so."""
+    return _PHASE, 1 << PHASE_NUMBERS[phase]
+
+
+def phase_after(kind: str) -> str | None:
+    """Return how a circuit stands after an event, if that is one of circuits."""
+    return _CHANGES.get(kind)
 
 
 def minute_of(history: History, layout: Layout = UPSTREAM) -> dict[str, Any]:
@@ -108,6 +123,7 @@ def columns_of(history: History, layout: Layout = UPSTREAM, now: float = 0.0) ->
 
     ``starts`` is when they began by the reader's time, which was ``now`` when it was recalled; ``slots`` are
     their numbers by the clock of the state, by which the same slot is known again in another recall.
+    ``phases`` is how the circuit stood at any time of a slot, the worst first; ``phase`` is that one.
     """
     rows = [slot.numbers for slot in history.slots]
     found: dict[str, list[Any]] = {
@@ -121,13 +137,22 @@ def columns_of(history: History, layout: Layout = UPSTREAM, now: float = 0.0) ->
         found |= {name: [row[name] for row in waits] for name in ("wait_p50", "wait_p95")}
     for column, name in enumerate(layout.gauges, layout.first_gauge):
         found[name] = [_gauge(name, row[column]) for row in rows]
+    if layout.gauges:
+        found["phases"] = [_phases(row[_PHASE]) for row in rows]
     return found
 
 
 def _gauge(name: str, written: int) -> float | int | None:
     if not written:
         return None
+    if name == "phase":
+        return next(iter(_phases(written)), None)
     return (written - 1) / 1000 if name == "limit" else written - 1
+
+
+def _phases(marks: int) -> list[int]:
+    """Return how a circuit stood in a slot, the worst first."""
+    return [phase for phase in _WORST_FIRST if marks >> phase & 1]
 
 
 def _waits(numbers: Sequence[int], layout: Layout, percents: Iterable[int]) -> dict[str, float | None]:

@@ -25,14 +25,27 @@ from comporta import events, forks
 from comporta.breaker.admission import owner
 from comporta.errors import StateError
 from comporta.flow import run
+from comporta.limits.leased import on_lease
 from comporta.stores.failover import FailoverStore, fallback_of
-from comporta.stores.history import Tell, series_room
+from comporta.stores.history import SLOT_SECONDS, Tell, series_room
 from comporta.stores.journal import ENTRY_BYTES_MAX, NOTED_AT_ONCE, Note
 from comporta.stores.records import ABSENT, Write
 from comporta.stores.table import Table
 from comporta.threads import Run
-from comporta.watching.fleet import JOURNAL, OF_ONE_KEY, STANDINGS, TURNS, own_card, remembering, written
-from comporta.watching.series import CACHE, SERVICE, gauges_of, series_of
+from comporta.watching.card import most
+from comporta.watching.fleet import (
+    FLEET,
+    JOURNAL,
+    LEASES,
+    OF_ONE_KEY,
+    STANDINGS,
+    TURNS,
+    leases_key,
+    own_card,
+    remembering,
+    written,
+)
+from comporta.watching.series import CACHE, SERVICE, gauges_of, phase_after, phase_seen, series_of
 
 if TYPE_CHECKING:
     from comporta.stores.base import Store
@@ -47,6 +60,12 @@ KEPT_SECONDS: Final = 60.0
 EVENTS_MAX: Final = 200
 UPSTREAMS_MAX: Final = 100
 """So many cards are told, of those that come first by name."""
+
+LEASES_MAX: Final = 20
+"""Of so many limits a worker says what it has on lease, of those with the most."""
+
+LEASES_PERIODS: Final = 3
+"""For so many periods that is good if nobody renews it."""
 
 _TURN_PART = 0.8
 """A turn lasts for this part of a period: the next is free when the workers come again."""
@@ -91,6 +110,7 @@ class Teller:
         self._listening: Callable[[], None] | None = None
         self._events: deque[events.Event] = deque(maxlen=EVENTS_MAX)
         self._left_out = 0
+        self._leasing = False
         self._said: set[str] = set()
         self._told_ns = self._store.clock.now_ns()
         forks.register(self)
@@ -168,15 +188,40 @@ class Teller:
 
     def _tell_all(self) -> bool:
         """Tell everything; false if the state went meanwhile. What was not under way then can wait."""
-        sets = {series_of(name): gauges_of(shown) for name, shown in self._cards()}
-        for series in dict.fromkeys([*sets, *self._tallies.series()]):
+        seen = self._changes_heard()
+        sets = {}
+        for name, shown in self._cards():
+            sets[series_of(name)] = gauges_of(shown)
+            seen.setdefault(series_of(name), set()).add(phase_seen(shown["phase"]))
+        for series in dict.fromkeys([*sets, *seen, *self._tallies.series()]):
             if not self._reached():
                 return False
             adds = self._tallies.taken(series)
             if self._admits(series):
-                self._tried(series, self._store.apply, Tell(series, adds, sets.get(series)))
+                self._tried(
+                    series, self._store.apply, Tell(series, adds, sets.get(series), seen.get(series, ()))
+                )
+        self._tried("leases", self._tell_leases)
         self._note_all()
         return True
+
+    def _tell_leases(self) -> None:
+        """Tell what this worker has on lease, or that it has nothing any more."""
+        held = on_lease(self._store)
+        if held or self._leasing:
+            told = _packed(most(held, LEASES_MAX))
+            self._store.apply(Write(FLEET, leases_key(owner()), told, LEASES_PERIODS * self._every))
+            self._store.apply(Write(FLEET, LEASES, b"1", STANDING_SECONDS))
+        self._leasing = bool(held)
+
+    def _changes_heard(self) -> dict[str, set[tuple[int, int]]]:
+        """Return how circuits stood since the last time by what happened: nobody may have looked then."""
+        found: dict[str, set[tuple[int, int]]] = {}
+        for event in self._events.copy():
+            phase = phase_after(event.kind)
+            if phase and event.source in self._upstreams and time.time() - event.at < SLOT_SECONDS:
+                found.setdefault(series_of(event.source), set()).add(phase_seen(phase))
+        return found
 
     def _admits(self, series: str) -> bool:
         """Whether a series is among those that the state should have room for; the same in all workers."""

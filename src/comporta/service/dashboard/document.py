@@ -16,6 +16,7 @@ import msgspec
 from comporta import __version__
 from comporta.breaker.admission import owner
 from comporta.flow import run, run_async
+from comporta.limits.leased import on_lease
 from comporta.service.dashboard.discreet import discreet, of_upstream, plain
 from comporta.service.dashboard.kept import Look, Moving, Standing
 from comporta.service.health import FAIL, OK, WARN, Verdict, standings_of, state_of
@@ -139,6 +140,7 @@ def _alone(parts: Parts, upstreams: list[dict[str, Any]]) -> dict[str, Any]:
         "heard": 0.0,
         "probes": [shown["name"] for shown in upstreams if owner() in shown["probes"]],
         "permits": {shown["name"]: shown["in_flight"] for shown in upstreams if shown["in_flight"]},
+        "leases": on_lease(parts.store),
     }
 
 

@@ -169,7 +169,7 @@ async def show_key(operator: OfOperator, params_hash: Hash, user: User) -> dict[
 
 @router.post("/cache/keys/{params_hash}/refresh")
 async def refresh_key(operator: OfOperator, params_hash: Hash, user: AnyUser = None) -> dict[str, Any]:
-    """Have a key fetched anew by the next worker that looks for what is due."""
+    """Have a key fetched anew, now, whatever failed before."""
     work = keys.refreshed(operator.parts, params_hash, user)
     marked = await operator.do("refresh key", params_hash, work, user or "")
     if not marked:

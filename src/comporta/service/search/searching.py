@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,6 +59,7 @@ class Search:
         self._soft_timeout = settings.soft_timeout or None
         self._made: OrderedDict[SearchQuery, Kept] = OrderedDict()
         self._made_bytes = 0
+        self._wanted = asyncio.Event()
         self._pool = ThreadPoolExecutor(_THREADS, "comporta-merge")
 
     async def answer(self, query: SearchQuery) -> Rendered:
@@ -102,13 +104,19 @@ class Search:
         return await self.load(source, Question.of(params), missing)
 
     async def keep_fresh(self, every: float = REFRESH_SECONDS) -> None:
-        """Refresh what is due, for ever."""
+        """Refresh what is due, every so many seconds and whenever somebody wants it, for ever."""
         while True:
-            await asyncio.sleep(every)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), every)
+            self._wanted.clear()
             try:
                 await self._cache.refresh_due(self.refresh)
             except DatabaseError as error:
                 events.publish("search_not_refreshed", "search", f"what is due could not be read: {error}")
+
+    def refresh_soon(self) -> None:
+        """Have what is due refreshed now: an operator waits for it."""
+        self._wanted.set()
 
     def close(self) -> None:
         """End the threads."""

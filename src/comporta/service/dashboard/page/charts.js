@@ -2,7 +2,7 @@
 // chart has the same few shapes for ever and only gives them new outlines: nothing piles up.
 
 import { attribute, element, say, shape, show } from "./dom.js";
-import { duration, number, rate, time, wait } from "./words.js";
+import { duration, joined, number, rate, time, wait } from "./words.js";
 
 const LEFT = 42;
 const RIGHT = 10;
@@ -150,7 +150,8 @@ export class CallsChart extends Chart {
     this.parts.away.setAttribute("fill", "url(#hatch)");
     this.limit = this.add("path", "limit");
     this.limitLabel = this.add("text", "label limit-label", { "text-anchor": "end" });
-    this.bands = PHASES.map((phase) => this.add("path", `band ${phase}`));
+    // The highest first: where a slot saw several states, none hides another.
+    this.bands = [...PHASES].reverse().map((phase) => this.add("path", `band ${phase}`)).reverse();
     this.line = this.add("path", "cursor");
     say(this.title, "Calls a second");
   }
@@ -212,7 +213,9 @@ export class CallsChart extends Chart {
     const floor = this.bottom + 6 + BAND;
     for (const run of runs(slots, this.view.slotSeconds)) {
       const [from, to] = [this.x(run.from), this.x(Math.min(run.to, this.view.now))];
-      outlines[run.phase]?.push(box(from, to, floor, floor - BAND_HEIGHTS[run.phase]));
+      for (const phase of run.phases) {
+        outlines[phase]?.push(box(from, to, floor, floor - BAND_HEIGHTS[phase]));
+      }
     }
     this.bands.forEach((band, phase) => attribute(band, "d", outlines[phase].join("")));
   }
@@ -225,19 +228,18 @@ export class CallsChart extends Chart {
       ["refused", `${rate(rates.refused)} refused (429)`],
       ["away", `${rate(rates.away)} turned away here`],
       ["limit", `limit ${rate(slot.limit)}`],
-      [PHASES[slot.phase] ?? "", PHASES[slot.phase] ?? "no breaker"],
+      [PHASES[slot.phase] ?? "", joined(phasesOf(slot).map((phase) => PHASES[phase] ?? "no breaker"))],
     ];
   }
 
   summary(slots) {
     const total = (name) => slots.reduce((sum, slot) => sum + (slot[name] ?? 0), 0);
-    const slow = PHASES.map((_, phase) => slots.filter((slot) => slot.phase === phase).length);
-    const seconds = (phase) => duration(slow[phase] * this.view.slotSeconds);
+    const seen = PHASES.map((_, phase) => slots.filter((slot) => phasesOf(slot).includes(phase)).length);
     return [
       `Calls to ${this.name} in the last ${roundly(this.view.range)}:`,
       `${total("ok")} succeeded, ${total("failed")} failed, ${total("refused")} refused by it,`,
       `${total("open") + total("limited")} turned away here.`,
-      `Breaker open for ${seconds(2)}, half-open for ${seconds(1)}.`,
+      `Breaker open in ${seen[2]} and half-open in ${seen[1]} of ${slots.length} times ${duration(this.view.slotSeconds)}.`,
       "Arrow keys tell single moments.",
     ].join(" ");
   }
@@ -322,19 +324,25 @@ function lately(slots, now) {
   return all / Math.max(now - last[0].start, FRESH_SECONDS_MIN);
 }
 
-// Neighbouring slots of the same phase are one box: fewer shapes, and no seams between them.
+// How the breaker stood at any time of a slot, the worst first.
+function phasesOf(slot) {
+  return slot.phases ?? [slot.phase];
+}
+
+// Neighbouring slots of the same phases are one box: fewer shapes, and no seams between them.
 function runs(slots, slotSeconds) {
   const found = [];
   for (const slot of slots) {
     const last = found.at(-1);
     const to = slot.start + slotSeconds;
-    if (last && last.phase === slot.phase && slot.start - last.to < slotSeconds / 2) last.to = to;
-    else found.push({ phase: slot.phase, from: last ? joined(last, slot, slotSeconds) : slot.start, to });
+    const phases = phasesOf(slot);
+    if (last && `${last.phases}` === `${phases}` && slot.start - last.to < slotSeconds / 2) last.to = to;
+    else found.push({ phases, from: last ? meeting(last, slot, slotSeconds) : slot.start, to });
   }
   return found;
 }
 
-function joined(last, slot, slotSeconds) {
+function meeting(last, slot, slotSeconds) {
   return slot.start - last.to < slotSeconds / 2 ? last.to : slot.start;
 }
 

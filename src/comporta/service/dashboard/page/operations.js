@@ -135,9 +135,9 @@ function onLimit(actions, name, path, card) {
 export function refresh(actions, { key }) {
   return {
     title: `Fetch ${key} now?`,
-    text: "The next worker that looks for what is due asks the source again, whatever failed before.",
+    text: "One worker of the fleet asks the source again at once, whatever failed before.",
     verb: "Fetch it",
-    done: `${key} will be fetched by the next worker that looks.`,
+    done: `${key} is being fetched.`,
     act: async () => {
       const { keys } = await actions.send("GET", "/v1/admin/cache/keys?degraded=true&limit=1000");
       const found = keys.find((one) => one.params_hash.startsWith(key));

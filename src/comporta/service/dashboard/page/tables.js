@@ -70,7 +70,10 @@ function holdsWords(worker) {
   const permits = Object.entries(worker.permits ?? {})
     .filter(([, held]) => held > 0)
     .map(([name, held]) => `${count(held, "call")} to ${name}`);
-  return joined([...probes, ...permits]) || "nothing";
+  const leases = Object.entries(worker.leases ?? {}).map(
+    ([name, held]) => `${count(held, "token")} of ${name} on lease`,
+  );
+  return joined([...probes, ...permits, ...leases]) || "nothing";
 }
 
 export class CachePanel {
