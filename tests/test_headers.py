@@ -28,6 +28,7 @@ NAMES = st.text(st.sampled_from([chr(code) for code in range(0x20, 0x7F)]), min_
 FIELDS = (
     *("Retry-After", "RateLimit", "RateLimit-Remaining", "RateLimit-Reset"),
     *("X-RateLimit-Remaining", "X-RateLimit-Reset", "X-Rate-Limit-Remaining", "X-Rate-Limit-Reset"),
+    *("Date", "Age"),
 )
 ALMOST = st.text(st.sampled_from('0123456789-.;,="\\ rtqwGMT:SunNov\x00é٣'), max_size=60)
 VALUES = st.one_of(st.binary(max_size=60).map(lambda sent: sent.decode("latin-1")), ALMOST)
@@ -165,6 +166,26 @@ def test_pause_told__headers_of_a_response__retry_after_wins(
     headers: dict[str, str], seconds: float | None
 ) -> None:
     assert pause_told(headers, 1_700_000_000.0) == seconds
+
+
+SENT = "Tue, 14 Nov 2023 22:13:20 GMT"
+
+
+@pytest.mark.parametrize("slow", [-3600.0, 0.0, 3600.0])
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Date": SENT, "Retry-After": "Tue, 14 Nov 2023 22:14:20 GMT"}, 60.0),
+        ({"Date": SENT, "Retry-After": "7"}, 7.0),
+        ({"Date": SENT, "Age": "20", "Retry-After": "Tue, 14 Nov 2023 22:14:20 GMT"}, 40.0),
+        ({"Date": SENT, "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1700000060"}, 60.0),
+        ({"Date": SENT, "RateLimit": '"a";r=0;t=30'}, 30.0),
+    ],
+)
+def test_pause_told__clock_of_this_machine_is_wrong__goes_by_that_of_the_sender(
+    headers: dict[str, str], seconds: float, slow: float
+) -> None:
+    assert pause_told(headers, 1_700_000_000.0 - slow) == seconds
 
 
 @given(st.lists(st.tuples(NAMES, st.integers(0, NUMBER_MAX), st.integers(0, NUMBER_MAX)), max_size=5))

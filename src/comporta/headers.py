@@ -109,9 +109,11 @@ def pause_told(headers: Mapping[str, str], now: float) -> float | None:
     """Tell from the headers of a response for how many seconds to stay away; ``None``: nobody said so.
 
     ``Retry-After`` wins; then ``RateLimit``, then the pairs ``RateLimit-Remaining`` and ``RateLimit-Reset``
-    with or without ``X-`` before them. ``now`` is in Unix seconds.
+    with or without ``X-`` before them. ``now`` is in Unix seconds; a moment that is told is the sender's,
+    and goes by its ``Date`` where there is one, for this machine's clock may be wrong.
     """
     found = {name.lower(): value for name, value in headers.items()}
+    now = _sent(found, now)
     asked = retry_after_seconds(found.get("retry-after"), now)
     if asked is not None:
         return asked
@@ -121,6 +123,14 @@ def pause_told(headers: Mapping[str, str], now: float) -> float | None:
         remaining = _number(_read(found.get(f"{prefix}-remaining")))
         waits.append(reset if remaining is not None and remaining <= 0 else None)
     return next((wait for wait in waits if wait is not None), None)
+
+
+def _sent(found: Mapping[str, str], now: float) -> float:
+    """Return what the sender's clock says: its ``Date``, and the time that the answer lay in a cache."""
+    if not any(name.endswith(("retry-after", "-reset")) for name in found):
+        return now  # nearly every answer has a date, and few tell a moment
+    date = _moment(_read(found.get("date")), now)
+    return now if date is None else date + max(0.0, _number(_read(found.get("age"))) or 0.0)
 
 
 def _string(name: str) -> str:
