@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -98,10 +99,14 @@ class Child:
         self._leash.close()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """End it at once, as a crash would.
+
+        ``process.kill()`` looks first whether it has ended, and so takes the news away from asyncio, which
+        complains of that in the terminal.
+        """
         self.killed = True
         with suppress(ProcessLookupError):
-            self.process.kill()
+            os.kill(self.pid, signal.SIGKILL)
 
 
 async def end(children: Iterable[Child], seconds: float = END_SECONDS) -> None:

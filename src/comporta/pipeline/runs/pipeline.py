@@ -12,6 +12,7 @@ This is what users see, checked once; how a run goes is in ``running.py``, broug
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from comporta.names import checked_name
 from comporta.retry.retry import Retry
 
 if TYPE_CHECKING:
-    import os
-
     from comporta.pipeline.letters import DeadLetters
     from comporta.pipeline.runs.progress import Progress
     from comporta.pipeline.runs.report import Report
@@ -79,6 +78,10 @@ class Pipeline:
         _check_count("workers", workers, 1, WORKERS_MAX)
         _check_count("capacity", capacity, 1, CAPACITY_MAX)
         _check_count("window", window, WINDOW_MIN, WINDOW_MAX)
+        if not callable(step):
+            raise TypeError(f"step must be a function of an item, got {step!r:.100}")
+        if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
+            raise TypeError(f"checkpoint must be a path or None, got {checkpoint!r:.100}")
         if key is not None and not callable(key):
             raise TypeError(f"key must be a function of an item or None, got {key!r:.100}")
         if retry is not None and not isinstance(retry, Retry):
