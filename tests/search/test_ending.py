@@ -118,8 +118,10 @@ def test_serve__sigterm_with_a_probe_a_permit_and_a_lease_in_hand__gives_all_of_
             assert search(one, "RO").json()["missing_sources"] == ["pncp"]
             pncp.set(mode="slow", delay=3600)
             wait_for(lambda: health(one.address)["sources"]["pncp"]["phase"] == "half_open")
+            before = pncp.accepted
             probing = pool.submit(search, one, "SE")
-            wait_for(lambda: health(one.address)["sources"]["pncp"]["calls_in_flight"] == 1)
+            wait_for(lambda: pncp.accepted > before)
+            assert health(one.address)["sources"]["pncp"]["calls_in_flight"] == 1
             began = time.monotonic()
             status = one.end()
             seconds = time.monotonic() - began

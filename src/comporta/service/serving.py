@@ -105,6 +105,28 @@ class PatientProtocol(H11Protocol):
         self.transport.abort()
 
 
+class Supervisor(Multiprocess):
+    """Takes care of workers, and hears at once when one has ended.
+
+    A worker that ends while it is asked for a sign gives none. As long as this process holds the worker's end
+    of their pipe as well, nobody hears that it is closed, and the sign is waited for in vain.
+    """
+
+    def init_processes(self) -> None:
+        """Start the workers."""
+        super().init_processes()
+        self._let_go()
+
+    def keep_subprocess_alive(self) -> None:
+        """Start others in the place of those that died."""
+        super().keep_subprocess_alive()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for process in self.processes:
+            process.child_conn.close()
+
+
 def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
     """Serve until told to end; then what is under way is finished, and everything given back.
 
@@ -121,7 +143,7 @@ def serve(config: ServiceConfig, told: Callable[[str], None]) -> None:
                 uvicorn.Server(settings).run([listener])
         else:
             with _figures_together():
-                supervisor = Multiprocess(settings, [listener])
+                supervisor = Supervisor(settings, [listener])
                 supervisor.run()
             if any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
                 sys.exit(STARTUP_FAILURE)  # as for a single one; the supervisor itself keeps silent about it
