@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -160,11 +161,11 @@ def client(url: str) -> Iterator[Run]:
 
 
 def _is_open(line: socket.socket) -> bool:
-    """Whether a connection can be used: on a busy machine its turn may come after the server's patience."""
-    try:
-        return line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-    except BlockingIOError:
-        return True
+    """Whether a connection can be used: on a busy machine its turn may come after the server's patience.
+
+    There is nothing to be read but its end.
+    """
+    return not select.select([line], [], [], 0)[0]
 
 
 def _read(line: socket.socket) -> None:
