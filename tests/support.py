@@ -25,6 +25,8 @@ from comporta.testing import Server
 SOAK = bool(os.environ.get("COMPORTA_SOAK"))
 """Whether everything is to be tried, however long it takes."""
 
+PATIENCE_SECONDS = 60.0
+
 
 def examples(most: int) -> int:
     """Return how many examples Hypothesis is to try: all of them in a soak, else a third."""
@@ -58,6 +60,14 @@ MakesStore = Callable[[Clock | None], AbstractContextManager[Store]]
 
 Opens = Callable[[Clock], AbstractContextManager[Store]]
 """Opens a store that goes by a clock."""
+
+
+def comes_true(condition: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to be in time"
+        time.sleep(0.01)
 
 
 @contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Generator
 
 import pytest
 
-from comporta.threads import Bell, Run
+from comporta import threads
+from comporta.threads import Bell, Run, clear_up
 
 PATIENCE_SECONDS = 120.0
 
@@ -97,3 +99,50 @@ sys.exit(any(run._running for run in runs))
 def test_run__started_and_woken_while_a_handler_raises_at_any_moment__never_hangs() -> None:
     """In a process of its own: what measures coverage has a lock that would be left behind."""
     subprocess.run([sys.executable, "-c", INTERRUPTED], check=True, timeout=120)
+
+
+def waiting(bell: Bell, lock: threading.Lock) -> Generator[None]:
+    def done() -> None:
+        with lock:
+            bell.set()
+
+    try:
+        yield
+    finally:
+        clear_up(done)
+
+
+def test_clear_up__at_an_ordinary_end__is_done_at_once() -> None:
+    bell = Bell()
+    assert list(waiting(bell, threading.Lock())) == [None]
+    assert bell.is_set()
+
+
+def test_clear_up__of_what_is_thrown_away_by_who_holds_the_lock__is_done_when_it_is_free() -> None:
+    bell, lock = Bell(), threading.Lock()
+    thrown_away = waiting(bell, lock)
+    next(thrown_away)
+    with lock:
+        thrown_away.close()
+        assert not bell.is_set()
+    assert bell.wait(PATIENCE_SECONDS)
+
+
+def test_clear_up__while_somebody_does__is_left_to_them() -> None:
+    bells = [Bell(), Bell()]
+    with threads._clearing:
+        first = waiting(bells[0], threading.Lock())
+        next(first)
+        first.close()
+        assert not bells[0].is_set()
+    second = waiting(bells[1], threading.Lock())
+    next(second)
+    second.close()
+    assert all(bell.wait(PATIENCE_SECONDS) for bell in bells)
+
+
+def test_coroutines__thrown_away_by_who_holds_every_lock__hold_up_nobody() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.thrown_away"], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr[-4000:]

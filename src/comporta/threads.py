@@ -8,15 +8,22 @@ the interpreter, or has it taken by a thread in which no handler ever runs.
 
 from __future__ import annotations
 
+import sys
 from _thread import allocate_lock, start_new_thread
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from threading import TIMEOUT_MAX, Thread
 from typing import Any
 
+from comporta import forks
 from comporta.clock import MONOTONIC
 
 _STARTING_SECONDS = 2.0
+
+_left: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+_clearing = allocate_lock()
+forks.renew_after_fork(_clearing)
 
 
 class Bell:
@@ -100,3 +107,30 @@ class Run:
         finally:
             self._running = False
             self._gone.set()
+
+
+def clear_up(work: Callable[..., object], *args: Any) -> None:
+    """Do what is left to do at the end of a coroutine: at once, or, if it is thrown away, on another thread.
+
+    A coroutine whose event loop was closed over it is thrown away by the garbage collector, which runs at any
+    moment, on a thread that may hold any lock: to wait for one there is to wait for oneself. However many are
+    thrown away at once, one thread clears up after all of them.
+    """
+    if not isinstance(sys.exception(), GeneratorExit):
+        work(*args)
+        return
+    _left.append((work, args))
+    if not _clearing.locked():  # who clears up looks again after the lock is free
+        with suppress(RuntimeError):  # the program ends, or the next one thrown away has better luck
+            start_new_thread(_clear, ())
+
+
+def _clear() -> None:  # pragma: no cover - on a thread that no tracer sees
+    while _left and _clearing.acquire(blocking=False):
+        try:
+            while _left:
+                work, args = _left.popleft()
+                with suppress(Exception):  # nobody is there to be told
+                    work(*args)
+        finally:
+            _clearing.release()

@@ -15,7 +15,7 @@ from tests.limits import permit_worker
 from tests.processes import fleet
 from tests.processes.fleet import Worker, flushed, new_name, remove, shared_url, started, together
 from tests.stores.switchable import ByHand, Switchable, by_hand, moved
-from tests.support import command, redis_store, shared_store, store_by_hand
+from tests.support import comes_true, command, redis_store, shared_store, store_by_hand
 
 from comporta import ConcurrencyLimit, LimitReachedError, Permit
 from comporta.errors import (
@@ -212,6 +212,20 @@ def test_slot__body_fails__gives_it_back(store: Store, face: Opens) -> None:
     with pytest.raises(KeyError, match="mine"):
         limit.within(body)
     assert limit.in_use() == 0
+
+
+def test_slot__body_is_thrown_away__gives_it_back_soon() -> None:
+    limit = ConcurrencyLimit("pncp", 1, state=MemoryStore())
+
+    async def body() -> None:
+        async with limit.slot():
+            await asyncio.sleep(0)
+
+    begun = body()
+    begun.send(None)
+    assert limit.sync.in_use() == 1
+    begun.close()
+    comes_true(lambda: limit.sync.in_use() == 0)
 
 
 def test_slot__no_room__says_so_and_when_to_come_back(store: Store, face: Opens) -> None:

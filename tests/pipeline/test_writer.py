@@ -883,4 +883,4 @@ def test_writer__lane_ends_with_its_loop__the_others_are_told(monkeypatch: pytes
     flow = writer._gathering._lane(writer._gathering._lanes[0])
     next(flow)
     flow.close()
-    assert writer._gathering._state == gathering.CLOSING
+    until(lambda: writer._gathering._state == gathering.CLOSING)

@@ -37,6 +37,7 @@ from comporta.names import checked_name
 from comporta.stores.base import Store
 from comporta.stores.failover import Fallback, fallback_of
 from comporta.stores.urls import default_url, store_of
+from comporta.threads import clear_up
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -234,7 +235,7 @@ class CircuitBreaker:
     ) -> None:
         """Tell how an admitted call ended, awaiting."""
         if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
-            self.ended(admission, error)  # whoever ends so can no longer wait
+            clear_up(self.ended, admission, error)  # whoever ends so can no longer wait
         else:
             await run_async(self._ending(admission, error, result))
 

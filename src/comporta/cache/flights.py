@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from comporta import forks
 from comporta.flow import Flow, run, run_async
-from comporta.threads import Bell, Run
+from comporta.threads import Bell, Run, clear_up
 
 if TYPE_CHECKING:
     import asyncio
@@ -116,7 +116,7 @@ class Landing:
             except TimeoutError:
                 pass
             finally:
-                self._flight.deaf(wake)
+                clear_up(self._flight.deaf, wake)
         return self._flight.landed
 
 

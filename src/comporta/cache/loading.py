@@ -31,6 +31,7 @@ from comporta.clock import Clock
 from comporta.errors import CacheUnavailableError, RefusedError
 from comporta.flow import Flow
 from comporta.stores.effects import Sleep
+from comporta.threads import clear_up
 
 if TYPE_CHECKING:
     from comporta.cache.rows import Claim
@@ -104,7 +105,7 @@ class Loads:
             error = AbandonedError()
             raise
         finally:
-            self._ended(job, flight, result, error)
+            clear_up(self._ended, job, flight, result, error)
 
     def admit(self, refreshes_max: int) -> bool:
         """Whether there is room for one more refresh; then it counts."""
@@ -142,7 +143,7 @@ class Loads:
         try:
             return (yield from self._fetched(job, turn))
         finally:
-            self._chores.drop(job.key, turn.token)
+            clear_up(self._chores.drop, job.key, turn.token)
 
     def _turn(self, job: Job) -> Flow[tuple[Turn | None, Cached | None]]:
         """Ask for the turn until it is given, or somebody else's brought a result."""

@@ -41,6 +41,7 @@ from comporta.stores.failover import FailoverStore, Fallback, fallback_of
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import NEVER_US
 from comporta.stores.urls import default_url, store_of
+from comporta.threads import clear_up
 
 MAX_CONCURRENT = 10_000
 HOLD_SECONDS_MAX = 86_400.0
@@ -176,7 +177,7 @@ class ConcurrencyLimit:
         finally:
             if not given:
                 self._owe(permit)
-            self._lines.call_first(_LINE)
+            clear_up(self._lines.call_first, _LINE)
 
     def _owe(self, permit: Permit) -> None:
         """Have a permit given back by the keeper; no more are remembered than there can be."""
@@ -274,7 +275,10 @@ class Slot:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await run_async(self._giving())
+        if isinstance(error, GeneratorExit):
+            clear_up(run, self._giving())  # whoever ends so can no longer wait
+        else:
+            await run_async(self._giving())
 
     def _taking(self) -> Flow[Permit]:
         if self._used:

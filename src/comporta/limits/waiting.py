@@ -14,7 +14,7 @@ from comporta import forks
 from comporta.clock import Clock, to_seconds, to_us
 from comporta.flow import Flow
 from comporta.stores.records import NEVER_US
-from comporta.threads import Bell
+from comporta.threads import Bell, clear_up
 
 WAITERS_MAX = 100_000
 """How many may stand in one line; the next one is refused at once."""
@@ -228,4 +228,4 @@ def in_line(
                 wait_us = ASK_AGAIN_US
             yield Rest(clock, ticket, to_seconds(wait_us))
     finally:
-        lines.leave(key, ticket)
+        clear_up(lines.leave, key, ticket)

@@ -26,6 +26,7 @@ from comporta.flow import Flow, run, run_async
 from comporta.pipeline.places import Place
 from comporta.stores.memory import ONE_THREAD_AT_A_TIME
 from comporta.stores.records import NEVER_US
+from comporta.threads import clear_up
 
 T = TypeVar("T")
 
@@ -263,10 +264,13 @@ class Channel(Generic[T]):
         try:
             yield place
         except BaseException:
-            self._leave(line, place)
-            self._pass_on(line, place)
+            clear_up(self._stopped, line, place)
             raise
         self._leave(line, place)
+
+    def _stopped(self, line: deque[Place], place: Place) -> None:
+        self._leave(line, place)
+        self._pass_on(line, place)
 
     def _leave(self, line: deque[Place], place: Place) -> None:
         if not place.called:

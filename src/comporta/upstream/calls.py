@@ -8,6 +8,7 @@ permit, a token, a response) is noted in one place, so that there is one way to 
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from comporta.chance import uniform
@@ -17,6 +18,7 @@ from comporta.retry.retry import Failed
 from comporta.stores.base import Busy
 from comporta.stores.effects import Sleep
 from comporta.stores.failover import fallback_of
+from comporta.threads import clear_up
 from comporta.upstream.attempt import Attempt, Discard
 from comporta.upstream.report import CallReport, reported
 from comporta.upstream.verdict import FAILURE, OK, REFUSED, WELL, Verdict, described
@@ -68,13 +70,14 @@ class Call:
 
     def flow(self) -> Flow[Any]:
         """Make the call; returns the last attempt's answer, which may be ``Failed``."""
-        report = self.report
+        report, count = self.report, self._parts.count
         try:
             yield from self._series()
         except BaseException as error:
             self._note(error)
             if isinstance(error, _CANNOT_WAIT):
-                run(self._let_go())
+                clear_up(run, self._let_go())
+                count = partial(clear_up, count)
             else:
                 yield from self._let_go()
             raise
@@ -84,7 +87,7 @@ class Call:
         finally:
             report.took = (self._parts.clock.now_ns() - self._began_ns) / 1e9
             reported(report)  # once more: calls through other upstreams may have been part of this one
-            self._parts.count(report)
+            count(report)
 
     def _note(self, error: BaseException) -> None:
         """Put into the report why there is no answer."""

@@ -26,6 +26,7 @@ from comporta.pipeline.runs.report import COMPLETE, DRAINED, STOPPED, Report
 from comporta.pipeline.runs.sources import Entry
 from comporta.pipeline.runs.turns import Turns
 from comporta.pipeline.runs.working import Work
+from comporta.threads import clear_up
 
 if TYPE_CHECKING:
     from comporta.pipeline.runs.pipeline import Pipeline
@@ -151,7 +152,7 @@ class Run:
             if not self._dropping:
                 raise
         finally:
-            self._channel.close()
+            clear_up(self._channel.close)
 
     async def _hand_out(self, entries: list[Entry]) -> None:
         fresh = [entry for entry in entries if not self._books.is_done(entry.position)]

@@ -30,6 +30,7 @@ from comporta.stores.effects import Apply
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import NEVER_US
 from comporta.stores.urls import store_of
+from comporta.threads import clear_up
 
 R = TypeVar("R")
 
@@ -247,7 +248,7 @@ class HierarchicalThrottle:
                 if not (yield from self._rest(place, wait_us, until_us)):
                     return self._refused_one()
         finally:
-            book.leave(known, place)
+            clear_up(book.leave, known, place)
 
     def _rest(self, place: Place, wait_us: int | None, until_us: int) -> Flow[bool]:
         """Rest until called, or for as long as it takes; false at once if one may not wait so long."""

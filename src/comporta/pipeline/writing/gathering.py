@@ -23,6 +23,7 @@ from comporta.pipeline.writing.book import Book
 from comporta.pipeline.writing.delivery import AbandonedError, Delivery
 from comporta.pipeline.writing.lanes import Batching, Key, Lane
 from comporta.pipeline.writing.statistics import WriterStatistics, count_dead, count_written
+from comporta.threads import clear_up
 
 if TYPE_CHECKING:
     from comporta.pipeline.sinks.base import Row
@@ -122,7 +123,7 @@ class Gathering:
             while not (self._lines.is_first(_LINE, ticket) and self.put(rows)):
                 yield Rest(MONOTONIC, ticket, LOOK_SECONDS)
         finally:
-            self._lines.leave(_LINE, ticket)
+            clear_up(self._lines.leave, _LINE, ticket)
 
     def flushing(self) -> Flow[None]:
         """Wait until all that was taken so far is written or in dead letters; raises what went wrong."""
@@ -144,11 +145,14 @@ class Gathering:
             self._begin(spawn)
             yield from self._watching(lambda: self._state is not OPENING, None)
         except BaseException:
-            with self._lock:
-                if self._state in (OPENING, OPEN):  # opened for nobody
-                    self._state = CLOSING
-            self._call_lanes()
+            clear_up(self._opened_for_nobody)
             raise
+
+    def _opened_for_nobody(self) -> None:
+        with self._lock:
+            if self._state in (OPENING, OPEN):
+                self._state = CLOSING
+        self._call_lanes()
 
     def closing(self, timeout: float | None) -> Flow[None]:
         """Write what is left and close the sink; what fails again is raised, and the rows stay here."""
@@ -212,10 +216,7 @@ class Gathering:
                 yield Call(self._delivery.letters.open)
             yield Call(self._delivery.sink.open, awaited=self.awaited)
         except BaseException as error:
-            with self._lock:
-                self._state, self._running = NEW, 0
-                self._errors.append((None, error))
-            self._call_watchers()
+            clear_up(self._not_opened, error)
             if isinstance(error, GeneratorExit):
                 raise
             return
@@ -224,6 +225,12 @@ class Gathering:
             self._state = OPEN if self._state is OPENING else self._state
         self._call_watchers()
         yield from self._lane(lane)
+
+    def _not_opened(self, error: BaseException) -> None:
+        with self._lock:
+            self._state, self._running = NEW, 0
+            self._errors.append((None, error))
+        self._call_watchers()
 
     def _start_others(self, spawn: Spawn) -> None:
         """Start the other lanes; if one cannot be, those there are end again, and the sink is closed."""
@@ -247,13 +254,16 @@ class Gathering:
                 if error is not None:
                     self._stop(lane, error)
         except BaseException as error:  # a loop that ends, a sink that exits: the others still finish
-            with self._lock:
-                self._state = CLOSING
-                self._errors.append((None, self._told(error)))
-            self._call_lanes()
+            clear_up(self._broke_off, error)
             if isinstance(error, GeneratorExit):
                 raise
         yield from self._ended()
+
+    def _broke_off(self, error: BaseException) -> None:
+        with self._lock:
+            self._state = CLOSING
+            self._errors.append((None, self._told(error)))
+        self._call_lanes()
 
     def _told(self, error: BaseException) -> BaseException:
         """Return what users hear of an end: that a writer was given up is no error of the program's."""
@@ -285,9 +295,12 @@ class Gathering:
             if self._delivery.letters is not None:
                 yield from self._finishing(Call(self._delivery.letters.close))
         finally:
-            self._state = CLOSED
-            self._call_watchers()
-            self._lines.call_first(_LINE)
+            clear_up(self._closed)
+
+    def _closed(self) -> None:
+        self._state = CLOSED
+        self._call_watchers()
+        self._lines.call_first(_LINE)
 
     def _finishing(self, close: Call) -> Flow[None]:
         """Close something; whatever it raises is for who closes the writer."""
