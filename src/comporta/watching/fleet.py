@@ -119,9 +119,8 @@ def remembering(store: Store, names: Iterable[str]) -> Flow[list[str]]:
             room -= 1 + len(line)
         else:
             left_out.append(name)
-    if lines:
-        text = "\n".join(lines).encode()
-        yield Apply(store, Write(FLEET, NAMES, text, NAMES_SECONDS, kept or ABSENT))  # else next time
+    text = "\n".join(lines).encode()
+    yield Apply(store, Write(FLEET, NAMES, text, NAMES_SECONDS, kept or ABSENT))  # else next time
     return left_out
 
 
@@ -206,7 +205,12 @@ class _Reader:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._gone = False
-        self.reasons: list[str] = []
+        self._reasons: dict[str, None] = {}
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why something is missing, each reason once."""
+        return list(self._reasons)
 
     def asking(self, operation: Operation[Any]) -> Flow[Any]:
         """Ask; nothing where there is no answer."""
@@ -272,9 +276,7 @@ class _Reader:
     def _note(self, error: StateError) -> None:
         cause = error if isinstance(error, OF_ONE_KEY) else error.__cause__
         self._gone = self._gone or not isinstance(cause, OF_ONE_KEY)
-        reason = str(cause) if isinstance(cause, OF_ONE_KEY) else OUT_OF_REACH
-        if reason not in self.reasons:
-            self.reasons.append(reason)
+        self._reasons[str(cause) if isinstance(cause, OF_ONE_KEY) else OUT_OF_REACH] = None
 
 
 def _label(name: str) -> str:

@@ -196,15 +196,12 @@ class Teller:
             sets[series_of(name)] = gauges_of(shown)
             seen.setdefault(series_of(name), set()).add(phase_seen(shown["phase"]))
         told = [one for one in dict.fromkeys([*sets, *seen, *self._tallies.series()]) if self._admits(one)]
-        at_once = (
-            AT_ONCE if hasattr(_primary(self._store), "apply_all") else 1
-        )  # what is under way may be lost
+        at_once = _at_once(self._store)
         for start in range(0, len(told), at_once):
             if not self._reached():
                 return False
             some = told[start : start + at_once]
-            adds = {series: self._tallies.taken(series) for series in some}
-            tells = [Tell(one, adds[one], sets.get(one), seen.get(one, ())) for one in some]
+            tells = [Tell(one, self._tallies.taken(one), sets.get(one), seen.get(one, ())) for one in some]
             for series, reply in zip(some, asked(self._store, tells), strict=True):
                 if isinstance(reply, StateError):
                     self._missing(series, reply)
@@ -251,7 +248,8 @@ class Teller:
             shown = self._tried(name, self._shown, name, upstream)
             if shown is not None:
                 found.append((name, shown))
-        self._tried("upstreams", self._remember, [name for name, _ in found])
+        if found:
+            self._tried("upstreams", self._remember, [name for name, _ in found])
         return found
 
     def _mine(self, names: Iterable[str]) -> bool:
@@ -300,10 +298,9 @@ class Teller:
             return telling(*about)
         except StateError as error:
             self._missing(what, error)
-            return None
         except Exception as error:  # a mistake of ours with one thing: the others are told all the same
             self.say_once(what, f"pages will not show all of it: {error!r:.200}")
-            return None
+        return None
 
     def _missing(self, what: str, error: StateError) -> None:
         """Say that one thing cannot be told, where it is only that."""
@@ -330,6 +327,11 @@ def _room(store: Store) -> int | None:
     """Return how many series a table of this machine should hold, which has other things to keep."""
     table = getattr(_primary(store), "table", None)
     return series_room(table.large_slots) if isinstance(table, Table) else None
+
+
+def _at_once(store: Store) -> int:
+    """Return how many series are told together; where that saves nothing one by one: less can be lost."""
+    return AT_ONCE if hasattr(_primary(store), "apply_all") else 1
 
 
 def _primary(store: Store) -> Store:
