@@ -144,7 +144,7 @@ class Fleet:
         return sum(each["action"] == action and each["outcome"] == "done" for each in told["actions"])
 
     def failing(self) -> None:
-        """Leave one key in trouble and no other: a portal that was dead when it was asked, and lives."""
+        """Leave one key of pcp in trouble: it was dead when it was asked, and lives again."""
         emptied = CLIENT.delete(f"{self.address}/v1/admin/cache/keys?confirm=everything", headers=OPERATOR)
         assert emptied.status_code == 200, emptied.text
         self.portals.pcp.set(mode="dead")

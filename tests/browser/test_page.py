@@ -97,8 +97,8 @@ def test_pause__asked_for_as_admin__is_counted_down_and_ended(watched: Watched) 
 def test_key__in_trouble__is_fetched_when_asked_for_once(watched: Watched, fleet: Fleet) -> None:
     fleet.failing()
     page = watched.open()
-    row = page.locator("#degraded li")
-    expect(row).to_contain_text("pcp failed once")
+    row = page.locator("#degraded li").filter(has_text="pcp failed once")
+    expect(row).to_have_count(1)
     fetch, dialog = row.get_by_role("button", name="Fetch it now"), page.get_by_role("dialog")
     expect(fetch).to_be_hidden()
     watched.operate(TOKEN)
@@ -112,7 +112,6 @@ def test_key__in_trouble__is_fetched_when_asked_for_once(watched: Watched, fleet
     dialog.get_by_role("button", name="Fetch it").click()
     expect(page.locator("#toast")).to_contain_text("is being fetched")
     expect(row).to_have_count(0)
-    expect(page.locator("#degraded-none")).to_be_visible()
     assert fleet.done("refresh key") == before + 1
 
 

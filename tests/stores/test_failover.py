@@ -23,6 +23,7 @@ from comporta.errors import (
     StateTypeError,
     StateUnavailableError,
 )
+from comporta.flow import Flow, run, run_async
 from comporta.limits.config import LimitConfig
 from comporta.limits.operation import LimitOperation, Question
 from comporta.limits.take import Asked, Take
@@ -30,6 +31,7 @@ from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.stores import failover
 from comporta.stores.base import Operation
 from comporta.stores.census import Census
+from comporta.stores.effects import ApplyAll
 from comporta.stores.failover import FailoverStore, fallback_of
 from comporta.stores.keeper import PROBE_LONGEST_SECONDS, Keeper, Life, _stop_all
 from comporta.stores.known import recalled
@@ -821,3 +823,32 @@ def test_keeper__two_forks_at_once__goes_on_once() -> None:
         keeper.after_fork_in_parent()
         assert life_of(store) is first
         store.close()
+
+
+def test_apply_all__state_there_and_gone__answers_and_falls() -> None:
+    store, primary = by_hand(ManualClock())
+    assert store.apply_all([Take(TEN, "k", 1), Take(TEN, "k", 11)]) == [0, 100_000]
+    primary.error = StateTypeError("somebody else's")
+    assert [type(reply) for reply in store.apply_all([Take(TEN, "k", 1)])] == [StateTypeError]
+    primary.error = GONE
+    with pytest.raises(StateUnavailableError):
+        store.apply_all([Take(TEN, "k", 1)])
+    primary.error = None
+    with pytest.raises(StateUnavailableError, match="not possible without the shared state"):
+        store.apply_all([Take(TEN, "k", 1)])
+
+
+def test_apply_all__as_an_effect__has_errors_in_their_places() -> None:
+    class Mistaken(Switchable):
+        def apply(self, operation: Operation[Any]) -> Any:
+            raise ZeroDivisionError
+
+    def asking(store: Switchable) -> Flow[Any]:
+        return (yield ApplyAll(store, [Take(TEN, "k", 1), Take(TEN, "k", 1)]))
+
+    store = Switchable(ManualClock())
+    assert run(asking(store)) == asyncio.run(run_async(asking(store))) == [0, 0]
+    store.error = GONE
+    assert run(asking(store)) == asyncio.run(run_async(asking(store))) == [GONE, GONE]
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run_async(asking(Mistaken(ManualClock()))))

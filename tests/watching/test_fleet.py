@@ -227,8 +227,30 @@ def test_names__told_again_within_a_minute__are_left_as_they_are(clock: ManualCl
     now = time.time()
     kept = f"{now - 30:.0f} new\n{now - 1000:.0f} old\n{now - 4000:.0f} gone".encode()
     store.apply(Write(FLEET, NAMES, kept, 60))
-    assert run(remembering(store, "new"))
+    assert run(remembering(store, ["new"])) == []
     assert store.apply(Read(FLEET, NAMES)) == kept
-    assert run(remembering(store, "old"))
+    assert run(remembering(store, ["new", "old"])) == []
     renewed = store.apply(Read(FLEET, NAMES)) or b""
     assert {line.split()[1] for line in renewed.decode().splitlines()} == {"new", "old"}
+
+
+def test_names__more_than_fit__are_those_that_came_first(clock: ManualClock) -> None:
+    store = MemoryStore(clock)
+    names = [f"{number:02}{'x' * 98}" for number in range(50)]
+    left_out = run(remembering(store, names))
+    kept = store.apply(Read(FLEET, NAMES)) or b""
+    assert [line.split()[1] for line in kept.decode().splitlines()] + left_out == names
+    assert VALUE_BYTES_MAX - 112 < len(kept) <= VALUE_BYTES_MAX
+    assert run(remembering(store, names[-1:])) == names[-1:]
+
+
+def test_looking__one_series_is_somebody_elses__shows_the_others(
+    valkey: Server, clock: ManualClock, tallies: Tallies
+) -> None:
+    with redis_store(valkey, clock) as store:
+        told(store, tallies, "pncp", "pcp", calls=1)
+        command(valkey, "SET", "comporta_history:upstream.pcp", "something else")
+        found = run(looking(store))
+        assert [card["minute"].get("calls") for card in found["upstreams"]] == [None, 1]
+        [reason] = found["reasons"]
+        assert "comporta_history:upstream.pcp" in reason

@@ -16,6 +16,7 @@ the start; later it is an outage like others, but one in which nothing is ever s
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
@@ -32,6 +33,7 @@ from comporta.errors import (
 )
 from comporta.metrics import current_metrics
 from comporta.stores.base import Kind, Operation, Outage, State, Store
+from comporta.stores.effects import asked
 from comporta.stores.keeper import Keeper
 from comporta.stores.memory import MemoryStore
 
@@ -194,6 +196,21 @@ class FailoverStore:
                 return reply
         self._count()
         return alone.apply(operation)
+
+    def apply_all(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Carry out some operations, in one call where that can be; returns each reply, or its key's error.
+
+        For what makes sense only where all can see it: where the shared state is out of reach it raises.
+        """
+        if not self.direct:
+            self._watch()
+        try:
+            replies = asked(self._together(), operations)
+        except StateError as error:
+            self.fell(error)
+            raise
+        self.reached = True
+        return replies
 
     def entries(self, space: str) -> dict[str, bytes]:
         """Return the live records of a space; they are where all can see them, or nowhere."""

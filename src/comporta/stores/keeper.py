@@ -27,11 +27,11 @@ from comporta.clock import MONOTONIC
 from comporta.errors import (
     StateDeniedError,
     StateError,
-    StateForbiddenError,
     StateFullError,
     StateTypeError,
 )
 from comporta.stores.census import Census
+from comporta.stores.effects import asked
 from comporta.stores.records import Read
 from comporta.stores.workers import BEAT_SECONDS, GATHER_US, Beat, Gather, Leave, Worker
 from comporta.threads import Run
@@ -59,7 +59,6 @@ _REPORTS_MAX = 100_000
 _CHANGES_PER_BEAT = 100
 _WATCHED_AT_ONCE = 256
 _GOODBYE_SECONDS = 1.0
-_OF_ONE_KEY = (StateForbiddenError, StateFullError, StateTypeError)
 
 
 class Watcher(Protocol):
@@ -222,7 +221,7 @@ class Keeper:
         wanted = [(watcher, operation) for watcher in watchers if (operation := watcher.due())]
         for start in range(0, len(wanted), _WATCHED_AT_ONCE):
             some = wanted[start : start + _WATCHED_AT_ONCE]
-            replies = _asked(primary, [operation for _, operation in some])
+            replies = asked(primary, [operation for _, operation in some])
             for (watcher, _), reply in zip(some, replies, strict=True):
                 if not isinstance(reply, StateError):  # of one key: whoever uses it is told
                     watcher.told(reply)
@@ -325,21 +324,7 @@ def _report(primary: Store, alone: Alone) -> None:
     while alone.unsent:
         batch = alone.unsent[:at_once]
         del alone.unsent[:at_once]
-        _asked(primary, batch)  # what one key does not allow is nobody else's concern
-
-
-def _asked(primary: Store, operations: list[Operation[Any]]) -> list[Any]:
-    """Carry out some operations, in one call where that can be; returns the replies, or errors of one key."""
-    if hasattr(primary, "apply_all"):
-        replies: list[Any] = primary.apply_all(operations)
-        return replies
-    found: list[Any] = []
-    for operation in operations:
-        try:
-            found.append(primary.apply(operation))
-        except _OF_ONE_KEY as error:
-            found.append(error)
-    return found
+        asked(primary, batch)  # what one key does not allow is nobody else's concern
 
 
 def _keep(store_ref: ref[FailoverStore], life: Life) -> None:

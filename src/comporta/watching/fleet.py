@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from comporta.breaker.admission import owner_named
-from comporta.errors import StateError, StateForbiddenError, StateFullError, StateTypeError
+from comporta.errors import StateError
 from comporta.flow import Flow
-from comporta.stores.effects import Apply
+from comporta.stores.effects import OF_ONE_KEY, Apply, ApplyAll
 from comporta.stores.history import SLOT_SECONDS, SLOTS, History, Recall
 from comporta.stores.journal import Latest
 from comporta.stores.records import ABSENT, VALUE_BYTES_MAX, Read, Write
@@ -40,7 +41,7 @@ STANDINGS: Final = "comporta_upstreams"
 """The cards of all upstreams, by name."""
 
 TURNS: Final = "comporta_turns"
-"""Whose turn it is to tell how an upstream stands, by its name."""
+"""Whose turn it is to tell how upstreams stand, by a digest of their names: who has the same takes turns."""
 
 FLEET: Final = "comporta_fleet"
 NAMES: Final = "upstreams"
@@ -57,10 +58,10 @@ STORY: Final = "comporta_story"
 STORY_NOW: Final = "now"
 JOURNAL: Final = "events"
 
-OUT_OF_REACH: Final = "the shared state is out of reach"
-OF_ONE_KEY: Final = (StateForbiddenError, StateFullError, StateTypeError)
-"""Troubles that concern one key only: the rest can be told and read without it."""
+AT_ONCE: Final = 25
+"""So many series are told or recalled in one call: a server is held up by it for a millisecond or so."""
 
+OUT_OF_REACH: Final = "the shared state is out of reach"
 HOUR_SECONDS: Final = SLOTS * SLOT_SECONDS
 NAMES_SECONDS: Final = 3600.0
 _RENEWED_SECONDS = 60.0
@@ -74,12 +75,18 @@ def own_card(upstream: Upstream) -> Flow[dict[str, Any]]:
 
     While that is out of reach it shows what this worker knows alone, and nothing of the last minute.
     """
-    state = yield from standing(upstream.parts)
+    shown = yield from bare_card(upstream)
     reader = _Reader(upstream.store)
     history: History | None = yield from reader.asking(Recall(series_of(upstream.name), MINUTE_SECONDS))
+    return {**shown, "minute": minute_of(history or History(0, []))}
+
+
+def bare_card(upstream: Upstream) -> Flow[dict[str, Any]]:
+    """Return that card without its last minute, which whoever looks reads anyway."""
+    state = yield from standing(upstream.parts)
     return card(
         state,
-        minute_of(history or History(0, [])),
+        {},
         breaker=None if upstream.breaker is None else upstream.breaker.config,
         in_flight_max=None if upstream.permits is None else upstream.permits.max_concurrent,
     )
@@ -91,18 +98,35 @@ def written(shown: Mapping[str, Any]) -> bytes:
     return text if len(text) <= VALUE_BYTES_MAX else _packed({**shown, "holders": {}})
 
 
-def remembering(store: Store, name: str) -> Flow[bool]:
-    """See that an upstream is among those that are known, for an hour from about now; false without room."""
+def remembering(store: Store, names: Iterable[str]) -> Flow[list[str]]:
+    """See that upstreams are among those that are known, for an hour from about now.
+
+    Returns those for which there is no room.
+    """
     kept: bytes | None = yield Apply(store, Read(FLEET, NAMES))
     now, known = time.time(), names_of(kept)
-    if abs(now - known.get(name, 0.0)) < _RENEWED_SECONDS:
-        return True
-    known = {other: at for other, at in known.items() if abs(now - at) < NAMES_SECONDS} | {name: now}
-    text = "\n".join(f"{at:.0f} {other}" for other, at in known.items()).encode()
-    if len(text) > VALUE_BYTES_MAX:
-        return False
+    new = [name for name in names if abs(now - known.get(name, 0.0)) >= _RENEWED_SECONDS]
+    if not new:
+        return []
+    lines = [
+        f"{at:.0f} {name}" for name, at in known.items() if abs(now - at) < NAMES_SECONDS and name not in new
+    ]
+    room = VALUE_BYTES_MAX - len("\n".join(lines))
+    left_out = []
+    for line, name in ((f"{now:.0f} {name}", name) for name in new):
+        if len(line) < room:
+            lines.append(line)
+            room -= 1 + len(line)
+        else:
+            left_out.append(name)
+    text = "\n".join(lines).encode()
     yield Apply(store, Write(FLEET, NAMES, text, NAMES_SECONDS, kept or ABSENT))  # else next time
-    return True
+    return left_out
+
+
+def turn_of(names: Iterable[str]) -> str:
+    """Return under which name workers that have these upstreams take turns."""
+    return sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
 def leases_key(worker: str) -> str:
@@ -181,7 +205,12 @@ class _Reader:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._gone = False
-        self.reasons: list[str] = []
+        self._reasons: dict[str, None] = {}
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why something is missing, each reason once."""
+        return list(self._reasons)
 
     def asking(self, operation: Operation[Any]) -> Flow[Any]:
         """Ask; nothing where there is no answer."""
@@ -192,6 +221,20 @@ class _Reader:
         except StateError as error:
             self._note(error)
             return None
+
+    def asking_all(self, operations: Sequence[Operation[Any]]) -> Flow[list[Any]]:
+        """Ask several things at once; nothing in place of an answer that there is not."""
+        found: list[Any] = []
+        for start in range(0, len(operations), AT_ONCE):
+            some = operations[start : start + AT_ONCE]
+            found += [None] * len(some) if self._gone else (yield ApplyAll(self._store, some))
+        return [self._answer(reply) for reply in found]
+
+    def _answer(self, reply: Any) -> Any:
+        if not isinstance(reply, StateError):
+            return reply
+        self._note(reply)
+        return None
 
     def names(self) -> Flow[list[str]]:
         """Return the upstreams that were told of in the last hour."""
@@ -224,19 +267,16 @@ class _Reader:
             CACHE: CACHE,
             SERVICE: SERVICE,
         }
-        for label, series in labelled.items():
-            history: History | None = yield from self.asking(Recall(series, seconds))
+        recalled = yield from self.asking_all([Recall(series, seconds) for series in labelled.values()])
+        for (label, series), history in zip(labelled.items(), recalled, strict=True):
             if history is not None:
                 found.append((label, series, history))
         return found
 
     def _note(self, error: StateError) -> None:
         cause = error if isinstance(error, OF_ONE_KEY) else error.__cause__
-        if isinstance(cause, OF_ONE_KEY):
-            self.reasons.append(str(cause))
-        else:
-            self._gone = True
-            self.reasons.append(OUT_OF_REACH)
+        self._gone = self._gone or not isinstance(cause, OF_ONE_KEY)
+        self._reasons[str(cause) if isinstance(cause, OF_ONE_KEY) else OUT_OF_REACH] = None
 
 
 def _label(name: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,7 @@ from comporta.breaker.admission import owner
 from comporta.errors import StateError
 from comporta.flow import run
 from comporta.limits.leased import on_lease
+from comporta.stores.effects import OF_ONE_KEY, asked
 from comporta.stores.failover import FailoverStore, fallback_of
 from comporta.stores.history import SLOT_SECONDS, Tell, series_room
 from comporta.stores.journal import ENTRY_BYTES_MAX, NOTED_AT_ONCE, Note
@@ -34,15 +35,16 @@ from comporta.stores.table import Table
 from comporta.threads import Run
 from comporta.watching.card import most
 from comporta.watching.fleet import (
+    AT_ONCE,
     FLEET,
     JOURNAL,
     LEASES,
-    OF_ONE_KEY,
     STANDINGS,
     TURNS,
+    bare_card,
     leases_key,
-    own_card,
     remembering,
+    turn_of,
     written,
 )
 from comporta.watching.series import CACHE, SERVICE, gauges_of, phase_after, phase_seen, series_of
@@ -193,14 +195,16 @@ class Teller:
         for name, shown in self._cards():
             sets[series_of(name)] = gauges_of(shown)
             seen.setdefault(series_of(name), set()).add(phase_seen(shown["phase"]))
-        for series in dict.fromkeys([*sets, *seen, *self._tallies.series()]):
+        told = [one for one in dict.fromkeys([*sets, *seen, *self._tallies.series()]) if self._admits(one)]
+        at_once = _at_once(self._store)
+        for start in range(0, len(told), at_once):
             if not self._reached():
                 return False
-            adds = self._tallies.taken(series)
-            if self._admits(series):
-                self._tried(
-                    series, self._store.apply, Tell(series, adds, sets.get(series), seen.get(series, ()))
-                )
+            some = told[start : start + at_once]
+            tells = [Tell(one, self._tallies.taken(one), sets.get(one), seen.get(one, ())) for one in some]
+            for series, reply in zip(some, asked(self._store, tells), strict=True):
+                if isinstance(reply, StateError):
+                    self._missing(series, reply)
         self._tried("leases", self._tell_leases)
         self._note_all()
         return True
@@ -235,29 +239,35 @@ class Teller:
         return admitted
 
     def _cards(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return how those upstreams stand whose turn is ours, after telling it."""
+        """Return how our upstreams stand, after telling it, if the turn is ours."""
+        ours = dict(sorted(self._upstreams.items())[:UPSTREAMS_MAX])
+        if not ours or not self._tried("turns", self._mine, ours):
+            return []
         found = []
-        for name, upstream in sorted(self._upstreams.items())[:UPSTREAMS_MAX]:
-            if self._tried(name, self._mine, name):
-                shown = self._tried(name, self._shown, name, upstream)
-                if shown is not None:
-                    found.append((name, shown))
+        for name, upstream in ours.items():
+            shown = self._tried(name, self._shown, name, upstream)
+            if shown is not None:
+                found.append((name, shown))
+        if found:
+            self._tried("upstreams", self._remember, [name for name, _ in found])
         return found
 
-    def _mine(self, name: str) -> bool:
+    def _mine(self, names: Iterable[str]) -> bool:
+        """Take the turn among those who have the same upstreams, if it is free."""
         ttl = _TURN_PART * self._every
-        return self._store.apply(Write(TURNS, name, owner().encode(), ttl, ABSENT))
+        return self._store.apply(Write(TURNS, turn_of(names), owner().encode(), ttl, ABSENT))
 
     def _shown(self, name: str, upstream: Upstream) -> dict[str, Any] | None:
         """Tell how an upstream stands; if the state fell meanwhile, that is how this worker stands alone."""
-        shown = run(own_card(upstream))
-        return self._stands(name, shown) if fallback_of(upstream.store) is None else None
-
-    def _stands(self, name: str, shown: dict[str, Any]) -> dict[str, Any]:
+        shown = run(bare_card(upstream))
+        if fallback_of(upstream.store) is not None:
+            return None
         self._store.apply(Write(STANDINGS, name, written(shown), STANDING_SECONDS))
-        if not run(remembering(self._store, name)):
-            self.say_once("upstreams", f"there are too many names: pages will not show {name}")
         return shown
+
+    def _remember(self, names: list[str]) -> None:
+        for name in run(remembering(self._store, names)):
+            self.say_once("upstreams", f"there are too many names: pages will not show {name}")
 
     def _note_all(self) -> None:
         while self._events and self._reached():
@@ -287,14 +297,17 @@ class Teller:
         try:
             return telling(*about)
         except StateError as error:
-            cause = error if isinstance(error, OF_ONE_KEY) else error.__cause__
-            if not isinstance(cause, OF_ONE_KEY):
-                raise
-            self.say_once(what, f"pages will not show all of it: {cause}")
-            return None
+            self._missing(what, error)
         except Exception as error:  # a mistake of ours with one thing: the others are told all the same
             self.say_once(what, f"pages will not show all of it: {error!r:.200}")
-            return None
+        return None
+
+    def _missing(self, what: str, error: StateError) -> None:
+        """Say that one thing cannot be told, where it is only that."""
+        cause = error if isinstance(error, OF_ONE_KEY) else error.__cause__
+        if not isinstance(cause, OF_ONE_KEY):
+            raise error
+        self.say_once(what, f"pages will not show all of it: {cause}")
 
     def say_once(self, what: str, text: str) -> None:
         """Say what cannot be told; the first time only."""
@@ -312,9 +325,17 @@ class Teller:
 
 def _room(store: Store) -> int | None:
     """Return how many series a table of this machine should hold, which has other things to keep."""
-    primary = store.primary if isinstance(store, FailoverStore) else store
-    table = getattr(primary, "table", None)
+    table = getattr(_primary(store), "table", None)
     return series_room(table.large_slots) if isinstance(table, Table) else None
+
+
+def _at_once(store: Store) -> int:
+    """Return how many series are told together; where that saves nothing one by one: less can be lost."""
+    return AT_ONCE if hasattr(_primary(store), "apply_all") else 1
+
+
+def _primary(store: Store) -> Store:
+    return store.primary if isinstance(store, FailoverStore) else store
 
 
 def entry_of(event: events.Event) -> bytes:
