@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -361,6 +362,30 @@ def test_teller__started__tells_by_itself_and_the_rest_at_the_end(tallies: Talli
     with suppress(Exception):
         called(pncp)
     assert calls_told(store) == 4, "it is closed"
+
+
+def test_teller__closed_in_the_middle_of_a_turn__tells_what_was_counted_since(tallies: Tallies) -> None:
+    store = MemoryStore()
+    pncp = Upstream("pncp", "1000/s", state=store)
+    under_way, goes_on = Lock(), Lock()
+    goes_on.acquire()
+
+    class Interrupted(Teller):
+        def turn(self) -> None:
+            super().turn()
+            if under_way.acquire(blocking=False):
+                goes_on.acquire()
+
+    teller = Interrupted(store, {"pncp": pncp}, tallies, every=0.01)
+    teller.start()
+    until(under_way.locked)
+    called(pncp, 3)
+    life = teller._life
+    assert life is not None
+    life.goodbye = life.over = True  # as close() begins
+    goes_on.release()
+    teller.close()
+    assert calls_told(store) == 3
 
 
 def _fails() -> None:

@@ -380,13 +380,14 @@ def _tell(teller_ref: ref[Teller], life: _Life, every: float) -> None:
     """Run until the teller is gone or says stop; between two turns nothing here holds it."""
     while True:
         life.wake.wait(every)
+        last = life.over  # asked before the turn: what is counted during it is left for one more
         teller = teller_ref()
-        if teller is None or (life.over and not life.goodbye):
+        if teller is None or (last and not life.goodbye):
             return
         try:
             teller.turn()
         except Exception as error:  # a mistake of ours: nobody else would notice that the thread is gone
             teller.say_once("comporta", repr(error))
         del teller
-        if life.over:
+        if last:
             return
