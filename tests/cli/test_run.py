@@ -320,6 +320,7 @@ def test_run__headers__are_sent_and_secrets_come_from_the_environment(
         (["--output", "x.db", "--table", "sqlite_x"], "table must be a name"),
         (["--state", "http://x"], "not the address of a page"),
         (["--output", "x.pdf"], "must end in one of .jsonl"),
+        (["--output", "no/such/x.jsonl"], "--output: must be in a folder that is there, got 'no/such/x"),
         (["--url", "ftp://host/{line}"], "url must begin with http"),
         (["--config", "absent.toml"], "absent.toml"),
     ],

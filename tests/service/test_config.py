@@ -119,7 +119,10 @@ def test_config__file_and_variables__who_says_it_is_told(tmp_path: Path) -> None
         ("[service]\nport = 70000", ":2: [service]: port must be 0 to 65535, got 70000"),
         ("[service]\nworkers = 0", ":2: [service]: workers must be 1 to 64, got 0"),
         ("[service]\nhost = 'http://x'", "host must be a host name or an address"),
-        ("[service]\ndatabase = 'mysql://me:secret@h/d'", "database must be a URL such as"),
+        (
+            "[service]\ndatabase = 'mysql://me:secret@h/d'",
+            "database must be a URL such as 'sqlite:///file.db' or 'postgresql://user:password@host/name'",
+        ),
         (
             "[service]\nadmin_token = 'short'",
             "at least 16 ASCII characters without a space, got something else",
@@ -286,6 +289,16 @@ def test_serve__address_on_a_private_network__is_one_sentence(monkeypatch: pytes
     ran = CliRunner().invoke(comporta, ["serve", "--port", "0"])
     assert (ran.exit_code, len(ran.output.splitlines())) == (1, 1)
     assert ran.output.startswith("Error: addresses.pncp: 127.0.0.1 must be on the public network")
+
+
+def test_serve__database_in_a_folder_that_is_not_there__is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/none/service.db"
+    monkeypatch.setattr(os, "environ", {**os.environ, "COMPORTA_SERVICE_DATABASE": url})
+    ran = CliRunner().invoke(comporta, ["serve", "--port", "0"])
+    assert (ran.exit_code, len(ran.output.splitlines())) == (1, 1)
+    assert ran.output.startswith(f"Error: the database {tmp_path}/none/service.db must be in a folder that")
 
 
 def test_serve__processor_in_the_current_folder__can_be_imported(

@@ -89,7 +89,7 @@ def test_name__unknown__is_answered_with_those_there_are(tmp_path: Path) -> None
     with pytest.raises(KeyError, match="upstream must be one of 'pncp', 'bare', 'plain', got 'pcp'"):
         upstreams["pcp"]
     assert "pcp" not in upstreams
-    with pytest.raises(KeyError, match="upstream must be one of none, got 'pcp'"):
+    with pytest.raises(KeyError, match="upstream cannot be any: none is described, got 'pcp'"):
         Upstreams.from_file(written(tmp_path, "state = 'memory://none'"))["pcp"]
 
 

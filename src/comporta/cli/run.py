@@ -251,6 +251,10 @@ def _files(given: str, options: dict[str, Any]) -> Files:
         raise click.BadParameter(
             f"must be another file than the results', got {str(letters)!r:.200}", param_hint="--dead-letters"
         )
+    if not output.absolute().parent.is_dir():
+        raise click.BadParameter(
+            f"must be in a folder that is there, got {str(output)!r:.200}", param_hint="--output"
+        )
     if output.exists() and not options["append"] and not (options["resume"] and _is_begun(files)):
         raise click.BadParameter(
             f"{output} is there already: --resume goes on with a run, --append adds to it",

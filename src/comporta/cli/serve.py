@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from comporta.cli.config import FILE_HELP, loaded
+from comporta.database.urls import default_path, file_of
 from comporta.settings import CONFIG_VARIABLE, service_variable
 
 
@@ -37,6 +38,7 @@ def serve(host: str | None, port: int | None, workers: int | None, file: str | N
     if file is not None:
         os.environ[CONFIG_VARIABLE] = os.path.abspath(file)  # noqa: PTH100 - as it was written, links and all
     config = loaded(None)
+    _check_folder(config.database)
     sys.path.append(str(Path.cwd()))  # a processor may lie here; whatever is installed comes first
     try:
         from comporta.service.serving import serve as run  # noqa: PLC0415 - an extra
@@ -52,6 +54,13 @@ def serve(host: str | None, port: int | None, workers: int | None, file: str | N
         ) from None
     except PrivateAddressError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _check_folder(database: str) -> None:
+    """Refuse a file that can never be: of a server that is away, or a file that is locked, one may wait."""
+    path = file_of(database)
+    if path is not None and path != default_path() and not path.parent.is_dir():
+        raise click.ClickException(f"the database {path} must be in a folder that is there: make it first.")
 
 
 def tell(address: str, *, as_json: bool) -> None:

@@ -39,6 +39,13 @@ def default_path() -> Path:
     return folder / "comporta" / "comporta.db"
 
 
+def file_of(url: str) -> Path | None:
+    """Return the file that a URL names; nothing if it is a server's, or names none."""
+    rest, _ = _options(url)
+    name = unquote(rest.removeprefix("sqlite:///"))
+    return None if rest == name or not name or "\0" in name else Path(name)
+
+
 def open_database(url: str | None = None) -> Database:
     """Return the database of a URL; nothing is connected to before it is used."""
     if url is None:
@@ -56,13 +63,12 @@ def open_database(url: str | None = None) -> Database:
 def _sqlite(url: str) -> Database:
     from comporta.database.sqlite import SqliteDatabase  # noqa: PLC0415 - costs 5 ms
 
-    rest, options = _options(url)
-    name = unquote(rest.removeprefix("sqlite:///"))
-    if rest == name or not name or "\0" in name:
+    path, (_, options) = file_of(url), _options(url)
+    if path is None:
         raise ValueError("database must name a file, as in sqlite:///file.db, or with four / from the root")
     if "connections" in options:
         raise ValueError("sqlite:// takes timeout, got 'connections'")
-    path, timeout = Path(name), _number(options, "timeout", float, TIMEOUT_SECONDS)
+    timeout = _number(options, "timeout", float, TIMEOUT_SECONDS)
     return SqliteDatabase(path, timeout, own_folder=path == default_path())
 
 

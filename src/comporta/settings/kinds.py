@@ -45,16 +45,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Url:
-    """An address that begins in one of a few ways; ``what`` is an example."""
+    """An address that begins in one of a few ways; ``what`` is an example, ``other`` one of another way."""
 
     what: str
     schemes: tuple[str, ...]
+    other: str | None = None
 
     def wrong(self, value: Any) -> str | None:
         """Judge its beginning only: whoever opens it judges the rest."""
         if isinstance(value, str) and value.partition("://")[0] in self.schemes and "://" in value:
             return None
-        return f"a URL such as {self.what!r}"
+        return f"a URL such as {self.what!r}" + (f" or {self.other!r}" if self.other else "")
 
     def read(self, text: str) -> str:
         """Return the text."""

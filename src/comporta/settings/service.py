@@ -25,7 +25,9 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType({"COMPORTA_DASHBOARD_TOKEN": "
 
 _HOUR = 3600.0
 _ADDRESS = Url("https://host/path", ("http", "https"))
-_DATABASE = Url("postgresql://user:password@host/name", ("sqlite", "postgresql", "postgres"))
+_DATABASE = Url(
+    "sqlite:///file.db", ("sqlite", "postgresql", "postgres"), "postgresql://user:password@host/name"
+)
 _PORT = Number("a whole number", "0 to 65535", least=0, most=65_535, whole=True)
 _WORKERS = Number("a whole number", "1 to 64", least=1, most=64, whole=True)
 _BYTES = Number("a whole number", "1024 to 1073741824", least=1024, most=2**30, whole=True)

@@ -66,8 +66,9 @@ class Upstreams(Mapping[str, Upstream]):
     def __getitem__(self, name: str) -> Upstream:
         found = self._made.get(name)
         if found is None:
-            known = ", ".join(map(repr, self._made)) or "none"
-            raise KeyError(f"upstream must be one of {known}, got {name!r:.100}")
+            known = ", ".join(map(repr, self._made))
+            what = f"must be one of {known}" if known else "cannot be any: none is described"
+            raise KeyError(f"upstream {what}, got {name!r:.100}")
         return found
 
     def __iter__(self) -> Iterator[str]:
