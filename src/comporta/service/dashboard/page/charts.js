@@ -275,7 +275,7 @@ export class WaitsChart extends Chart {
     attribute(this.svg, "aria-label", `Waits for a turn at ${this.name}: ${words}.`);
   }
 
-  // A line through the middles of the slots, broken where nobody called.
+  // A line through the middles of the slots, broken where nobody called; one alone is a dot (h0).
   outline(slots, name) {
     let pen = "M";
     let before = null;
@@ -290,8 +290,9 @@ export class WaitsChart extends Chart {
         before = slot.start;
         const middle = Math.min(slot.start + this.view.slotSeconds / 2, this.view.now);
         const point = `${pen}${round(this.x(middle))} ${round(this.y(value))}`;
+        const begun = pen === "M" ? "h0" : "";
         pen = "L";
-        return point;
+        return point + begun;
       })
       .join("");
   }
