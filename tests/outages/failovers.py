@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.outages.promises import CALL_SECONDS_MAX, described
+from tests.outages.promises import CALL_SECONDS_MAX, described, hold_to_limit
 from tests.outages.record import Phase, Record
 from tests.processes.fleet import started
 from tests.processes.jobs import limiter_of
@@ -75,7 +75,7 @@ def _held(record: Record, burst: int) -> str:
     figures = described(record)
     assert record.errors == [], figures
     hold_to(record.slowest_seconds(), CALL_SECONDS_MAX, figures)
-    assert record.most_in_a_second <= RATE + burst + WORKERS, figures
+    hold_to_limit(record, burst, figures)
     return figures
 
 

@@ -177,7 +177,7 @@ async def test_configure_sheets__whole_story__answers_as_clients_know(tmp_path: 
         assert "backfill_error" not in told
         assert in_file(sheets, config.spreadsheet_id) == once(30)
         reply = await asked.client.post("/v1/admin/backfills/mine/retry", headers=OPERATOR)
-        assert reply.json() == {"job_id": "mine", "result": False}
+        assert (reply.status_code, reply.json()["detail"]) == (404, "no backfill of the job mine has failed")
 
 
 @awaited
