@@ -105,6 +105,14 @@ def test_drop_digest__all_keys_of_the_same_parameters__are_gone(level: Level, cl
     assert len(level) == 0
 
 
+def test_drop_digest__of_what_is_half_gone__harms_nothing(level: Level, clock: ManualClock) -> None:
+    put(level, clock, KEYS[0])
+    del level._slots[KEYS[0]]  # as a signal may leave it
+    level.drop_digest(digest_of(KEYS[0]))
+    put(level, clock, KEYS[1])
+    assert held(level) == [KEYS[1]]
+
+
 def test_touches__hits__are_counted_once(level: Level, clock: ManualClock) -> None:
     put(level, clock, KEYS[0])
     for _ in range(3):

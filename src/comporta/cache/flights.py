@@ -265,8 +265,7 @@ class Flights:
         else:  # should it ever run again, it ends; till then nobody may touch what it holds
             with suppress(RuntimeError):
                 flight.task.get_loop().call_soon_threadsafe(flight.task.cancel)
-        if not flight.landed:
-            flight.give_up()
+        flight.give_up()  # only the first end counts
 
     def leave(self, key: str, flight: Flight) -> None:
         """Forget a flight that is about to land."""

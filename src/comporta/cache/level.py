@@ -177,7 +177,7 @@ class Level:
 
     def _remove(self, key: str) -> None:
         slot = self._slots.pop(key, None)
-        if slot is None:
+        if slot is None:  # a handler of a signal raised when it was half gone
             return
         slot.cached = None
         self._bytes -= slot.size
