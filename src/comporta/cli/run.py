@@ -11,11 +11,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 
@@ -23,29 +21,22 @@ from comporta.cli import INTERRUPTED
 from comporta.cli.completion import states
 from comporta.cli.run_address import Address, fields_of
 from comporta.cli.run_bodies import WholeAnswers
-from comporta.cli.run_calls import COLUMNS, Calls
+from comporta.cli.run_calls import Calls
+from comporta.cli.run_files import LINE, Files, check_columns, files_of, sink_of, typed, why
 from comporta.cli.states import state_url
-from comporta.errors import CheckpointError, ComportaError
+from comporta.errors import ComportaError
 from comporta.limits.config import LimitConfig
-from comporta.pipeline.runs.checkpoint import Checkpoint
 from comporta.pipeline.runs.pipeline import WORKERS_MAX, Pipeline
 from comporta.pipeline.runs.progress import Terminal, duration
 from comporta.pipeline.runs.report import COMPLETE, Report
-from comporta.pipeline.runs.sources import FORMS, FileSource
-from comporta.pipeline.sinks import CsvSink, JsonLinesSink, Sink, SqliteSink
+from comporta.pipeline.runs.sources import FORMS
+from comporta.pipeline.sinks import JsonLinesSink, Sink
 from comporta.retry.retry import Retry
 from comporta.stores.urls import forget_stores, open_store
 from comporta.upstream.upstream import Upstream
 from comporta.upstream.upstreams import Upstreams
 
-T = TypeVar("T")
-
-LINE = "line"
-KEY = (LINE, "input", "url")
-"""What makes a row the same: a line alone would take that of another INPUT for one that is there already."""
-
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
-DATABASES = (".db", ".sqlite", ".sqlite3")
 DEAD_LETTERS_LEFT = 3
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -54,29 +45,6 @@ _EPILOG = (
     "Exit status: 0 all is done; 3 all is done, but some of it are dead letters; 130 interrupted (--resume "
     "goes on); 1 it could not go on; 2 something is wrong with the options."
 )
-
-
-class Input(FileSource):
-    """INPUT, known also by the table its rows go to, if any: another one would lack the rows of before."""
-
-    def __init__(self, path: str, form: str | None, table: str | None) -> None:
-        super().__init__(path, form)
-        self._table = table
-
-    def identity(self) -> Mapping[str, Any] | None:
-        """Say which file it is, and which table it is for."""
-        known = super().identity()
-        return None if known is None else {**known, "table": self._table}
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """What a run reads and writes."""
-
-    source: FileSource
-    output: Path
-    letters: Path
-    checkpoint: Path | None
 
 
 @click.command(epilog=_EPILOG, short_help="Call an endpoint for every line of a file.")
@@ -144,12 +112,12 @@ def run(
     INPUT is a file of lines (a column called line), CSV, JSON lines or dead letters; - is the standard
     input. Ctrl-C finishes what is under way, a second one stops.
     """
-    address = _typed("--url", lambda: Address(options["url"]))
-    files = _files(input, options)
-    _check_columns(
+    address = typed("--url", lambda: Address(options["url"]))
+    files = files_of(input, options)
+    check_columns(
         files.source, {"--url": address.columns, "--key": [options["key"]] if options["key"] else []}
     )
-    sink = _sink(files.output, options["table"])
+    sink = sink_of(files.output, options["table"])
     headers = _headers(options["headers"], options["secrets"])
     try:
         report = asyncio.run(_ran(files, address, sink, headers, options))
@@ -158,7 +126,7 @@ def run(
     except (ComportaError, ImportError) as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(_why(error, "read or written")) from None
+        raise click.ClickException(why(error, "read or written")) from None
     finally:
         forget_stores()
     _tell(report, files, as_json=options["as_json"])
@@ -217,10 +185,10 @@ def _upstream(address: Address, options: dict[str, Any]) -> Upstream:
     """Return the upstream: from a file, where there is one, else as the options say."""
     name = options["name"] or address.host.replace(":", "_")  # of IPv6, which is no name
     if options["config"] is not None:
-        return _typed("--config", lambda: Upstreams.from_file(options["config"])[name])
-    limit = _typed("--limit", lambda: LimitConfig.parse(options["limit"]))
-    store = _typed("--state", lambda: open_store(state_url(options["state"])))
-    return _typed(
+        return typed("--config", lambda: Upstreams.from_file(options["config"])[name])
+    limit = typed("--limit", lambda: LimitConfig.parse(options["limit"]))
+    store = typed("--state", lambda: open_store(state_url(options["state"])))
+    return typed(
         "--upstream",
         lambda: Upstream(
             name,
@@ -231,94 +199,6 @@ def _upstream(address: Address, options: dict[str, Any]) -> Upstream:
             state=store,
         ),
     )
-
-
-def _files(given: str, options: dict[str, Any]) -> Files:
-    """Find out which files are meant, and that none of them is written over."""
-    output = Path(options["output"])
-    table = options["table"] if output.suffix.lower() in DATABASES else None
-    source = _typed("INPUT", lambda: Input(given, options["form"], table))
-    letters = Path(options["letters"] or f"{output}.dead.jsonl")
-    if not source.rereadable:
-        if options["resume"]:
-            raise click.BadParameter(f"{given} cannot be read again: it is a pipe", param_hint="--resume")
-        files = Files(source, output, letters, None)
-    else:
-        files = Files(source, output, letters, Path(f"{output}.{source.path.name}.checkpoint"))
-        if source.path.resolve() in (output.resolve(), letters.resolve()):
-            raise click.BadParameter(f"{given} is read: results and dead letters need other files")
-    if output.resolve() == letters.resolve():  # each would wait for the other's lock
-        raise click.BadParameter(
-            f"must be another file than the results', got {str(letters)!r:.200}", param_hint="--dead-letters"
-        )
-    if not output.absolute().parent.is_dir():
-        raise click.BadParameter(
-            f"must be in a folder that is there, got {str(output)!r:.200}", param_hint="--output"
-        )
-    if output.exists() and not options["append"] and not (options["resume"] and _is_begun(files)):
-        raise click.BadParameter(
-            f"{output} is there already: --resume goes on with a run, --append adds to it",
-            param_hint="--output",
-        )
-    if options["resume"] and not output.exists() and (written := _written_before(files)):
-        raise click.BadParameter(
-            f"{output} is gone, and {written:,} rows were written to it: put it back, or remove "
-            f"{files.checkpoint} to begin anew",
-            param_hint="--resume",
-        )
-    if _is_begun(files) and not options["resume"]:
-        raise click.BadParameter(
-            f"a run of these files was begun ({files.checkpoint}): --resume goes on with it, removing that "
-            "file begins anew"
-        )
-    return files
-
-
-def _check_columns(source: FileSource, wanted: dict[str, list[str]]) -> None:
-    """See that all lines have the columns one wants, where the first tells: a slip would cost every line."""
-    if source.form not in ("lines", "csv") or not source.rereadable:
-        return
-    try:
-        first = next((entry for entry in source.entries() if not entry.trouble), None)
-    except ComportaError as error:
-        raise click.ClickException(str(error)) from None
-    known = None if first is None else fields_of(first.item)
-    for option, columns in wanted.items():
-        for column in columns:
-            if known is not None and column not in known:
-                shown = ", ".join(map(repr, list(known)[:20]))
-                text = f"{source.path} has no column {column!r}, only {shown}"
-                raise click.BadParameter(text[:500], param_hint=option)
-
-
-def _is_begun(files: Files) -> bool:
-    return files.checkpoint is not None and files.checkpoint.exists()
-
-
-def _written_before(files: Files) -> int:
-    """Return how many rows an earlier run has put into the output."""
-    try:
-        standing = None if files.checkpoint is None else Checkpoint(files.checkpoint).peek()
-    except CheckpointError as error:
-        raise click.ClickException(str(error)) from None
-    return 0 if standing is None else standing.written
-
-
-def _sink(output: Path, table: str) -> Sink:
-    made: dict[str, Callable[[], Sink]] = {
-        ".jsonl": lambda: JsonLinesSink(output, key=KEY),
-        ".ndjson": lambda: JsonLinesSink(output, key=KEY),
-        ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=KEY),
-        **dict.fromkeys(
-            DATABASES, lambda: SqliteSink(output, table=table, key=KEY, columns=[LINE, *COLUMNS])
-        ),
-    }
-    make = made.get(output.suffix.lower())
-    if make is None:
-        raise click.BadParameter(
-            f"must end in one of {', '.join(made)}, got {str(output)!r:.200}", param_hint="--output"
-        )
-    return _typed("--output", make)
 
 
 def _headers(plain: tuple[str, ...], secrets: tuple[str, ...]) -> dict[str, str]:
@@ -363,20 +243,6 @@ def _told_of(upstream: Upstream, calls: Calls) -> str:
     rate = upstream.limiter.config.rate if degradation is None else degradation.current
     retries = f", {calls.retries:,} retries" if calls.retries else ""
     return f"limit {rate:g}/s{retries}"
-
-
-def _typed(option: str, make: Callable[[], T]) -> T:
-    """Make something of what was typed; what is wrong with it is a usage error."""
-    try:
-        return make()
-    except OSError as error:
-        raise click.BadParameter(_why(error, "read"), param_hint=option) from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise click.BadParameter(str(error.args[0]), param_hint=option) from None
-
-
-def _why(error: OSError, done: str) -> str:
-    return f"{error.filename or 'a file'} cannot be {done}: {error.strerror or error}"
 
 
 def _tell(report: Report, files: Files, *, as_json: bool) -> NoReturn:
