@@ -22,7 +22,8 @@ def hold_to_promises(record: Record) -> str:
     figures = described(record)
     assert record.errors == [], figures
     for phase in record.phases:
-        assert all(record.fell(phase)) or not phase.alone, f"{phase.name} went unnoticed: {figures}"
+        if phase.alone and not all(record.fell(phase)):  # 0.2 s are over before a busy machine looks
+            raise Late(f"{phase.name} went unnoticed: {figures}")
     hold_to(record.slowest_seconds(), CALL_SECONDS_MAX, figures)
     hold_to(max(max(record.return_seconds(phase)) for phase in record.phases), RETURN_SECONDS_MAX, figures)
     hold_to_limit(record, record.capacity, figures)
@@ -33,7 +34,13 @@ def hold_to_promises(record: Record) -> str:
 
 def hold_to_limit(record: Record, burst: int, figures: str) -> None:
     """Assert that no second had more than the limit, a burst, and a token for each worker."""
-    if record.most_in_a_second > record.rate + burst + len(record.answers):
+    most = record.rate + burst + len(record.answers)
+    hold_where_all_ran(record, figures, kept=record.most_in_a_second <= most)
+
+
+def hold_where_all_ran(record: Record, figures: str, *, kept: bool) -> None:
+    """Assert something that only a worker which was kept from running can break."""
+    if not kept:
         assert any(answer["stalls"] for answer in record.answers), figures
         raise Late(figures)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.search.rig import DAYS, Rig, rigged
 
+from comporta.service import keys
 from comporta.service.search.answers import Part
 from comporta.service.search.query import UFS, read_query
 from comporta.service.search.searching import Search
@@ -92,6 +93,24 @@ def test_keep_fresh__hot_and_soon_stale__is_fetched_without_anybody_asking(tmp_p
         await asyncio.to_thread(rig.parts.search._cache._asking._chores.flush)
         keeping = asyncio.create_task(rig.parts.search.keep_fresh(every=0.05))
         rig.clock.advance(95)
+
+        async def renewed() -> bool:
+            return rig.server.pncp.accepted > asked
+
+        await rig.until(renewed)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    told(tmp_path, story)
+
+
+def test_refresh_soon__marked_by_an_operator__does_not_wait_for_the_next_time(tmp_path: Path) -> None:
+    async def story(rig: Rig) -> None:
+        await rig.found("SP")
+        asked = rig.server.pncp.accepted
+        keeping = asyncio.create_task(rig.parts.search.keep_fresh(every=3600))
+        for row in await keys.listed(rig.parts, 10, None, degraded=False):
+            assert await keys.refreshed(rig.parts, row["params_hash"], None) == 1
 
         async def renewed() -> bool:
             return rig.server.pncp.accepted > asked
