@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +87,28 @@ def test_refresh__kept_question__is_fetched_anew_and_a_stranger_refused(tmp_path
     told(tmp_path, story)
 
 
+@asynccontextmanager
+async def fetches_anew(rig: Rig, every: float) -> AsyncIterator[None]:
+    """Look for what is due beside something, until the source is asked once more."""
+    asked = rig.server.pncp.accepted
+    keeping = asyncio.create_task(rig.parts.search.keep_fresh(every))
+    yield
+
+    async def renewed() -> bool:
+        return rig.server.pncp.accepted > asked
+
+    await rig.until(renewed)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
 def test_keep_fresh__hot_and_soon_stale__is_fetched_without_anybody_asking(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         for _ in range(12):
             await rig.found("SP")
-        asked = rig.server.pncp.accepted
         await asyncio.to_thread(rig.parts.search._cache._asking._chores.flush)
-        keeping = asyncio.create_task(rig.parts.search.keep_fresh(every=0.05))
-        rig.clock.advance(95)
-
-        async def renewed() -> bool:
-            return rig.server.pncp.accepted > asked
-
-        await rig.until(renewed)
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        async with fetches_anew(rig, every=0.05):
+            rig.clock.advance(95)
 
     told(tmp_path, story)
 
@@ -107,17 +116,9 @@ def test_keep_fresh__hot_and_soon_stale__is_fetched_without_anybody_asking(tmp_p
 def test_refresh_soon__marked_by_an_operator__does_not_wait_for_the_next_time(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         await rig.found("SP")
-        asked = rig.server.pncp.accepted
-        keeping = asyncio.create_task(rig.parts.search.keep_fresh(every=3600))
-        for row in await keys.listed(rig.parts, 10, None, degraded=False):
-            assert await keys.refreshed(rig.parts, row["params_hash"], None) == 1
-
-        async def renewed() -> bool:
-            return rig.server.pncp.accepted > asked
-
-        await rig.until(renewed)
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        async with fetches_anew(rig, every=3600):
+            for row in await keys.listed(rig.parts, 10, None, degraded=False):
+                assert await keys.refreshed(rig.parts, row["params_hash"], None) == 1
 
     told(tmp_path, story)
 

@@ -201,23 +201,11 @@ def test_breaker__half_open__one_probe_and_a_refusal_by_the_limit_gives_it_back(
     assert face.state().breaker.phase == "closed"
 
 
-def test_breaker__probe_after_a_wait_for_the_limit__stays_the_same_probe(
-    make: Make, clock: ManualClock
+@pytest.mark.parametrize("probe_seconds", [60, 0.5])  # it stays the same probe; it ended, and is taken anew
+def test_breaker__probe_after_a_wait_for_the_limit__counts(
+    make: Make, clock: ManualClock, probe_seconds: float
 ) -> None:
-    face = make("1/s", breaker=BreakerConfig(threshold=1, cooldown_seconds=0.1), retry=False)
-    upstream = Scripted(clock, down())
-    with pytest.raises(OSError, match="no route"):
-        face.call(upstream)
-    clock.advance(0.2)
-    assert face.call(upstream) == "well"
-    assert upstream.at == [0, 1]
-    assert face.state().breaker.phase == "closed"
-
-
-def test_breaker__probe_ended_during_the_wait_for_the_limit__is_taken_anew(
-    make: Make, clock: ManualClock
-) -> None:
-    config = BreakerConfig(threshold=1, cooldown_seconds=0.1, probe_seconds=0.5)
+    config = BreakerConfig(threshold=1, cooldown_seconds=0.1, probe_seconds=probe_seconds)
     face = make("1/s", breaker=config, retry=False)
     upstream = Scripted(clock, down())
     with pytest.raises(OSError, match="no route"):

@@ -121,9 +121,8 @@ class LeasedBound:
     def in_hand(self) -> int:
         """Return how many units can be used without asking, those of all keys together."""
         now_ns = self._now_ns()
-        hands = {
-            id(hand): hand for hand in list(self._hands.values())
-        }  # a key and its text have one together
+        # a key and its text have one hand together
+        hands = {id(hand): hand for hand in list(self._hands.values())}
         return sum(hand.left for hand in hands.values() if now_ns < hand.ends_ns)
 
     def ask_again(self, key: str) -> None:
