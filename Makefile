@@ -1,25 +1,26 @@
-# What a contributor runs. Every target does its own set-up, from the versions locked in
-# requirements/; a second run finds it done.
+# Every target sets up what it needs from the versions locked in requirements/. A second run skips the set-up.
 #
-#   make test PYTHON=python3.13 VENV=.venv-3.13    with another Python, in another environment
-#   make demo ARGS=--help                          what ARGS holds is passed on
+#   make test PYTHON=python3.13 VENV=.venv-3.13    use another Python, in another environment
+#   make test JOBS=2 ARGS='tests/limits -x'        two test processes, some tests
+#   make demo ARGS=--help                          ARGS is passed to the command
 
 VENV := .venv
 PY := $(VENV)/bin/python
 ARGS :=
+JOBS := 3
 export PYTHON
 
-# Covered whole, line and branch: what decides. Covered but for a line in a thousand: what waits for others,
-# where a line that runs only as two things meet is run by most runs and missed by some.
-WHOLLY := src/comporta/limits/*,src/comporta/stores/*,src/comporta/retry/*,src/comporta/headers.py,src/comporta/steps.py,src/comporta/timeouts.py
-COVERED := src/comporta/breaker/*,src/comporta/cache/*,src/comporta/database/*,src/comporta/pipeline/*,src/comporta/service/*,src/comporta/settings/*,src/comporta/upstream/*,src/comporta/watching/*,src/comporta/threads.py
+# Code that decides needs complete line and branch coverage. Code that waits for others needs 99.9 %: some of its
+# lines run only when two events coincide, which most runs hit and some miss.
+FULL_COVERAGE := src/comporta/limits/*,src/comporta/stores/*,src/comporta/retry/*,src/comporta/headers.py,src/comporta/ramp.py,src/comporta/timeouts.py,src/comporta/validators.py
+HIGH_COVERAGE := src/comporta/breaker/*,src/comporta/cache/*,src/comporta/database/*,src/comporta/pipeline/*,src/comporta/service/*,src/comporta/settings/*,src/comporta/upstream/*,src/comporta/fleet/*,src/comporta/thread_pool.py,src/comporta/threads.py
 
-# Stamps: the locked packages are in, the project itself is in, the peers to measure against are in. For
-# the demo less will do, where nothing else was made yet.
+# Stamp files: the locked packages are installed, the project itself is installed, the peers for the benchmarks
+# are installed, only what the demo needs is installed.
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
-SOME := $(VENV)/.some
+DEMO_READY := $(VENV)/.demo-ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check fmt pages bench pictures soak lock clean
@@ -28,16 +29,15 @@ SOME := $(VENV)/.some
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(if $(wildcard $(READY)),$(READY),$(SOME)) ## See it all move: workers, failing portals, and a page to watch them on
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO_READY)) ## Start workers, failing upstreams and a dashboard
 	@$(PY) -m comporta.cli demo $(ARGS)
 
-test: check ## Lint, types, then every test, on real servers, with coverage
-	@$(PY) -m coverage erase
-	@$(PY) -m $(if $(ARGS),coverage run -m pytest $(ARGS),tests.halves)
-	@$(PY) -m coverage report --include='$(WHOLLY)' --fail-under=100
-	@$(PY) -m coverage report --include='$(COVERED)' --precision=2 --fail-under=99.9
+test: check ## Run lint, types and all tests on real servers, with coverage
+	@$(PY) -m pytest --numprocesses $(JOBS) --cov --cov-report= $(ARGS)
+	@$(PY) -m coverage report --include='$(FULL_COVERAGE)' --fail-under=100
+	@$(PY) -m coverage report --include='$(HIGH_COVERAGE)' --precision=2 --fail-under=99.9
 
-check: $(READY) ## Lint, format and types only
+check: $(READY) ## Run lint, format check and type check
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m ruff format --quiet --check .
 	@$(PY) -m bandit --quiet --recursive --configfile pyproject.toml src
@@ -47,24 +47,24 @@ fmt: $(READY) ## Format the code and sort its imports
 	@$(PY) -m ruff check --quiet --fix --select I .
 	@$(PY) -m ruff format .
 
-pages: $(READY) ## Write what --help says into docs/command-line.md
+pages: $(READY) ## Write every --help into docs/reference/command-line.md
 	@$(PY) -m tests.cli.pages
 
-bench: $(READY) $(PEERS) ## Measure against other libraries, side by side
+bench: $(READY) $(PEERS) ## Measure comporta and other libraries side by side
 	@$(PY) -m benchmarks $(ARGS)
 
-pictures: $(READY) ## Draw the pictures of the guides anew, by playing the policies
+pictures: $(READY) ## Redraw the pictures of the guides
 	@$(PY) -m benchmarks.pictures $(ARGS)
 
-soak: $(READY) ## The long tests: minutes of load, hundreds of repetitions
-	@COMPORTA_SOAK=1 $(PY) -m pytest tests/soak $(ARGS)
+soak: $(READY) ## Run the long tests: minutes of load, hundreds of repetitions
+	@COMPORTA_SOAK=1 $(PY) -m pytest tests/soak --timeout 3600 $(ARGS)
 
-# The versions already locked stay, unless UPGRADE=1. Needs uv: it resolves for all platforms at once.
+# Keeps the locked versions unless UPGRADE=1. Needs uv, which resolves for all platforms at once.
 LOCK = uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 	$(if $(UPGRADE),--upgrade)
 
-lock: ## Write requirements/ anew from pyproject.toml (UPGRADE=1: newest versions)
+lock: ## Update requirements/ from pyproject.toml (UPGRADE=1: newest versions)
 	@command -v uv >/dev/null || { echo 'comporta: make lock needs uv on PATH.' >&2; exit 1; }
 	@$(LOCK) --group dev --output-file requirements/dev.txt
 	@$(LOCK) --group dev --group bench --constraint requirements/dev.txt \
@@ -77,23 +77,23 @@ clean: ## Remove the environment and everything generated
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(LOCKED): requirements/dev.txt
-	@echo 'Making $(VENV) from requirements/dev.txt: a minute or two, and only this once ...'
+	@echo 'Creating $(VENV) from requirements/dev.txt, once; this takes a minute or two ...'
 	@scripts/venv new $(VENV)
-	@scripts/venv install $(VENV) --require-hashes -r requirements/dev.txt
+	@scripts/venv install $(VENV) --no-deps --require-hashes -r requirements/dev.txt
 	@touch $@
 
 $(READY): $(LOCKED) pyproject.toml
 	@scripts/venv install $(VENV) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(SOME): requirements/demo.txt pyproject.toml
-	@echo 'Making $(VENV) from requirements/demo.txt: about a minute, and only this once ...'
+$(DEMO_READY): requirements/demo.txt pyproject.toml
+	@echo 'Creating $(VENV) from requirements/demo.txt, once; this takes about a minute ...'
 	@scripts/venv new $(VENV)
-	@scripts/venv install $(VENV) --require-hashes -r requirements/demo.txt
+	@scripts/venv install $(VENV) --no-deps --require-hashes -r requirements/demo.txt
 	@scripts/venv install $(VENV) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(PEERS): $(LOCKED) requirements/bench.txt
-	@echo 'Adding the peers from requirements/bench.txt ...'
-	@scripts/venv install $(VENV) --require-hashes -r requirements/bench.txt
+	@echo 'Installing the peers from requirements/bench.txt ...'
+	@scripts/venv install $(VENV) --no-deps --require-hashes -r requirements/bench.txt
 	@touch $@

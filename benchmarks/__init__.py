@@ -1,5 +1,5 @@
-"""comporta beside its peers, measured in one run: ``make bench``.
+"""Benchmarks that compare comporta with its peers in one run: ``make bench``.
 
-What is claimed is a ratio, because ratios hold on every machine and absolute figures on none. See
-``docs/benchmarks.md`` for the method and the figures of the last full run.
+The claims are ratios, because a ratio holds on every machine and an absolute number on none. See
+``docs/reference/benchmarks.md`` for the method and the results of the last full run.
 """

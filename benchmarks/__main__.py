@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write]``."""
+"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--write] [--compare REVISION]``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from benchmarks import (
     outages,
     pipeline,
     redis,
+    refusals,
     server,
     service,
     shared,
     startup,
+    transports,
 )
+from benchmarks.compare import compare
 from benchmarks.measure import Effort
 from benchmarks.report import Section, as_text, summary, write_page
 
@@ -44,6 +47,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "breaker-redis-async": breakers.shared_awaiting,
     "composed": composition.composed,
     "upstream": composition.upstream,
+    "transport": transports.run,
     "cache": cache.hits,
     "cache-sqlite": cache.rows,
     "cache-stampede": cache.stampede,
@@ -62,34 +66,66 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "latency": latency.run,
     "outages": outages.run,
     "degradation": degradation.run,
+    "refusals": refusals.run,
 }
 
 
 def main() -> None:
-    """Measure what was asked for, one section after the other."""
-    asked = _arguments()
-    effort = Effort.of(quick=asked.quick)
+    """Run the selected sections, one after the other."""
+    options = _arguments()
+    if options.compare:
+        compare(options.compare, options.only, quick=options.quick, same_benchmarks=options.same_benchmarks)
+        return
+    effort = Effort.of(quick=options.quick)
     sections = []
-    for name in asked.only or SECTIONS:
+    for name in options.only or SECTIONS:
         print(f"measuring {name} ...", flush=True)
         start = time.monotonic()
         sections.append(SECTIONS[name](effort))
         print(as_text(sections[-1]))
         print(f"\n({time.monotonic() - start:.0f} s)\n", flush=True)
     print(summary(sections))
-    if asked.write:
+    if options.write:
         write_page(sections, server.describe())
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="comporta beside its peers")
-    parser.add_argument("--only", action="append", choices=SECTIONS, metavar="NAME", help=", ".join(SECTIONS))
-    parser.add_argument("--quick", action="store_true", help="a first impression, in a minute")
-    parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
-    asked = parser.parse_args()
-    if asked.write and (asked.only or asked.quick):
-        parser.error("--write takes the figures of a whole run: leave out --only and --quick")
-    return asked
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Compare comporta with its peers."
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help=f"Run this section only: {', '.join(SECTIONS)}.",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="Measure for about a minute, with less precision."
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="Write the results to docs/reference/benchmarks.md."
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="REVISION",
+        help="Measure the package of the working tree and of this git revision side by side, each with its "
+        "own benchmarks, and print the ratio of their CPU times for each measurement.",
+    )
+    parser.add_argument(
+        "--same-benchmarks",
+        action="store_true",
+        help="With --compare: measure both packages with the benchmarks of the working tree, such as a "
+        "section that the revision does not have.",
+    )
+    options = parser.parse_args()
+    unknown = [name for name in options.only or () if name not in SECTIONS and not options.compare]
+    if unknown:
+        parser.error(f"--only must be one of {', '.join(SECTIONS)}, got {unknown[0]!r:.100}")
+    if options.write and (options.only or options.quick or options.compare):
+        parser.error("--write needs a full run: remove --only, --quick and --compare")
+    if options.same_benchmarks and not options.compare:
+        parser.error("--same-benchmarks needs --compare")
+    return options
 
 
 if __name__ == "__main__":

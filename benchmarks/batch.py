@@ -1,6 +1,6 @@
-"""Batches: how long clients wait for a sheet of a large job, and for anything else while backfills run.
+"""Batches: how long clients wait for the sheet of a large job, and for other requests during backfills.
 
-The service is asked directly in this process; Google's stand-in takes 200 ms for every request.
+Requests go to the application in this process; the stand-in for Google takes 200 ms for every request.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from comporta.database.base import Statement
 from comporta.database.urls import open_database
 from comporta.pipeline.sinks import GoogleAccount
 from comporta.service.app import create_app
-from comporta.service.batch.local import LocalSheets
-from comporta.service.batch.opening import BatchPlugs
-from comporta.service.batch.sheets import GoogleSheets, Sheets, patient
+from comporta.service.batch.factory import BatchComponents
+from comporta.service.batch.local_sheets import LocalSheets
+from comporta.service.batch.sheets import GoogleSheets, Sheets, sheet_retry
 from comporta.service.config import ServiceConfig
-from comporta.service.parts import Parts
+from comporta.service.container import Container
 from comporta.testing import SheetsServer
 
 LATENCY_SECONDS = 0.2
@@ -35,16 +35,17 @@ _UNCONFIGURED = Statement("DELETE FROM batch_sheets")
 
 
 def run(effort: Effort) -> Section:
-    """Measure all of it."""
-    configure, whitelist, figures = asyncio.run(_measured(effort))
+    """Run all measurements."""
+    configure, whitelist, throughput = asyncio.run(_measure(effort))
     return Section(
         "Batches",
-        f"SQLite; Google's stand-in answers after {LATENCY_SECONDS * 1000:.0f} ms, which `configure-sheets` "
-        "waits for three times (look, make, look again). The whitelist is asked about a new user each time.",
+        f"SQLite; the stand-in for Google responds after {LATENCY_SECONDS * 1000:.0f} ms, which "
+        "`configure-sheets` waits for three times (search, create, search again). Each whitelist request is "
+        "for a new user.",
         [
-            Table("Answers", ["", "median", "p95"], [_row("configure-sheets, 50,000 results", configure)]),
+            Table("Responses", ["", "median", "p95"], [_row("configure-sheets, 50,000 results", configure)]),
             Table("While ten backfills run", ["", "median", "p95"], [_row("check-whitelist", whitelist)]),
-            Table("Work", ["", "a second"], figures),
+            Table("Work", ["", "a second"], throughput),
         ],
         [
             Goal(
@@ -61,32 +62,32 @@ def run(effort: Effort) -> Section:
     )
 
 
-async def _measured(effort: Effort) -> tuple[list[float], list[float], list[list[str]]]:
+async def _measure(effort: Effort) -> tuple[list[float], list[float], list[list[str]]]:
     times = 10 if effort.quick else 40
     with SheetsServer() as google, TemporaryDirectory() as folder:
         account = GoogleAccount(endpoint=google.url)
         database = open_database(_url(folder))
-        sheets = GoogleSheets(account, database, None, patient(retries=5))
-        async with _service(folder, sheets) as (parts, client):
-            seconds = await _timed(_posted(client, "large", LARGE))
+        sheets = GoogleSheets(account, database, None, sheet_retry(retries=5))
+        async with _service(folder, sheets) as (container, client):
+            seconds = await _duration(_post_job(client, "large", LARGE))
             google.latency = LATENCY_SECONDS
-            configure = [await _configured(parts, client, google) for _ in range(times)]
+            configure = [await _configure_again(container, client, google) for _ in range(times)]
             whitelist = await _while_backfills_run(client, times * 25)
         account.close()
         database.close()
     with TemporaryDirectory() as folder:
         async with _service(folder, LocalSheets(folder)) as (_, client):
-            await _posted(client, "local", LARGE)
-            filled = await _timed(_filled(client, "local"))
-    figures = [
-        ["accounts done, stored and streamed", f"{LARGE / seconds:,.0f}"],
+            await _post_job(client, "local", LARGE)
+            filled = await _duration(_configure_and_fill(client, "local"))
+    throughput = [
+        ["accounts processed, stored and streamed", f"{LARGE / seconds:,.0f}"],
         ["rows backfilled into a file", f"{LARGE / filled:,.0f}"],
     ]
-    return configure, whitelist, figures
+    return configure, whitelist, throughput
 
 
 @asynccontextmanager
-async def _service(folder: str, sheets: Sheets) -> AsyncIterator[tuple[Parts, httpx2.AsyncClient]]:
+async def _service(folder: str, sheets: Sheets) -> AsyncIterator[tuple[Container, httpx2.AsyncClient]]:
     environ = {
         "COMPORTA_STATE": "memory://bench-batch",
         "DATABASE_URL": _url(folder),
@@ -94,16 +95,16 @@ async def _service(folder: str, sheets: Sheets) -> AsyncIterator[tuple[Parts, ht
         "COMPORTA_SERVICE_BODY_BYTES_MAX": str(2**24),
         "COMPORTA_SERVICE_BATCH_BACKFILLS_MAX": str(BACKFILLS),
     }
-    plugs = BatchPlugs(_greet, sheets)
-    app = create_app(ServiceConfig.load(environ=environ), plugs=plugs)
+    plugs = BatchComponents(_greet, sheets)
+    app = create_app(ServiceConfig.load(environ=environ), batch_components=plugs)
     transport = httpx2.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
         httpx2.AsyncClient(transport=transport, base_url="http://service", timeout=600) as client,
     ):
-        parts: Parts = app.state.parts
-        await asyncio.to_thread(parts.batches.whitelist.set_user, "ana", digital=True)
-        yield parts, client
+        container: Container = app.state.container
+        await asyncio.to_thread(container.batches.whitelist.set_user, "ana", digital=True)
+        yield container, client
 
 
 def _url(folder: str) -> str:
@@ -114,26 +115,26 @@ async def _greet(account: str) -> str:
     return f"hello {account}"
 
 
-async def _posted(client: httpx2.AsyncClient, job_id: str, count: int) -> httpx2.Response:
+async def _post_job(client: httpx2.AsyncClient, job_id: str, count: int) -> httpx2.Response:
     accounts = [f"account-{number}" for number in range(count)]
     reply = await client.post("/ultra-batch/jobs", json={"accounts": accounts, "job_id": job_id})
     assert len(reply.content.splitlines()) == count + 2
     return reply
 
 
-async def _configured(parts: Parts, client: httpx2.AsyncClient, google: SheetsServer) -> float:
-    """Configure it as if nobody ever had; backfills from before are left to find that out."""
-    await parts.database.write_async((_UNCONFIGURED,), {})
+async def _configure_again(container: Container, client: httpx2.AsyncClient, google: SheetsServer) -> float:
+    """Configure the sheet as if for the first time. Earlier backfills fail when they notice."""
+    await container.database.write_async((_UNCONFIGURED,), {})
     for number in google.spreadsheets():
         google.remove(number)
-    return await _timed(_configure(client, "large"))
+    return await _duration(_configure(client, "large"))
 
 
 async def _configure(client: httpx2.AsyncClient, job_id: str) -> httpx2.Response:
     return await client.post("/ultra-batch/configure-sheets", json={"job_id": job_id, "user_id": "ana"})
 
 
-async def _filled(client: httpx2.AsyncClient, job_id: str) -> httpx2.Response:
+async def _configure_and_fill(client: httpx2.AsyncClient, job_id: str) -> httpx2.Response:
     await _configure(client, job_id)
     while True:
         reply = await client.get(f"/ultra-batch/sheets-config/{job_id}")
@@ -143,20 +144,20 @@ async def _filled(client: httpx2.AsyncClient, job_id: str) -> httpx2.Response:
 
 
 async def _while_backfills_run(client: httpx2.AsyncClient, times: int) -> list[float]:
-    """Ask about users while sheets are filled that never get there before the end."""
+    """Check users while sheets are filled that are not complete before the end."""
     for number in range(BACKFILLS):
-        await _posted(client, f"job-{number}", 5_000)
+        await _post_job(client, f"job-{number}", 5_000)
     await asyncio.gather(*(_configure(client, f"job-{number}") for number in range(BACKFILLS)))
-    found = []
+    durations = []
     for number in range(times):
         body = {"user_id": f"user-{number}"}
-        found.append(await _timed(client.post("/ultra-batch/check-whitelist", json=body)))
-    return found
+        durations.append(await _duration(client.post("/ultra-batch/check-whitelist", json=body)))
+    return durations
 
 
-async def _timed(asked: Awaitable[httpx2.Response]) -> float:
+async def _duration(response: Awaitable[httpx2.Response]) -> float:
     began = time.perf_counter()
-    reply = await asked
+    reply = await response
     assert reply.status_code == 200, reply.text
     return time.perf_counter() - began
 

@@ -1,8 +1,8 @@
-"""The peers that break circuits, retry and bound the time of a call, each set up as its documentation says.
+"""Peers with circuit breakers, retries and timeouts, each set up according to its documentation.
 
-What is called does nothing: :func:`nothing` and :func:`nothing_async`. Where a peer offers a decorator, the
-decorated function itself is what is measured, with nothing of ours around it. Five failures in a row open a
-circuit for 30 seconds, where a peer can be told so; interlock counts shares of a window instead.
+The called functions do nothing: :func:`nothing` and :func:`nothing_async`. Where a peer offers a decorator,
+the decorated function is measured without any wrapper. Five consecutive failures open a circuit for 30 s
+where a peer supports that; interlock uses a failure rate over a window instead.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ TIMEOUT_SECONDS = 30.0
 
 
 def nothing(_: str) -> bool:
-    """Stand for a blocking call that succeeds at once."""
+    """Succeed immediately, in place of a blocking call."""
     return True
 
 
 async def nothing_async(_: str) -> bool:
-    """Stand for an awaited call that succeeds at once."""
+    """Succeed immediately, in place of an asynchronous call."""
     return True
 
 
@@ -51,7 +51,7 @@ async def nothing_async(_: str) -> bool:
 
 
 def blocking() -> list[Contender]:
-    """Return the breakers of a process, blocking: decorating, then as a block."""
+    """Return the breakers of one process, blocking: as decorators, then as blocks."""
     return [
         Contender(BARE, "", nothing),
         Contender(CIRCUITBREAKER, "", _circuitbreaker()(nothing)),
@@ -64,15 +64,15 @@ def blocking() -> list[Contender]:
 
 
 def awaiting() -> list[Contender]:
-    """Return the breakers of a process, awaiting: decorating, then as a block."""
+    """Return the breakers of one process, asynchronous: as decorators, then as blocks."""
     return [
         Contender(BARE, "", nothing_async),
         Contender(CIRCUITBREAKER, "", _circuitbreaker()(nothing_async)),
         Contender(HYX, "", _hyx()(nothing_async)),
         Contender(INTERLOCK, "", interlock.CircuitBreaker(name="decorated")(nothing_async)),
         Contender(CIRCUITBREAKER, "with, counts only", _block_in_coroutine(_circuitbreaker())),
-        Contender(HYX, "async with", block_async(_hyx())),
-        Contender(INTERLOCK, "async with", block_async(interlock.CircuitBreaker(name="block"))),
+        Contender(HYX, "async with", _block_async(_hyx())),
+        Contender(INTERLOCK, "async with", _block_async(interlock.CircuitBreaker(name="block"))),
     ]
 
 
@@ -114,9 +114,7 @@ def _block_in_coroutine(breaker: Any) -> Callable[[str], Any]:
     return call
 
 
-def block_async(breaker: Any) -> Callable[[str], Any]:
-    """Return a coroutine function that calls in a block of the breaker."""
-
+def _block_async(breaker: Any) -> Callable[[str], Any]:
     async def call(key: str) -> bool:
         async with breaker:
             return await nothing_async(key)
@@ -124,11 +122,11 @@ def block_async(breaker: Any) -> Callable[[str], Any]:
     return call
 
 
-# retry, breaker and time-out ----------------------------------------------------------------------
+# retry, breaker and timeout -----------------------------------------------------------------------
 
 
 def composed() -> list[Callable[[], Contender]]:
-    """Return what makes the compositions; inside a loop, because hyx's time-out asks for the running one."""
+    """Return functions that create the compositions on an event loop, which hyx's timeout requires."""
     return [
         lambda: Contender(BARE, "", nothing_async),
         lambda: Contender("asyncio.timeout", "alone", _timed),
@@ -170,7 +168,7 @@ def _hyx_block() -> Any:
 
 def on_redis(url: str) -> list[Contender]:
     """Return the breakers that share a circuit through a server, blocking."""
-    # pybreaker reads what it wrote as text, and its documentation says which client that takes
+    # pybreaker expects text, and its documentation names the client for that.
     stored = pybreaker.CircuitRedisStorage(pybreaker.STATE_CLOSED, redis.StrictRedis.from_url(url))
     shared = interlock.CircuitBreaker(
         name="blocking", storage=interlock.integrations.redis.RedisStorage(redis.Redis.from_url(url))
@@ -183,7 +181,7 @@ def on_redis(url: str) -> list[Contender]:
 
 
 def on_redis_async(url: str) -> list[Contender]:
-    """Return the breakers that share a circuit through a server, awaiting."""
+    """Return the breakers that share a circuit through a server, asynchronous."""
     client = redis.asyncio.Redis.from_url(url)
     shared = interlock.CircuitBreaker(
         name="awaiting", storage=interlock.integrations.redis.AsyncRedisStorage(client)

@@ -1,4 +1,4 @@
-"""Caches: what a hit costs, who reaches the origin when many miss at once, and during an outage."""
+"""Caches: the cost of a hit, and the calls that reach the origin after concurrent misses and in an outage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from benchmarks import cache_peers, server
-from benchmarks.cache_peers import CASHEWS, Ask
+from benchmarks.cache_peers import CASHEWS, Fetch
 from benchmarks.measure import Contender, Effort, Loop, Run, calls, in_turns
 from benchmarks.ours import COMPORTA
 from benchmarks.report import Goal, Section, Table
@@ -44,9 +44,9 @@ _START_SECONDS_MAX = 60
 
 
 def hits(effort: Effort) -> Section:
-    """Compare hits in memory, awaiting."""
+    """Compare hits in memory, asynchronous."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        cache = _cache(folder, level_seconds=3600)
+        cache = _cache(folder, local_ttl=3600)
         stack.callback(cache.sync.close)
         found = cache.sync.fetch("ana", PARAMS, lambda: VALUE)
         makers: list[Contender | Callable[[], Contender]] = [
@@ -63,13 +63,13 @@ def hits(effort: Effort) -> Section:
             3, f"cache, a hit by parameters: {CASHEWS}' decorator", timings, _FETCH, [f"{CASHEWS} decorator"]
         ),
     ]
-    words = "One process; the answer, a list of 100 small objects, is in memory. Awaiting."
-    return Section("Cache, hits in memory", words, [Table.of_costs("A hit", timings, _BY_KEY)], goals)
+    description = "One process; the value, a list of 100 small objects, is in memory. Asynchronous."
+    return Section("Cache, hits in memory", description, [Table.of_costs("A hit", timings, _BY_KEY)], goals)
 
 
 def _hits(cache: HealthCache, params_hash: str) -> list[Contender]:
     async def load() -> Any:
-        raise AssertionError("a hit was to be timed")
+        raise AssertionError("the benchmark measures hits")
 
     return [
         Contender(COMPORTA, "get by key", lambda _: cache.get_from_cache("ana", params_hash)),
@@ -78,19 +78,19 @@ def _hits(cache: HealthCache, params_hash: str) -> list[Contender]:
 
 
 def rows(effort: Effort) -> Section:
-    """Compare a hit from the table with the least that it could cost."""
+    """Compare a hit from the table with the minimum that it could cost."""
     with TemporaryDirectory() as folder:
-        cache = _cache(folder, level_entries=1)
+        cache = _cache(folder, local_entries=1)
         name = cache.sync.fetch("ana", PARAMS, lambda: VALUE).params_hash
         with closing(cache.sync), closing(sqlite3.connect(Path(folder) / "cache.db")) as bare:
             timings = in_turns(_rows(cache, bare, name), effort)
     promise = "cache, a hit from SQLite: the bare SELECT and decoding"
     goals = [Goal.at_most(1.5, promise, timings, _ROW, [_BARE])]
-    words = (
-        "One process, blocking; the same answer, from the table. The bare SELECT reads the same columns. "
-        "Before each of ours memory is forgotten: that is no part of a hit, and counted as if it were."
+    description = (
+        "One process, blocking; the same value, from the table. The bare SELECT reads the same columns. "
+        "comporta clears its local cache before each hit, and the measurement includes that."
     )
-    return Section("Cache, hits from SQLite", words, [Table.of_costs("A hit", timings, _ROW)], goals)
+    return Section("Cache, hits from SQLite", description, [Table.of_costs("A hit", timings, _ROW)], goals)
 
 
 def _rows(cache: HealthCache, bare: sqlite3.Connection, name: str) -> dict[str, Run]:
@@ -104,18 +104,18 @@ def _rows(cache: HealthCache, bare: sqlite3.Connection, name: str) -> dict[str, 
         return msgspec.json.decode(bare.execute(text, (name,)).fetchone()[at])
 
     def hit(_: str) -> Any:
-        cache.forget_memory()
+        cache.clear_local_cache()
         return cache.sync.get_from_cache("ana", name)
 
     assert select("") == hit("").value
     contenders = {_ROW: hit, _BARE: select}
-    return {key: calls(Contender("", key, ask), repeat("key")) for key, ask in contenders.items()}
+    return {key: calls(Contender("", key, decide), repeat("key")) for key, decide in contenders.items()}
 
 
 def stampede(effort: Effort) -> Section:
-    """Count who reaches the origin when 200 in each of two processes miss the same key at once."""
+    """Count calls of the origin when 200 callers in each of two processes miss the same key at once."""
     with TemporaryDirectory() as folder, server.start() as running:
-        names = [COMPORTA, *cache_peers.single_flight(_never, running.url)]
+        names = [COMPORTA, *cache_peers.single_flight(_unused_origin, running.url)]
         counts = {name: _in_two_processes(name, folder, running.url) for name in names}
     table = Table("Fetches", ["", "fetches"], [[name, str(count)] for name, count in counts.items()])
     goal = Goal(
@@ -123,24 +123,24 @@ def stampede(effort: Effort) -> Section:
         str(counts[COMPORTA]),
         counts[COMPORTA] == 1,
     )
-    words = (
-        f"{CALLERS} coroutines in each of two processes ask for one key that nobody has; a fetch takes 0.2 s."
+    description = (
+        f"{CALLERS} coroutines in each of two processes fetch one absent key; the origin takes 0.2 s."
     )
-    return Section("Cache, misses at once", words, [table], [goal])
+    return Section("Cache, concurrent misses", description, [table], [goal])
 
 
 def outage(effort: Effort) -> Section:
-    """Count who reaches the origin while it fails: with something a little old, and with nothing."""
+    """Count calls of a failing origin: with a stale value in the cache, and without a value."""
     with TemporaryDirectory() as folder:
-        stale = asyncio.run(_outages(folder))
-        empty = asyncio.run(_emptys(folder))
+        stale = asyncio.run(_count_with_stale_value(folder))
+        empty = asyncio.run(_count_without_value(folder))
     rows = [[name, str(stale.get(name, "")), str(empty.get(name, ""))] for name in stale | empty]
     ours, best = stale[COMPORTA], min(count for name, count in stale.items() if name != COMPORTA)
     return Section(
         "Cache, outages",
-        f"The origin fails for {OUTAGE_SECONDS:g} s; {CLIENTS} clients ask for one key all the time, of "
-        f"which there is a value {OLD_SECONDS:g} s old. And 50 calls for a key of which there is none.",
-        [Table("Calls that reach the origin", ["", "something old", "nothing"], rows)],
+        f"The origin fails for {OUTAGE_SECONDS:g} s; {CLIENTS} clients fetch one key continuously, with a "
+        f"cached value {OLD_SECONDS:g} s old. Then 50 calls for a key without a value.",
+        [Table("Calls that reach the origin", ["", "stale value", "no value"], rows)],
         [
             Goal(
                 "cache: 1 origin call in an outage with a stale value", f"{ours}, best peer {best}", ours == 1
@@ -151,7 +151,7 @@ def outage(effort: Effort) -> Section:
 
 
 class _Origin:
-    """Something that fails when told, and counts."""
+    """An origin that counts its calls and fails while ``down`` is set."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -165,48 +165,48 @@ class _Origin:
         return VALUE
 
 
-async def _outages(folder: str) -> dict[str, int]:
+async def _count_with_stale_value(folder: str) -> dict[str, int]:
     counts = {}
-    for name in (COMPORTA, *cache_peers.in_outage(_never, OLD_SECONDS)):
+    for name in (COMPORTA, *cache_peers.in_outage(_unused_origin, OLD_SECONDS)):
         origin = _Origin()
         cache = _cache(folder, fresh=OLD_SECONDS, refresh_every=0)
-        ours: Ask = partial(cache.fetch, "ana", PARAMS, origin)
-        asks: dict[str, Ask] = {COMPORTA: ours, **cache_peers.in_outage(origin, OLD_SECONDS)}
-        await asks[name]()
+        ours: Fetch = partial(cache.fetch, "ana", PARAMS, origin)
+        fetches: dict[str, Fetch] = {COMPORTA: ours, **cache_peers.in_outage(origin, OLD_SECONDS)}
+        await fetches[name]()
         await asyncio.sleep(OLD_SECONDS)
         origin.calls, origin.down = 0, True
-        await asyncio.gather(*(_steadily(asks[name]) for _ in range(CLIENTS)))
+        await asyncio.gather(*(_fetch_continuously(fetches[name]) for _ in range(CLIENTS)))
         counts[name] = origin.calls
         await cache.aclose()
     return counts
 
 
-async def _emptys(folder: str) -> dict[str, int]:
+async def _count_without_value(folder: str) -> dict[str, int]:
     counts = {}
     for name in (COMPORTA, f"{CASHEWS} failover", f"{CASHEWS} soft"):
         origin = _Origin()
         origin.down = True
         cache = _cache(folder)
-        ours: Ask = partial(cache.fetch, "ana", {"q": "none"}, origin)
-        asks: dict[str, Ask] = {COMPORTA: ours, **cache_peers.in_outage(origin, OLD_SECONDS)}
+        ours: Fetch = partial(cache.fetch, "ana", {"q": "none"}, origin)
+        fetches: dict[str, Fetch] = {COMPORTA: ours, **cache_peers.in_outage(origin, OLD_SECONDS)}
         for _ in range(50):
             with suppress(Exception):
-                await asks[name]()
+                await fetches[name]()
         counts[name] = origin.calls
         await cache.aclose()
     return counts
 
 
-async def _steadily(ask: Callable[[], Awaitable[Any]]) -> None:
+async def _fetch_continuously(fetch: Callable[[], Awaitable[Any]]) -> None:
     end = time.monotonic() + OUTAGE_SECONDS
     while time.monotonic() < end:
         with suppress(Exception):
-            await ask()
+            await fetch()
         await asyncio.sleep(random.uniform(0.2, 0.6))
 
 
-async def _never() -> Any:
-    raise AssertionError("only the names are wanted")
+async def _unused_origin() -> Any:
+    raise AssertionError("never called: only the names are needed")
 
 
 def _in_two_processes(name: str, folder: str, url: str) -> int:
@@ -215,7 +215,9 @@ def _in_two_processes(name: str, folder: str, url: str) -> int:
     start = context.Event()
     ready = context.Semaphore(0)
     workers = [
-        context.Process(target=_crowd, args=(name, folder, url, str(backend), ready, start), daemon=True)
+        context.Process(
+            target=_fetch_concurrently, args=(name, folder, url, str(backend), ready, start), daemon=True
+        )
         for _ in range(2)
     ]
     for worker in workers:
@@ -229,7 +231,7 @@ def _in_two_processes(name: str, folder: str, url: str) -> int:
     return backend.stat().st_size
 
 
-def _crowd(name: str, folder: str, url: str, backend: str, ready: Any, start: Any) -> None:  # noqa: PLR0917 - of a process
+def _fetch_concurrently(name: str, folder: str, url: str, backend: str, ready: Any, start: Any) -> None:  # noqa: PLR0917 - the arguments of a process
     async def main() -> None:
         cache = _cache(folder)
 
@@ -240,13 +242,13 @@ def _crowd(name: str, folder: str, url: str, backend: str, ready: Any, start: An
             await asyncio.sleep(0.2)
             return VALUE
 
-        asks = {
+        fetches = {
             COMPORTA: lambda: cache.fetch("ana", {"q": "all"}, origin),
             **cache_peers.single_flight(origin, url),
         }
         ready.release()
         start.wait()
-        await asyncio.gather(*(asks[name]() for _ in range(CALLERS)))
+        await asyncio.gather(*(fetches[name]() for _ in range(CALLERS)))
         await cache.aclose()
 
     asyncio.run(main())

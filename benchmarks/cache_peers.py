@@ -1,4 +1,4 @@
-"""Other caches, each set up as its documentation has it."""
+"""Peer caches, each set up according to its documentation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CASHEWS, DOGPILE, AIOCACHE = "cashews", "dogpile.cache", "aiocache"
 TTL_SECONDS = 600
 
 Origin = Callable[[], Awaitable[Any]]
-Ask = Callable[[], Awaitable[Any]]
+Fetch = Callable[[], Awaitable[Any]]
 
 
 def hits(params: dict[str, Any], value: Any) -> list[Callable[[], Contender]]:
-    """Return what makes contenders that answer from memory; each is made on a loop of its own."""
+    """Return functions that create contenders with the value in memory, each on its own event loop."""
 
     def cashews_get() -> Contender:
         cache = _cashews()
@@ -50,8 +50,8 @@ def hits(params: dict[str, Any], value: Any) -> list[Callable[[], Contender]]:
     return [cashews_get, cashews_decorator, aiocache_get, dogpile_get]
 
 
-def single_flight(origin: Origin, url: str) -> dict[str, Ask]:
-    """Return ways to ask for one key that is missing; those of cashews share a server."""
+def single_flight(origin: Origin, url: str) -> dict[str, Fetch]:
+    """Return ways to fetch one absent key; those of cashews share a server."""
     plain, locked = Cache(), Cache()
     plain.setup(url)
     locked.setup(url)
@@ -75,8 +75,8 @@ def single_flight(origin: Origin, url: str) -> dict[str, Ask]:
     }
 
 
-def in_outage(origin: Origin, soft_seconds: float) -> dict[str, Ask]:
-    """Return ways to ask for a key whose value is a little old, of an origin that may fail."""
+def in_outage(origin: Origin, soft_seconds: float) -> dict[str, Fetch]:
+    """Return ways to fetch a key with a stale value from an origin that may fail."""
     cache = _cashews()
 
     @cache.failover(ttl=TTL_SECONDS, exceptions=OSError, key="failover")
@@ -107,19 +107,19 @@ def _cashews() -> Cache:
     return cache
 
 
-def _after(ready: Awaitable[Any], ask: Callable[[str], Awaitable[Any]]) -> Callable[[str], Any]:
-    """Return something that does the first thing first, and from then on is as quick as the other."""
-    begun = False
+def _after(ready: Awaitable[Any], get: Callable[[str], Awaitable[Any]]) -> Callable[[str], Any]:
+    """Return a function that awaits ``ready`` in its first call, and then only calls ``get``."""
+    is_ready = False
 
-    def asked(key: str) -> Awaitable[Any]:
-        nonlocal begun
-        if begun:
-            return ask(key)
-        begun = True
+    def get_when_ready(key: str) -> Awaitable[Any]:
+        nonlocal is_ready
+        if is_ready:
+            return get(key)
+        is_ready = True
         return _both(ready, key)
 
     async def _both(ready: Awaitable[Any], key: str) -> Any:
         await ready
-        return await ask(key)
+        return await get(key)
 
-    return asked
+    return get_when_ready

@@ -1,4 +1,4 @@
-"""Policies joined: retry, breaker and time-out around one call; and an upstream, which has them all."""
+"""Combined policies: retry, breaker and timeout around one call; and an upstream, which has all policies."""
 
 from __future__ import annotations
 
@@ -16,53 +16,64 @@ from benchmarks.breaker_peers import (
     nothing,
     nothing_async,
 )
-from benchmarks.breakers import timed, timed_async
+from benchmarks.breakers import time_contenders, time_contenders_async
 from benchmarks.measure import Contender, Effort, Timings
 from benchmarks.report import Goal, Section, Table
+from benchmarks.shared import shared_state
 from comporta import CircuitBreaker, LimitConfig, Retry
 from comporta.timeouts import Timeouts
 from comporta.upstream.upstream import Upstream
 
 _OURS = f"{ours.COMPORTA} @retry @breaker, with timeouts"
 _PLENTY = 10_000_000
+_CONCURRENT = 100
+_SHARED = "shared://"
+_WITH_PERMITS = "shared://, max_concurrent"
 
 
 def composed(effort: Effort) -> Section:
-    """Compare retry, breaker and time-out around an awaited call that succeeds."""
+    """Compare retry, breaker and timeout around a successful asynchronous call."""
     everything = _upstream().guard(nothing_async)
-    found: list[Contender | Callable[[], Contender]] = [
+    contenders: list[Contender | Callable[[], Contender]] = [
         Contender(ours.COMPORTA, "@retry @breaker, with timeouts", _composed()),
         Contender(ours.COMPORTA, "Upstream.guard, limit and report as well", everything),
         *breaker_peers.composed(),
     ]
-    timings = timed_async(found, effort)
+    timings = time_contenders_async(contenders, effort)
     rivals = [n for n in timings.rates if n.startswith((breaker_peers.PYRESILIENCE, breaker_peers.HYX))]
-    promise = "retry, breaker and time-out, awaiting: the cheaper of pyresilience and hyx"
+    promise = "retry, breaker and timeout, awaiting: the cheaper of pyresilience and hyx"
     return Section(
-        "Retry, breaker and time-out together",
-        f"One event loop. {RETRIES} retries around a breaker around a time-out of {TIMEOUT_SECONDS:g} s for "
-        "each try, around what does nothing; the first try succeeds. State in the process. "
-        "`Upstream.guard` takes from a limit besides, follows the upstream's wishes and reports on the call. "
-        "hyx with its time-out as a decorator, which makes a task, and as a block, which makes a timer.",
+        "Retry, breaker and timeout together",
+        f"One event loop. {RETRIES} retries around a breaker around a timeout of {TIMEOUT_SECONDS:g} s for "
+        "each attempt, around a function that does nothing; the first attempt succeeds. State in the "
+        "process. `Upstream.guard` also takes from a limit, obeys the upstream's rate-limit headers and "
+        "reports on the call. hyx with its timeout as a decorator, which creates a task, and as a block, "
+        "which creates a timer.",
         [Table.of_costs("A call that succeeds", timings, _OURS)],
         [Goal.at_most(0.5, promise, timings, _OURS, rivals)],
     )
 
 
 def upstream(effort: Effort) -> Section:
-    """Show what all policies of an upstream cost a call; there is no peer."""
+    """Show the cost of all policies of an upstream; no peer has them all."""
     section = Section(
         "Upstream",
-        "All that an upstream has by default (retry, breaker, limit, degradation, pause, time-out) around "
-        "what does nothing; there is room in the limit. Through a server each call is one round trip, for "
-        "the limit; with a lease one in many. Client and server are pinned to one core. For the record: no "
-        "peer has it all.",
+        "All default policies of an upstream (retry, breaker, limit, degradation, pause, timeout) around a "
+        "function that does nothing, within the limit. With a server each call takes one round trip, for "
+        "the limit and a permit together; with a lease, one call in many does. A permit of a call that has "
+        "ended is used again within 10 ms, else it is released in the background. Client and server are "
+        "pinned to one core. No peer has all of these policies.",
     )
-    with server.pinned() as url:
+    with server.pinned() as url, shared_state() as state:
         variants = {
             "memory://": _upstream,
-            "redis://": partial(_upstream, ours.patient(url)),
-            "redis://, leased": partial(_upstream, ours.patient(url), lease=True),
+            _SHARED: partial(_upstream, state),
+            _WITH_PERMITS: partial(_upstream, state, max_concurrent=_CONCURRENT),
+            "redis://": partial(_upstream, ours.with_long_timeout(url)),
+            "redis://, max_concurrent": partial(
+                _upstream, ours.with_long_timeout(url), max_concurrent=_CONCURRENT
+            ),
+            "redis://, leased": partial(_upstream, ours.with_long_timeout(url), lease=True),
         }
         _record(section, "Blocking", _blocking(effort, variants))
         _record(section, "Awaiting", _awaiting(effort, variants))
@@ -75,30 +86,38 @@ def _composed() -> Any:
     @Retry(RETRIES)
     @CircuitBreaker("composed", THRESHOLD, COOLDOWN_SECONDS, state="memory://")
     async def call(key: str) -> bool:
-        with timeouts.limit():
+        with timeouts.context():
             return await nothing_async(key)
 
     return call
 
 
-def _upstream(state: str = "memory://", *, lease: bool = False) -> Upstream:
+def _upstream(
+    state: str = "memory://", *, lease: bool = False, max_concurrent: int | None = None
+) -> Upstream:
     limit = LimitConfig(_PLENTY, _PLENTY, lease=lease)
-    return Upstream("leased" if lease else "exact", limit, timeout=TIMEOUT_SECONDS, state=state)
+    name = "leased" if lease else "exact" if max_concurrent is None else "permits"
+    return Upstream(name, limit, timeout=TIMEOUT_SECONDS, max_concurrent=max_concurrent, state=state)
 
 
 def _blocking(effort: Effort, variants: dict[str, Any]) -> Timings:
-    found = [Contender("Upstream.guard", name, make().guard(nothing)) for name, make in variants.items()]
-    return timed([*found, Contender(BARE, "", nothing)], effort)
+    contenders = [Contender("Upstream.guard", name, make().guard(nothing)) for name, make in variants.items()]
+    return time_contenders([*contenders, Contender(BARE, "", nothing)], effort)
 
 
 def _awaiting(effort: Effort, variants: dict[str, Any]) -> Timings:
-    found = [_awaited(name, make()) for name, make in variants.items()]
-    return timed_async([*found, Contender(BARE, "", nothing_async)], effort)
+    contenders = [_async_contender(name, make()) for name, make in variants.items()]
+    return time_contenders_async([*contenders, Contender(BARE, "", nothing_async)], effort)
 
 
-def _awaited(name: str, made: Upstream) -> Contender:
-    return Contender("Upstream.guard", name, made.guard(nothing_async), aclose=made.aclose)
+def _async_contender(name: str, upstream_: Upstream) -> Contender:
+    return Contender("Upstream.guard", name, upstream_.guard(nothing_async), aclose=upstream_.aclose)
 
 
 def _record(section: Section, title: str, timings: Timings) -> None:
     section.tables.append(Table.of_costs(title, timings, "Upstream.guard memory://"))
+    promise = f"a call with max_concurrent on shared://, {title.lower()}: the call without"
+    goal = Goal.at_most(
+        2.5, promise, timings, f"Upstream.guard {_WITH_PERMITS}", [f"Upstream.guard {_SHARED}"]
+    )
+    section.goals.append(goal)

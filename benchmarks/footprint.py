@@ -1,7 +1,7 @@
-"""What a key costs in memory, and whether it is given back.
+"""The memory that a key needs, and whether it is freed.
 
-Run as a program (``python -m benchmarks.footprint rss|traced CONTENDER``) it fills one contender and prints
-by how many bytes the process has grown; each figure comes from a process of its own.
+As a program (``python -m benchmarks.footprint rss|traced CONTENDER``) it fills one contender and prints by
+how many bytes the process has grown. Each result comes from a new process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.report import Goal, Section, Table
 from comporta import LimitConfig, LimitStrategy, TokenBucketLimiter
 from comporta.limits.limiter import BaseLimiter
 from comporta.stores.memory import MemoryStore
-from comporta.stores.redis import RedisStore
+from comporta.stores.redis.store import RedisStore
 from comporta.testing import ManualClock
 
 _KEYS = 100_000
@@ -48,9 +48,9 @@ def run(effort: Effort) -> Section:
     """Measure keys in the process, then keys in Redis."""
     section = Section(
         "Memory used",
-        f"In the process: what {_KEYS:,} keys such as `{_KEY}`, each used once, add to a fresh process, the "
-        "keys themselves included. In Redis: MEMORY USAGE of one key, the same, after a minute in which all "
-        "there was to be had was taken.",
+        f"In the process: what {_KEYS:,} keys such as `{_KEY}`, each used once, add to a new process, "
+        "including the keys themselves. In Redis: MEMORY USAGE of one such key after a minute in which the "
+        "limit was used completely.",
     )
     _in_process(section, _SHOWN[:1] if effort.quick else _SHOWN)
     _idle(section)
@@ -59,8 +59,8 @@ def run(effort: Effort) -> Section:
 
 
 def _in_process(section: Section, names: Sequence[str]) -> None:
-    resident = {name: _grown("rss", name) / _MEGABYTE for name in names}
-    allocated = _grown("traced", _OURS) / _MEGABYTE
+    resident = {name: _measure_growth("rss", name) / _MEGABYTE for name in names}
+    allocated = _measure_growth("traced", _OURS) / _MEGABYTE
     rows = [[name, f"{megabytes:.1f} MB"] for name, megabytes in resident.items()]
     section.tables.append(Table(f"{_KEYS:,} keys in the process", ["", "resident"], rows))
     most = max(resident[_OURS], allocated)
@@ -70,7 +70,7 @@ def _in_process(section: Section, names: Sequence[str]) -> None:
 
 
 def _idle(section: Section) -> None:
-    """Leave all keys idle while one is in use, for as long as a state may live, and count what is left."""
+    """Leave all keys but one idle for longer than a state may live, and count the remaining ones."""
     clock = ManualClock()
     store = MemoryStore(clock)
     limiter = TokenBucketLimiter("10/s", store)
@@ -103,7 +103,7 @@ def _in_redis(section: Section) -> None:
 
 
 def _key_bytes(client: redis.Redis, url: str, config: LimitConfig) -> int:
-    """Use a limit in full: for more than a minute of the script's time, then one by one for a second."""
+    """Use a limit completely: for more than a minute of the script's time, then evenly for a second."""
     clock = ManualClock(1_700_000_000)
     limiter = BaseLimiter(config, RedisStore(url, clock=clock))
     for _ in range(80):
@@ -116,18 +116,18 @@ def _key_bytes(client: redis.Redis, url: str, config: LimitConfig) -> int:
     return client.memory_usage(f"rate_limiter:{limiter.name}:{_KEY}", samples=0) or 0
 
 
-def _grown(how: str, name: str) -> int:
+def _measure_growth(how: str, name: str) -> int:
     command = [sys.executable, "-m", "benchmarks.footprint", how, name]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     return int(done.stdout)
 
 
 def _resident() -> int:
-    """Return the bytes of memory this process holds."""
+    """Return the resident memory of this process in bytes."""
     pages = Path("/proc/self/statm")
     if pages.exists():
         return int(pages.read_text("ascii").split()[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS: in bytes, and never shrinking
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS: in bytes, and it never shrinks
 
 
 def _fill(how: str, contender: Contender) -> int:

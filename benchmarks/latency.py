@@ -1,4 +1,4 @@
-"""How long one decision takes, and how long the slow ones take."""
+"""The latency of one decision: the median and the slow ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from benchmarks import ours, server
 from benchmarks.measure import Contender, Effort, percentile
 from benchmarks.report import Goal, Section, Table
-from benchmarks.shared import folder
+from benchmarks.shared import shared_state
 
 _PLENTY = 1_000_000
 _PERCENT = (50, 99, 99.9)
@@ -16,16 +16,18 @@ _PERCENT = (50, 99, 99.9)
 
 def run(effort: Effort) -> Section:
     """Time decisions one by one."""
-    with folder() as state, server.start() as running:
+    with shared_state() as state, server.start() as running:
         found = {
-            "memory://": _timed(ours.blocking(_PLENTY)[0], 2000 * effort.rounds),
-            "shared://": _timed(ours.shared(state, _PLENTY), 2000 * effort.rounds),
-            "redis://": _timed(ours.on_redis(running.url, _PLENTY), 400 * effort.rounds),
+            "memory://": _measure(ours.blocking(_PLENTY)[0], 2000 * effort.rounds),
+            "shared://": _measure(ours.shared(state, _PLENTY), 2000 * effort.rounds),
+            "redis://": _measure(ours.on_redis(running.url, _PLENTY), 400 * effort.rounds),
         }
-    rows = [[name, *(_shown(percentile(times, p)) for p in _PERCENT)] for name, times in found.items()]
+    rows = [
+        [name, *(_duration_text(percentile(times, p)) for p in _PERCENT)] for name, times in found.items()
+    ]
     return Section(
         "Latency",
-        "Token bucket, one process, blocking, one key, admitted; nothing pinned, the server on the same "
+        "Token bucket, one process, blocking, one key, admitted; not pinned, with the server on the same "
         "machine.",
         [Table("One decision", ["", "median", "99 %", "99.9 %"], rows)],
         [
@@ -36,7 +38,7 @@ def run(effort: Effort) -> Section:
     )
 
 
-def _timed(contender: Contender, count: int) -> list[int]:
+def _measure(contender: Contender, count: int) -> list[int]:
     decide: Callable[[str], object] = contender.decide
     now, times = time.perf_counter_ns, []
     for _ in range(100):
@@ -50,8 +52,8 @@ def _timed(contender: Contender, count: int) -> list[int]:
 
 def _goal(promise: str, times: list[int], milliseconds: int) -> Goal:
     slow = percentile(times, 99)
-    return Goal(f"latency: {promise}", _shown(slow), slow < milliseconds * 1_000_000)
+    return Goal(f"latency: {promise}", _duration_text(slow), slow < milliseconds * 1_000_000)
 
 
-def _shown(nanoseconds: int) -> str:
+def _duration_text(nanoseconds: int) -> str:
     return f"{nanoseconds / 1000:,.1f} µs"

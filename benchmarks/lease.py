@@ -1,10 +1,10 @@
-"""Leases: what two processes decide on one hot key of a server when they take its tokens in batches."""
+"""Leases: decisions of two processes on one hot key of a server when they lease its tokens in batches."""
 
 from __future__ import annotations
 
 from benchmarks import ours, peers, server
 from benchmarks.measure import Contender, Effort
-from benchmarks.pair import compared
+from benchmarks.pair import compare_in_pair
 from benchmarks.report import Goal, Section, Table
 
 _OURS = f"{ours.COMPORTA} redis://, leased"
@@ -25,13 +25,13 @@ def run(effort: Effort) -> Section:
     """Compare with two processes on one hot key at once."""
     section = Section(
         "Leases, from two processes at once",
-        "One hot key on a server, both processes as fast as they can, nothing pinned; what both do together. "
-        "A lease lives for 50 ms.",
+        "One hot key on a server, both processes as fast as possible, not pinned; the sum of both. "
+        "A lease lasts 50 ms.",
     )
     with server.start() as running:
         for what, per_second in _LIMITS.items():
             arguments = (running.url, per_second)
-            timings = compared(contenders, arguments, what, effort.rounds // 2, _SLOT_SECONDS)
+            timings = compare_in_pair(contenders, arguments, what, effort.rounds // 2, _SLOT_SECONDS)
             section.tables.append(Table.of_speeds(f"Two processes, {what}", timings, _OURS))
             rivals = [name for name in timings.rates if not name.startswith(ours.COMPORTA)]
             promise = f"leases, two processes, {what}: the best Redis-backed peer"

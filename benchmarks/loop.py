@@ -1,9 +1,9 @@
-"""The service's event loop: how long its longest step computes, while fifty clients ask for everything.
+"""The service's event loop: the CPU time of its longest step while 50 clients send every kind of request.
 
-A step that computes for long holds up every other client of that worker. Timed is the processor's time of the
-loop's own thread: what else the machine does is not counted. The clients are on the same loop, so that parts
-of the steps are theirs. What was there before the first round is frozen, as in ``measure.py``: to look
-through all modules for garbage takes a step of 60 ms, now and then.
+A long step delays every other client of that worker. The benchmark measures the CPU time of the loop's
+thread, so that other programs do not count. The clients run on the same loop and are part of the steps. The
+objects that exist before the first round are frozen, as in ``measure.py``: otherwise the garbage collector
+would scan all modules now and then, in a step of 60 ms.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _STATES = ("SP", "RJ", "MG", "BA", "PR")
 
 def steps(effort: Effort) -> Section:
     """Measure the longest step of each round."""
-    longest = asyncio.run(_measured(effort))
+    longest = asyncio.run(_measure(effort))
     worst = max(longest)
     return Section(
         "Service, the longest step of its event loop",
-        f"{CLIENTS} clients at once on one loop, {len(longest)} rounds; kept searches, new ones, a stream, "
-        "health and figures.",
+        f"{CLIENTS} concurrent clients on one loop, {len(longest)} rounds; cached and new searches, a "
+        "stream, health and metrics.",
         [Table("Longest step of a round", ["", "median", "worst"], [["", _ms(median(longest)), _ms(worst)]])],
         [Goal(f"service: no step longer than {_ms(STALL_SECONDS)}", _ms(worst), worst < STALL_SECONDS)],
     )
 
 
-async def _measured(effort: Effort) -> list[float]:
+async def _measure(effort: Effort) -> list[float]:
     with TemporaryDirectory() as folder, ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as portals:
         environ = {
             "COMPORTA_STATE": "memory://bench-loop",
@@ -72,7 +72,7 @@ async def _measured(effort: Effort) -> list[float]:
 
 
 async def _longest(client: httpx2.AsyncClient, number: int) -> float:
-    with _timed() as seconds:
+    with _step_times() as seconds:
         await _round(client, number)
     return max(seconds)
 
@@ -82,37 +82,37 @@ async def _round(client: httpx2.AsyncClient, number: int) -> None:
 
 
 async def _visit(client: httpx2.AsyncClient, number: int, caller: int) -> None:
-    """Ask for what is kept, for what nobody asked for before in this round, and as operators do."""
-    kept: dict[str, Any] = {**_DAYS, "ufs": "SP,RJ,MG"}
+    """Send a cached search, a new search, and the requests of operators."""
+    cached: dict[str, Any] = {**_DAYS, "ufs": "SP,RJ,MG"}
     new = {**_DAYS, "ufs": _STATES[caller % len(_STATES)], "terms": f"round {number}"}
-    asked: list[tuple[str, dict[str, Any]]] = [
+    requests: list[tuple[str, dict[str, Any]]] = [
         ("/v1/health", {}),
-        ("/v1/search", kept),
+        ("/v1/search", cached),
         ("/metrics", {}),
         ("/v1/search", new),
         ("/v1/health/cache", {}),
-        ("/v1/search/stream", kept),
+        ("/v1/search/stream", cached),
     ]
-    begin = caller % len(asked)  # so that everything is asked for while everything else is
-    for path, params in asked[begin:] + asked[:begin]:
+    begin = caller % len(requests)  # so that every kind of request runs together with every other
+    for path, params in requests[begin:] + requests[:begin]:
         reply = await client.get(path, params=params)
         assert reply.status_code == 200, reply.text
 
 
 @contextmanager
-def _timed() -> Iterator[list[float]]:
-    """Time every step of event loops."""
-    found = [0.0]
-    plain = Handle._run  # noqa: SLF001 - there is no other place at which all steps pass
+def _step_times() -> Iterator[list[float]]:
+    """Measure every step of all event loops."""
+    durations = [0.0]
+    plain = Handle._run  # noqa: SLF001 - the only place that all steps pass
 
     def timed(handle: Handle) -> None:
         began = time.thread_time()
         plain(handle)
-        found.append(time.thread_time() - began)
+        durations.append(time.thread_time() - began)
 
     Handle._run = timed  # type: ignore[assignment, method-assign]  # noqa: SLF001
     try:
-        yield found
+        yield durations
     finally:
         Handle._run = plain  # type: ignore[method-assign]  # noqa: SLF001
 

@@ -1,4 +1,4 @@
-"""State in the process: what a decision costs when nobody else has to be asked."""
+"""State in the process: the cost of a decision without any communication."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def blocking(effort: Effort) -> Section:
     many = _blocking(effort, _PLENTY, _many)
     section = Section(
         "Memory, blocking",
-        "One process, one thread. The hot key has 10/s and is refused nearly always; of the 10,000 keys, "
-        "asked in turn, each is always admitted.",
+        "One process, one thread. The hot key has 10/s and is refused nearly always; the 10,000 keys, "
+        "used in turn, are always admitted.",
         [
             Table.of_speeds("One hot key, refused", hot, _OURS),
             Table.of_speeds("10,000 keys, admitted", many, _OURS),
@@ -51,15 +51,15 @@ def awaiting(effort: Effort) -> Section:
     with ExitStack() as stack:
         loops = {c.name: stack.enter_context(closing(Loop(c))) for c in contenders}
         for loop in loops.values():
-            loop.awaits(iter(_KEYS))(len(_KEYS))  # so that no key is new when the clock runs
+            loop.awaits(iter(_KEYS))(len(_KEYS))  # so that no key is new during the measurement
             loop.check(_many(), admits=True)
         timings = in_turns({name: loop.awaits(_many()) for name, loop in loops.items()}, effort)
     rivals = [name for name in timings.rates if name.startswith(peers.AIOLIMITER)]
     promise = "memory, awaiting, 10,000 keys: aiolimiter"
     return Section(
         "Memory, awaiting",
-        "One event loop, one coroutine that asks for 10,000 keys in turn; all are admitted. aiolimiter has "
-        "no keys: it is used with a dictionary of limiters, made beforehand.",
+        "One event loop, one coroutine that uses 10,000 keys in turn; all are admitted. aiolimiter has "
+        "no keys: it is used with a dictionary of limiters, created beforehand.",
         [Table.of_speeds("10,000 keys, admitted", timings, _OURS)],
         [Goal.at_least(1.2, promise, timings, _OURS, rivals)],
     )

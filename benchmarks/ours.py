@@ -25,7 +25,7 @@ LIMITERS = {
 
 
 def limit(per_second: int) -> LimitConfig:
-    """Return so many per second, as many at once."""
+    """Return a limit per second, with a burst of the same size."""
     return LimitConfig(per_second, per_second, 1)
 
 
@@ -35,33 +35,33 @@ def blocking(per_second: int, state: str = "memory://") -> list[Contender]:
 
 
 def awaiting(per_second: int, state: str = "memory://") -> list[Contender]:
-    """Return every strategy, awaiting."""
+    """Return every strategy, asynchronous."""
     return [_awaiting(variant, kind(limit(per_second), state)) for variant, kind in LIMITERS.items()]
 
 
-def patient(url: str) -> str:
-    """Return a URL with a deadline that no noise can break: decisions made alone would flatter us."""
+def with_long_timeout(url: str) -> str:
+    """Return a URL with a long timeout: local decisions in a fallback would be unfairly fast."""
     return f"{url}?timeout=5"
 
 
 def on_redis(url: str, per_second: int) -> Contender:
     """Return the token bucket on a server, blocking."""
-    return _blocking("redis://", RedisLimiter(limit(per_second), patient(url)))
+    return _blocking("redis://", RedisLimiter(limit(per_second), with_long_timeout(url)))
 
 
 def leased(url: str, per_second: int) -> Contender:
-    """Return the token bucket on a server, in leases, blocking."""
+    """Return the token bucket on a server, with leases, blocking."""
     config = replace(limit(per_second), lease=True)
-    return _blocking("redis://, leased", RedisLimiter(config, patient(url), f"leased-{per_second}"))
+    return _blocking("redis://, leased", RedisLimiter(config, with_long_timeout(url), f"leased-{per_second}"))
 
 
 def on_redis_async(url: str, per_second: int) -> Contender:
-    """Return the token bucket on a server, awaiting."""
-    return _awaiting("redis://", RedisLimiter(limit(per_second), patient(url)))
+    """Return the token bucket on a server, asynchronous."""
+    return _awaiting("redis://", RedisLimiter(limit(per_second), with_long_timeout(url)))
 
 
 def shared(state: str, per_second: int) -> Contender:
-    """Return the token bucket of one machine, blocking."""
+    """Return the token bucket on ``shared://``, blocking."""
     return _blocking("shared://", TokenBucketLimiter(limit(per_second), state))
 
 

@@ -1,7 +1,7 @@
-"""How long the first caller after a fault waits for its answer, and those who come after.
+"""How long the first decision after a fault takes, and the decisions that follow.
 
-The first one pays the deadline of a call at the most; from then on decisions are made in the process. The
-peers are set up with their defaults, which are redis-py's: they ask again, for seconds.
+The first one takes at most the deadline of a call; the following ones are local. The peers use their
+defaults, which are redis-py's: they retry for seconds.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from benchmarks.measure import Effort, percentile
 from benchmarks.ours import limit
 from benchmarks.report import Goal, Section, Table
 from comporta import BaseLimiter
-from comporta.stores.failover import FailoverStore
-from comporta.stores.redis import RedisStore
+from comporta.stores.failover.store import FailoverStore
+from comporta.stores.redis.store import RedisStore
 from comporta.testing import Server
 
-KILLED, STOPPED, REFUSED = "killed", "stopped", "nobody listens"
+KILLED, STOPPED, REFUSED = "killed", "stopped", "not running"
 _PER_SECOND = 1_000_000
 _AFTER = 1000
 _FIRST_MS_MAX = 60
 _NEXT_MS_MAX = 1
 _PEERS = (f"{peers.LIMITS} fixed", f"{peers.THROTTLED} token bucket")
-_PATIENCE_SECONDS = 10
+_WAIT_SECONDS_MAX = 10
 _START_SECONDS_MAX = 60
 
-Ask = Callable[[BaseLimiter], Coroutine[Any, Any, Any]]
+Decide = Callable[[BaseLimiter], Coroutine[Any, Any, Any]]
 
 
 def run(effort: Effort) -> Section:
-    """Provoke each fault many times, blocking and awaiting, and once for each peer."""
+    """Cause each fault many times, blocking and asynchronous, and once for each peer."""
     repeats, rows, firsts, nexts = 2 * effort.rounds, [], [], []
     with server.start() as running:
         for fault in (KILLED, STOPPED, REFUSED):
-            for face, ask in (("blocking", _block), ("awaiting", _await)):
-                first, after = _ours(running, fault, ask, repeats)
+            for api, decide in (("blocking", _block), ("awaiting", _await)):
+                first, after = _ours(running, fault, decide, repeats)
                 firsts += first
                 nexts += after if fault == STOPPED else []
-                rows.append([f"comporta {face}, {fault}", *_figures(first), *_figures(after)])
+                rows.append([f"comporta {api}, {fault}", *_percentiles(first), *_percentiles(after)])
     rows += [
         [f"{peer}, {fault}", _peers(peer, fault), *[""] * 5] for peer in _PEERS for fault in (KILLED, STOPPED)
     ]
     return Section(
         "Outages",
-        "One process; the server is killed, stopped (SIGSTOP) or not there at all. The first decision after "
-        f"that, {repeats} times, each with a new limiter, and the {_AFTER:,} decisions that follow it. The "
-        f"peers with their defaults, blocking, once, and given up after {_PATIENCE_SECONDS} s.",
-        [Table("From the fault to the answer", _HEAD, rows)],
+        "One process; the server is killed, stopped (SIGSTOP) or not running from the start. The first "
+        f"decision after the fault, {repeats} times, each with a new limiter, and the {_AFTER:,} decisions "
+        f"that follow. The peers with their defaults, blocking, once, for at most {_WAIT_SECONDS_MAX} s.",
+        [Table("From the fault to the decision", _HEAD, rows)],
         [
             _goal("first decision after a fault", firsts, _FIRST_MS_MAX),
             _goal(f"the next {_AFTER:,} decisions of a server that hangs", nexts, _NEXT_MS_MAX),
@@ -64,13 +64,13 @@ def run(effort: Effort) -> Section:
 _HEAD = ["", "first: median", "99 %", "slowest", "next: median", "99 %", "slowest"]
 
 
-def _ours(running: Server, fault: str, ask: Ask, repeats: int) -> tuple[list[int], list[int]]:
-    """Return how long the first decisions took, and those that followed, in order of length."""
+def _ours(running: Server, fault: str, decide: Decide, repeats: int) -> tuple[list[int], list[int]]:
+    """Return the durations of the first decisions, and of those that follow, sorted."""
     first, after = [], []
     with asyncio.Runner() as runner:
         for _ in range(repeats):
-            with _struck(running, fault, lambda limiter: runner.run(ask(limiter))) as limiter:
-                times = runner.run(_timed(limiter, ask, 1 + _AFTER))
+            with _with_fault(running, fault, lambda limiter: runner.run(decide(limiter))) as limiter:
+                times = runner.run(_measure(limiter, decide, 1 + _AFTER))
                 assert limiter.fallback is not None
                 first.append(times[0])
                 after += times[1:]
@@ -79,13 +79,15 @@ def _ours(running: Server, fault: str, ask: Ask, repeats: int) -> tuple[list[int
 
 
 @contextmanager
-def _struck(running: Server, fault: str, ask: Callable[[BaseLimiter], object]) -> Iterator[BaseLimiter]:
-    """Give a new limiter whose server was in order until just now, and mend it afterwards."""
+def _with_fault(
+    running: Server, fault: str, decide: Callable[[BaseLimiter], object]
+) -> Iterator[BaseLimiter]:
+    """Yield a new limiter whose server has just failed, and repair the server afterwards."""
     store = RedisStore(running.url)
-    limiter = BaseLimiter(limit(_PER_SECOND), FailoverStore.of(store, running.url))
+    limiter = BaseLimiter(limit(_PER_SECOND), FailoverStore.wrap(store, running.url))
     if fault != REFUSED:
-        ask(limiter)
-        while limiter.fallback is not None:  # the machine was busy
+        decide(limiter)
+        while limiter.fallback is not None:  # the machine was busy, and it fell back
             time.sleep(0.001)
     if fault == STOPPED:
         running.freeze()
@@ -97,11 +99,11 @@ def _struck(running: Server, fault: str, ask: Callable[[BaseLimiter], object]) -
         running.thaw() if fault == STOPPED else running.start()
 
 
-async def _timed(limiter: BaseLimiter, ask: Ask, count: int) -> list[int]:
+async def _measure(limiter: BaseLimiter, decide: Decide, count: int) -> list[int]:
     now, times = time.perf_counter_ns, []
     for _ in range(count):
         start = now()
-        await ask(limiter)
+        await decide(limiter)
         times.append(now() - start)
     return times
 
@@ -115,7 +117,7 @@ async def _await(limiter: BaseLimiter) -> None:
 
 
 def _peers(name: str, fault: str) -> str:
-    """Return how long a peer's first decision took, and what became of it; it may have to be killed."""
+    """Return the duration and the outcome of a peer's first decision, or that there was none in time."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     with server.start() as running:
@@ -127,7 +129,7 @@ def _peers(name: str, fault: str) -> str:
             ours.recv()
             running.freeze() if fault == STOPPED else running.kill()
             ours.send("go")
-            return ours.recv() if ours.poll(_PATIENCE_SECONDS) else f"none in {_PATIENCE_SECONDS} s"
+            return ours.recv() if ours.poll(_WAIT_SECONDS_MAX) else f"none in {_WAIT_SECONDS_MAX} s"
         finally:
             process.kill()
             process.join()
@@ -141,24 +143,30 @@ def _peer(pipe: Connection, url: str, name: str) -> None:
     start = time.perf_counter_ns()
     try:
         contender.decide("user:1")
-        outcome = "answered"
+        outcome = "decided"
     except Exception as error:
         outcome = type(error).__name__
-    pipe.send(f"{_shown(time.perf_counter_ns() - start)}, {outcome}")
+    pipe.send(f"{_duration_text(time.perf_counter_ns() - start)}, {outcome}")
 
 
 def _goal(promise: str, times: list[int], milliseconds: int) -> Goal:
     slow = percentile(sorted(times), 99)
     return Goal(
-        f"outages: {promise} under {milliseconds} ms (99 %)", _shown(slow), slow < milliseconds * 1_000_000
+        f"outages: {promise} under {milliseconds} ms (99 %)",
+        _duration_text(slow),
+        slow < milliseconds * 1_000_000,
     )
 
 
-def _figures(times: list[int]) -> list[str]:
-    return [_shown(percentile(times, 50)), _shown(percentile(times, 99)), _shown(times[-1])]
+def _percentiles(times: list[int]) -> list[str]:
+    return [
+        _duration_text(percentile(times, 50)),
+        _duration_text(percentile(times, 99)),
+        _duration_text(times[-1]),
+    ]
 
 
-def _shown(nanoseconds: int) -> str:
+def _duration_text(nanoseconds: int) -> str:
     if nanoseconds < 1_000_000:
         return f"{nanoseconds / 1e3:,.1f} µs"
     return f"{nanoseconds / 1e6:,.1f} ms" if nanoseconds < 1_000_000_000 else f"{nanoseconds / 1e9:,.1f} s"

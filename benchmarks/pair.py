@@ -1,7 +1,7 @@
-"""Two processes that work at the same moment, as two workers of one service do.
+"""Two processes that work at the same time, like two workers of a service.
 
-They are started once, build the same contenders, and are then told through a pipe whom to run, from when on
-and for how long. The monotonic clock is one for all processes of a machine, so they start together.
+They start once, build the same contenders, and then receive orders through a pipe: which contender to run,
+on which key, when and for how long. The processes share the monotonic clock, so they start together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Build = Callable[..., list[Contender]]
 
 @dataclass(frozen=True)
 class Order:
-    """Whom to run, on which key, from when on (monotonic), for how long; and whether to count grants."""
+    """Which contender to run, on which key, when (monotonic) and how long; and whether to count grants."""
 
     name: str
     key: str
@@ -36,7 +36,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Work:
-    """What one process did, and when it made its first and its last decision."""
+    """What one process did, and the times of its first and its last decision."""
 
     decisions: int
     granted: int
@@ -45,7 +45,7 @@ class Work:
 
 
 class Pair:
-    """Two processes with the contenders that ``build(*arguments)`` gives."""
+    """Two processes with the contenders that ``build(*arguments)`` returns."""
 
     def __init__(self, build: Build, *arguments: Any) -> None:
         context = get_context("spawn")  # started independently, as workers are
@@ -80,7 +80,7 @@ class Pair:
             process.join()
 
     def run(self, name: str, key: str, seconds: float, *, counting: bool = False) -> list[Work]:
-        """Let both work at once."""
+        """Run a contender in both processes at once."""
         order = Order(name, key, time.monotonic() + _AHEAD_SECONDS, seconds, counting)
         for pipe in self._pipes:
             pipe.send(order)
@@ -91,7 +91,9 @@ class Pair:
         return sum(work.decisions / (work.last - work.first) for work in self.run(name, key, seconds))
 
 
-def compared(build: Build, arguments: tuple[Any, ...], key: str, rounds: int, slot_seconds: float) -> Timings:
+def compare_in_pair(
+    build: Build, arguments: tuple[Any, ...], key: str, rounds: int, slot_seconds: float
+) -> Timings:
     """Time all contenders in turns, each in both processes at once."""
     names = [contender.name for contender in build(*arguments)]
     timings = Timings(names)
@@ -113,11 +115,11 @@ def _serve(pipe: Connection, build: Build, arguments: tuple[Any, ...]) -> None:
         except (EOFError, KeyboardInterrupt):
             return
         contender = contenders[order.name]
-        pipe.send(_counted(contender, order) if order.counting else _timed(contender, order))
+        pipe.send(_count_grants(contender, order) if order.counting else _count_decisions(contender, order))
 
 
-def _timed(contender: Contender, order: Order) -> Work:
-    """Decide as fast as possible, looking at the clock about once a millisecond."""
+def _count_decisions(contender: Contender, order: Order) -> Work:
+    """Decide as fast as possible, and read the clock about once a millisecond."""
     decide, key = contender.decide, order.key
     chunk, made = 1, 0
     _wait_until(order.start)
@@ -133,8 +135,8 @@ def _timed(contender: Contender, order: Order) -> Work:
     return Work(made, 0, first, last)
 
 
-def _counted(contender: Contender, order: Order) -> Work:
-    """Count what is granted, in every decision."""
+def _count_grants(contender: Contender, order: Order) -> Work:
+    """Count the grants among all decisions."""
     decide, granted, key = contender.decide, contender.granted, order.key
     made = allowed = 0
     _wait_until(order.start)

@@ -1,7 +1,6 @@
-"""The peers, each set up as its documentation says, behind one shape: a key goes in, an answer comes out.
+"""The peers, each set up according to its documentation, as functions from a key to a result.
 
-Nothing is wrapped in Python functions of ours where ``functools.partial`` will do, so that no peer pays for
-being measured.
+``functools.partial`` is used instead of Python functions where possible, so that no peer pays for a wrapper.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ AIOLIMITER = "aiolimiter"
 BARE = "redis-py"
 
 _KEYS_MAX = 1_000_000
-# redis-py's own bound is 100: the next coroutine gets "Too many connections" instead of an answer
+# With redis-py's default of 100, the next coroutine gets "Too many connections" instead of a result.
 _CONNECTIONS_MAX = 1000
 _SCRIPT = Path(__file__).with_name("token_bucket.lua")
 
 
-def _not_limited(answer: Any) -> bool:
-    return not answer.limited
+def _not_limited(result: Any) -> bool:
+    return not result.limited
 
 
 # in memory ----------------------------------------------------------------------------------------
@@ -60,7 +59,7 @@ def in_memory(per_second: int) -> list[Contender]:
 
 
 def in_memory_async(per_second: int) -> list[Contender]:
-    """Return the peers that keep state in the process, awaiting."""
+    """Return the peers that keep state in the process, asynchronous."""
     item = RateLimitItemPerSecond(per_second)
     return [
         Contender(AIOLIMITER, "one each key", _AioLimiters(per_second), _always),
@@ -92,7 +91,7 @@ _THROTTLED = {
 
 
 def _throttled(using: str, per_second: int) -> throttled.Throttled:
-    # left alone its store forgets the oldest of 1,024 keys
+    # By default its store evicts the oldest of 1,024 keys.
     store = throttled.MemoryStore(options={"MAX_SIZE": _KEYS_MAX})
     quota = throttled.per_sec(per_second, burst=per_second)
     return throttled.Throttled(using=using, quota=quota, store=store)
@@ -109,7 +108,7 @@ def _rates(per_second: int) -> list[pyrate.Rate]:
 
 
 class _Buckets(pyrate.BucketFactory):
-    """A pyrate bucket for each key; its leaking thread is left off, or it would run in others' turns."""
+    """A pyrate bucket for each key, without its leak thread, which would run in the turns of others."""
 
     def __init__(self, make: Callable[[str], pyrate.AbstractBucket], clock: pyrate.AbstractClock) -> None:
         self._make = make
@@ -117,7 +116,7 @@ class _Buckets(pyrate.BucketFactory):
         self._buckets: dict[str, pyrate.AbstractBucket] = {}
 
     def wrap_item(self, name: str, weight: int = 1) -> pyrate.RateItem:
-        now: Any = self._clock.now()  # those used here answer at once
+        now: Any = self._clock.now()  # the clocks used here return a number, not an awaitable
         return pyrate.RateItem(name, now, weight=weight)
 
     def get(self, item: pyrate.RateItem) -> pyrate.AbstractBucket:
@@ -139,7 +138,7 @@ def _pyrate_state(per_second: int, store: pyrate.StateStore | None = None) -> py
 
 
 class _AioLimiters:
-    """aiolimiter knows no keys: whoever has some keeps a dictionary of limiters."""
+    """A dictionary of limiters, because aiolimiter has no keys."""
 
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second
@@ -193,7 +192,7 @@ def on_redis(url: str, per_second: int) -> list[Contender]:
 
 
 def on_redis_async(url: str, per_second: int) -> list[Contender]:
-    """Return the peers that keep state in Redis, awaiting."""
+    """Return the peers that keep state in Redis, asynchronous."""
     return [
         *(_limits_on_redis(url, per_second, variant) for variant in _LIMITS_AIO),
         *(_throttled_on_redis(url, per_second, variant) for variant in _THROTTLED),
@@ -201,14 +200,14 @@ def on_redis_async(url: str, per_second: int) -> list[Contender]:
 
 
 def _limits_on_redis(url: str, per_second: int, variant: str) -> Contender:
-    kept: Any = aio_storage.RedisStorage(
+    redis_storage: Any = aio_storage.RedisStorage(
         f"async+{url}",
         implementation="redispy",
         key_prefix=f"limits-{variant}",
         max_connections=_CONNECTIONS_MAX,
     )
-    decide = partial(_LIMITS_AIO[variant](kept).hit, RateLimitItemPerSecond(per_second))
-    return Contender(LIMITS, variant, decide, aclose=kept.bridge.storage.aclose)
+    decide = partial(_LIMITS_AIO[variant](redis_storage).hit, RateLimitItemPerSecond(per_second))
+    return Contender(LIMITS, variant, decide, aclose=redis_storage.bridge.storage.aclose)
 
 
 def _throttled_on_redis(url: str, per_second: int, variant: str) -> Contender:
@@ -216,18 +215,18 @@ def _throttled_on_redis(url: str, per_second: int, variant: str) -> Contender:
     store = throttled.asyncio.RedisStore(server=url, options=options)
     quota = throttled.per_sec(per_second, burst=per_second)
     limiter = throttled.asyncio.Throttled(using=_THROTTLED[variant], quota=quota, store=store)
-    client: Any = store._backend.get_client()  # noqa: SLF001 - it offers no way to close its connections
+    client: Any = store._backend.get_client()  # noqa: SLF001 - it has no public way to close its connections
     aclose = client.connection_pool.disconnect
     return Contender(THROTTLED, variant, limiter.limit, _not_limited, aclose)
 
 
 def _limits(url: str, variant: str) -> storage.RedisStorage:
-    # with one prefix for all, its strategies meet at one key and fail: they keep different types there
+    # With the same prefix, its strategies would use different types at one key and fail.
     return storage.RedisStorage(url, key_prefix=f"limits-{variant}")
 
 
 def bare(url: str, per_second: int) -> list[Contender]:
-    """Return what one would write without any library: redis-py and EVALSHA; and the least it can cost."""
+    """Return what one would write without a library, with redis-py and EVALSHA, and the minimum cost."""
     client = redis.Redis.from_url(url)
     script = client.script_load(_SCRIPT.read_text("utf-8"))
     nothing = client.script_load("return 1")
@@ -238,7 +237,7 @@ def bare(url: str, per_second: int) -> list[Contender]:
 
 
 def bare_async(url: str, per_second: int) -> list[Contender]:
-    """Return the same, awaiting."""
+    """Return the same, asynchronous."""
     with redis.Redis.from_url(url) as loader:
         script = loader.script_load(_SCRIPT.read_text("utf-8"))
     client = redis.asyncio.Redis.from_url(url, max_connections=_CONNECTIONS_MAX)

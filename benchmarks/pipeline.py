@@ -1,4 +1,4 @@
-"""Pipelines: channels beside others, threads, a throttle that has to hold back, the whole path."""
+"""Pipelines: channels compared with peers, threads, a throttle at its limit, and the whole path."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATE, WORKERS, PARTITIONS = 20_000, 64, 16
 PATH_ITEMS, PATH_WORKERS, PATH_AT_ONCE, PATH_ROWS = 2_000_000, 4, 500, 5_000
 RSS_MAX_MB = 5.0
 SLOT_SECONDS, LEAST = 0.05, 2_000
-"""A turn begins and ends with threads and tasks, which must not be what is measured."""
+"""Starting threads and tasks at each turn must not dominate the measurement."""
 
 
 _QUEUE, _ONE, _MANY = "asyncio.Queue", f"{COMPORTA}", f"{COMPORTA} receive_many({AT_ONCE})"
@@ -49,7 +49,7 @@ def channels(effort: Effort) -> Section:
         "janus": _janus,
         "culsans": _culsans,
     }
-    timings = _timed(moves, effort)
+    timings = _measure(moves, effort)
     others = [_QUEUE, "anyio", "janus", "culsans"]
     return Section(
         "Channel",
@@ -63,7 +63,7 @@ def channels(effort: Effort) -> Section:
 
 
 def threads(effort: Effort) -> Section:
-    """Compare ways from a thread to a loop."""
+    """Compare ways to send from a thread to an event loop."""
     moves = {
         _CHUNKS: _thread_chunks,
         f"{COMPORTA} one by one": _thread_ones,
@@ -71,20 +71,22 @@ def threads(effort: Effort) -> Section:
         "janus": _thread_janus,
         "culsans": _thread_culsans,
     }
-    timings = _timed(moves, effort)
+    timings = _measure(moves, effort)
     goal = Goal.at_least(10, "channel, threads in chunks: item by item", timings, _CHUNKS, [_BY_ITEM])
-    words = f"A thread sends, a coroutine receives; a capacity of {CAPACITY}."
-    return Section("Channel, from a thread", words, [Table.of_speeds("Items", timings, _CHUNKS)], [goal])
+    description = f"A thread sends, a coroutine receives; a capacity of {CAPACITY}."
+    return Section(
+        "Channel, from a thread", description, [Table.of_speeds("Items", timings, _CHUNKS)], [goal]
+    )
 
 
-def _timed(moves: Mapping[str, Callable[[int], Ends]], effort: Effort) -> Timings:
-    """Let them take turns, each in an event loop of its own."""
+def _measure(moves: Mapping[str, Callable[[int], Ends]], effort: Effort) -> Timings:
+    """Time the contenders in turns, each on its own event loop."""
     with ExitStack() as ends:
-        runs = {name: _moved(move, ends.enter_context(asyncio.Runner())) for name, move in moves.items()}
+        runs = {name: _run_of(move, ends.enter_context(asyncio.Runner())) for name, move in moves.items()}
         return in_turns(runs, effort, SLOT_SECONDS)
 
 
-def _moved(move: Callable[[int], Ends], runner: asyncio.Runner) -> Run:
+def _run_of(move: Callable[[int], Ends], runner: asyncio.Runner) -> Run:
     def run(count: int) -> int:
         count = max(count, LEAST)
         runner.run(move(count))
@@ -96,10 +98,10 @@ def _moved(move: Callable[[int], Ends], runner: asyncio.Runner) -> Run:
 # between coroutines -----------------------------------------------------------------------------------
 
 
-async def _shared_out(
+async def _send_to_consumers(
     count: int, send: Callable[[int], Awaitable[Any]], receive: Callable[[], Awaitable[Any]]
 ) -> None:
-    """Send so many one by one, then one ``None`` for each consumer."""
+    """Send ``count`` items one by one, then one ``None`` for each consumer."""
 
     async def consume() -> None:
         while await receive() is not None:
@@ -109,35 +111,35 @@ async def _shared_out(
     for item in range(count):
         await send(item)
     for _ in consumers:
-        await send(None)  # type: ignore[arg-type]  # the end
+        await send(None)  # type: ignore[arg-type]  # ends a consumer
     await asyncio.gather(*consumers)
 
 
 async def _comporta(count: int) -> None:
     channel: Channel[Item] = Channel(CAPACITY)
-    await _shared_out(count, channel.send, channel.receive)
+    await _send_to_consumers(count, channel.send, channel.receive)
 
 
 async def _queue(count: int) -> None:
     queue: asyncio.Queue[Item] = asyncio.Queue(CAPACITY)
-    await _shared_out(count, queue.put, queue.get)
+    await _send_to_consumers(count, queue.put, queue.get)
 
 
 async def _anyio(count: int) -> None:
     send, receive = anyio.create_memory_object_stream[Item](CAPACITY)
     with send, receive:
-        await _shared_out(count, send.send, receive.receive)
+        await _send_to_consumers(count, send.send, receive.receive)
 
 
 async def _janus(count: int) -> None:
     queue: janus.Queue[Item] = janus.Queue(CAPACITY)
-    await _shared_out(count, queue.async_q.put, queue.async_q.get)
+    await _send_to_consumers(count, queue.async_q.put, queue.async_q.get)
     await queue.aclose()
 
 
 async def _culsans(count: int) -> None:
     queue: culsans.Queue[Item] = culsans.Queue(CAPACITY)
-    await _shared_out(count, queue.async_put, queue.async_get)
+    await _send_to_consumers(count, queue.async_put, queue.async_get)
 
 
 async def _comporta_many(count: int) -> None:
@@ -145,14 +147,14 @@ async def _comporta_many(count: int) -> None:
         for item in range(count):
             await channel.send(item)
 
-    await _by_many(count, produce)
+    await _receive_many(count, produce)
 
 
 async def _comporta_all_many(count: int) -> None:
-    await _by_many(count, lambda channel: channel.send_many(range(count)))
+    await _receive_many(count, lambda channel: channel.send_many(range(count)))
 
 
-async def _by_many(count: int, produce: Callable[[Channel[Item]], Awaitable[None]]) -> None:
+async def _receive_many(count: int, produce: Callable[[Channel[Item]], Awaitable[None]]) -> None:
     channel: Channel[Item] = Channel(CAPACITY)
 
     async def consume() -> int:
@@ -236,18 +238,18 @@ async def _thread_culsans(count: int) -> None:
 
 
 def _one(receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[int]]:
-    async def received() -> int:
+    async def receive_one() -> int:
         await receive()
         return 1
 
-    return received
+    return receive_one
 
 
-# a throttle that holds back ---------------------------------------------------------------------------
+# a throttle at its limit ------------------------------------------------------------------------------
 
 
 def throttled(effort: Effort) -> Section:
-    """Ask for all that there is, one by one, and count what comes."""
+    """Acquire one unit at a time at the limit, and count the grants."""
     seconds = 5.0 if effort.quick else 30.0
     rate, waits_us, used = asyncio.run(_throttled(seconds))
     off = 100 * abs(rate - RATE) / RATE
@@ -255,7 +257,7 @@ def throttled(effort: Effort) -> Section:
     return Section(
         "Throttled",
         f"{RATE:,}/s for {PARTITIONS} partitions of {2 * RATE // PARTITIONS:,}/s, in this process; "
-        f"{WORKERS} coroutines take one unit at a time for {seconds:g} s. Counted after the first second.",
+        f"{WORKERS} coroutines acquire one unit at a time for {seconds:g} s. Counted after the first second.",
         [
             Table(
                 "Granted",
@@ -272,13 +274,13 @@ async def _throttled(seconds: float) -> tuple[float, list[int], float]:
     waits_us: list[int] = []
     start, cpu = time.monotonic(), time.process_time()
 
-    async def take(partition: str) -> None:
+    async def acquire(partition: str) -> None:
         while (now := time.monotonic()) < start + seconds:
             await throttle.acquire(partition)
             if now > start + 1:
                 waits_us.append(round((time.monotonic() - now) * 1e6))
 
-    workers = [asyncio.create_task(take(f"partition-{n % PARTITIONS}")) for n in range(WORKERS)]
+    workers = [asyncio.create_task(acquire(f"partition-{n % PARTITIONS}")) for n in range(WORKERS)]
     await asyncio.sleep(start + 1 - time.monotonic())
     before, since = throttle.statistics().granted, time.monotonic()
     await asyncio.sleep(start + seconds - 0.2 - time.monotonic())
@@ -292,14 +294,14 @@ async def _throttled(seconds: float) -> tuple[float, list[int], float]:
 
 
 def path(effort: Effort) -> Section:
-    """Let items go through a channel and a throttle into a table."""
+    """Send items through a channel and a throttle into a table."""
     count = PATH_ITEMS // 10 if effort.quick else PATH_ITEMS
     with TemporaryDirectory() as folder:
         speed, grown = asyncio.run(_path(count, Path(folder) / "results.db"))
     return Section(
         "The whole path",
-        f"{count:,} items: a channel of {CAPACITY}, {PATH_WORKERS} workers that take up to {PATH_AT_ONCE} at "
-        f"once, a throttle of two levels with {PARTITIONS} partitions that lets all through, a batch writer "
+        f"{count:,} items: a channel of {CAPACITY}, {PATH_WORKERS} workers that receive up to {PATH_AT_ONCE} "
+        f"at once, a throttle of two levels with {PARTITIONS} partitions that admits all, a batch writer "
         f"that upserts {PATH_ROWS:,} rows at a time into SQLite. One process. Growth: after the first tenth.",
         [
             Table(
@@ -323,13 +325,13 @@ async def _path(count: int, database: Path) -> tuple[float, float]:
     channel: Channel[dict[str, Any]] = Channel(CAPACITY)
     throttle = HierarchicalThrottle(100_000_000, 10_000_000)
     names = [f"partition-{n}" for n in range(PARTITIONS)]
-    begun = 0.0
+    memory_before = 0.0
 
     def items() -> Any:
-        nonlocal begun
+        nonlocal memory_before
         for number in range(count):
             if number == count // 10:
-                begun = _resident_mb()
+                memory_before = _resident_mb()
             yield {"id": number, "partition": names[number % PARTITIONS], "value": number}
 
     async def work(writer: BatchWriter) -> None:
@@ -352,11 +354,11 @@ async def _path(count: int, database: Path) -> tuple[float, float]:
         await asyncio.gather(*workers)
     speed = count / (time.monotonic() - start)
     assert throttle.statistics().granted == count == _rows(database)
-    return speed, _resident_mb() - begun
+    return speed, _resident_mb() - memory_before
 
 
 def _rows(database: Path) -> int:
-    import sqlite3  # noqa: PLC0415 - only to check
+    import sqlite3  # noqa: PLC0415 - only for this check
 
     with sqlite3.connect(database) as connection:
         return int(connection.execute("SELECT count(*) FROM results").fetchone()[0])

@@ -1,4 +1,4 @@
-"""State in Redis: what the library adds to a round trip, and what it saves when many wait at once."""
+"""State in Redis: what the library adds to a round trip, and what it saves with concurrent callers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def blocking(effort: Effort) -> Section:
     """Compare with redis-py itself, on one hot key, refused and admitted."""
     section = Section(
         "Redis, blocking",
-        "One process, one connection, one hot key: one round trip a decision. The bare EVALSHA runs the "
-        f"smallest script that decides a token bucket (`benchmarks/token_bucket.lua`). {_PINNED}",
+        "One process, one connection, one hot key, one round trip for each decision. The bare EVALSHA runs "
+        f"the smallest script that decides a token bucket (`benchmarks/token_bucket.lua`). {_PINNED}",
     )
     with server.pinned() as url:
         for what, per_second in _LIMITS.items():
@@ -33,11 +33,11 @@ def blocking(effort: Effort) -> Section:
 
 
 def awaiting(effort: Effort) -> Section:
-    """Compare with 1, 32 and 256 coroutines that ask at once."""
+    """Compare with 1, 32 and 256 concurrent coroutines."""
     section = Section(
         "Redis, awaiting",
-        "One process, one event loop, one hot key that is admitted; each coroutine asks again as soon as it "
-        f"is answered. {_PINNED}",
+        "One process, one event loop, one hot key that is admitted; each coroutine calls again as soon as it "
+        f"has its result. {_PINNED}",
     )
     with server.pinned() as url:
         for coroutines in (32,) if effort.quick else (1, 32, 256):
@@ -57,11 +57,11 @@ def _blocking(effort: Effort, key: str, url: str, per_second: int) -> Timings:
         *peers.on_redis(url, per_second),
     ]
     for contender in contenders:
-        _checked(contender, key)
+        _check_unless_trivial(contender, key)
     return in_turns({c.name: calls(c, repeat(key)) for c in contenders}, effort, _SLOT_SECONDS)
 
 
-def _checked(contender: Contender, key: str) -> None:
+def _check_unless_trivial(contender: Contender, key: str) -> None:
     if "return 1" not in contender.variant:
         check(contender, repeat(key), admits=key == "admitted")
 

@@ -1,6 +1,6 @@
-"""What a section found, as text for the terminal and as Markdown for the page.
+"""Format the results of sections: as text for the terminal, as Markdown for the page.
 
-Nothing here fails a run: a goal that is not met is marked, because a figure depends on the day.
+A goal that is not met is marked and does not fail the run, because results vary from day to day.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.measure import Timings
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "benchmarks.md"
 _START, _END = "<!-- figures: written by make bench ARGS=--write -->", "<!-- end of figures -->"
 TIMES = "\N{MULTIPLICATION SIGN}"
 _PACKAGES = (
@@ -29,7 +29,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Goal:
-    """Something promised, and what was found."""
+    """A goal and the result."""
 
     promise: str
     found: str
@@ -39,31 +39,31 @@ class Goal:
     def at_least(
         cls, wanted: float, promise: str, timings: Timings, ours: str, others: Iterable[str]
     ) -> Goal:
-        """Promise to be ``wanted`` times as fast as the fastest of the others."""
-        what, whom = promise.split(": ")
+        """Return the goal to be ``wanted`` times as fast as the fastest of the others."""
+        case, rival = promise.split(": ")
         best = timings.closest(ours, others)
         ratio = timings.ratio(ours, best)
         found = f"{ratio:.2f} {TIMES} {best}"
-        return cls(f"{what}: at least {wanted:g} {TIMES} {whom}", found, ratio >= wanted)
+        return cls(f"{case}: at least {wanted:g} {TIMES} {rival}", found, ratio >= wanted)
 
     @classmethod
     def at_most(cls, wanted: float, promise: str, timings: Timings, ours: str, others: Iterable[str]) -> Goal:
-        """Promise to cost at most ``wanted`` times what the cheapest of the others costs."""
-        what, whom = promise.split(": ")
+        """Return the goal to cost at most ``wanted`` times as much as the cheapest of the others."""
+        case, rival = promise.split(": ")
         best = timings.closest(ours, others)
         ratio = timings.ratio(best, ours)
         found = f"{ratio:.2f} {TIMES} {best}"
-        return cls(f"{what}: at most {wanted:g} {TIMES} the cost of {whom}", found, ratio <= wanted)
+        return cls(f"{case}: at most {wanted:g} {TIMES} the cost of {rival}", found, ratio <= wanted)
 
     @property
     def mark(self) -> str:
-        """How it is shown."""
+        """The text for the state of the goal."""
         return "met" if self.met else "NOT MET"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head; the first column is a name, the others are figures."""
+    """A table; the first column is a name, the others are numbers."""
 
     title: str
     head: Sequence[str]
@@ -71,7 +71,7 @@ class Table:
 
     @classmethod
     def of_speeds(cls, title: str, timings: Timings, ours: str) -> Table:
-        """Show decisions per second, and how many times as many the one of ours makes."""
+        """Return a table of decisions per second, with our speed as a multiple of each."""
         rows = [
             [name, _thousands(timings.speed(name)), f"{timings.ratio(ours, name):.2f}"]
             for name in timings.rates
@@ -80,7 +80,7 @@ class Table:
 
     @classmethod
     def of_costs(cls, title: str, timings: Timings, ours: str) -> Table:
-        """Show what a call costs, and how that of ours compares: below 1 it is the cheaper one."""
+        """Return a table of the cost of a call, with our cost as a multiple of each (below 1: cheaper)."""
         rows = [
             [name, _cost(timings.speed(name)), f"{timings.ratio(name, ours):.2f}"] for name in timings.rates
         ]
@@ -89,17 +89,17 @@ class Table:
 
 @dataclass
 class Section:
-    """One subject: a word on what was done, tables, goals."""
+    """One subject: a description of the method, tables and goals."""
 
     title: str
-    words: str
+    description: str
     tables: list[Table] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
 
 
 def as_text(section: Section) -> str:
-    """Return a section for the terminal."""
-    lines = ["", section.title, "=" * len(section.title), section.words]
+    """Return a section as text for the terminal."""
+    lines = ["", section.title, "=" * len(section.title), section.description]
     for table in section.tables:
         lines += ["", table.title, *_aligned(table)]
     lines += [""] * bool(section.goals)
@@ -108,7 +108,7 @@ def as_text(section: Section) -> str:
 
 
 def summary(sections: Sequence[Section]) -> str:
-    """Return all goals at a glance."""
+    """Return a summary of all goals."""
     goals = [goal for section in sections for goal in section.goals]
     lines = ["", f"{sum(goal.met for goal in goals)} of {len(goals)} goals met"]
     lines += [f"  NOT MET  {goal.promise}: {goal.found}" for goal in goals if not goal.met]
@@ -116,12 +116,12 @@ def summary(sections: Sequence[Section]) -> str:
 
 
 def write_page(sections: Sequence[Section], server: str) -> None:
-    """Put the figures of this run between the marks of ``docs/benchmarks.md``."""
+    """Write the results between the two markers in ``docs/reference/benchmarks.md``."""
     page = PAGE.read_text("utf-8")
     before, start, rest = page.partition(_START)
     _, end, after = rest.partition(_END)
     if not (start and end):
-        raise RuntimeError(f"{PAGE} lacks the lines {_START!r} and {_END!r} to write between")
+        raise RuntimeError(f"{PAGE} must contain the lines {_START!r} and {_END!r}")
     PAGE.write_text(before + start + "\n\n" + _as_markdown(sections, server) + "\n" + end + after, "utf-8")
 
 
@@ -139,7 +139,7 @@ def _as_markdown(sections: Sequence[Section], server: str) -> str:
     ]
     lines += [f"| {goal.promise} | {goal.found} | {goal.mark} |" for s in sections for goal in s.goals]
     for section in sections:
-        lines += ["", f"## {section.title}", "", section.words]
+        lines += ["", f"## {section.title}", "", section.description]
         for table in section.tables:
             lines += ["", f"**{table.title}**", "", "| " + " | ".join(table.head) + " |"]
             lines += ["|---" + "|---:" * (len(table.head) - 1) + "|"]
@@ -164,7 +164,7 @@ def _cost(speed: float) -> str:
 
 
 def _processor() -> str:
-    """Return the processor's name, as far as the system tells."""
+    """Return the name of the processor, if the system reports it."""
     if sys.platform.startswith("linux"):
         for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
             if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""The server that the Redis-backed contenders are measured on."""
+"""The server for the Redis-backed contenders."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from comporta.testing import Server, find_servers
 
 
 def start() -> Server:
-    """Start Debian's Redis if it is there, since most fleets run that one; else the Valkey of our tests."""
-    found = find_servers()
-    return Server(found.get("redis") or found.get("valkey"))
+    """Start the system's Redis if there is one, because most fleets run it, or else Valkey."""
+    programs = find_servers()
+    return Server(programs.get("redis") or programs.get("valkey"))
 
 
 @contextmanager
 def pinned() -> Iterator[str]:
-    """Start one that shares a core with this thread, where the system can do that; gives its URL.
+    """Start a server on the same core as this thread, if the system supports it, and yield its URL.
 
-    Then client and server never run at once, and the figure is what a decision costs both of them: it
-    does not depend on how well the system places two processes that wake each other.
+    Client and server then never run at the same time, and the result is the cost of a decision for both. It
+    does not depend on how the scheduler places two processes that wake each other.
     """
     with start() as server:
         if server.process is None or not hasattr(os, "sched_setaffinity"):

@@ -1,7 +1,7 @@
-"""The service: searches that are in memory, beside an endpoint that does nothing but return the same bytes.
+"""The service: cached searches, compared with an endpoint that only returns the same bytes.
 
-Each is a process of its own, served by uvicorn in the same way; they take turns. The client sends on all its
-connections, then reads from all of them: it costs a fraction of what the servers do.
+Each server is a process that uvicorn serves in the same way; they take turns. The client sends on all its
+connections, then reads from all of them, and costs a fraction of what the servers cost.
 """
 
 from __future__ import annotations
@@ -49,53 +49,59 @@ pcp = "{pcp}"
 
 
 def hits(effort: Effort) -> Section:
-    """Compare cached searches a second with what the framework can do at the most."""
+    """Compare cached searches a second with the maximum of the framework."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         portals = stack.enter_context(ProcurementServer(seed=1))
-        ours = stack.enter_context(served(Path(folder), "limited", '"1000000/s"', portals)).url
-        unlimited = stack.enter_context(served(Path(folder), "unlimited", "false", portals)).url
-        body = asked(ours + SEARCH)
-        kept = Path(folder) / "body.json"
-        kept.write_bytes(body)
-        bare = stack.enter_context(started([sys.executable, "-m", "benchmarks.service", str(kept)], {})).url
-        assert asked(f"{bare}/bare") == body
-        assert json.loads(asked(ours + SEARCH))["freshness"] == "fresh"
-        asked(unlimited + SEARCH)
+        ours = stack.enter_context(serve(Path(folder), "limited", '"1000000/s"', portals)).url
+        unlimited = stack.enter_context(serve(Path(folder), "unlimited", "false", portals)).url
+        body = fetch(ours + SEARCH)
+        body_file = Path(folder) / "body.json"
+        body_file.write_bytes(body)
+        bare = stack.enter_context(
+            start_server([sys.executable, "-m", "benchmarks.service", str(body_file)], {})
+        ).url
+        assert fetch(f"{bare}/bare") == body
+        assert json.loads(fetch(ours + SEARCH))["freshness"] == "fresh"
+        fetch(unlimited + SEARCH)
         runs = {
             OURS: stack.enter_context(client(ours + SEARCH)),
             UNLIMITED: stack.enter_context(client(unlimited + SEARCH)),
             BARE: stack.enter_context(client(f"{bare}/bare")),
         }
         timings = in_turns(runs, effort, _SLOT_SECONDS)
-    words = (
-        f"One worker each, {CONNECTIONS} connections, {len(body) // 1024} KiB a body; ours with figures and "
-        "headers of every request, and, in one row, without a limit for each client."
+    description = (
+        f"One worker each, {CONNECTIONS} connections, {len(body) // 1024} KiB per response; comporta with "
+        "metrics and headers for every request, and, in one row, without a limit for each client."
     )
     goal = Goal.at_least(0.5, "service, a cached search: a bare endpoint", timings, OURS, [BARE])
-    return Section("Service, searches in memory", words, [Table.of_speeds("Requests", timings, OURS)], [goal])
+    return Section(
+        "Service, searches in memory", description, [Table.of_speeds("Requests", timings, OURS)], [goal]
+    )
 
 
-class Started(NamedTuple):
-    """A server in a process of its own."""
+class ServerProcess(NamedTuple):
+    """A server in its own process."""
 
     url: str
     pid: int
 
 
 @contextmanager
-def served(folder: Path, name: str, limit: str, portals: ProcurementServer) -> Iterator[Started]:
-    """Serve as ``comporta serve`` does."""
+def serve(folder: Path, name: str, limit: str, portals: ProcurementServer) -> Iterator[ServerProcess]:
+    """Start ``comporta serve``, yield the process, and end it."""
     config = folder / f"{name}.toml"
-    told = {"limit": limit, "pncp": portals.pncp.url, "pcp": portals.pcp.url}
-    text = _TOML.format(name=f"bench-{name}-{os.getpid()}", folder=folder, **told)
+    values = {"limit": limit, "pncp": portals.pncp.url, "pcp": portals.pcp.url}
+    text = _TOML.format(name=f"bench-{name}-{os.getpid()}", folder=folder, **values)
     config.write_text(text, encoding="utf-8")
-    with started([sys.executable, "-m", "comporta.cli", "serve"], {"COMPORTA_CONFIG": str(config)}) as one:
-        yield one
+    with start_server(
+        [sys.executable, "-m", "comporta.cli", "serve"], {"COMPORTA_CONFIG": str(config)}
+    ) as process:
+        yield process
 
 
 @contextmanager
-def started(command: list[str], environment: dict[str, str]) -> Iterator[Started]:
-    """Start a server that says its address, and end it."""
+def start_server(command: list[str], environment: dict[str, str]) -> Iterator[ServerProcess]:
+    """Start a server that prints its URL, yield the process, and end it."""
     process = subprocess.Popen(
         command,
         env={**os.environ, **environment},
@@ -107,7 +113,7 @@ def started(command: list[str], environment: dict[str, str]) -> Iterator[Started
         assert process.stdout is not None
         url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
         _wait_for(url)
-        yield Started(url, process.pid)
+        yield ServerProcess(url, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(_START_SECONDS_MAX)
@@ -126,60 +132,60 @@ def _wait_for(url: str) -> None:
             time.sleep(0.05)
 
 
-def asked(url: str) -> bytes:
-    """Ask once."""
-    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - loopback
-        content: bytes = answer.read()
+def fetch(url: str) -> bytes:
+    """Return the body of a GET request."""
+    with urllib.request.urlopen(url, timeout=60) as response:  # noqa: S310 - loopback
+        content: bytes = response.read()
     return content
 
 
 @contextmanager
 def client(url: str) -> Iterator[Run]:
-    """Give a run that asks so many times, on all connections at once."""
+    """Yield a run that sends the given number of requests, on all connections at once."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     request = f"GET {target} HTTP/1.1\r\nhost: {parts.netloc}\r\n\r\n".encode()
     with ExitStack() as stack:
 
-        def connected() -> socket.socket:
+        def connect() -> socket.socket:
             address = (parts.hostname or "", parts.port or 0)
             return stack.enter_context(socket.create_connection(address, 60))
 
-        lines = [connected() for _ in range(CONNECTIONS)]
+        connections = [connect() for _ in range(CONNECTIONS)]
 
         def run(count: int) -> int:
-            lines[:] = [line if _is_open(line) else connected() for line in lines]
+            connections[:] = [connection if _is_open(connection) else connect() for connection in connections]
             rounds = max(1, count // CONNECTIONS)
             for _ in range(rounds):
-                for line in lines:
-                    line.sendall(request)
-                for line in lines:
-                    _read(line)
+                for connection in connections:
+                    connection.sendall(request)
+                for connection in connections:
+                    _read(connection)
             return rounds * CONNECTIONS
 
         yield run
 
 
-def _is_open(line: socket.socket) -> bool:
-    """Whether a connection can be used: on a busy machine its turn may come after the server's patience.
+def _is_open(connection: socket.socket) -> bool:
+    """Return whether a connection is usable: on a busy machine the server may have timed it out.
 
-    There is nothing to be read but its end.
+    A readable connection has nothing but its end to read.
     """
-    return not select.select([line], [], [], 0)[0]
+    return not select.select([connection], [], [], 0)[0]
 
 
-def _read(line: socket.socket) -> None:
-    got = line.recv(262_144)
+def _read(connection: socket.socket) -> None:
+    got = connection.recv(262_144)
     assert got.startswith(b"HTTP/1.1 200"), got[:200]
     head, _, rest = got.partition(b"\r\n\r\n")
     left = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]) - len(rest)
     while left > 0:
-        left -= len(line.recv(262_144))
+        left -= len(connection.recv(262_144))
 
 
 def _serve_bare(body: bytes) -> None:
-    """Serve the same bytes, and do nothing else."""
-    import uvicorn  # noqa: PLC0415 - only the process that is the server needs it
+    """Serve an endpoint that only returns these bytes."""
+    import uvicorn  # noqa: PLC0415 - only the server process needs it
     from fastapi import FastAPI, Response  # noqa: PLC0415 - see above
 
     app = FastAPI()
@@ -188,7 +194,7 @@ def _serve_bare(body: bytes) -> None:
     async def bare() -> Response:
         return Response(body, media_type="application/json")
 
-    # Told that it is TCP, asyncio lets small answers go at once: else the client's patience is measured.
+    # With IPPROTO_TCP asyncio disables Nagle's algorithm; otherwise its delay would be measured.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()

@@ -1,4 +1,4 @@
-"""State shared by the processes of a machine: ``shared://`` beside peers that ask a Redis for it."""
+"""State shared by the processes of a machine: ``shared://`` compared with peers that use Redis."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import repeat
 
 from benchmarks import ours, peers, server
 from benchmarks.measure import Contender, Effort, Timings, calls, check, in_turns
-from benchmarks.pair import compared
+from benchmarks.pair import compare_in_pair
 from benchmarks.report import Goal, Section, Table
-from comporta.stores.shared import SharedStore
+from comporta.stores.shared.store import SharedStore
 
 _OURS = f"{ours.COMPORTA} shared://"
 _LIMITS = {"refused": 10, "admitted": 1_000_000}
@@ -20,8 +20,8 @@ _SLOT_SECONDS = 0.03
 
 
 @contextmanager
-def folder() -> Iterator[str]:
-    """Give a name for shared state, and remove what was kept under it."""
+def shared_state() -> Iterator[str]:
+    """Yield the URL of a shared store, and remove its files afterwards."""
     name = f"bench-{os.getpid()}"
     try:
         yield f"shared://{name}"
@@ -32,7 +32,7 @@ def folder() -> Iterator[str]:
 
 
 def contenders(state: str, url: str, per_second: int) -> list[Contender]:
-    """Return ours and all that share their state through a server."""
+    """Return comporta's limiters and all peers that share their state through a server."""
     return [
         ours.shared(state, per_second),
         ours.on_redis(url, per_second),
@@ -44,13 +44,13 @@ def one_process(effort: Effort) -> Section:
     """Compare on one hot key, refused and admitted."""
     section = Section(
         "Shared by processes, from one of them",
-        "One hot key. Redis-backed contenders: one connection on the loopback, client and server pinned to "
+        "One hot key. Redis-backed contenders: one connection on loopback, client and server pinned to "
         "one core.",
     )
-    with folder() as state, server.pinned() as url:
+    with shared_state() as state, server.pinned() as url:
         for what, per_second in _LIMITS.items():
             timings = _one(effort, what, contenders(state, url, per_second))
-            _tell(section, timings, f"one process, {what}", 20)
+            _add_results(section, timings, f"one process, {what}", 20)
     return section
 
 
@@ -58,24 +58,24 @@ def two_processes(effort: Effort) -> Section:
     """Compare with two processes on one hot key at once."""
     section = Section(
         "Shared by processes, from two at once",
-        "One hot key, both processes as fast as they can, nothing pinned; what both do together.",
+        "One hot key, both processes as fast as possible, not pinned; the sum of both.",
     )
-    with folder() as state, server.start() as running:
+    with shared_state() as state, server.start() as running:
         for what, per_second in _LIMITS.items():
             arguments = (state, running.url, per_second)
-            timings = compared(contenders, arguments, what, effort.rounds // 2, 2 * _SLOT_SECONDS)
-            _tell(section, timings, f"two processes, {what}", 10)
+            timings = compare_in_pair(contenders, arguments, what, effort.rounds // 2, 2 * _SLOT_SECONDS)
+            _add_results(section, timings, f"two processes, {what}", 10)
     return section
 
 
-def _one(effort: Effort, key: str, found: list[Contender]) -> Timings:
-    for contender in found:
+def _one(effort: Effort, key: str, candidates: list[Contender]) -> Timings:
+    for contender in candidates:
         contender.decide(key)
         check(contender, repeat(key), admits=key == "admitted")
-    return in_turns({c.name: calls(c, repeat(key)) for c in found}, effort, _SLOT_SECONDS)
+    return in_turns({c.name: calls(c, repeat(key)) for c in candidates}, effort, _SLOT_SECONDS)
 
 
-def _tell(section: Section, timings: Timings, how: str, wanted: int) -> None:
+def _add_results(section: Section, timings: Timings, how: str, wanted: int) -> None:
     rivals = [name for name in timings.rates if not name.startswith(ours.COMPORTA)]
     section.tables.append(Table.of_speeds(how.capitalize(), timings, _OURS))
     promise = f"shared, {how}: the best Redis-backed peer"

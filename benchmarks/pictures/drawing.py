@@ -1,9 +1,9 @@
-"""Panels over one axis of time, as SVG text: what the pictures of the guides are drawn with.
+"""Draw panels over one time axis as SVG text.
 
-A :class:`Picture` has panels one below the other, a panel has marks. Every mark knows how to draw itself in
-the :class:`Frame` of its panel, and what it is called. Colors are classes of a small style sheet inside the
-file that knows a light page and a dark one; the ground is painted, so that a picture can be read wherever it
-is put. Nothing here knows what the pictures are about.
+A :class:`Picture` has panels one below the other, and a panel has marks. Every mark draws itself in the
+:class:`Frame` of its panel and has a name for the legend. Colors are classes of a small style sheet in the
+file, for light and dark pages; the background is painted, so that a picture is readable on any page. This
+module does not know what the pictures show.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Point = tuple[float, float]
 WIDTH, LEFT, RIGHT = 880, 78, 860
 _TOP, _GAP, _HEAD, _FOOT = 66, 18, 24, 40
 _CLOSE = 0
-"""The head of a panel without a title: it belongs to the one above."""
+"""The head of a panel without a title, which belongs to the panel above."""
 _NARROW, _WIDE = frozenset("fijlrt.,:;'|()[]1 /"), frozenset("mwMW@%_")
 
-# name: (on a light page, on a dark one)
+# name: (on a light page, on a dark page)
 COLORS = {
     "paper": ("#ffffff", "#0d1117"),
     "ink": ("#1f2328", "#e6edf3"),
@@ -38,7 +38,7 @@ COLORS = {
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a panel is, and what its ends stand for."""
+    """The position of a panel, and the scale of its axes."""
 
     top: float
     bottom: float
@@ -46,32 +46,32 @@ class Frame:
     most: float
 
     def x(self, moment: float) -> float:
-        """Where a moment is."""
+        """Return the horizontal position of a moment."""
         return LEFT + (RIGHT - LEFT) * min(max(moment, 0.0), self.ends) / self.ends
 
     def y(self, amount: float) -> float:
-        """Where an amount is; what is off the scale is at its end."""
+        """Return the vertical position of an amount, clipped to the scale."""
         return self.bottom - (self.bottom - self.top) * min(max(amount, 0.0), self.most) / self.most
 
 
 class Mark(Protocol):
-    """Something in a panel."""
+    """An element of a panel."""
 
     @property
     def name(self) -> str:
-        """What it is called in the legend; empty: not at all."""
+        """The name in the legend; empty for none."""
 
     @property
     def color(self) -> str:
         """One of ``COLORS``."""
 
-    def drawn(self, frame: Frame) -> Iterable[str]:
-        """Return its elements."""
+    def draw(self, frame: Frame) -> Iterable[str]:
+        """Return the SVG elements."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """How much there was in each slot of time, upon whatever ``below`` holds."""
+    """An amount for each slot of time, stacked on the amounts in ``below``."""
 
     name: str
     color: str
@@ -79,14 +79,14 @@ class Bars:
     slot: float = 1.0
     below: Sequence[float] = ()
 
-    def drawn(self, frame: Frame) -> Iterator[str]:
+    def draw(self, frame: Frame) -> Iterator[str]:
         """Return one path for all bars."""
         path = []
         for number, amount in enumerate(self.amounts):
             if amount:
                 base = self.below[number] if self.below else 0.0
                 left, right = frame.x(number * self.slot), frame.x((number + 1) * self.slot)
-                inset = 1.0 if right - left > 6 else 0.0  # narrow ones would flicker
+                inset = 1.0 if right - left > 6 else 0.0  # gaps between narrow bars would flicker
                 low, high = frame.y(base), frame.y(base + amount)
                 path.append(f"M{left + inset:.1f} {low:.1f}V{high:.1f}H{right - inset:.1f}V{low:.1f}Z")
         yield f"<path class='f-{self.color}' d='{''.join(path)}'/>"
@@ -94,7 +94,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Steps:
-    """An amount that holds until the next point."""
+    """An amount that stays constant until the next point."""
 
     name: str
     color: str
@@ -102,8 +102,8 @@ class Steps:
     dashed: bool = False
     filled: bool = False
 
-    def drawn(self, frame: Frame) -> Iterator[str]:
-        """Return the line, and what is below it if that is wanted."""
+    def draw(self, frame: Frame) -> Iterator[str]:
+        """Return the line and, if ``filled``, the area below it."""
         (start, first), *_ = self.points
         path = [f"M{frame.x(start):.1f} {frame.y(first):.1f}"]
         last = first
@@ -122,13 +122,13 @@ class Steps:
 
 @dataclass(frozen=True)
 class Line:
-    """An amount that goes evenly from point to point."""
+    """An amount that changes linearly from point to point."""
 
     name: str
     color: str
     points: Sequence[Point]
 
-    def drawn(self, frame: Frame) -> Iterator[str]:
+    def draw(self, frame: Frame) -> Iterator[str]:
         """Return the line."""
         path = "L".join(f"{frame.x(moment):.1f} {frame.y(amount):.1f}" for moment, amount in self.points)
         yield f"<path class='s-{self.color}' fill='none' stroke-width='1.8' d='M{path}'/>"
@@ -136,7 +136,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Ticks:
-    """Moments: short upright strokes at a height, or from the ground up to it."""
+    """Moments: short vertical strokes from ``ground`` to ``height``."""
 
     name: str
     color: str
@@ -145,7 +145,7 @@ class Ticks:
     ground: float = 0.0
     width: float = 1.6
 
-    def drawn(self, frame: Frame) -> Iterator[str]:
+    def draw(self, frame: Frame) -> Iterator[str]:
         """Return one path for all strokes."""
         low, high = frame.y(self.ground), frame.y(self.height)
         path = "".join(f"M{frame.x(moment):.1f} {low:.1f}V{high:.1f}" for moment in self.moments)
@@ -154,7 +154,7 @@ class Ticks:
 
 @dataclass(frozen=True)
 class Dots:
-    """Single things that happened, each at its moment and height."""
+    """Single events, each at its moment and height."""
 
     name: str
     color: str
@@ -162,7 +162,7 @@ class Dots:
     radius: float = 4.0
     hollow: bool = False
 
-    def drawn(self, frame: Frame) -> Iterator[str]:
+    def draw(self, frame: Frame) -> Iterator[str]:
         """Return the circles."""
         ground = "f-paper" if self.hollow else f"f-{self.color}"
         for moment, amount in self.points:
@@ -174,7 +174,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Spans:
-    """From when to when something lasted, on a strip between two heights, with a word for each."""
+    """Periods on a strip between two heights, each with a word."""
 
     color: str
     spans: Sequence[tuple[float, float, str]]
@@ -183,8 +183,8 @@ class Spans:
     opacity: float = 1.0
     name: str = ""
 
-    def drawn(self, frame: Frame) -> Iterator[str]:
-        """Return boxes, and their words where there is room."""
+    def draw(self, frame: Frame) -> Iterator[str]:
+        """Return boxes, with their words where there is room."""
         top, bottom = frame.y(self.high), frame.y(self.low)
         for start, end, word in self.spans:
             left, right = frame.x(start), frame.x(end)
@@ -199,7 +199,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Shade:
-    """A time in which something is different, behind everything else, named at its top."""
+    """A period with a shaded background and a word at its top."""
 
     start: float
     end: float
@@ -207,8 +207,8 @@ class Shade:
     color: str = "red"
     name: str = ""
 
-    def drawn(self, frame: Frame) -> Iterator[str]:
-        """Return the shade and its word."""
+    def draw(self, frame: Frame) -> Iterator[str]:
+        """Return the shaded area and its word."""
         left, right = frame.x(self.start), frame.x(self.end)
         yield (
             f"<rect class='f-{self.color}' opacity='0.13' x='{left:.1f}' y='{frame.top:.1f}' "
@@ -221,13 +221,13 @@ class Shade:
 
 @dataclass(frozen=True)
 class Level:
-    """An amount that holds throughout, such as a limit: a dashed line."""
+    """A constant amount such as a limit: a dashed line."""
 
     name: str
     color: str
     amount: float
 
-    def drawn(self, frame: Frame) -> Iterator[str]:
+    def draw(self, frame: Frame) -> Iterator[str]:
         """Return the line."""
         y = frame.y(self.amount)
         yield (
@@ -238,7 +238,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Note:
-    """Words beside a point."""
+    """Text beside a point."""
 
     moment: float
     amount: float
@@ -247,8 +247,8 @@ class Note:
     color: str = "ink"
     name: str = ""
 
-    def drawn(self, frame: Frame) -> Iterator[str]:
-        """Return the words."""
+    def draw(self, frame: Frame) -> Iterator[str]:
+        """Return the text."""
         aside = {"start": 9, "end": -9, "middle": 0}[self.anchor]
         x, y = frame.x(self.moment) + aside, frame.y(self.amount) + 4.5
         yield _text(x, y, self.words, f"f-{self.color}", self.anchor)
@@ -256,19 +256,19 @@ class Note:
 
 @dataclass(frozen=True)
 class Key:
-    """A name in the legend for what another panel shows."""
+    """A name in the legend for a mark of another panel."""
 
     name: str
     color: str
 
-    def drawn(self, _: Frame) -> Iterator[str]:
+    def draw(self, _: Frame) -> Iterator[str]:
         """Return nothing."""
         yield from ()
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Marks over time, on one scale."""
+    """Marks over time, on one vertical scale."""
 
     title: str
     marks: Sequence[Mark]
@@ -276,15 +276,15 @@ class Panel:
     ticks: Sequence[float] = (0,)
     height: float = 90.0
     labels: Sequence[tuple[float, str]] = ()
-    """Words in the place of numbers at the left, each at its height."""
+    """Words instead of numbers at the left, each at its height."""
 
     @property
     def head(self) -> float:
-        """How much room its words take."""
+        """The height of the title."""
         return _HEAD if self.title else _CLOSE
 
-    def drawn(self, top: float, ends: float) -> Iterator[str]:
-        """Return the panel, its head at ``top``."""
+    def draw(self, top: float, ends: float) -> Iterator[str]:
+        """Return the panel, with its title at ``top``."""
         frame = Frame(top + self.head, top + self.head + self.height, ends, self.most)
         if self.title:
             yield from self._head(top)
@@ -295,10 +295,10 @@ class Panel:
         for amount, word in self.labels:
             yield _text(LEFT - 8, frame.y(amount) + 4.5, word, "f-soft", "end")
         for mark in self.marks:
-            yield from mark.drawn(frame)
+            yield from mark.draw(frame)
 
     def _head(self, top: float) -> Iterator[str]:
-        """Return the title and, to its right, what is what."""
+        """Return the title and, to its right, the legend."""
         yield _text(LEFT, top + 14, self.title, "f-ink", weight="600")
         x = RIGHT
         for mark in reversed([mark for mark in self.marks if mark.name]):
@@ -310,10 +310,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels over one axis of time, under a title and a sentence that says what there is to see."""
+    """Panels over one time axis, below a title and a caption that says what to see."""
 
     title: str
-    seen: str
+    caption: str
     panels: Sequence[Panel]
     ends: float
     every: float
@@ -321,25 +321,26 @@ class Picture:
 
     @property
     def svg(self) -> str:
-        """The whole file."""
+        """The SVG file."""
         top, body = float(_TOP), list[str]()
         for panel in self.panels:
-            body += panel.drawn(top, self.ends)
+            body += panel.draw(top, self.ends)
             top += panel.head + panel.height + _GAP
         body += self._axis(top - _GAP)
         height = top - _GAP + _FOOT
         head = (
             f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height:g}' role='img' "
-            f"aria-labelledby='title seen' font-family='system-ui, -apple-system, \"Segoe UI\", "
+            f"aria-labelledby='title caption' font-family='system-ui, -apple-system, \"Segoe UI\", "
             f"Roboto, sans-serif' font-size='13'>\n"
-            f"<title id='title'>{escape(self.title)}</title>\n<desc id='seen'>{escape(self.seen)}</desc>\n"
+            f"<title id='title'>{escape(self.title)}</title>\n"
+            f"<desc id='caption'>{escape(self.caption)}</desc>\n"
             f"<style>{_style()}</style>\n"
             f"<rect class='f-paper s-line' x='0.5' y='0.5' width='{WIDTH - 1}' height='{height - 1:g}' "
             "rx='8'/>"
         )
         words = [
             _text(22, 29, self.title, "f-ink", size="16", weight="600"),
-            _text(22, 50, self.seen, "f-soft"),
+            _text(22, 50, self.caption, "f-soft"),
         ]
         return "\n".join([head, *words, *body, "</svg>", ""])
 
@@ -353,7 +354,7 @@ class Picture:
 
 
 def _width(words: str) -> int:
-    """About how wide words are, in the widest of the usual fonts."""
+    """Return the approximate width of a text, in the widest of the usual fonts."""
     return sum(49 if one in _NARROW else 115 if one in _WIDE else 82 for one in words) // 10
 
 

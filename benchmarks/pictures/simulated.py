@@ -1,7 +1,7 @@
-"""An event loop whose time passes only while everybody sleeps, and a clock that tells it.
+"""An event loop with simulated time, which passes only while all tasks sleep, and its clock.
 
-So a minute of waiting takes as long as what is decided in it, comes out the same each time, and is still the
-real code: coroutines, time-outs and lines of waiters, on a store that is given this clock.
+A minute of waiting takes only as long as its computations and gives the same result every time. It still runs
+the real code: coroutines, timeouts and wait queues, on a store with this clock.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from selectors import DefaultSelector, SelectorKey
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from comporta import chance
+from comporta import jitter
 from comporta.clock import MonotonicClock
 
 T = TypeVar("T")
 
 BEGINS_NS = 1_000_000_000_000
-"""The moment that every scene begins with: a whole number of every window and slice."""
+"""The time at which every scene begins: a multiple of every window and slice."""
 
 
 class SimulatedClock(MonotonicClock):
-    """The time of a simulated loop; sleeping and waiting are those of asyncio."""
+    """The clock of a simulated event loop; it sleeps and waits through asyncio."""
 
     def __init__(self) -> None:
         self.ns = BEGINS_NS
 
     def now_ns(self) -> int:
-        """Return where the simulation is."""
+        """Return the simulated time."""
         return self.ns
 
     @property
     def seconds(self) -> float:
-        """How long the scene lasts by now."""
+        """The seconds since the scene began."""
         return (self.ns - BEGINS_NS) / 1e9
 
 
 class _Selector(DefaultSelector):
-    """Passes the time instead of waiting for it."""
+    """Advances the simulated time instead of waiting."""
 
     clock: SimulatedClock
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("everybody waits, and nobody for a moment: the scene cannot go on")
+            raise RuntimeError("deadlock: all tasks wait, and none of them for a time")
         self.clock.ns += ceil(max(timeout, 0.0) * 1e9)
         return super().select(0)
 
@@ -63,27 +63,27 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._clock.ns / 1e9
 
 
-def played(scene: Coroutine[Any, Any, T], clock: SimulatedClock) -> T:
-    """Play a scene to its end, on the time of its clock."""
-    with the_same_each_time(), asyncio.Runner(loop_factory=lambda: _Loop(clock)) as runner:
+def run_scene(scene: Coroutine[Any, Any, T], clock: SimulatedClock) -> T:
+    """Run a scene to its end on simulated time."""
+    with deterministic(), asyncio.Runner(loop_factory=lambda: _Loop(clock)) as runner:
         return runner.run(scene)
 
 
 @contextmanager
-def the_same_each_time() -> Iterator[None]:
-    """Draw the same chances each time, and have nobody told meanwhile what is drawn afterwards."""
+def deterministic() -> Iterator[None]:
+    """Use the same random numbers every time, and silence the log."""
     logger = logging.getLogger("comporta")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with patch.object(chance, "urandom", Random(7).randbytes):
+        with patch.object(jitter, "urandom", Random(7).randbytes):
             yield
     finally:
         logger.setLevel(level)
 
 
 async def arrivals(moments: Sequence[float], arrive: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start ``arrive()`` at each moment, whatever became of the others; return when all are done."""
+    """Start ``arrive()`` at each moment, whether or not the earlier ones have ended; return when all have."""
     loop = asyncio.get_running_loop()
     tasks = []
     for moment in moments:
@@ -93,10 +93,10 @@ async def arrivals(moments: Sequence[float], arrive: Callable[[], Coroutine[Any,
 
 
 def evenly(start: float, end: float, rate: float) -> list[float]:
-    """Return moments at a rate, from a start up to, but without, an end.
+    """Return moments at a rate, from ``start`` up to, but not including, ``end``.
 
-    Each is a little late, and not by the same: when two things happen at one moment nobody promises which is
-    the first, and the next Python may see it otherwise.
+    Each has a small and different delay: the order of events at the same moment is undefined and may change
+    with the Python version.
     """
     return [
         start + number / rate + 0.0011 + 0.0013 * (number % 7)
@@ -104,8 +104,8 @@ def evenly(start: float, end: float, rate: float) -> list[float]:
     ]
 
 
-def counted(moments: Sequence[float], slot: float, ends: float) -> list[float]:
-    """Return how many moments fall into each slot."""
+def counts_per_slot(moments: Sequence[float], slot: float, ends: float) -> list[float]:
+    """Return the number of moments in each slot."""
     counts = [0.0] * round(ends / slot)
     for moment in moments:
         number = int(moment / slot + 1e-6)

@@ -1,12 +1,18 @@
-"""Fleet-wide resilience for Python: one limit and one circuit, obeyed by every worker.
+"""Fleet-wide resilience for Python: one limit and one circuit breaker, enforced by every worker.
 
-General layout: ``limits/`` holds the strategies (pure Python beside their Lua twins) and the limiters
-users call, ``breaker/`` the circuit breakers and ``retry/`` trying again, built the same way; ``upstream/``
-joins them; ``cache/`` is the cache over ``database/``; ``stores/`` holds the engines that keep state: one
-process, one machine, a fleet; ``clock``, ``errors``, ``flow`` and ``metrics`` depend on nothing. See
-ARCHITECTURE.md.
+The packages, from the inside out:
 
-A name is imported when it is first asked for: whoever uses a limiter does not pay for upstreams.
+- ``stores``: where state lives: in one process, on one machine, on Redis. ``database``: SQL databases.
+- ``limits``, ``breaker``, ``retry``, ``cache``: the policies.
+- ``upstream``: combines the policies for one dependency. ``pipeline``: channels, throttles, writers, runs.
+- ``fleet``: the status of all workers. ``compat``: older interfaces.
+- ``integrations``: ASGI, FastAPI, Prometheus, OpenTelemetry. ``testing``: tools for tests.
+- ``service``, ``demo``, ``cli``: the service, its demonstration, the command line. ``settings``: TOML files.
+
+The modules beside them (``clock``, ``errors``, ``flow``, ``metrics``, ...) depend on none of the packages.
+ARCHITECTURE.md explains the design.
+
+Each name is imported when it is first used, so that a program that uses a limiter does not load upstreams.
 """
 
 from typing import TYPE_CHECKING
@@ -16,8 +22,8 @@ if TYPE_CHECKING:
     from comporta.breaker.config import BreakerConfig
     from comporta.breaker.registry import get_circuit_breaker
     from comporta.cache.cache import HealthCache
-    from comporta.cache.cached import Cached, Loaded
     from comporta.cache.coverage import Coverage
+    from comporta.cache.entry import Cached, Loaded
     from comporta.cache.health import calculate_backoff_minutes
     from comporta.errors import (
         CacheUnavailableError,
@@ -26,19 +32,19 @@ if TYPE_CHECKING:
         ComportaError,
         LimitReachedError,
         RefusedError,
-        StateDeniedError,
+        StateAuthError,
         StateError,
-        StateForbiddenError,
         StateFullError,
+        StatePermissionError,
         StateTimeoutError,
         StateTypeError,
         StateUnavailableError,
     )
+    from comporta.limits.concurrency.limit import ConcurrencyLimit
+    from comporta.limits.concurrency.operation import Permit
     from comporta.limits.config import LimitConfig, LimitStrategy
     from comporta.limits.decision import Decision, Stats
-    from comporta.limits.degradation import Degradation
     from comporta.limits.group import LimitGroup
-    from comporta.limits.holding import Permit
     from comporta.limits.key import LimitKey
     from comporta.limits.limiter import (
         BaseLimiter,
@@ -50,17 +56,18 @@ if TYPE_CHECKING:
     )
     from comporta.limits.manager import RateLimitManager
     from comporta.limits.monitor import RateLimitMonitor
-    from comporta.limits.permits import ConcurrencyLimit
+    from comporta.limits.overrides.degradation import Degradation
+    from comporta.outcome import Outcome, classify
     from comporta.pipeline.channel import Channel
-    from comporta.pipeline.runs.pipeline import Pipeline
+    from comporta.pipeline.run.pipeline import Pipeline
     from comporta.pipeline.throttle.throttle import HierarchicalThrottle
-    from comporta.pipeline.writing.writer import BatchWriter
+    from comporta.pipeline.writer.writer import BatchWriter
+    from comporta.retry.attempts import RetryAttempt, current_attempt
     from comporta.retry.budget import Budget, RetryBudget
     from comporta.retry.retry import Retry
+    from comporta.upstream.registry import Upstreams
     from comporta.upstream.report import CallReport, last_call
     from comporta.upstream.upstream import Upstream
-    from comporta.upstream.upstreams import Upstreams
-    from comporta.upstream.verdict import Verdict
 
 __all__ = [
     "BaseLimiter",
@@ -89,6 +96,7 @@ __all__ = [
     "LimitReachedError",
     "LimitStrategy",
     "Loaded",
+    "Outcome",
     "Permit",
     "Pipeline",
     "RateLimitManager",
@@ -96,12 +104,13 @@ __all__ = [
     "RedisLimiter",
     "RefusedError",
     "Retry",
+    "RetryAttempt",
     "RetryBudget",
     "SlidingWindowLimiter",
-    "StateDeniedError",
+    "StateAuthError",
     "StateError",
-    "StateForbiddenError",
     "StateFullError",
+    "StatePermissionError",
     "StateTimeoutError",
     "StateTypeError",
     "StateUnavailableError",
@@ -109,8 +118,9 @@ __all__ = [
     "TokenBucketLimiter",
     "Upstream",
     "Upstreams",
-    "Verdict",
     "calculate_backoff_minutes",
+    "classify",
+    "current_attempt",
     "get_circuit_breaker",
     "last_call",
 ]
@@ -122,7 +132,7 @@ _HOMES = {
     "breaker.config": ("BreakerConfig",),
     "breaker.registry": ("get_circuit_breaker",),
     "cache.cache": ("HealthCache",),
-    "cache.cached": ("Cached", "Loaded"),
+    "cache.entry": ("Cached", "Loaded"),
     "cache.coverage": ("Coverage",),
     "cache.health": ("calculate_backoff_minutes",),
     "errors": (
@@ -132,9 +142,9 @@ _HOMES = {
         "ComportaError",
         "LimitReachedError",
         "RefusedError",
-        "StateDeniedError",
+        "StateAuthError",
         "StateError",
-        "StateForbiddenError",
+        "StatePermissionError",
         "StateFullError",
         "StateTimeoutError",
         "StateTypeError",
@@ -148,9 +158,9 @@ _HOMES = {
         "Decision",
         "Stats",
     ),
-    "limits.degradation": ("Degradation",),
+    "limits.overrides.degradation": ("Degradation",),
     "limits.group": ("LimitGroup",),
-    "limits.holding": ("Permit",),
+    "limits.concurrency.operation": ("Permit",),
     "limits.key": ("LimitKey",),
     "limits.limiter": (
         "BaseLimiter",
@@ -162,11 +172,15 @@ _HOMES = {
     ),
     "limits.manager": ("RateLimitManager",),
     "limits.monitor": ("RateLimitMonitor",),
-    "limits.permits": ("ConcurrencyLimit",),
+    "limits.concurrency.limit": ("ConcurrencyLimit",),
     "pipeline.channel": ("Channel",),
-    "pipeline.runs.pipeline": ("Pipeline",),
+    "pipeline.run.pipeline": ("Pipeline",),
     "pipeline.throttle.throttle": ("HierarchicalThrottle",),
-    "pipeline.writing.writer": ("BatchWriter",),
+    "pipeline.writer.writer": ("BatchWriter",),
+    "retry.attempts": (
+        "RetryAttempt",
+        "current_attempt",
+    ),
     "retry.budget": (
         "Budget",
         "RetryBudget",
@@ -177,17 +191,20 @@ _HOMES = {
         "last_call",
     ),
     "upstream.upstream": ("Upstream",),
-    "upstream.upstreams": ("Upstreams",),
-    "upstream.verdict": ("Verdict",),
+    "upstream.registry": ("Upstreams",),
+    "outcome": (
+        "Outcome",
+        "classify",
+    ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # or a type checker would believe that every name is there
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        """Import a name when it is first asked for."""
-        from importlib import import_module  # noqa: PLC0415 - whoever only wants the version needs none
+        """Import a name when it is first used."""
+        from importlib import import_module  # noqa: PLC0415 - not needed for the version alone
 
         if name not in _HOME:
             raise AttributeError(f"module 'comporta' has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Where time comes from.
+"""Clocks, and the conversion between seconds and microseconds.
 
-Everything that decides takes ``now_us`` as an argument; only the stores and the drivers of flows hold
-a clock, so that a test can move time by hand. Processes of one machine share the monotonic clock;
-workers on Redis share the server's (``TIME`` inside the script), and this one only times their waits.
+Code that decides takes ``now_us`` as an argument. Only stores and the drivers of flows hold a clock, so that
+a test can replace it. The processes of one machine share its monotonic clock. Workers on Redis share the
+server's clock (``TIME`` inside the script), and use this one only for their waits.
 """
 
 from __future__ import annotations
@@ -10,63 +10,66 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from comporta.flow import running_loop
+
 if TYPE_CHECKING:
     import asyncio
 
-    from comporta.threads import Bell
+    from comporta.threads import AutoResetEvent
 
 SECOND_US = 1_000_000
-"""Microseconds in a second; every instant and duration inside comporta is an integer of these."""
+"""Microseconds in a second. Inside comporta every time and duration is an integer of microseconds."""
 
 
 class Clock(Protocol):
-    """Reads and passes time; :class:`comporta.testing.ManualClock` is the one tests move by hand."""
+    """A source of time. :class:`comporta.testing.ManualClock` is the one that tests move by hand."""
 
     def now_ns(self) -> int:
-        """Return nanoseconds since some fixed moment, never going back.
+        """Return the nanoseconds since a fixed moment, which never decrease.
 
-        Whoever decides drops the last three digits; this is the one figure the system gives cheaply.
+        Callers divide by 1000: the nanosecond reading is the cheapest that the system offers.
         """
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, holding the thread."""
+        """Block the thread for ``seconds``."""
 
     async def sleep_async(self, seconds: float) -> None:
-        """Let time pass, holding nothing."""
+        """Suspend the task for ``seconds``."""
 
-    def wait(self, bell: Bell, seconds: float | None) -> None:
-        """Let time pass, holding the thread, but no longer than until the bell rings."""
+    def wait(self, event: AutoResetEvent, seconds: float | None) -> None:
+        """Block the thread until the event is set, for at most ``seconds``."""
 
     async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
-        """Let time pass, holding nothing, but no longer than until the event."""
+        """Suspend the task until the event is set, for at most ``seconds``."""
 
 
 class MonotonicClock:
-    """The machine's monotonic clock: one for all its processes, untouched by NTP and operators."""
+    """The machine's monotonic clock, which all its processes share and which NTP and operators cannot set."""
 
     now_ns = staticmethod(time.monotonic_ns)
 
     @staticmethod
     def sleep(seconds: float) -> None:
-        """Hold the thread."""
+        """Block the thread for ``seconds``."""
         time.sleep(seconds)
 
     @staticmethod
     async def sleep_async(seconds: float) -> None:
-        """Give the event loop back meanwhile."""
-        import asyncio  # noqa: PLC0415 - costs 40 ms, and blocking programs never need it
+        """Suspend the task for ``seconds``."""
+        import asyncio  # noqa: PLC0415 - the import costs 40 ms, and blocking programs never need it
 
+        running_loop()
         await asyncio.sleep(seconds)
 
     @staticmethod
-    def wait(bell: Bell, seconds: float | None) -> None:
-        """Wait on the bell itself."""
-        bell.wait(seconds)
+    def wait(event: AutoResetEvent, seconds: float | None) -> None:
+        """Block the thread until the event is set, for at most ``seconds``."""
+        event.wait(seconds)
 
     @staticmethod
     async def wait_async(event: asyncio.Event, seconds: float | None) -> None:
-        """Wait on the event itself."""
-        import asyncio  # noqa: PLC0415 - see above
+        """Suspend the task until the event is set, for at most ``seconds``."""
+        import asyncio  # noqa: PLC0415 - see sleep_async
 
         try:
             async with asyncio.timeout(seconds):
@@ -79,10 +82,10 @@ MONOTONIC = MonotonicClock()
 
 
 def to_us(seconds: float) -> int:
-    """Convert what users write (float seconds) into what comporta counts (whole microseconds)."""
+    """Convert float seconds, as users write them, into whole microseconds."""
     return round(seconds * SECOND_US)
 
 
 def to_seconds(microseconds: int) -> float:
-    """Convert what comporta counts into what users read."""
+    """Convert microseconds into float seconds."""
     return microseconds / SECOND_US

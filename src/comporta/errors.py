@@ -1,59 +1,69 @@
-"""Every exception comporta raises on its own account.
+"""The exceptions that comporta raises, in one tree.
 
 ::
 
     Exception
-    ├── ValueError, TypeError           bad input: names the field, the allowed range and the value
+    ├── ValueError, TypeError             invalid argument: names it, the allowed range and the value
     └── ComportaError
-        ├── RefusedError                not now: carries ``retry_after``
-        │   ├── CacheUnavailableError   nothing to serve, and the source is left alone for now
-        │   ├── CircuitOpenError        the upstream is failing, and nobody calls it
-        │   └── LimitReachedError       no room within the time one was ready to wait
-        ├── StateError                  the state engine could not do what was asked
-        │   ├── StateUnavailableError   unreachable, refused, or of the wrong kind
-        │   │   └── StateDeniedError    the server knows us and says no: a password
-        │   │       └── StateForbiddenError  a permission
-        │   ├── StateTimeoutError       no answer within the bound
-        │   ├── StateFullError          no room for a new key; live keys are never evicted
-        │   └── StateTypeError          something else lives at the key (names it; left untouched)
-        ├── ChannelClosedError          a channel takes nothing more in, or holds nothing more
-        ├── PipelineError               a run of a pipeline cannot go on
-        │   ├── SourceError             what is read cannot be read: which file and line, and why
-        │   └── CheckpointError         where it stood cannot be read, written, or is about another source
-        ├── SinkError                   rows could not be written: which sink, where, why
-        │   ├── SinkUnavailableError    it cannot be opened, reached or written
-        │   │   └── SinkBusyError       it asks to come back later: carries ``retry_after``
-        │   ├── SinkDeniedError         it does not let us in, or not do this: somebody has to act
-        │   ├── SinkMissingError        what was to be written to is not there
-        │   ├── SinkFullError           no room: a disk, the last row of a workbook
-        │   └── SinkRowError            one row cannot be kept as it is: ``index`` says which of those given
-        │       └── SinkColumnError     it has a column that is not there
-        ├── WriterClosedError           a batch writer is not open, or no longer
-        ├── DeadLettersError            the file of dead letters cannot be written or read
-        │   └── DeadLettersFullError    it has grown to its bound: somebody has to look
-        └── DatabaseError               the database could not do what was asked
-            ├── DatabaseUnavailableError  unreachable, refused, or no answer within the bound
-            ├── DatabaseBusyError       others held what was needed for longer than the bound
-            ├── DatabaseFullError       no room on its disk
-            ├── DatabaseReadOnlyError   it can be read, not written
-            └── DatabaseSchemaError     a migration is missing (names it, and how to run it)
+        ├── RefusedError                  the call was not made: carries ``retry_after``
+        │   ├── CacheUnavailableError     no cached value, and the source is in its backoff
+        │   ├── CircuitOpenError          the circuit breaker is open
+        │   └── LimitReachedError         no capacity within the caller's timeout
+        ├── StateError                    the store could not apply an operation
+        │   ├── StateUnavailableError     the store is unreachable, or its data is unusable
+        │   │   └── StateAuthError        the server rejects the credentials
+        │   │       └── StatePermissionError  the user lacks a permission
+        │   ├── StateTimeoutError         no reply before the deadline
+        │   ├── StateFullError            no room for a new key; live keys are never evicted
+        │   └── StateTypeError            the key holds data that comporta did not write
+        ├── ChannelClosedError            the channel is closed
+        ├── PipelineError                 a pipeline run cannot continue
+        │   ├── SourceError               the input cannot be read: file, line and reason
+        │   └── CheckpointError           the checkpoint cannot be read, written or applied
+        ├── SinkError                     rows could not be written: which sink, where, why
+        │   ├── SinkUnavailableError      the sink cannot be opened, reached or written
+        │   │   └── SinkBusyError         the sink asks for a later retry: carries ``retry_after``
+        │   ├── SinkAuthError             the sink rejects the credentials or lacks a permission
+        │   ├── SinkNotFoundError         the target does not exist
+        │   ├── SinkFullError             no room: a full disk, the last row of a workbook
+        │   └── SinkRowError              one row is invalid: ``index`` is its position in the batch
+        │       └── SinkColumnError       the row has a column that the sink lacks
+        ├── WriterClosedError             the batch writer is not open
+        ├── DeadLettersError              the dead-letter file cannot be read or written
+        │   └── DeadLettersFullError      the dead-letter file has reached its size limit
+        └── DatabaseError                 the database could not run a statement
+            ├── DatabaseUnavailableError  unreachable, access refused, or no reply before the deadline
+            ├── DatabaseBusyError         a lock or a free connection took longer than the timeout
+            ├── DatabaseFullError         the disk of the database is full
+            ├── DatabaseReadOnlyError     the database accepts reads only
+            └── DatabaseSchemaError       a migration is missing (names it, and the command to run)
 
-A limiter's refusal is not an error: ``acquire`` answers ``False``, ``decide`` a ``Decision``. It becomes one
-where there is nobody to answer to: in front of a call that somebody else makes.
+A limiter's refusal is a return value, not an exception: ``acquire`` returns ``False`` and ``decide`` returns
+a ``Decision``. Code that makes a call on behalf of a caller (``Upstream``, decorators, context managers) has
+no such return value, and raises a ``RefusedError`` instead.
+
+This module knows nothing of the rest of comporta.
 """
 
 from __future__ import annotations
 
 
 class ComportaError(Exception):
-    """Root of everything comporta raises that is not plain bad input."""
+    """Base class of every exception that comporta raises for anything other than an invalid argument."""
 
 
 class RefusedError(ComportaError):
-    """It was not tried. ``name`` is what refused; after ``retry_after`` seconds it may be otherwise."""
+    """A policy refused the call, so it was not made.
 
-    def __init__(self, text: str, name: str, retry_after: float) -> None:
-        super().__init__(text, name, retry_after)
+    ``name`` is the limit, breaker or cache that refused. A retry may succeed after ``retry_after`` seconds.
+    ``forced`` is true if an operator refuses all calls: then no end is known, and ``retry_after`` is only a
+    sensible interval at which to ask again, which HTTP responses leave out.
+    """
+
+    forced: bool = False
+
+    def __init__(self, message: str, name: str, retry_after: float) -> None:
+        super().__init__(message, name, retry_after)
         self.name = name
         self.retry_after = retry_after
 
@@ -62,96 +72,110 @@ class RefusedError(ComportaError):
 
 
 class CircuitOpenError(RefusedError):
-    """A breaker is open, or half-open with all its probes given out.
+    """A circuit breaker is open, or half-open with all its probes in use.
 
-    ``why`` is what failed last, ``since`` when it opened (Unix seconds; ``None`` where nobody knows).
+    ``reason`` describes the last failure, or is the operator's reason if the circuit is held open
+    (``forced``). ``since`` is when the breaker opened, in Unix seconds, or ``None`` if that is unknown.
     """
 
-    def __init__(self, name: str, why: str, since: float | None, retry_after: float) -> None:
-        super().__init__(why, name, retry_after)
-        self.args = (name, why, since, retry_after)
-        self.why = why
+    def __init__(
+        self,
+        name: str,
+        reason: str,
+        since: float | None,
+        retry_after: float,
+        forced: bool = False,
+    ) -> None:
+        super().__init__(reason, name, retry_after)
+        self.args = (name, reason, since, retry_after, forced)
+        self.reason = reason
         self.since = since
+        self.forced = forced
 
     def __str__(self) -> str:
         text = f"{self.name}: the circuit is open, try again in {self.retry_after:.1f} s"
-        return f"{text} ({self.why})" if self.why else text
+        if self.forced:
+            text = f"{self.name}: the circuit is held open by an operator"
+        return f"{text} ({self.reason})" if self.reason else text
 
 
 class CacheUnavailableError(RefusedError):
-    """There is nothing to serve for a key, and its source failed too recently to be asked again."""
+    """The cache holds no value for the key, and its source failed too recently to be called again.
+
+    ``__cause__`` is a copy of the source's error if it was raised in this process.
+    """
 
 
 class LimitReachedError(RefusedError):
-    """A limit, a pause or the number of calls in flight left no room in time."""
+    """A rate limit, a pause or a concurrency limit left no capacity before the caller's timeout."""
 
 
 class StateError(ComportaError):
-    """The state engine could not apply an operation; whether it took effect is in the message."""
+    """The store could not apply an operation; the message says whether the operation took effect."""
 
 
 class StateUnavailableError(StateError):
-    """The server or the file behind the state cannot be used."""
+    """The store cannot reach its server, or cannot use its file."""
 
 
-class StateDeniedError(StateUnavailableError):
-    """The server refuses the password or the permission; waiting does not help, somebody has to act."""
+class StateAuthError(StateUnavailableError):
+    """The server rejects the credentials. Retrying does not help: an operator has to correct them."""
 
 
-class StateForbiddenError(StateDeniedError):
-    """The server lets us in, but this user may not use a command or a key that is needed."""
+class StatePermissionError(StateAuthError):
+    """The server accepts the user, but denies it a command or a key that comporta needs."""
 
 
 class StateTimeoutError(StateError):
-    """The state did not answer in time; the operation may or may not have taken effect."""
+    """The store did not reply in time; the operation may or may not have taken effect."""
 
 
 class StateFullError(StateError):
-    """The table has no room for a new key. Keys that are alive keep their state."""
+    """The table has no room for a new key. Live keys keep their state."""
 
 
 class StateTypeError(StateError):
-    """The key holds something that comporta did not write; it was left as it is."""
+    """The key holds data that comporta did not write. The data is left unchanged."""
 
 
 class ChannelClosedError(ComportaError):
-    """A channel was closed: nothing more can be sent, or all that was in it was received."""
+    """The channel is closed: it accepts no more items, or every item in it was received."""
 
 
 class PipelineError(ComportaError):
-    """A run of a pipeline cannot go on; what was confirmed stays so."""
+    """A pipeline run cannot continue. Items that were confirmed stay confirmed."""
 
 
 class SourceError(PipelineError):
-    """A source cannot be read, or is not of the form it was said to have."""
+    """A source cannot be read, or does not have the declared format."""
 
 
 class CheckpointError(PipelineError):
-    """A checkpoint cannot be used: the message says why, and what to do."""
+    """A checkpoint cannot be used; the message says why and what to do."""
 
 
 class DatabaseError(ComportaError):
-    """The database could not do what was asked. Nothing took effect, unless the message says otherwise."""
+    """The database could not run a statement. Nothing took effect, unless the message says otherwise."""
 
 
 class DatabaseUnavailableError(DatabaseError):
-    """The server or the file cannot be used, or did not answer in time."""
+    """The database server or file cannot be used, or did not reply in time."""
 
 
 class DatabaseBusyError(DatabaseError):
-    """Others held a lock, or all connections, for longer than one is ready to wait."""
+    """Other users held a lock, or every connection, for longer than the timeout."""
 
 
 class DatabaseFullError(DatabaseError):
-    """There is no room for more."""
+    """The disk of the database is full."""
 
 
 class DatabaseReadOnlyError(DatabaseError):
-    """A replica, a file without the right to write, or a user without it."""
+    """The database is a replica, or the file or the user lacks write permission."""
 
 
 class DatabaseSchemaError(DatabaseError):
-    """A table or a column is missing: a migration was not run."""
+    """A table or a column is missing because a migration was not run."""
 
 
 class SinkError(ComportaError):
@@ -163,36 +187,39 @@ class SinkUnavailableError(SinkError):
 
 
 class SinkBusyError(SinkUnavailableError):
-    """A sink says that it has had enough for now, such as a quota that is used up."""
+    """A sink asks for a later retry, for example because a quota is exhausted.
 
-    def __init__(self, text: str, retry_after: float) -> None:
-        super().__init__(text, retry_after)
+    Retry after ``retry_after`` seconds.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message, retry_after)
         self.retry_after = retry_after
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
-class SinkDeniedError(SinkError):
-    """A sink refuses the credentials or the permission; waiting does not help, somebody has to act."""
+class SinkAuthError(SinkError):
+    """A sink rejects the credentials or denies a permission. Retrying does not help."""
 
 
-class SinkMissingError(SinkError):
-    """What was to be written to is not there, or no longer."""
+class SinkNotFoundError(SinkError):
+    """The target of a sink does not exist, or was deleted."""
 
 
 class SinkFullError(SinkError):
-    """There is no room for more rows."""
+    """The sink has no room for more rows."""
 
 
 class SinkRowError(SinkError):
-    """A row cannot be kept as it is, now or later; nothing of its batch was, the others can be.
+    """The sink cannot store one row of a batch, and wrote nothing of that batch.
 
-    ``index`` is its place among the rows that were given.
+    ``index`` is the position of the row in the batch. The other rows can be written without it.
     """
 
-    def __init__(self, text: str, index: int) -> None:
-        super().__init__(text, index)
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message, index)
         self.index = index
 
     def __str__(self) -> str:
@@ -200,18 +227,18 @@ class SinkRowError(SinkError):
 
 
 class SinkColumnError(SinkRowError):
-    """A row has a column for which the sink has no place."""
+    """A row has a column that the sink does not have."""
 
 
 class WriterClosedError(ComportaError):
-    """A batch writer that is not open takes no rows."""
+    """A batch writer that is not open accepts no rows."""
 
 
 class DeadLettersError(ComportaError):
-    """The file of dead letters cannot be used; ``line`` is where, if it is one of its lines."""
+    """The dead-letter file cannot be used; ``line`` is the line number, if one line is at fault."""
 
-    def __init__(self, text: str, line: int | None = None) -> None:
-        super().__init__(text, line)
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message, line)
         self.line = line
 
     def __str__(self) -> str:
@@ -219,4 +246,4 @@ class DeadLettersError(ComportaError):
 
 
 class DeadLettersFullError(DeadLettersError):
-    """There is no room for another letter within the bound; nothing was thrown away."""
+    """The dead-letter file has reached its size limit. The file keeps everything written so far."""

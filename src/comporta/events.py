@@ -1,8 +1,10 @@
-"""What happened, in words: said once in the log, and to whoever listens.
+"""Events of this process: a log line, a metric and a call of every listener for each.
 
-An event is something people want to know of (the state engine is gone, a breaker has opened), not a decision:
-those are counted (``metrics.py``). Events are counted as well, by kind and source. The latest are kept for
-pages and command lines.
+An event reports something that an operator wants to know, such as a store outage or an opened breaker.
+Single decisions are not events; ``metrics.py`` counts those. Events are counted too, by kind and source, and
+the process keeps the latest for status pages and the command line.
+
+This module does not know who publishes events or who listens.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from comporta.metrics import current_metrics
+from comporta.metrics import count
 
-LATEST_MAX: Final = 1000
-"""How many events a process remembers; the oldest is dropped for the next."""
+EVENTS_MAX: Final = 1000
+"""The process keeps at most this many events; a new one replaces the oldest."""
 
 LISTENERS_MAX: Final = 100
 
 TEXT_CHARS_MAX: Final = 1000
-"""The longest text of an event; what is beyond it is cut."""
+"""The text of an event is cut after this many characters."""
 
-_LEVELS = {"info": 20, "warning": 30, "error": 40}  # logging's own numbers
+_LEVELS = {"info": 20, "warning": 30, "error": 40}  # the numbers of the logging module
 
 
 class Event(NamedTuple):
@@ -38,30 +40,35 @@ class Event(NamedTuple):
 
 Listener = Callable[[Event], None]
 
-_latest: deque[Event] = deque(maxlen=LATEST_MAX)
+_latest: deque[Event] = deque(maxlen=EVENTS_MAX)
 _listeners: list[Listener] = []
 
 
 def publish(kind: str, source: str, text: str, severity: str = "warning") -> None:
-    """Say it: in the log (``severity`` is the name of a level), to listeners, and for later."""
-    event = Event(time.time(), kind, source, _line(text), severity)
+    """Log an event, count it, keep it and pass it to every listener.
+
+    ``severity`` is ``"info"``, ``"warning"`` or ``"error"``.
+    """
+    event = Event(time.time(), kind, source, _single_line(text), severity)
     _latest.append(event)
     _log(_LEVELS[severity], f"{source}: {event.text}", kind, source)
-    sink = current_metrics()
-    if sink is not None:
-        with suppress(Exception):  # a sink that fails must not stop what happens
-            sink.counter("events", 1, kind=kind, source=source)
+    count("events", kind=kind, source=source)
     for listener in tuple(_listeners):
         try:
             listener(event)
-        except Exception as error:  # whoever listens must not be able to stop what happens
+        except Exception as error:  # a failing listener must not stop the publisher
             _log(_LEVELS["error"], f"a listener failed on {kind}: {error!r}", kind, source)
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Call ``listener`` with every event from now on, on the thread it happens on; returns how to stop it."""
+    """Call ``listener`` with every event from now on, and return a function that ends this.
+
+    The listener runs on the thread that publishes the event.
+    """
     if len(_listeners) >= LISTENERS_MAX:
-        raise ValueError(f"listeners must be at most {LISTENERS_MAX}: is an old one never stopped?")
+        raise ValueError(
+            f"listeners must be at most {LISTENERS_MAX}: call what listen() returned to remove one"
+        )
     _listeners.append(listener)
 
     def stop() -> None:
@@ -71,19 +78,19 @@ def listen(listener: Listener) -> Callable[[], None]:
     return stop
 
 
-def latest_events(count: int = LATEST_MAX) -> list[Event]:
-    """Return the latest events of this process, the newest last."""
+def latest_events(count: int = EVENTS_MAX) -> list[Event]:
+    """Return up to ``count`` of the latest events of this process, the newest last."""
     return list(_latest)[-count:] if count > 0 else []
 
 
-def _line(text: str) -> str:
-    """Return a text as one line: parts of it come from servers, and from whoever can write to their keys."""
+def _single_line(text: str) -> str:
+    """Return ``text`` on one line. Parts of it come from servers and from the names of their keys."""
     text = text[:TEXT_CHARS_MAX]
-    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 def _log(level: int, line: str, kind: str, source: str) -> None:
-    import logging  # noqa: PLC0415 - costs 6 ms, and most processes have nothing to say
+    import logging  # noqa: PLC0415 - the import costs 6 ms, and most processes publish nothing
 
-    with suppress(Exception):  # nor must a handler
+    with suppress(Exception):  # a failing log handler must not stop the publisher
         logging.getLogger("comporta").log(level, "%s", line, extra={"kind": kind, "source": source})

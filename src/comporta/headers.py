@@ -1,8 +1,9 @@
-"""What HTTP says about limits: written for clients of ours, read from upstreams.
+"""The HTTP headers about rate limits: written for clients of the service, parsed from upstreams' responses.
 
-``RateLimit-Policy`` tells what the limits are, ``RateLimit`` how the client stands (draft-11 of the IETF's
-RateLimit header fields), ``Retry-After`` when to come back. Pure: no clock, no I/O, no web framework. What an
-upstream sends is never trusted to make sense: reading returns ``None`` for nonsense, and never raises.
+``RateLimit-Policy`` describes the limits, ``RateLimit`` what a client has left (draft-11 of the IETF's
+RateLimit header fields), and ``Retry-After`` when to try again. Many services send pairs of their own, such
+as ``X-RateLimit-Remaining`` and ``X-RateLimit-Reset``. No clock, no I/O, no web framework. Parsing never
+raises: a value that makes no sense is ``None``.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import ceil, isnan
 from typing import Final, NamedTuple
 
+from comporta.client_answers import HeaderFields, has_limit_fields, joined_fields
+
 NUMBER_MAX: Final = 999_999_999_999_999
-"""The largest integer of a structured field; a larger figure is written, and read, as this one."""
+"""The largest integer of a structured field; larger numbers are written and parsed as this one."""
 
 HEADER_CHARS_MAX: Final = 8192
-"""A longer value is not read: no honest server sends one."""
+"""Longer values are ignored."""
 
 _EPOCH_SECONDS_MIN = 1_000_000_000
-"""A reset of more seconds than this (31 years) is a moment, not a duration; a thousand times it, in ms."""
+"""A reset of at least this many seconds (31 years) is a Unix time; of 1000 times as many, in milliseconds."""
 
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]*)?")
 _PRINTABLE = re.compile(r"[ -~]+")
-# A string that is never closed goes on to the end: so no text takes longer than its length.
+# A string without a closing quote extends to the end, so that matching takes linear time.
 _STRING = r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)'
 _MEMBERS = re.compile(rf'(?:{_STRING}|[^",])++', re.DOTALL)
 _PARTS = re.compile(rf'(?:{_STRING}|[^";])++', re.DOTALL)
@@ -38,102 +41,137 @@ _DATES = tuple(
         rf"[a-z]{{3}} {_MONTH} (?P<day>[ 0-9][0-9]) {_TIME} (?P<year>[0-9]{{4}})",
     )
 )
-_PREFIXES = ("ratelimit", "x-ratelimit", "x-rate-limit")
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})",
+    re.IGNORECASE,
+)
+_UNIT_SECONDS: Mapping[str, float] = {
+    "d": 86_400.0,
+    "h": 3600.0,
+    "m": 60.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ns": 1e-9,
+}
+_DURATION_PART = re.compile(r"([0-9]++(?:\.[0-9]*+)?+)(ms|us|µs|ns|d|h|m|s)")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})++")
+_WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}", re.IGNORECASE)
 
 
-class Policy(NamedTuple):
-    """One limit: ``quota`` requests in ``window`` seconds (``None``: no window is told)."""
+class RateLimitPolicy(NamedTuple):
+    """One limit: ``quota`` requests in ``window`` seconds (``None``: the header states no window)."""
 
     name: str
     quota: int
     window: float | None = None
 
 
-class Standing(NamedTuple):
-    """How a client stands with one limit: ``remaining`` now, all of it again in ``reset`` seconds."""
+class RateLimitStatus(NamedTuple):
+    """What a client has left of one limit: ``remaining`` now, and the whole quota in ``reset`` seconds."""
 
     name: str
     remaining: int
     reset: float
 
 
-def ratelimit_policy(policies: Iterable[Policy]) -> str:
+def ratelimit_policy_header(policies: Iterable[RateLimitPolicy]) -> str:
     """Return the value of ``RateLimit-Policy``: ``"burst";q=100;w=60``.
 
-    A window is at least one second, and rounded up: a rate told is never above the real one.
+    A window is at least one second and rounded up, so that the stated rate is never above the real one.
     """
     return ", ".join(
-        f"{_string(policy.name)};q={_integer(policy.quota)}"
-        + ("" if policy.window is None else f";w={max(1, _integer(policy.window))}")
+        f"{_quote(policy.name)};q={_to_integer(policy.quota)}"
+        + ("" if policy.window is None else f";w={max(1, _to_integer(policy.window))}")
         for policy in policies
     )
 
 
-def ratelimit(standings: Iterable[Standing]) -> str:
+def ratelimit_header(statuses: Iterable[RateLimitStatus]) -> str:
     """Return the value of ``RateLimit``: ``"burst";r=50;t=30``."""
-    return ", ".join(f"{_string(s.name)};r={_integer(s.remaining)};t={_integer(s.reset)}" for s in standings)
+    return ", ".join(
+        f"{_quote(s.name)};r={_to_integer(s.remaining)};t={_to_integer(s.reset)}" for s in statuses
+    )
 
 
-def whole_seconds(seconds: float) -> int:
-    """Return the value of ``Retry-After``: rounded up, so that whoever obeys it does not come too early."""
-    return _integer(seconds)
+def retry_after_header(seconds: float) -> int:
+    """Return the value of ``Retry-After``: rounded up, so that a client that obeys it is not too early."""
+    return _to_integer(seconds)
 
 
-def retry_after_seconds(value: str | None, now: float) -> float | None:
-    """Read a ``Retry-After``: seconds, or an HTTP date in any of its three forms.
+def parse_retry_after(value: str | None, now: float) -> float | None:
+    """Parse a ``Retry-After``: seconds, or an HTTP date in any of its three forms.
 
-    ``now`` is in Unix seconds. A moment that has passed is 0; what makes no sense is ``None``.
+    ``now`` is in Unix seconds. A time in the past is 0. Of several values, separated by commas, the longest
+    counts. Returns ``None`` for anything else.
     """
-    text = _read(value)
-    number = _number(text)
-    if number is not None:
-        return max(0.0, number)
-    moment = _moment(text, now)
-    return None if moment is None else max(0.0, moment - now)
+    return _longest(_parse_wait(text, now) for text in _list_values(value))
 
 
-def exhausted(value: str | None) -> float | None:
-    """Read a ``RateLimit``: the seconds until there is something left again, if a limit is used up.
+def parse_milliseconds(value: str | None) -> float | None:
+    """Parse a number of milliseconds into seconds; ``None`` if it is not one, or negative."""
+    numbers = [_parse_number(text) for text in _list_values(value)]
+    return _longest(number / 1000 for number in numbers if number is not None and number >= 0)
 
-    ``None`` if nothing is used up, or nobody says until when. Of several limits the last to recover counts.
-    The older form without names (``limit=10, remaining=0, reset=7``) is read as well.
+
+def parse_exhausted_ratelimit(value: str | None) -> float | None:
+    """Parse a ``RateLimit``: if a limit is used up, return the seconds until it recovers.
+
+    Of several used up limits the last to recover counts. ``None``: no limit is used up, or the header does
+    not say until when. The older form without names (``limit=10, remaining=0, reset=7``) is parsed as well.
     """
-    members = [dict(_parameters(member)) for member in _MEMBERS.findall(_read(value))]
+    members = [dict(_parameters(member)) for member in _MEMBERS.findall(_clean(value))]
     together = {name: text for member in members for name, text in member.items()}
     waits = [_wait(member.get("r"), member.get("t")) for member in members]
     waits.append(_wait(together.get("remaining"), together.get("reset")))
     return max((wait for wait in waits if wait is not None), default=None)
 
 
-def pause_told(headers: Mapping[str, str], now: float) -> float | None:
-    """Tell from the headers of a response for how many seconds to stay away; ``None``: nobody said so.
+def requested_pause(headers: HeaderFields, now: float, *, retry_after: bool = True) -> float | None:
+    """Return for how many seconds the headers of a response ask for no calls; ``None``: they do not.
 
-    ``Retry-After`` wins; then ``RateLimit``, then the pairs ``RateLimit-Remaining`` and ``RateLimit-Reset``
-    with or without ``X-`` before them. ``now`` is in Unix seconds; a moment that is told is the sender's,
-    and goes by its ``Date`` where there is one, for this machine's clock may be wrong.
+    ``Retry-After-Ms`` comes first, then ``Retry-After``, then the limits that are used up, of which the last
+    to recover counts: ``RateLimit``, and the pairs of ``...-Remaining...`` and ``...-Reset...`` whose names
+    are otherwise the same and contain ``RateLimit`` or ``Rate-Limit``, as OpenAI, Anthropic, GitHub and many
+    others send them. With ``retry_after=False`` only the limits count.
+
+    ``now`` is in Unix seconds. A time in a header is compared to the response's ``Date`` if it has one,
+    because this machine's clock may be wrong.
     """
-    found = {name.lower(): value for name, value in headers.items()}
-    now = _sent(found, now)
-    asked = retry_after_seconds(found.get("retry-after"), now)
-    if asked is not None:
-        return asked
-    waits = [exhausted(found.get("ratelimit"))]
-    for prefix in _PREFIXES:
-        reset = _since(retry_after_seconds(found.get(f"{prefix}-reset"), now), now)
-        remaining = _number(_read(found.get(f"{prefix}-remaining")))
-        waits.append(reset if remaining is not None and remaining <= 0 else None)
-    return next((wait for wait in waits if wait is not None), None)
+    if not has_limit_fields(headers):
+        return None
+    fields = joined_fields(headers)
+    if retry_after:
+        pause = parse_milliseconds(fields.get("retry-after-ms"))
+        if pause is None and "retry-after" in fields:
+            pause = parse_retry_after(fields["retry-after"], _sender_now(fields, now))
+        if pause is not None:
+            return pause
+    return _longest((parse_exhausted_ratelimit(fields.get("ratelimit")), *_exhausted_pairs(fields, now)))
 
 
-def _sent(found: Mapping[str, str], now: float) -> float:
-    """Return what the sender's clock says: its ``Date``, and the time that the answer lay in a cache."""
-    if not any(name.endswith(("retry-after", "-reset")) for name in found):
-        return now  # nearly every answer has a date, and few tell a moment
-    date = _moment(_read(found.get("date")), now)
-    return now if date is None else date + max(0.0, _number(_read(found.get("age"))) or 0.0)
+def _exhausted_pairs(fields: Mapping[str, str], now: float) -> Iterator[float | None]:
+    """Yield the seconds until each limit recovers whose ``...-remaining...`` says that it is used up."""
+    for name, value in fields.items():
+        if "remaining" not in name or not ("ratelimit" in name or "rate-limit" in name):
+            continue
+        remaining = [_parse_number(text) for text in _list_values(value)]
+        resets = _list_values(fields.get(name.replace("remaining", "reset")))
+        if len(remaining) != len(resets):  # it is not known which belong together
+            remaining = [min((left for left in remaining if left is not None), default=None)] * len(resets)
+        for left, reset in zip(remaining, resets, strict=True):
+            if left is not None and left <= 0:
+                yield _parse_reset(reset, _sender_now(fields, now))
 
 
-def _string(name: str) -> str:
+def _sender_now(fields: Mapping[str, str], now: float) -> float:
+    """Return the sender's time: the ``Date`` of the response, plus its ``Age`` in a cache."""
+    date = _parse_http_date(_list_values(fields.get("date"))[0], now)
+    return now if date is None else date + max(0.0, _parse_number(_clean(fields.get("age"))) or 0.0)
+
+
+def _quote(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, got {name!r:.100}")
     if not _PRINTABLE.fullmatch(name):
@@ -141,26 +179,64 @@ def _string(name: str) -> str:
     return '"' + name.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
-def _integer(figure: float) -> int:
-    """Round up into what a structured field can hold; never below 0."""
+def _to_integer(figure: float) -> int:
+    """Round up to an integer of a structured field, from 0 to ``NUMBER_MAX``."""
     if isnan(figure):
         return 0
     return ceil(min(max(figure, 0), NUMBER_MAX))
 
 
-def _read(value: object) -> str:
-    """Return text that is safe to look at; whatever else it is reads as empty."""
+def _clean(value: object) -> str:
+    """Return a header value without surrounding blanks; an empty string if it is too long or not a str."""
     return value.strip(" \t") if isinstance(value, str) and len(value) <= HEADER_CHARS_MAX else ""
 
 
-def _number(text: str) -> float | None:
-    if not _NUMBER.fullmatch(text):
-        return None
-    return max(-float(NUMBER_MAX), min(float(text), float(NUMBER_MAX)))
+def _list_values(value: object) -> list[str]:
+    """Return the values of a header that may occur several times; a date keeps the comma in it."""
+    values: list[str] = []
+    for part in _clean(value).split(","):
+        if values and _WEEKDAY.fullmatch(values[-1]):
+            values[-1] += f", {part.strip()}"
+        else:
+            values.append(part.strip())
+    return values
+
+
+def _longest(waits: Iterable[float | None]) -> float | None:
+    return max((wait for wait in waits if wait is not None), default=None)
+
+
+def _parse_number(text: str) -> float | None:
+    return _clamp(float(text)) if _NUMBER.fullmatch(text) else None
+
+
+def _clamp(number: float) -> float:
+    return max(-float(NUMBER_MAX), min(number, float(NUMBER_MAX)))
+
+
+def _parse_wait(text: str, now: float) -> float | None:
+    """Parse a number of seconds or an HTTP date."""
+    number = _parse_number(text)
+    if number is not None:
+        return max(0.0, number)
+    moment = _parse_http_date(text, now)
+    return None if moment is None else max(0.0, moment - now)
+
+
+def _parse_reset(text: str, now: float) -> float | None:
+    """Parse when a limit recovers: seconds, a Unix time, an HTTP or RFC 3339 date, or ``6m0s``."""
+    wait = _as_duration(_parse_wait(text, now), now)
+    if wait is not None:
+        return wait
+    if _DURATION.fullmatch(text):
+        parts = _DURATION_PART.findall(text)
+        return _clamp(sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts))
+    moment = _parse_rfc_3339(text)
+    return None if moment is None else max(0.0, moment - now)
 
 
 def _parameters(member: str) -> Iterator[tuple[str, str]]:
-    """Give the parameters of one member of a list, and a member that is a pair itself."""
+    """Yield the parameters of one member of a list, and the member itself if it is a pair."""
     for part in _PARTS.findall(member):
         name, equals, value = part.partition("=")
         if equals:
@@ -168,40 +244,52 @@ def _parameters(member: str) -> Iterator[tuple[str, str]]:
 
 
 def _wait(remaining: str | None, reset: str | None) -> float | None:
-    left, wait = _number(remaining or ""), _number(reset or "")
+    left, wait = _parse_number(remaining or ""), _parse_number(reset or "")
     if left is None or wait is None or left > 0:
         return None
     return max(0.0, wait)
 
 
-def _since(reset: float | None, now: float) -> float | None:
-    """Return a reset as a duration; many servers tell the moment, in seconds or milliseconds."""
+def _as_duration(reset: float | None, now: float) -> float | None:
+    """Return a reset as a duration; many servers send a Unix time, in seconds or milliseconds."""
     if reset is None or reset < _EPOCH_SECONDS_MIN:
         return reset
     moment = reset if reset < 1000 * _EPOCH_SECONDS_MIN else reset / 1000
     return max(0.0, moment - now)
 
 
-def _moment(text: str, now: float) -> float | None:
-    """Read an HTTP date as Unix seconds."""
-    found = next((match for form in _DATES if (match := form.fullmatch(text))), None)
-    if found is None:
+def _parse_rfc_3339(text: str) -> float | None:
+    """Parse a date such as ``2026-11-17T12:00:00Z`` into Unix seconds."""
+    if not _RFC_3339.fullmatch(text):
+        return None
+    from datetime import datetime  # noqa: PLC0415 - few upstreams send dates
+
+    try:
+        return datetime.fromisoformat(text.upper()).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _parse_http_date(text: str, now: float) -> float | None:
+    """Parse an HTTP date into Unix seconds."""
+    date = next((match for form in _DATES if (match := form.fullmatch(text))), None)
+    if date is None:
         return None
     from datetime import UTC, datetime, timedelta  # noqa: PLC0415 - few upstreams send dates
 
-    month, day, year = _MONTHS.index(found["month"].lower()) + 1, int(found["day"]), int(found["year"])
-    hour, minute, second = int(found["hour"]), int(found["minute"]), int(found["second"])
+    month, day, year = _MONTHS.index(date["month"].lower()) + 1, int(date["day"]), int(date["year"])
+    hour, minute, second = int(date["hour"]), int(date["minute"]), int(date["second"])
     try:
-        if len(found["year"]) == 2:
-            year = _century(year, datetime.fromtimestamp(now, UTC).year)
+        if len(date["year"]) == 2:
+            year = _full_year(year, datetime.fromtimestamp(now, UTC).year)
         leap = second == 60
-        moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=UTC)
-        return (moment + timedelta(seconds=leap)).timestamp()
+        time = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=UTC)
+        return (time + timedelta(seconds=leap)).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
 
 
-def _century(year: int, this_year: int) -> int:
-    """Return a year of two digits in full: one that seems more than 50 years ahead has passed."""
+def _full_year(year: int, this_year: int) -> int:
+    """Return a two-digit year in full; a year that would be more than 50 years ahead is in the past."""
     ahead = (year - this_year) % 100
     return this_year + (ahead if ahead <= 50 else ahead - 100)

@@ -1,89 +1,106 @@
-"""Figures about what happens, for whoever wants them: counters and histograms.
+"""Counters and histograms of what comporta does, sent to a sink that the program chooses.
 
-Who counts says what happened to the current sink; where the figures go (memory, Prometheus, OpenTelemetry)
-is the sink's business. There is no sink until somebody sets one, and then nothing is counted nor timed.
+Code that counts calls :func:`count` and :func:`observe`. The sink decides where the numbers go: memory,
+Prometheus, OpenTelemetry. Nothing is counted or timed until the program sets a sink with :func:`use_metrics`.
+
+This module does not know which metrics exist; ``docs/reference/metrics.md`` lists them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Protocol
 
+from comporta.validators import require_integer
+
 OTHER: Final = "other"
-"""The label of everything for which there was no room of its own."""
+"""The label value for label sets beyond the maximum."""
 
 LABEL_SETS_MAX = 10_000
-"""How many different label sets a sink keeps, all metrics together, unless it is told otherwise."""
+"""By default a sink keeps at most this many label sets, all metrics together."""
 
 DURATION_BUCKETS: Final = (
     *(1e-6, 5e-6, 1e-5, 5e-5, 1e-4, 5e-4),
     *(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0),
 )
-"""Bounds for durations in seconds: from a decision in memory to a caller who waited for a limit."""
+"""Histogram bounds in seconds: from a decision in memory to a caller that waits for capacity."""
 
 
 class Metrics(Protocol):
-    """A sink for figures. It is called in the middle of other work: it must be quick and never wait."""
+    """A sink for metrics. Callers use it on hot paths: it must return quickly and never block."""
 
     def counter(self, name: str, value: float, /, **labels: str) -> None:
         """Add ``value`` to a counter."""
 
     def histogram(self, name: str, value: float, /, **labels: str) -> None:
-        """Note one more ``value`` of a distribution."""
+        """Record ``value`` in a histogram."""
 
 
 class _Current:
-    """The sink of this process; an object, so that reading it needs no lock and no ``global``."""
+    """The sink of this process. Reading a class attribute needs neither a lock nor ``global``."""
 
     sink: Metrics | None = None
 
 
 def use_metrics(sink: Metrics | None) -> Metrics | None:
-    """Send all figures of this process to ``sink`` from now on (``None``: nowhere); returns the one before.
+    """Send all metrics of this process to ``sink`` from now on and return the previous sink.
 
-    Whoever was given a sink of their own keeps it.
+    ``None`` turns metrics off. Objects with their own sink keep it.
     """
     previous, _Current.sink = _Current.sink, sink
     return previous
 
 
 def current_metrics() -> Metrics | None:
-    """Return the sink of this process, if there is one."""
+    """Return the sink of this process, or ``None``."""
     return _Current.sink
 
 
-class Bounded:
-    """A set that stops growing, so that labels made from what strangers send cannot fill the memory."""
+def count(name: str, value: float = 1, /, **labels: str) -> None:
+    """Add ``value`` to a counter of the current sink, if any. Exceptions of the sink are dropped."""
+    sink = _Current.sink
+    if sink is not None:
+        with suppress(Exception):
+            sink.counter(name, value, **labels)
 
-    def __init__(self, most: int) -> None:
-        if isinstance(most, bool) or not isinstance(most, int):
-            raise TypeError(f"label_sets_max must be an int, got {most!r:.50}")
-        if most < 1:
-            raise ValueError(f"label_sets_max must be at least 1, got {most}")
-        self._most = most
+
+def observe(name: str, value: float, /, **labels: str) -> None:
+    """Record ``value`` in a histogram of the current sink, if any. Exceptions of the sink are dropped."""
+    sink = _Current.sink
+    if sink is not None:
+        with suppress(Exception):
+            sink.histogram(name, value, **labels)
+
+
+class BoundedSet:
+    """A set that stops growing at ``max_size``, so that labels taken from requests cannot fill the memory."""
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = require_integer("label_sets_max", max_size, 1)
         self._items: set[Hashable] = set()
         self._lock = Lock()
 
     def admits(self, item: Hashable) -> bool:
-        """Whether the item is in, or was new and there was room for it."""
+        """Add the item if there is room, and return whether the set contains it."""
         if item in self._items:
             return True
         with self._lock:
-            if len(self._items) < self._most:
+            if len(self._items) < self._max_size:
                 self._items.add(item)
             return item in self._items
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """What is kept of a histogram in memory."""
+class HistogramSummary:
+    """What :class:`InMemoryMetrics` keeps of a histogram."""
 
     count: int
     total: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
     @property
     def mean(self) -> float:
@@ -94,24 +111,23 @@ class Summary:
 _Labels = tuple[tuple[str, str], ...]
 _Series = tuple[str, _Labels]
 
-_FOLDED: _Labels = ((OTHER, "true"),)
+_OVERFLOW_LABELS: _Labels = ((OTHER, "true"),)
 
 
 class InMemoryMetrics:
-    """Figures kept in this process, to be read by a test, a health page or a person.
+    """A sink that keeps metrics in this process, for tests and status pages.
 
-    At most ``label_sets_max`` label sets are kept, all metrics together. What comes with a new one after
-    that is added up, for each metric that is known by then, under the one label ``other="true"``; a metric
-    that is itself new then is added up under the name ``other``. So nothing is lost from the sums, and
-    the memory it takes is bounded.
+    It keeps at most ``label_sets_max`` label sets, all metrics together. After that, a known metric with a
+    new label set is counted under the single label ``other="true"``, and a new metric is counted under the
+    name ``other``. So the sums stay complete and the memory stays bounded.
     """
 
     def __init__(self, label_sets_max: int = LABEL_SETS_MAX) -> None:
-        self._known = Bounded(label_sets_max)
+        self._label_sets = BoundedSet(label_sets_max)
         self._names: set[str] = set()
         self._lock = Lock()
         self._counters: dict[_Series, float] = {}
-        self._histograms: dict[_Series, Summary] = {}
+        self._histograms: dict[_Series, HistogramSummary] = {}
 
     def counter(self, name: str, value: float, /, **labels: str) -> None:
         """Add ``value`` to a counter."""
@@ -120,45 +136,48 @@ class InMemoryMetrics:
             self._counters[series] = self._counters.get(series, 0) + value
 
     def histogram(self, name: str, value: float, /, **labels: str) -> None:
-        """Note one more ``value`` of a distribution."""
+        """Record ``value`` in a histogram."""
         with self._lock:
             series = self._series(name, labels)
-            was = self._histograms.get(series) or Summary(0, 0, value, value)
-            self._histograms[series] = Summary(
-                was.count + 1, was.total + value, min(was.least, value), max(was.most, value)
+            summary = self._histograms.get(series) or HistogramSummary(0, 0, value, value)
+            self._histograms[series] = HistogramSummary(
+                summary.count + 1,
+                summary.total + value,
+                min(summary.minimum, value),
+                max(summary.maximum, value),
             )
 
     def value(self, name: str, /, **labels: str) -> float:
-        """Return the sum of a counter over all label sets that have these labels; 0 if there is none."""
+        """Return the sum of a counter over all label sets that include ``labels``, or 0."""
         wanted = set(labels.items())
         with self._lock:
             counters = list(self._counters.items())
-        return sum(value for (known, has), value in counters if known == name and wanted <= set(has))
+        return sum(value for (series, has), value in counters if series == name and wanted <= set(has))
 
-    def snapshot(self) -> dict[str, float | Summary]:
-        """Return all figures by name and labels: ``{'hits{page="1"}': 3, 'seconds': Summary(...)}``."""
+    def snapshot(self) -> dict[str, float | HistogramSummary]:
+        """Return all metrics by name and labels: ``{'hits{page="1"}': 3, 'wait': HistogramSummary(...)}``."""
         with self._lock:
-            figures: dict[_Series, float | Summary] = {**self._counters, **self._histograms}
-        return {_shown(*series): figures[series] for series in sorted(figures)}
+            values: dict[_Series, float | HistogramSummary] = {**self._counters, **self._histograms}
+        return {_series_text(*series): values[series] for series in sorted(values)}
 
     def clear(self) -> None:
-        """Begin again from nothing; label sets that are known stay so."""
+        """Set every metric back to zero. Label sets that were seen stay known."""
         with self._lock:
             self._counters.clear()
             self._histograms.clear()
 
     def _series(self, name: str, labels: dict[str, str]) -> _Series:
         series = name, tuple(sorted(labels.items()))
-        if self._known.admits(series):
+        if self._label_sets.admits(series):
             self._names.add(name)
             return series
-        return (name if name in self._names else OTHER), _FOLDED
+        return (name if name in self._names else OTHER), _OVERFLOW_LABELS
 
 
-def _shown(name: str, labels: _Labels) -> str:
-    pairs = ",".join(f'{label}="{_escaped(str(value))}"' for label, value in labels)
+def _series_text(name: str, labels: _Labels) -> str:
+    pairs = ",".join(f'{label}="{_escape_label(str(value))}"' for label, value in labels)
     return f"{name}{{{pairs}}}" if pairs else name
 
 
-def _escaped(value: str) -> str:
+def _escape_label(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

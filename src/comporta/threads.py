@@ -1,13 +1,17 @@
-"""Threads that can be started and woken at any moment, though a signal handler may raise at any moment.
+"""Background threads and events that stay usable when a signal handler raises at any moment.
 
-Task queues limit time that way, and so does Ctrl-C: between two steps of the main thread an exception falls
-from the sky. ``threading.Event``, ``Condition`` and ``Thread.start`` are Python themselves: interrupted in
-the middle they leave a lock held, and the next to use them waits for ever. What is here takes one step of
-the interpreter, or has it taken by a thread in which no handler ever runs.
+Task queues enforce time limits with such handlers, and Ctrl-C is one: an exception can appear between any two
+steps of the main thread. ``threading.Event``, ``Condition`` and ``Thread.start`` are written in Python. An
+exception in the middle of them leaves a lock held, and the next thread that uses them waits forever. The
+classes here take a single step of the interpreter instead, or leave the work to a thread in which no handler
+ever runs.
+
+This module knows nothing about the work that the threads do.
 """
 
 from __future__ import annotations
 
+import _thread
 import sys
 from _thread import allocate_lock, start_new_thread
 from collections import deque
@@ -16,121 +20,157 @@ from contextlib import suppress
 from threading import TIMEOUT_MAX, Thread
 from typing import Any
 
-from comporta import forks
+from comporta import fork_safety
 from comporta.clock import MONOTONIC
 
-_STARTING_SECONDS = 2.0
+_START_SECONDS_MAX = 2.0
+_CONTEXTS_MAX = 10
 
-_left: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-_clearing = allocate_lock()
-forks.renew_after_fork(_clearing)
-
-
-class Bell:
-    """Wakes one thread, now or when it comes to wait; hearing it makes it silent again."""
-
-    __slots__ = ("_silent",)
-
-    def __init__(self) -> None:
-        self._silent = allocate_lock()
-        self._silent.acquire()
-
-    def set(self) -> None:
-        """Ring, unless it is ringing."""
-        with suppress(RuntimeError):
-            self._silent.release()
-
-    def is_set(self) -> bool:
-        """Whether it is ringing."""
-        return not self._silent.locked()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it rings, so many seconds at the most; whether it did."""
-        return self._silent.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), TIMEOUT_MAX))
+_deferred: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+_deferred_lock = allocate_lock()
+fork_safety.reinit_lock_after_fork(_deferred_lock)
 
 
-class Run:
-    """One run of a thread: how it is started, woken, and told to end.
+class AutoResetEvent:
+    """An event for one waiting thread, which resets itself when that thread wakes up.
 
-    Each start is a run of its own, so that one told to end and slow to notice cannot take the next one's
-    orders for its own. It keeps no program from ending.
+    It may be set before the thread waits: then the thread does not wait.
     """
 
-    __slots__ = ("_began_ns", "_gone", "_running", "over", "wake")
+    __slots__ = ("_unset",)
 
     def __init__(self) -> None:
-        self.wake = Bell()
-        self.over = False
-        self._gone = Bell()
-        self._running: bool | None = None  # not yet
-        self._began_ns = MONOTONIC.now_ns()
+        if _thread.allocate_lock is not allocate_lock:
+            raise _late_patch_error()
+        self._unset = allocate_lock()
+        self._unset.acquire()
+
+    def set(self) -> None:
+        """Set the event, unless it is set."""
+        with suppress(RuntimeError):
+            self._unset.release()
+
+    def is_set(self) -> bool:
+        """Return whether the event is set."""
+        return not self._unset.locked()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the event is set, for at most ``timeout`` seconds, and reset it; false if it was not."""
+        return self._unset.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), TIMEOUT_MAX))
+
+
+class BackgroundThread:
+    """A daemon thread that can be started once, woken and asked to stop.
+
+    The thread polls ``stop_requested`` and waits on ``wake``. Make a new object for each start: a thread that
+    is slow to notice that it should stop then cannot react to requests that are meant for its successor.
+    """
+
+    __slots__ = ("_created_ns", "_running", "_stopped", "stop_requested", "wake")
+
+    def __init__(self) -> None:
+        self.wake = AutoResetEvent()
+        self.stop_requested = False
+        self._stopped = AutoResetEvent()
+        self._running: bool | None = None  # None: not started yet
+        self._created_ns = MONOTONIC.now_ns()
 
     def start(self, work: Callable[..., object], *args: Any, name: str) -> bool:
-        """Have ``work`` done; false if no thread can be had.
+        """Run ``work(*args)`` on the thread; returns false if the system cannot start one.
 
-        None can be had when the interpreter is ending, or the system's limit is reached.
+        It cannot when the interpreter is shutting down or the limit on threads is reached.
         """
-        started = Bell()
-        refused: list[RuntimeError] = []
+        started = AutoResetEvent()
+        failures: list[RuntimeError] = []
 
-        def begin() -> None:  # pragma: no cover - on a thread that no tracer sees
+        def start_thread() -> None:  # pragma: no cover - runs on a thread that no tracer sees
+            self._running = True
             try:
-                Thread(target=self._go, args=(work, args), name=name, daemon=True).start()
+                Thread(target=self._run, args=(work, args), name=name, daemon=True).start()
             except RuntimeError as error:
-                refused.append(error)
+                self._running = False
+                failures.append(error)
             started.set()
 
         try:
-            start_new_thread(begin, ())
+            start_new_thread(start_thread, ())
         except RuntimeError:
             return False
-        started.wait(_STARTING_SECONDS)
-        return not refused
+        started.wait(_START_SECONDS_MAX)
+        return not failures
 
-    def lives(self) -> bool:
-        """Whether it runs, or is about to: whoever started it may have been interrupted on the way."""
+    def is_alive(self) -> bool:
+        """Return whether the thread runs, or may be starting: a signal may have interrupted ``start``."""
         if self._running is None:
-            return MONOTONIC.now_ns() - self._began_ns < _STARTING_SECONDS * 1e9
+            return MONOTONIC.now_ns() - self._created_ns < _START_SECONDS_MAX * 1e9
         return self._running
 
-    def end(self, seconds: float) -> None:
-        """Tell it to end, and wait until it has, so many seconds at the most."""
-        self.over = True
+    def stop(self, timeout: float | None) -> None:
+        """Ask the thread to stop and wait for its end, at most ``timeout`` seconds (``None``: no limit)."""
+        self.stop_requested = True
         self.wake.set()
         if self._running:
-            self._gone.wait(seconds)
+            self._stopped.wait(timeout)
 
-    def _go(self, work: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self._running = True
+    def _run(self, work: Callable[..., object], args: tuple[Any, ...]) -> None:
         try:
             work(*args)
         finally:
             self._running = False
-            self._gone.set()
+            self._stopped.set()
 
 
-def clear_up(work: Callable[..., object], *args: Any) -> None:
-    """Do what is left to do at the end of a coroutine: at once, or, if it is thrown away, on another thread.
+def _late_patch_error() -> RuntimeError:
+    """Return the error for a program that patched the thread module after this module was imported.
 
-    A coroutine whose event loop was closed over it is thrown away by the garbage collector, which runs at any
-    moment, on a thread that may hold any lock: to wait for one there is to wait for oneself. However many are
-    thrown away at once, one thread clears up after all of them.
+    Whatever waits then blocks all greenlets, also the one that it waits for, and threads never start.
     """
-    if not isinstance(sys.exception(), GeneratorExit):
+    return RuntimeError(
+        "gevent patched the thread module after comporta was imported, and waiting would block all "
+        "greenlets: call gevent.monkey.patch_all() before the first import of comporta (for gunicorn "
+        "--preload, in gunicorn.conf.py)"
+    )
+
+
+def run_cleanup(work: Callable[..., object], *args: Any) -> None:
+    """Run the last step of a coroutine or generator: here, or on another thread if it is being destroyed.
+
+    The garbage collector destroys a coroutine whose event loop was closed before it finished. It does so at
+    any moment, on a thread that may hold any lock, so cleanup that waits for a lock there can wait for its
+    own thread. One other thread runs the cleanup of all coroutines that are destroyed at the same time.
+    """
+    if is_from_destruction(sys.exception()):
+        run_elsewhere(work, *args)
+    else:
         work(*args)
-        return
-    _left.append((work, args))
-    if not _clearing.locked():  # who clears up looks again after the lock is free
-        with suppress(RuntimeError):  # the program ends, or the next one thrown away has better luck
-            start_new_thread(_clear, ())
 
 
-def _clear() -> None:  # pragma: no cover - on a thread that no tracer sees
-    while _left and _clearing.acquire(blocking=False):
+def is_from_destruction(error: BaseException | None) -> bool:
+    """Whether an exception ends a coroutine or generator that is being destroyed: also one of its cleanup."""
+    for _ in range(_CONTEXTS_MAX):
+        if error is None or isinstance(error, GeneratorExit):
+            break
+        error = error.__context__
+    return isinstance(error, GeneratorExit)
+
+
+def run_elsewhere(work: Callable[..., object], *args: Any) -> None:
+    """Run ``work`` on another thread, soon; safe in ``__del__``, because it takes no lock and never waits.
+
+    Exceptions of ``work`` are dropped. While the interpreter is shutting down, it may not run at all.
+    """
+    _deferred.append((work, args))
+    if not _deferred_lock.locked():  # the thread that holds it looks for more after it has released it
+        with suppress(RuntimeError):  # the interpreter is shutting down, or the next cleanup tries again
+            start_new_thread(_run_deferred, ())
+
+
+def _run_deferred() -> None:  # pragma: no cover - runs on a thread that no tracer sees
+    while _deferred and _deferred_lock.acquire(blocking=False):
         try:
-            while _left:
-                work, args = _left.popleft()
-                with suppress(Exception):  # nobody is there to be told
+            while _deferred:
+                work, args = _deferred.popleft()
+                with suppress(Exception):  # no caller is left to report it to
                     work(*args)
         finally:
-            _clearing.release()
+            _deferred_lock.release()

@@ -1,21 +1,22 @@
-"""A bound on how long an await may take, for many calls that all have the same one.
+"""Time-outs for many awaited calls that all have the same duration.
 
-``asyncio.timeout`` puts a timer into the event loop for each call and takes it out again. Calls of one policy
-all get the same number of seconds, so their deadlines come in the order in which they began: one line of
-them and one timer for the first are enough. What happens at a deadline is exactly what ``asyncio.timeout``
-does: the task is cancelled, and that cancellation, if nobody else wanted one as well, becomes a
-``TimeoutError`` where the bound was set.
+``asyncio.timeout`` adds a timer to the event loop for each call and removes it again. Calls of one policy all
+get the same number of seconds, so their deadlines come in the order in which the calls started: one queue,
+and one timer for its first entry, are enough. At a deadline the same happens as with ``asyncio.timeout``: the
+task is cancelled, and that cancellation becomes a ``TimeoutError``, unless other code cancelled the task too.
+Only tasks can be timed, not blocking calls.
 """
 
 from __future__ import annotations
 
 from itertools import takewhile
-from math import isfinite
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from comporta import forks
+from comporta import fork_safety
+from comporta.flow import missing_loop_error
+from comporta.validators import require_number
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,45 +25,45 @@ if TYPE_CHECKING:
 SECONDS_MAX = 366 * 86_400.0
 
 
-class Entry:
-    """One call under way: its task, and when its time is over by the loop's clock."""
+class RunningTimeout:
+    """The time-out of one call in progress: its task, and its deadline by the loop's clock."""
 
-    __slots__ = ("_cancelling", "_line", "deadline", "expired", "task")
+    __slots__ = ("_cancel_count", "_queue", "deadline", "is_expired", "task")
 
-    def __init__(self, line: _Line, task: asyncio.Task[Any], deadline: float) -> None:
-        self._line = line
-        self._cancelling = task.cancelling()
+    def __init__(self, queue: _DeadlineQueue, task: asyncio.Task[Any], deadline: float) -> None:
+        self._queue = queue
+        self._cancel_count = task.cancelling()
         self.task = task
         self.deadline = deadline
-        self.expired = False
+        self.is_expired = False
 
-    def leave(self, error: BaseException | None = None) -> None:
-        """End the bound, in whatever way the call ended, exactly once.
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the time-out; call it exactly once, however the call ended.
 
-        Raises ``TimeoutError`` in the place of ``error`` if that is the cancellation made at the deadline.
+        Raises ``TimeoutError`` if ``error`` is the cancellation at the deadline.
         """
-        if not self.expired:
-            del self._line[self]
+        if not self.is_expired:
+            del self._queue[self]
             return
-        # in any case, or the task would look cancelled to whoever asks it later
-        nobody_else = self.task.uncancel() <= self._cancelling
-        if nobody_else and error is not None and _is_cancellation(error):
+        # always, because a task that stays marked as cancelled would confuse other code
+        is_only_cancellation = self.task.uncancel() <= self._cancel_count
+        if is_only_cancellation and error is not None and _is_cancellation(error):
             raise TimeoutError from error
 
 
-class Limit:
-    """``with timeouts.limit():`` the same for those who would rather not pair two calls by hand."""
+class TimeoutContext:
+    """A time-out as a context manager: ``with timeouts.context():``."""
 
     __slots__ = ("_entry", "_timeouts")
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
-        self._entry: Entry | None = None
+        self._entry: RunningTimeout | None = None
 
-    def __enter__(self) -> Entry:
+    def __enter__(self) -> RunningTimeout:
         if self._entry is not None:
-            raise RuntimeError("a limit is entered once: ask for another")
-        self._entry = self._timeouts.enter()
+            raise RuntimeError("this context was already entered: call context() again for a new one")
+        self._entry = self._timeouts.start()
         return self._entry
 
     def __exit__(
@@ -72,112 +73,111 @@ class Limit:
         trace: TracebackType | None,
     ) -> None:
         assert self._entry is not None  # noqa: S101 - Python calls this after __enter__ only
-        self._entry.leave(error)
+        self._entry.finish(error)
 
 
 class Timeouts:
-    """A number of seconds that calls may take, on any event loop, in any thread.
+    """Time-outs of one duration, for calls on any event loop in any thread.
 
     The cheapest form::
 
-        entry = timeouts.enter()
+        timeout = timeouts.start()
         try:
             result = await call()
         except BaseException as error:
-            entry.leave(error)
+            timeout.finish(error)
             raise
-        entry.leave()
+        timeout.finish()
 
-    It holds as much as there are calls under way, and one timer for each loop.
+    It keeps one entry for each call in progress, and one timer for each loop.
     """
 
-    __slots__ = ("__weakref__", "_lines", "_lock", "_recent", "_task", "seconds")
+    __slots__ = ("__weakref__", "_find_task", "_last_queue", "_lock", "_queues", "seconds")
 
     def __init__(self, seconds: float) -> None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise TypeError(f"timeout must be a number of seconds, got {seconds!r:.50}")
-        if not (isfinite(seconds) and 0 < seconds <= SECONDS_MAX):
-            raise ValueError(f"timeout must be above 0 and at most {SECONDS_MAX:g} seconds, got {seconds}")
-        self.seconds = float(seconds)
-        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
-        self._recent: _Line | None = None
-        self._task: Callable[[], asyncio.Task[Any] | None] | None = None
+        self.seconds = require_number("timeout", seconds, maximum=SECONDS_MAX, above=0, unit="seconds")
+        self._queues: dict[asyncio.AbstractEventLoop, _DeadlineQueue] = {}
+        self._last_queue: _DeadlineQueue | None = None
+        self._find_task: Callable[[], asyncio.Task[Any] | None] | None = None
         self._lock = Lock()
-        forks.register(self)
+        fork_safety.register(self)
 
-    def enter(self) -> Entry:
-        """Set the bound for what the running task does from now until ``Entry.leave``."""
-        task = (self._task or self._current_task())()
+    def start(self) -> RunningTimeout:
+        """Start a time-out for the running task, which lasts until ``RunningTimeout.finish``."""
+        try:
+            task = (self._find_task or self._load_current_task())()
+        except RuntimeError:
+            raise missing_loop_error() from None
         if task is None:
-            raise RuntimeError("a timeout bounds what a task does: there is none here")
+            raise RuntimeError("a timeout needs a running task: call it inside a coroutine")
         loop = task.get_loop()
-        line = self._recent
-        if line is None or line.loop is not loop:
-            line = self._line_of(loop)
-        entry = Entry(line, task, loop.time() + self.seconds)
-        line[entry] = None
-        if not line.timed:
-            line.start(entry)
+        queue = self._last_queue
+        if queue is None or queue.loop is not loop:
+            queue = self._queue_for(loop)
+        entry = RunningTimeout(queue, task, loop.time() + self.seconds)
+        queue[entry] = None
+        if not queue.is_scheduled:
+            queue.schedule(entry)
         return entry
 
-    def limit(self) -> Limit:
-        """Return a context manager that sets the bound for its body."""
-        return Limit(self)
+    def context(self) -> TimeoutContext:
+        """Return a context manager that sets the time-out for its body."""
+        return TimeoutContext(self)
 
     def after_fork(self) -> None:
-        """Leave the parent's loops to the parent."""
-        forks.renew(self._lock)
-        self._lines.clear()
-        self._recent = None
+        """Drop the parent's event loops."""
+        fork_safety.reinit_lock(self._lock)
+        self._queues.clear()
+        self._last_queue = None
 
-    def _current_task(self) -> Callable[[], asyncio.Task[Any] | None]:
-        from asyncio import current_task  # noqa: PLC0415 - costs 40 ms, and blocking programs never need it
+    def _load_current_task(self) -> Callable[[], asyncio.Task[Any] | None]:
+        from asyncio import current_task  # noqa: PLC0415 - 40 ms, and blocking programs do not need it
 
-        self._task = current_task
+        self._find_task = current_task
         return current_task
 
-    def _line_of(self, loop: asyncio.AbstractEventLoop) -> _Line:
-        with self._lock:  # other threads have loops, too
-            line = self._lines.get(loop)
-            if line is None:
-                for other in [other for other in self._lines if other.is_closed()]:
-                    del self._lines[other]  # a line holds its loop, so this does not happen by itself
-                line = self._lines[loop] = _Line(loop)
-            self._recent = line
-            return line
+    def _queue_for(self, loop: asyncio.AbstractEventLoop) -> _DeadlineQueue:
+        with self._lock:  # other threads may have loops, too
+            queue = self._queues.get(loop)
+            if queue is None:
+                for other in [other for other in self._queues if other.is_closed()]:
+                    del self._queues[other]  # a queue references its loop: neither would be collected
+                queue = self._queues[loop] = _DeadlineQueue(loop)
+            self._last_queue = queue
+            return queue
 
 
-class _Line(dict[Entry, None]):
-    """The calls under way on one loop, in the order of their deadlines.
+class _DeadlineQueue(dict[RunningTimeout, None]):
+    """The time-outs of calls in progress on one loop, in the order of their deadlines.
 
-    A dictionary, because whoever leaves does so from anywhere in the line; and it is used by one thread only.
+    A dictionary, because entries are removed from anywhere in the queue. Only the loop's thread uses it.
     """
 
-    __slots__ = ("loop", "timed")
+    __slots__ = ("is_scheduled", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.loop = loop
-        self.timed = False
+        self.is_scheduled = False
 
-    def start(self, first: Entry) -> None:
-        """Have the loop look at the line when the time of its first is over."""
-        self.timed = True
-        self.loop.call_at(first.deadline, self._look)
+    def schedule(self, first: RunningTimeout) -> None:
+        """Have the loop expire entries at the deadline of the first one."""
+        self.is_scheduled = True
+        self.loop.call_at(first.deadline, self._expire_due)
 
-    def _look(self) -> None:
-        """End those whose time is over, and come back for the next."""
+    def _expire_due(self) -> None:
+        """Cancel the calls whose deadline has passed, and schedule the next deadline."""
         now = self.loop.time()
         for entry in list(takewhile(lambda entry: entry.deadline <= now, self)):
             del self[entry]
-            entry.expired = True
+            entry.is_expired = True
             entry.task.cancel()
-        self.timed = False
+        self.is_scheduled = False
         if self:
-            self.start(next(iter(self)))
+            self.schedule(next(iter(self)))
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    from asyncio import CancelledError  # noqa: PLC0415 - see above
+    from asyncio import CancelledError  # noqa: PLC0415 - as above
 
     return isinstance(error, CancelledError)

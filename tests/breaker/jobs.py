@@ -1,6 +1,6 @@
-"""What worker processes do in the tests of breakers.
+"""The jobs of worker processes in the tests of breakers.
 
-The backend is a file: each call that reaches it adds a byte.
+The backend is a file: each call that reaches it appends a byte.
 """
 
 from __future__ import annotations
@@ -12,35 +12,38 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-from tests.processes.jobs import ready, say
+from tests.processes.jobs import send_result, wait_for_start
+from tests.support import wait_until
 
 from comporta import CircuitBreaker, CircuitOpenError
 
 NAME = "upstream"
-_TRIES_MAX = 10_000
-_PAUSE_SECONDS = 0.01
+_ATTEMPTS_MAX = 10_000
+_PACE_SECONDS = 0.01
+"""The time between two calls of steady traffic."""
 
 
 class Backend:
-    """An upstream that counts who reaches it."""
+    """An upstream that counts the calls that reach it."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def hit(self) -> None:
-        """Be reached."""
+        """Count a call."""
         os.write(self._fd, b"x")
 
     def fail(self) -> None:
-        """Be reached, and fail."""
+        """Count a call, and fail."""
         self.hit()
         raise OSError("down")
 
 
 def hits(path: str) -> int:
-    """Return how often a backend was reached."""
+    """Return how many calls reached a backend."""
     return Path(path).stat().st_size if Path(path).exists() else 0
 
 
@@ -49,159 +52,168 @@ def breaker_of(url: str, config: dict[str, Any]) -> CircuitBreaker:
 
 
 def trip_blocking(number: int, url: str, backend: str, config: dict[str, Any]) -> None:
-    """Call a backend that fails, until refused."""
+    """Call a failing backend until the breaker refuses."""
     call = breaker_of(url, config)(Backend(backend).fail)
-    ready()
-    say(_until_refused(call))
+    wait_for_start()
+    send_result(_count_until_refused(call))
 
 
-def _until_refused(call: Callable[[], None]) -> int:
-    for tried in range(_TRIES_MAX):
+def _count_until_refused(call: Callable[[], None]) -> int:
+    for attempts in range(_ATTEMPTS_MAX):
         try:
             call()
         except CircuitOpenError:
-            return tried
+            return attempts
         except OSError:
             continue
-    return _TRIES_MAX
+    return _ATTEMPTS_MAX
 
 
-def trip_awaiting(number: int, url: str, backend: str, config: dict[str, Any]) -> None:
+def trip_async(number: int, url: str, backend: str, config: dict[str, Any]) -> None:
     """Do the same on an event loop."""
 
     async def main() -> int:
         breaker, upstream = breaker_of(url, config), Backend(backend)
-        ready()
-        for tried in range(_TRIES_MAX):
+        wait_for_start()
+        for attempts in range(_ATTEMPTS_MAX):
             try:
-                async with breaker:
+                async with breaker.admit():
                     upstream.fail()
             except CircuitOpenError:
-                return tried
+                return attempts
             except OSError:
                 continue
-        return _TRIES_MAX
+        return _ATTEMPTS_MAX
 
-    say(asyncio.run(main()))
+    send_result(asyncio.run(main()))
 
 
 def crowd(number: int, url: str, backend: str, config: dict[str, Any], callers: int) -> None:
-    """Call from many coroutines at once; those let through stay inside until told to go."""
+    """Call from many coroutines at once; admitted calls stay inside until the test sends a line."""
 
     async def main() -> None:
         breaker, upstream, leave = breaker_of(url, config), Backend(backend), asyncio.Event()
         answers: list[bool] = []
+        all_answered = asyncio.Event()
+
+        def answer(admitted: bool) -> None:
+            answers.append(admitted)
+            if len(answers) == callers:
+                all_answered.set()
 
         async def call() -> None:
             try:
-                async with breaker:
+                async with breaker.admit():
                     upstream.hit()
-                    answers.append(True)
+                    answer(True)
                     await leave.wait()
             except CircuitOpenError:
-                answers.append(False)
+                answer(False)
 
-        ready()
+        wait_for_start()
         tasks = [asyncio.create_task(call()) for _ in range(callers)]
-        while len(answers) < callers:  # noqa: ASYNC110 - everybody has answered, or is inside
-            await asyncio.sleep(_PAUSE_SECONDS)
-        say(sum(answers))
+        await all_answered.wait()
+        send_result(sum(answers))
         sys.stdin.readline()
         leave.set()
         await asyncio.gather(*tasks)
-        say(breaker.phase)
+        send_result(breaker.phase)
 
     asyncio.run(main())
 
 
 def hang_in_probe(number: int, url: str, config: dict[str, Any]) -> None:
-    """Take the probe, say when, and never come back."""
+    """Get the probe, send the time, and hang."""
     breaker = breaker_of(url, config)
-    while True:
+    asked_ns = 0
+
+    def is_admitted() -> bool:
+        nonlocal asked_ns
         asked_ns = time.monotonic_ns()
-        if breaker.sync.allow():
-            break
-        time.sleep(_PAUSE_SECONDS)
-    say("ready")
-    say(asked_ns)
-    time.sleep(3600)
+        return bool(breaker.sync.allow())
+
+    wait_until(is_admitted)
+    send_result("ready")
+    send_result(asked_ns)
+    Event().wait()
 
 
-def call_until_well(number: int, url: str, backend: str, config: dict[str, Any]) -> None:
-    """Call steadily until let through; tell when that was."""
+def call_until_admitted(number: int, url: str, backend: str, config: dict[str, Any]) -> None:
+    """Call steadily until a call is admitted, and send the time of that call."""
     call = breaker_of(url, config)(Backend(backend).hit)
-    ready()
-    while True:
+    wait_for_start()
+
+    def is_admitted() -> bool:
         try:
             call()
-            break
         except CircuitOpenError:
-            time.sleep(_PAUSE_SECONDS)
-    say(time.monotonic_ns())
+            return False
+        return True
+
+    wait_until(is_admitted)
+    send_result(time.monotonic_ns())
 
 
 def call_steadily(
-    number: int, url: str, backend: str, config: dict[str, Any], *, seconds: float, awaiting: bool
+    number: int, url: str, backend: str, config: dict[str, Any], *, seconds: float, use_async: bool
 ) -> None:
-    """Learn that the circuit is open; then call steadily and tell how long the slowest call took."""
+    """Wait until the circuit is open; then call steadily and send how long the slowest call took."""
     breaker, upstream = breaker_of(url, config), Backend(backend)
-    while not breaker.is_degraded:
-        time.sleep(_PAUSE_SECONDS)
-    if awaiting:
-        say(asyncio.run(_steadily(breaker, upstream, seconds)))
+    wait_until(lambda: breaker.is_degraded)
+    if use_async:
+        send_result(asyncio.run(_call_steadily_async(breaker, upstream, seconds)))
         return
     call = breaker(upstream.hit)
-    begins_ns = ready()
+    start_ns = wait_for_start()
     slowest_ns = refused = 0
-    while (before_ns := time.monotonic_ns()) - begins_ns < seconds * 1e9:
+    while (before_ns := time.monotonic_ns()) - start_ns < seconds * 1e9:
         try:
             call()
         except CircuitOpenError:
             refused += 1
         slowest_ns = max(slowest_ns, time.monotonic_ns() - before_ns)
-        time.sleep(_PAUSE_SECONDS)
-    say({"slowest": slowest_ns / 1e9, "refused": refused, "alone": breaker.fallback is not None})
+        time.sleep(_PACE_SECONDS)
+    send_result({"slowest": slowest_ns / 1e9, "refused": refused, "fallback": breaker.fallback is not None})
 
 
-async def _steadily(breaker: CircuitBreaker, upstream: Backend, seconds: float) -> dict[str, Any]:
-    begins_ns = ready()
+async def _call_steadily_async(breaker: CircuitBreaker, upstream: Backend, seconds: float) -> dict[str, Any]:
+    start_ns = wait_for_start()
     slowest_ns = refused = 0
-    while (before_ns := time.monotonic_ns()) - begins_ns < seconds * 1e9:
+    while (before_ns := time.monotonic_ns()) - start_ns < seconds * 1e9:
         try:
-            async with breaker:
+            async with breaker.admit():
                 upstream.hit()
         except CircuitOpenError:
             refused += 1
         slowest_ns = max(slowest_ns, time.monotonic_ns() - before_ns)
-        await asyncio.sleep(_PAUSE_SECONDS)
-    return {"slowest": slowest_ns / 1e9, "refused": refused, "alone": breaker.fallback is not None}
+        await asyncio.sleep(_PACE_SECONDS)
+    return {"slowest": slowest_ns / 1e9, "refused": refused, "fallback": breaker.fallback is not None}
 
 
 def fork_and_trip(number: int, url: str, config: dict[str, Any]) -> None:
-    """Use a breaker, fork, and let the child open it; tell what the parent sees, and who failed."""
+    """Use a breaker, fork, and let the child open it; send what the parent sees."""
     breaker = breaker_of(url, config)
     assert breaker.sync.allow()
-    warnings.simplefilter("ignore", DeprecationWarning)  # to fork with threads is what is tested
-    ready()
+    warnings.simplefilter("ignore", DeprecationWarning)  # the test forks with threads running
+    wait_for_start()
     pid = os.fork()
     if not pid:
         admission = breaker.sync.allow()
         breaker.sync.record_failure("in the child", admission)
         os._exit(0 if breaker.is_degraded else 1)
     _, status = os.waitpid(pid, 0)
-    while not breaker.is_degraded:
-        time.sleep(_PAUSE_SECONDS)
-    say({"status": status, "why": breaker.sync.get_state().why})
+    wait_until(lambda: breaker.is_degraded)
+    send_result({"status": status, "reason": breaker.sync.get_state().reason})
 
 
 JOBS: dict[str, Callable[..., None]] = {
     job.__name__: job
     for job in (
         trip_blocking,
-        trip_awaiting,
+        trip_async,
         crowd,
         hang_in_probe,
-        call_until_well,
+        call_until_admitted,
         call_steadily,
         fork_and_trip,
     )

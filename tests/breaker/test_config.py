@@ -1,4 +1,4 @@
-"""What is written down about breakers: configurations, the environment, older names."""
+"""Options of breakers, their settings in the environment, and older class names."""
 
 from __future__ import annotations
 
@@ -8,44 +8,48 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.breaker.faces import Face
-from tests.processes.fleet import new_name, remove
+from tests.breaker.drivers import Driver
+from tests.processes.fleet import new_state_name, remove_shared_state
 
 from comporta import BreakerConfig, CircuitBreaker, get_circuit_breaker
-from comporta.adapters import PNCPCircuitBreaker, RedisCircuitBreaker
 from comporta.breaker import registry
-from comporta.breaker.admission import why_of
+from comporta.breaker.admission import error_summary
 from comporta.breaker.registry import forget_circuit_breakers
-from comporta.steps import WHOLE, climbed
-from comporta.stores.failover import FailoverStore
+from comporta.compat.breakers import PNCPCircuitBreaker, RedisCircuitBreaker
+from comporta.ramp import FULL_SHARE, ramp_share
+from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
-from comporta.stores.urls import forget_stores, open_store
+from comporta.stores.registry import close_stores, open_store
 from comporta.testing import Server
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"threshold": 0}, "threshold must be at least 1, got 0"),
-    ({"threshold": -3}, "threshold must be at least 1, got -3"),
-    ({"threshold": 10**7}, "threshold must be at most 1000000, got 10000000"),
-    ({"threshold": None}, "threshold must be at least 1 where no ratio is given, got None"),
+    ({"threshold": 0}, "threshold must be 1 to 1000000, got 0"),
+    ({"threshold": -3}, "threshold must be 1 to 1000000, got -3"),
+    ({"threshold": 10**7}, "threshold must be 1 to 1000000, got 10000000"),
+    ({"threshold": None}, "threshold must be at least 1 unless a ratio is given, got None"),
     ({"cooldown_seconds": -1}, "cooldown_seconds must be 0.001 to 86400, got -1"),
     ({"cooldown_seconds": 0}, "cooldown_seconds must be 0.001 to 86400, got 0"),
     ({"cooldown_seconds": float("nan")}, "cooldown_seconds must be 0.001 to 86400, got nan"),
     ({"cooldown_seconds": 90_000}, "cooldown_seconds must be 0.001 to 86400, got 90000"),
+    ({"cooldown_factor": 0.5}, "cooldown_factor must be 1 to 100, got 0.5"),
+    ({"cooldown_max_seconds": 29}, "cooldown_max_seconds must be 30 to 86400, got 29"),
+    ({"local_threshold": 0}, "local_threshold must be 1 to 1000000, got 0"),
+    ({"probes": 3, "probes_at_once": 4}, "probes_at_once must be 1 to 3, got 4"),
     ({"failure_ratio": 0}, "failure_ratio must be 1e-06 to 1, got 0"),
     ({"failure_ratio": 1.1}, "failure_ratio must be 1e-06 to 1, got 1.1"),
     ({"slow_ratio": 0.5}, "slow_seconds and slow_ratio must be given together, got None and 0.5"),
     ({"slow_seconds": -1, "slow_ratio": 1}, "slow_seconds must be 1e-06 to 86400, got -1"),
-    ({"minimum_calls": 0}, "minimum_calls must be at least 1, got 0"),
-    ({"quorum": 17}, "quorum must be at most 16, got 17"),
-    ({"probes": 0}, "probes must be at least 1, got 0"),
+    ({"minimum_calls": 0}, "minimum_calls must be 1 to 1000000, got 0"),
+    ({"quorum": 17}, "quorum must be 1 to 16, got 17"),
+    ({"probes": 0}, "probes must be 1 to 16, got 0"),
     ({"probe_seconds": 0}, "probe_seconds must be 0.001 to 86400, got 0"),
-    ({"ramp_steps": -1}, "ramp_steps must be at least 0, got -1"),
+    ({"ramp_steps": -1}, "ramp_steps must be 0 to 100, got -1"),
     ({"staleness": 0}, "staleness must be 0.001 to 60, got 0"),
 ]
 
 
 @pytest.mark.parametrize(("given", "message"), BAD, ids=lambda value: str(value)[:40])
-def test_config__out_of_range__is_refused_naming_field_range_and_value(
+def test_config__out_of_range__raises_naming_field_range_and_value(
     given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
@@ -55,33 +59,45 @@ def test_config__out_of_range__is_refused_naming_field_range_and_value(
 
 
 @pytest.mark.parametrize("given", [{"threshold": True}, {"threshold": 1.5}, {"cooldown_seconds": "30"}])
-def test_config__of_the_wrong_type__is_refused_naming_it(given: dict[str, Any]) -> None:
+def test_config__wrong_type__raises_naming_the_field(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=f"{next(iter(given))} must be a"):
         BreakerConfig(**given)
 
 
-def test_config__given_whole__is_used_and_nothing_beside_it() -> None:
+def test_config__passed_as_object__is_used_and_excludes_other_options() -> None:
     config = BreakerConfig(7, 8.0, probes=2)
     breaker = CircuitBreaker("n", config=config, state="memory://")
     assert (breaker.threshold, breaker.cooldown_seconds) == (7, 8.0)
     assert str(config) == "threshold=7, cooldown_seconds=8.0, probes=2"
-    with pytest.raises(TypeError, match="config says it all: leave out probes"):
+    growing = BreakerConfig(cooldown_factor=2, cooldown_max_seconds=600, local_threshold=3)
+    assert str(growing) == (
+        "threshold=5, cooldown_seconds=30.0, cooldown_factor=2, cooldown_max_seconds=600, local_threshold=3"
+    )
+    with pytest.raises(TypeError, match="config already has all options: leave out probes, or config"):
         CircuitBreaker("n", config=config, state="memory://", probes=2)
-    with pytest.raises(TypeError, match="config says it all: leave out threshold and cooldown_seconds"):
+    with pytest.raises(
+        TypeError, match="config already has all options: leave out threshold and cooldown_seconds"
+    ):
         CircuitBreaker("n", 9, config=config, state="memory://")
+
+
+def test_breaker__arguments__are_attributes() -> None:
+    breaker = CircuitBreaker("n", counts_error=bool, counts_result=callable, state="memory://")
+    assert (breaker.name, breaker.counts_error, breaker.counts_result) == ("n", bool, callable)
+    assert breaker.config == BreakerConfig()
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [("name", None), ("state", 3), ("config", {}), ("counts_error", OSError("no")), ("counts_result", 500)],
 )
-def test_breaker__argument_of_the_wrong_type__is_refused_naming_it(field: str, value: Any) -> None:
+def test_breaker__argument_of_the_wrong_type__raises_naming_it(field: str, value: Any) -> None:
     given: dict[str, Any] = {"name": "n", "state": "memory://wrong-types", field: value}
     with pytest.raises(TypeError, match=f"^{field} must be .*, got {re.escape(repr(value))}"):
         CircuitBreaker(**given)
 
 
-def test_state__unknown_scheme__is_refused() -> None:
+def test_state__unknown_scheme__raises() -> None:
     with pytest.raises(ValueError, match="ftp"):
         CircuitBreaker("n", state="ftp://x")
 
@@ -94,10 +110,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
     forget_circuit_breakers()
     yield monkeypatch
     forget_circuit_breakers()
-    forget_stores()
+    close_stores()
 
 
-def test_by_name__seed__has_the_seeds_defaults(environment: pytest.MonkeyPatch) -> None:
+def test_by_name__pncp_and_pcp__have_their_own_defaults(environment: pytest.MonkeyPatch) -> None:
     pncp, pcp, other = get_circuit_breaker(), get_circuit_breaker("pcp"), get_circuit_breaker("x.y")
     assert (pncp.name, pncp.threshold, pncp.cooldown_seconds) == ("pncp", 50, 120)
     assert (pcp.threshold, pcp.cooldown_seconds) == (30, 120)
@@ -105,14 +121,14 @@ def test_by_name__seed__has_the_seeds_defaults(environment: pytest.MonkeyPatch) 
     assert get_circuit_breaker("pncp") is pncp
 
 
-def test_by_name__environment__says_otherwise(environment: pytest.MonkeyPatch) -> None:
+def test_by_name__environment_variables__override_the_defaults(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("X_Y_Z_CIRCUIT_BREAKER_THRESHOLD", "3")
     environment.setenv("X_Y_Z_CIRCUIT_BREAKER_COOLDOWN", "1.5")
     breaker = get_circuit_breaker("x-y.z")
     assert (breaker.threshold, breaker.cooldown_seconds) == (3, 1.5)
 
 
-def test_by_name__file__says_how_it_behaves_and_where_it_lives(
+def test_by_name__settings_file__configures_breaker_and_state(
     environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "f.toml").write_text('state = "memory://in-file"\n[breakers.pcp]\nthreshold = 7\n')
@@ -129,12 +145,12 @@ def test_by_name__file__says_how_it_behaves_and_where_it_lives(
     [
         ("THRESHOLD", "0", "THRESHOLD: threshold must be at least 1, got 0"),
         ("THRESHOLD", "many", "THRESHOLD: threshold must be a whole number or false, got 'many'"),
-        ("COOLDOWN", "-1", "COOLDOWN: cooldown_seconds must be positive, got -1"),
+        ("COOLDOWN", "-1", "COOLDOWN: cooldown_seconds must be above 0 seconds, got -1"),
         ("COOLDOWN", "soon", "COOLDOWN: cooldown_seconds must be a number of seconds, got 'soon'"),
         ("COOLDOWN", "100000", "COOLDOWN: cooldown_seconds must be 0.001 to 86400, got 100000"),
     ],
 )
-def test_by_name__bad_value__names_the_variable(
+def test_by_name__bad_value__raises_naming_the_variable(
     environment: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
     environment.setenv(f"PNCP_CIRCUIT_BREAKER_{variable}", value)
@@ -142,19 +158,19 @@ def test_by_name__bad_value__names_the_variable(
         get_circuit_breaker()
 
 
-@pytest.mark.parametrize("said", ["false", "0", "No", "OFF"])
-def test_by_name__sharing_turned_off__is_this_process_alone(
-    environment: pytest.MonkeyPatch, said: str
+@pytest.mark.parametrize("value", ["false", "0", "No", "OFF"])
+def test_by_name__sharing_disabled__uses_this_process_only(
+    environment: pytest.MonkeyPatch, value: str
 ) -> None:
-    environment.setenv("USE_REDIS_CIRCUIT_BREAKER", said)
+    environment.setenv("USE_REDIS_CIRCUIT_BREAKER", value)
     environment.setenv("COMPORTA_STATE", "redis://nowhere.invalid")
     breaker = get_circuit_breaker()
     assert isinstance(breaker.store, MemoryStore)
-    Face(breaker, None).fails(50)
+    Driver(breaker, None).fails(50)
     assert breaker.is_degraded is True
 
 
-def test_by_name__sharing_neither_on_nor_off__is_refused(environment: pytest.MonkeyPatch) -> None:
+def test_by_name__sharing_variable_invalid__raises(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("USE_REDIS_CIRCUIT_BREAKER", "maybe")
     with pytest.raises(ValueError, match=r"USE_REDIS_CIRCUIT_BREAKER must be one of true, .*'maybe'"):
         get_circuit_breaker()
@@ -172,44 +188,44 @@ def test_by_name__redis_url__is_shared_through_it(environment: pytest.MonkeyPatc
     assert other.is_degraded is True
 
 
-def test_by_name__nothing_said__is_this_machine(environment: pytest.MonkeyPatch) -> None:
+def test_by_name__no_configuration__shares_on_this_machine(environment: pytest.MonkeyPatch) -> None:
     environment.delenv("COMPORTA_STATE")
-    name = new_name()
+    name = new_state_name()
     environment.setenv("COMPORTA_APP", name)
     try:
         breaker = get_circuit_breaker("of-this-machine")
         assert isinstance(breaker.store, FailoverStore)
         assert breaker.store.address == f"shared://{name}"
-        assert breaker.store.local
+        assert breaker.store.decides_in_process
     finally:
-        forget_stores()
-        remove(name)
+        close_stores()
+        remove_shared_state(name)
 
 
-def test_by_name__too_many__is_refused(environment: pytest.MonkeyPatch) -> None:
-    environment.setattr(registry, "NAMES_MAX", 1)
+def test_by_name__too_many__raises(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(registry, "BREAKERS_MAX", 1)
     get_circuit_breaker("one")
-    with pytest.raises(ValueError, match="at most 1, got one more: 'two'"):
+    with pytest.raises(ValueError, match="at most 1 named breakers, got one more: 'two'"):
         get_circuit_breaker("two")
 
 
-def test_adapters__older_names__are_the_real_thing() -> None:
+def test_compat__older_class_names__behave_like_the_current_classes() -> None:
     local = PNCPCircuitBreaker()
     assert isinstance(local.store, MemoryStore)
     assert (local.name, local.threshold, local.cooldown_seconds) == ("pncp", 50, 120)
-    Face(local, None).fails(50)
+    Driver(local, None).fails(50)
     assert local.is_degraded is True
 
 
-def test_why__long_and_with_control_characters__is_cut_and_cleaned() -> None:
-    assert why_of(None) == ""
-    assert why_of("a\x1b[31m\nb") == "a [31m b"
-    assert len(why_of(ValueError("ç" * 500)).encode()) <= 200
-    assert why_of(ValueError()) == "ValueError"
+def test_error_summary__long_with_control_characters__is_truncated_and_cleaned() -> None:
+    assert error_summary(None) == ""
+    assert error_summary("a\x1b[31m\nb") == "a [31m b"
+    assert len(error_summary(ValueError("ç" * 500)).encode()) <= 200
+    assert error_summary(ValueError()) == "ValueError"
 
 
-def test_steps__climb__in_even_parts_never_nothing_and_never_more_than_all() -> None:
-    assert [climbed(3, 10, at) for at in (-5, 0, 9, 10, 20, 29, 30, 10**9)] == [
-        *(250_000, 250_000, 250_000, 500_000, 750_000, 750_000, WHOLE, WHOLE)
+def test_ramp_share__any_time__rises_in_even_steps_above_zero_up_to_the_full_share() -> None:
+    assert [ramp_share(3, 10, at) for at in (-5, 0, 9, 10, 20, 29, 30, 10**9)] == [
+        *(250_000, 250_000, 250_000, 500_000, 750_000, 750_000, FULL_SHARE, FULL_SHARE)
     ]
-    assert climbed(5_000_000, 10, 0) == 1
+    assert ramp_share(5_000_000, 10, 0) == 1

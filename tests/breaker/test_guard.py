@@ -1,42 +1,42 @@
-"""What a decorated function leaves behind in the view, for those who come after it."""
+"""What the call of a decorated function leaves in the local view."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.breaker.faces import Face
+from tests.breaker.drivers import Driver
 
-from comporta.breaker.view import IN_USE_NS
+from comporta.breaker.poller import IDLE_AFTER_NS
 from comporta.testing import ManualClock
 
-Pair = Callable[..., tuple[Face, Face]]
+Pair = Callable[..., tuple[Driver, Driver]]
 
 _STEP_SECONDS = 0.2
-_STEPS = 2 * round(IN_USE_NS / 1e9 / _STEP_SECONDS)
+_STEPS = 2 * round(IDLE_AFTER_NS / 1e9 / _STEP_SECONDS)
 
 
-def test_guarded__steady_calls_on_a_shared_circuit__the_view_stays_in_the_keepers_care(
+def test_decorated__steady_calls_on_a_shared_store__the_heartbeat_keeps_polling(
     pair: Pair, clock: ManualClock
 ) -> None:
-    face, _ = pair(staleness=0.25)
-    view = face.breaker.view
-    face.guarded(bool)
+    driver, _ = pair(staleness=0.25)
+    view = driver.breaker._view
+    driver.guarded(bool)
     for _ in range(_STEPS):
         clock.advance(_STEP_SECONDS)
-        face.guarded(bool)
-        look = view.due()
-        assert look is not None
-        view.told(view.store.apply(look))
+        driver.guarded(bool)
+        operation = view.poller.heartbeat_operation()
+        assert operation is not None
+        view.poller.on_heartbeat_reply(view.store.apply(operation))
 
 
-def test_guarded__success_on_a_shared_circuit__the_next_failure_of_the_worker_starts_the_count_again(
+def test_decorated__success_on_a_shared_store__the_next_failure_restarts_the_streak(
     pair: Pair, clock: ManualClock
 ) -> None:
     one, other = pair(threshold=3)
     one.guarded(bool)
     other.fails(2)
     clock.advance(0.1)
-    one.guarded(bool)  # by a view from before the failures: nobody is told
+    one.guarded(bool)  # the view is older than the failures, so nothing is reported
     clock.advance(0.1)
     one.fails()
     assert one.get_state().failures == 1

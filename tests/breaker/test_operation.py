@@ -1,4 +1,4 @@
-"""Steps as operations: what comes back that makes no sense, and who is gone before the answer."""
+"""Requests as operations: malformed replies, cancelled callers, and the codec."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ from typing import Any
 import pytest
 from tests.support import memory_store, shared_store
 
-from comporta import CircuitBreaker, StateError, StateForbiddenError, StateTypeError, forks
-from comporta.breaker import registry, view
+from comporta import CircuitBreaker, StateError, StatePermissionError, StateTypeError, fork_safety
+from comporta.breaker import local_view, registry
 from comporta.breaker.codec import CIRCUIT
 from comporta.breaker.config import BreakerConfig
-from comporta.breaker.machine import step
-from comporta.breaker.operation import Known, Step
+from comporta.breaker.operation import BreakerOperation, CircuitSnapshot
 from comporta.breaker.state import (
     ADMIT,
-    EMPTY,
+    EMPTY_CIRCUIT,
+    FAIL,
     SUCCEED,
-    Asked,
     Circuit,
-    Failing,
-    Forced,
+    CircuitRequest,
+    FailingWorker,
+    ForcedState,
     Probe,
-    Slice,
+    WindowSlice,
 )
-from comporta.stores.urls import forget_stores
+from comporta.breaker.state_machine import step
+from comporta.stores.registry import close_stores
 from comporta.testing import ManualClock, Server
 
-LOOK = Step("n", BreakerConfig(1).rules, Asked("look"), lambda: Known(EMPTY, Forced()))
-GOOD: list[Any] = [1, 0, 0, 0, 0, 0, 1000, -1, b"", 0, 0, b"5 a:1"]
+READ_REQUEST = BreakerOperation(
+    "n",
+    BreakerConfig(1)._rules,
+    CircuitRequest("read"),
+    lambda: CircuitSnapshot(EMPTY_CIRCUIT, ForcedState()),
+)
+GOOD: list[Any] = [1, 0, 0, 0, 0, 0, 1000, -1, 0, 0, 0, 0, 0, -1, b"", 0, 0, b"5 a:1"]
 
 
-def test_parse__whole_reply__is_read() -> None:
-    assert LOOK.parse(GOOD).probes == ((5, "a:1"),)
+def test_parse__complete_reply__returns_it() -> None:
+    assert READ_REQUEST.parse(GOOD).probes == ((5, "a:1"),)
 
 
 @pytest.mark.parametrize(
@@ -44,26 +50,26 @@ def test_parse__whole_reply__is_read() -> None:
         GOOD[:-1],
         [*GOOD, 1],
         [*GOOD[:-1], 7],
-        [*GOOD[:8], 7, *GOOD[9:]],
+        [*GOOD[:14], 7, *GOOD[15:]],
         [GOOD[0], b"x", *GOOD[2:]],
     ],
 )
-def test_parse__wrong_shape__is_no_answer(raw: list[Any]) -> None:
+def test_parse__wrong_shape__raises(raw: list[Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
-        LOOK.parse(raw)
+        READ_REQUEST.parse(raw)
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
         (b"WRONGTYPE Operation against a key", StateTypeError),
-        (b"NOPERM this user has no permissions", StateForbiddenError),
+        (b"NOPERM this user has no permissions", StatePermissionError),
         (b"something else", StateError),
     ],
 )
-def test_parse__error_in_place_of_an_answer__is_named(text: bytes, kind: type[StateError]) -> None:
+def test_parse__error_instead_of_a_reply__raises_naming_the_key(text: bytes, kind: type[StateError]) -> None:
     with pytest.raises(kind, match="circuit_breaker:n"):
-        LOOK.parse([text, *[0] * 11])
+        READ_REQUEST.parse([text, *[0] * 17])
 
 
 @pytest.mark.parametrize(
@@ -71,24 +77,28 @@ def test_parse__error_in_place_of_an_answer__is_named(text: bytes, kind: type[St
     [(1, {}), (2, {"open_until_us": 5_000_000}), (2, {"tripped": True})],
     ids=["older", "open", "half-open"],
 )
-def test_success__of_a_call_that_says_nothing_of_the_circuit_now__changes_nothing(
-    generation: int, more: dict[str, Any]
-) -> None:
+def test_success__of_an_outdated_call__changes_nothing(generation: int, more: dict[str, Any]) -> None:
     circuit = Circuit(1, 9_000_000, trip_ends_us=9_000_000, generation=2, calls_ends_us=9_000_000, **more)
-    asked = Asked(SUCCEED, generation)
-    after, reply = step(circuit, BreakerConfig(5).rules, asked, 1_000_000, Forced())
+    request = CircuitRequest(SUCCEED, generation)
+    after, reply = step(circuit, BreakerConfig(5)._rules, request, 1_000_000, ForcedState())
     assert (after.failures, after.open_until_us, after.tripped) == (1, circuit.open_until_us, circuit.tripped)
     assert reply.change == 0
 
 
-def test_undo__caller_is_gone__gives_back_the_probe_it_was_granted() -> None:
+def test_failure__of_an_outdated_call__changes_nothing() -> None:
+    circuit = Circuit(1, 9_000_000, generation=2, calls_ends_us=9_000_000)
+    after, reply = step(circuit, BreakerConfig(5)._rules, CircuitRequest(FAIL, 1), 1_000_000, ForcedState())
+    assert (after.failures, reply.change) == (1, 0)
+
+
+def test_undo__caller_was_cancelled__releases_its_probe() -> None:
     clock = ManualClock()
     with memory_store(clock) as store:
         breaker = CircuitBreaker("n", 1, 10, state=store)
         breaker.sync.record_failure()
-        assert LOOK.undo(store.apply(LOOK)) is None
+        assert READ_REQUEST.undo(store.apply(READ_REQUEST)) is None
         clock.advance(10)
-        admit = breaker.view.asking(Asked(ADMIT, probe=7, owner="a:1"))
+        admit = breaker._view.builder._operation(CircuitRequest(ADMIT, probe=7, owner="a:1"))
         reply = store.apply(admit)
         assert reply.probe == 7
         undo = admit.undo(reply)
@@ -96,14 +106,14 @@ def test_undo__caller_is_gone__gives_back_the_probe_it_was_granted() -> None:
         assert store.apply(undo).probes == ()
 
 
-def test_codec__fullest_circuit__fits_and_is_read_back() -> None:
+def test_codec__largest_circuit__fits_and_round_trips() -> None:
     owner = "h" * 42 + ":99999"
     circuit = Circuit(
         *(10**9, 10**15, 10**15 + 1, True, 10**15 + 2, "ç" * 100, 15, 10**15 + 3),
         tuple(Probe(2**48, 10**15 + n, owner) for n in range(16)),
-        *(10**15 + 4, 10**15 + 5, 10**15 + 6, 10**15 + 7),
-        tuple(Slice(10**15 + n, 10**9, 10**9, 10**9) for n in range(10)),
-        tuple(Failing(owner, 10**15 + n) for n in range(16)),
+        *(10**12, 10**15 + 4, 10**15 + 5, 10**15 + 6, 10**15 + 7),
+        tuple(WindowSlice(10**15 + n, 10**9, 10**9, 10**9) for n in range(10)),
+        tuple(FailingWorker(owner, 10**15 + n, 10**9) for n in range(16)),
         10**15 + 8,
     )
     buffer = bytearray(CIRCUIT.codec.size + 7)
@@ -111,29 +121,29 @@ def test_codec__fullest_circuit__fits_and_is_read_back() -> None:
     assert CIRCUIT.codec.unpack_from(buffer, 7) == circuit
 
 
-def test_state__left_out__is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state__not_given__comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPORTA_STATE", "memory://left-out")
-    assert CircuitBreaker("n").view is CircuitBreaker("n", state="memory://left-out").view
+    assert CircuitBreaker("n")._view is CircuitBreaker("n", state="memory://left-out")._view
 
 
-def test_standing__view_too_old__asks_before_a_with_block() -> None:
+def test_shared_admission__view_too_old__is_none() -> None:
     clock = ManualClock()
     with shared_store(clock) as store:
         breaker = CircuitBreaker("n", 1, state=store)
         for _ in range(2):
-            with breaker.sync as admission:
+            with breaker.sync.admit() as admission:
                 assert admission.allowed
         clock.advance(1)
-        assert breaker.standing_now() is None
+        assert breaker._guard.shared_admission() is None
 
 
-def test_fork__while_others_held_the_locks__leaves_them_free_in_the_child() -> None:
+def test_fork__locks_held_by_other_threads__are_free_in_the_child() -> None:
     breaker = CircuitBreaker("n", 1, state="memory://")
-    locks = (breaker.view._lock, view._views_lock, registry._lock)
+    locks = (breaker._view.state.lock, local_view._views_lock, registry._lock)
     for lock in locks:
         lock.acquire()
-    breaker.view.after_fork()
-    forks._tell_all()
+    breaker._view.after_fork()
+    fork_safety._reset_child()
     assert not any(lock.locked() for lock in locks)
 
 
@@ -146,4 +156,4 @@ def test_aclose__any_store__can_be_used_again(valkey: Server) -> None:
 
     for url in ("memory://", f"{valkey.url}?timeout=5"):
         asyncio.run(main(url))
-    forget_stores()
+    close_stores()

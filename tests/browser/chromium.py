@@ -1,23 +1,22 @@
-"""Finds a Chromium for the tests by itself, or says in one sentence what to do.
+"""Finds a Chromium for the tests, or fails with one sentence that says what to do.
 
-``COMPORTA_CHROMIUM`` names one; else it is the system's; else Debian's package, where it may be installed;
-else the one that Playwright downloads.
+It takes the one that ``COMPORTA_CHROMIUM`` names, the system's, Debian's package (installed if possible), or
+the one that Playwright downloads.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Playwright
+from tests.debian import install_package, run_installer
 
 VARIABLE = "COMPORTA_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-INSTALL_SECONDS = 600
 LAUNCH_MS = 60_000
 ARGUMENTS = (
     "--no-sandbox",
@@ -35,20 +34,20 @@ NONE = (
 )
 
 
-def launched(playwright: Playwright) -> Browser:
-    """Start one; none at all is a failure, never a skip."""
-    path = found(playwright)
+def launch(playwright: Playwright) -> Browser:
+    """Launch a browser; a missing one fails the tests and never skips them."""
+    path = find_executable(playwright)
     if path is None:
         pytest.fail(NONE)
     return playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=LAUNCH_MS)
 
 
-def found(playwright: Playwright) -> str | None:
-    """Return where one is, installed now if need be."""
-    return _named() or _on_path() or _of_debian() or _downloaded(playwright)
+def find_executable(playwright: Playwright) -> str | None:
+    """Return the path of a Chromium, installing one if necessary."""
+    return _from_environment() or _on_path() or _from_debian() or _downloaded(playwright)
 
 
-def _named() -> str | None:
+def _from_environment() -> str | None:
     path = os.environ.get(VARIABLE)
     if path and not Path(path).is_file():
         pytest.fail(f"{VARIABLE} must be the path of a Chromium, got {path!r}")
@@ -59,26 +58,12 @@ def _on_path() -> str | None:
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
-def _of_debian() -> str | None:
-    if os.geteuid() != 0 or not Path("/etc/debian_version").exists() or not shutil.which("apt-get"):
-        return None
-    if not _ran("apt-get", "install", "-y", "chromium"):
-        _ran("apt-get", "update")
-        _ran("apt-get", "install", "-y", "chromium")
-    return _on_path()
+def _from_debian() -> str | None:
+    return _on_path() if install_package("chromium") else None
 
 
 def _downloaded(playwright: Playwright) -> str | None:
     path = Path(playwright.chromium.executable_path)
     if not path.exists():
-        _ran(sys.executable, "-m", "playwright", "install", "chromium")
+        run_installer(sys.executable, "-m", "playwright", "install", "chromium")
     return str(path) if path.exists() else None
-
-
-def _ran(*command: str) -> bool:
-    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        done = subprocess.run(command, env=environ, capture_output=True, check=False, timeout=INSTALL_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

@@ -1,4 +1,4 @@
-"""A browser for a module of tests, and a page that is watched: what must never happen fails any of them."""
+"""A browser and a fleet for each module, and a page whose errors fail the test."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
-from tests.browser.chromium import launched
-from tests.browser.rig import Fleet, fleet_of
-from tests.browser.watched import Watched
+from tests.browser.chromium import launch
+from tests.browser.rig import Fleet, start_fleet
+from tests.browser.watched_page import WatchedPage
 
 
-# One for each module and not for all: while Playwright runs, its event loop is this thread's, and tests of
-# other folders could not have one.
+# One for each module, not for the session: while Playwright runs, its event loop occupies this thread, and
+# other tests could not run one.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        found = launched(playwright)
-        yield found
-        found.close()
+        launched = launch(playwright)
+        yield launched
+        launched.close()
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_of(2, Path(tmp_path_factory.mktemp("fleet"))) as started:
+    with start_fleet(2, Path(tmp_path_factory.mktemp("fleet"))) as started:
         yield started
 
 
 @pytest.fixture
-def watched(browser: Browser, fleet: Fleet) -> Iterator[Watched]:
-    """Give a page of the fleet's first worker, on which all is well."""
+def watched(browser: Browser, fleet: Fleet) -> Iterator[WatchedPage]:
+    """Return a page of the first worker of a healthy fleet."""
     fleet.heal()
-    with Watched.on(browser, fleet.address) as page:
+    with WatchedPage.on(browser, fleet.address) as page:
         yield page

@@ -1,8 +1,8 @@
-// Texts whose contrast to what is behind them is less than WCAG's AA asks for, each with its ratio.
+// Texts whose contrast with their background is below WCAG AA, each with its ratio.
 () => {
   const parse = (text) => {
-    const found = text.match(/rgba?\(([^)]+)\)/);
-    const [r, g, b, a = 1] = found[1].split(/[ ,/]+/).filter(Boolean).map(Number);
+    const match = text.match(/rgba?\(([^)]+)\)/);
+    const [r, g, b, a = 1] = match[1].split(/[ ,/]+/).filter(Boolean).map(Number);
     return { r, g, b, a };
   };
   const over = (top, ground) => ({
@@ -26,14 +26,14 @@
   };
   const bad = [];
   for (const node of document.querySelectorAll("body *")) {
-    const words = [...node.childNodes].filter((one) => one.nodeType === 3 && one.data.trim());
-    if (!words.length || !node.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    const texts = [...node.childNodes].filter((one) => one.nodeType === 3 && one.data.trim());
+    if (!texts.length || !node.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
     const style = getComputedStyle(node);
     const ink = parse(node instanceof SVGElement ? style.fill : style.color);
     const size = parseFloat(style.fontSize);
     const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
-    const found = ratio(over(ink, behind(node)), behind(node));
-    if (found < (large ? 3 : 4.5)) bad.push(`${words[0].data.trim()}: ${found.toFixed(2)}`);
+    const contrast = ratio(over(ink, behind(node)), behind(node));
+    if (contrast < (large ? 3 : 4.5)) bad.push(`${texts[0].data.trim()}: ${contrast.toFixed(2)}`);
   }
   return bad;
 };

@@ -1,4 +1,4 @@
-// What can be used but has no name to be read out, or is smaller than a finger needs (WCAG's 24 pixels).
+// Controls without an accessible name or smaller than WCAG's 24 pixels.
 () => {
   const bad = [];
   for (const node of document.querySelectorAll("button, input, a[href], [tabindex='0']")) {

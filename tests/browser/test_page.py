@@ -1,4 +1,4 @@
-"""The page, as people see it in a browser: during an outage, afterwards, by keyboard, on a phone."""
+"""The page in a browser: during and after an outage, with the keyboard, on a phone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.browser.rig import Fleet
-from tests.browser.watched import PHONE, Watched
-from tests.service.running import TOKEN
+from tests.browser.watched_page import PHONE, WatchedPage
+from tests.service.harness import TOKEN
 
 ROOT = Path(__file__).resolve().parents[2]
 TABS_MAX = 80
@@ -19,61 +19,63 @@ ANYTHING = re.compile("M.+")
 LOST = (r"ERR_CONNECTION_REFUSED", r"ERR_INCOMPLETE_CHUNKED", r"ERR_CONNECTION_RESET", r"ERR_EMPTY_RESPONSE")
 
 
-def test_card__portal_dies_and_comes_back__goes_closed_open_half_open_closed(
-    watched: Watched, fleet: Fleet, browser: Browser
+def test_card__portal_dies_and_recovers__goes_closed_open_half_open_closed(
+    watched: WatchedPage, fleet: Fleet, browser: Browser
 ) -> None:
     page = watched.open()
-    watched.phase("pncp", "closed")
-    with fleet.searched():
+    watched.wait_phase("pncp", "closed")
+    with fleet.searching():
         expect(watched.card("pncp").locator("path.part.ok")).to_have_attribute("d", ANYTHING)
-        watched.break_or_mend("pncp", "Kill")
-        watched.phase("pncp", "open")
-    expect(watched.card("pncp").locator("[data-f=why]")).to_contain_text("failures in a row")
+        watched.press_demo_button("pncp", "Kill")
+        watched.wait_phase("pncp", "open")
+    expect(watched.card("pncp").locator("[data-f=reason]")).to_contain_text("failures in a row")
     expect(page.locator("#status-words")).to_contain_text("pncp")
     expect(page.locator("#events")).to_contain_text("open for")
-    watched.phase("pncp", "half-open")  # nobody calls: it waits for the next who does
+    watched.wait_phase("pncp", "half-open")  # no calls: it waits for the next one
     assert page.evaluate(_script("contrast.js")) == []
-    watched.break_or_mend("pncp", "Mend")
-    with fleet.searched():
-        watched.phase("pncp", "closed")
-    watched.phase("pcp", "closed")
+    watched.press_demo_button("pncp", "Repair")
+    with fleet.searching():
+        watched.wait_phase("pncp", "closed")
+    watched.wait_phase("pcp", "closed")
 
-    page.reload()  # what was before is there at once, and any worker's page shows it
-    watched.live()
+    page.reload()  # the history is there immediately, at every worker
+    watched.wait_live()
     expect(watched.card("pncp").locator("path.part.failed")).to_have_attribute("d", ANYTHING)
     expect(watched.card("pncp").locator("path.part.away")).to_have_attribute("d", ANYTHING)
-    with Watched.on(browser, fleet.workers[1].address) as other:
+    with WatchedPage.on(browser, fleet.workers[1].address) as other:
         other.open()
         expect(other.card("pncp").locator("path.part.failed")).to_have_attribute("d", ANYTHING)
         expect(other.page.locator("#events")).to_contain_text("open for")
         expect(other.page.locator("#workers tr")).to_have_count(2)
 
 
-def test_breaker__reset_as_admin__is_closed_again_for_the_whole_fleet(watched: Watched, fleet: Fleet) -> None:
+def test_breaker__reset_by_an_operator__is_closed_for_the_whole_fleet(
+    watched: WatchedPage, fleet: Fleet
+) -> None:
     page = watched.open()
     watched.operate(TOKEN)
     card = watched.card("pcp")
-    card.get_by_role("button", name="Hold open").click()
+    card.get_by_role("button", name="Force open").click()
     expect(page.get_by_role("dialog")).to_contain_text("No worker of the fleet calls pcp")
-    page.get_by_label("Why").fill("we are testing")
-    page.get_by_role("button", name="Hold it open").click()
-    watched.phase("pcp", "open")
-    expect(card.locator("[data-f=meaning]")).to_contain_text("Held open by hand")
-    expect(card.locator("[data-f=why]")).to_have_text("We are testing.")
+    page.get_by_label("Reason").fill("we are testing")
+    page.get_by_role("button", name="Force it open").click()
+    watched.wait_phase("pcp", "open")
+    expect(card.locator("[data-f=meaning]")).to_contain_text("Forced open by an operator")
+    expect(card.locator("[data-f=reason]")).to_have_text("We are testing.")
 
-    card.get_by_role("button", name="Reset the breaker").click()
+    card.get_by_role("button", name="Reset breaker").click()
     page.get_by_role("button", name="Reset it").click()
-    watched.phase("pcp", "closed")
-    expect(page.locator("#toast")).to_have_text("The breaker of pcp begins anew.")
+    watched.wait_phase("pcp", "closed")
+    expect(page.locator("#toast")).to_have_text("The breaker of pcp was reset.")
     page.get_by_role("button", name="Stop operating").click()
-    expect(card.get_by_role("button", name="Reset the breaker")).to_be_hidden()
+    expect(card.get_by_role("button", name="Reset breaker")).to_be_hidden()
 
 
-def test_limit__changed_to_nonsense__says_what_is_allowed_and_changes_nothing(watched: Watched) -> None:
+def test_limit__invalid_value__says_what_is_allowed_and_changes_nothing(watched: WatchedPage) -> None:
     watched.expected.append("422")
     page = watched.open()
     watched.operate(TOKEN)
-    watched.card("pcp").get_by_role("button", name="Change the limit").click()
+    watched.card("pcp").get_by_role("button", name="Change limit").click()
     page.get_by_label("Limit", exact=True).fill("many")
     page.get_by_role("button", name="Change it").click()
     expect(page.get_by_role("alert")).to_contain_text("many")
@@ -81,7 +83,7 @@ def test_limit__changed_to_nonsense__says_what_is_allowed_and_changes_nothing(wa
     expect(watched.card("pcp").locator("[data-f=limit]")).to_have_text("5/s")
 
 
-def test_pause__asked_for_as_admin__is_counted_down_and_ended(watched: Watched) -> None:
+def test_pause__set_by_an_operator__counts_down_and_can_be_ended(watched: WatchedPage) -> None:
     page = watched.open()
     watched.operate(TOKEN)
     card = watched.card("pcp")
@@ -94,62 +96,68 @@ def test_pause__asked_for_as_admin__is_counted_down_and_ended(watched: Watched) 
     expect(card.locator(".clock")).to_be_hidden()
 
 
-def test_key__in_trouble__is_fetched_when_asked_for_once(watched: Watched, fleet: Fleet) -> None:
-    fleet.failing()
+def test_degraded_key__fetch_button__fetches_it_after_one_confirmation(
+    watched: WatchedPage, fleet: Fleet
+) -> None:
+    fleet.degrade_key()
     page = watched.open()
     row = page.locator("#degraded li").filter(has_text="pcp failed once")
     expect(row).to_have_count(1)
-    fetch, dialog = row.get_by_role("button", name="Fetch it now"), page.get_by_role("dialog")
+    fetch, dialog = row.get_by_role("button", name="Fetch now"), page.get_by_role("dialog")
     expect(fetch).to_be_hidden()
     watched.operate(TOKEN)
-    before = fleet.done("refresh key")
+    before = fleet.count_actions("refresh key")
     fetch.click()
-    expect(dialog).to_contain_text("asks the source again at once")
+    expect(dialog).to_contain_text("calls the source immediately")
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_be_hidden()
-    assert fleet.done("refresh key") == before
+    assert fleet.count_actions("refresh key") == before
     fetch.click()
     dialog.get_by_role("button", name="Fetch it").click()
     expect(page.locator("#toast")).to_contain_text("is being fetched")
     expect(row).to_have_count(0)
-    assert fleet.done("refresh key") == before + 1
+    assert fleet.count_actions("refresh key") == before + 1
 
 
-def test_backfill__failed__goes_on_when_asked_for_once(watched: Watched, fleet: Fleet) -> None:
+def test_failed_backfill__retry_button__continues_after_one_confirmation(
+    watched: WatchedPage, fleet: Fleet
+) -> None:
     job_id = uuid4().hex
-    blocking = fleet.unfilled(job_id, 5)
+    blocking = fleet.add_failing_backfill(job_id, 5)
     page = watched.open()
     row = page.locator("#jobs li").filter(has_text=job_id[:8])
     expect(row).to_contain_text("Backfill of its sheet: failed")
     retry, dialog = row.get_by_role("button", name="Retry the backfill"), page.get_by_role("dialog")
     expect(retry).to_be_hidden()
     watched.operate(TOKEN)
-    before = fleet.done("retry backfill")
+    before = fleet.count_actions("retry backfill")
     blocking.rmdir()
     retry.click()
     expect(dialog).to_contain_text("not written twice")
     dialog.get_by_role("button", name="Retry it").click()
-    expect(page.locator("#toast")).to_contain_text(f"The backfill of {job_id[:8]} goes on.")
+    expect(page.locator("#toast")).to_contain_text(f"The backfill of {job_id[:8]} continues.")
     expect(row).to_contain_text("Backfill of its sheet: completed, 5 rows written")
     expect(retry).to_be_hidden()
     expect(dialog).to_be_hidden()
-    assert fleet.done("retry backfill") == before + 1
+    assert fleet.count_actions("retry backfill") == before + 1
     assert job_id not in page.content()
 
 
-def test_operating__wrong_token__is_refused_and_shows_no_buttons(watched: Watched) -> None:
+def test_operating__wrong_token__is_refused_and_shows_no_buttons(watched: WatchedPage) -> None:
     watched.expected.append("401")
     page = watched.open()
     watched.operate("a-token-that-is-not-the-one")
-    expect(page.get_by_role("alert")).to_have_text("That is not the admin token of this service.")
+    expect(page.get_by_role("alert")).to_have_text("Wrong admin token.")
     page.get_by_role("button", name="Cancel").click()
-    expect(watched.card("pncp").get_by_role("button", name="Reset the breaker")).to_be_hidden()
+    expect(watched.card("pncp").get_by_role("button", name="Reset breaker")).to_be_hidden()
     assert page.locator("#ask-input").input_value() == ""
 
 
-def test_keyboard__alone__breaks_mends_switches_colours_and_operates(watched: Watched, fleet: Fleet) -> None:
+def test_keyboard__only__can_use_demo_switches_theme_and_operations(
+    watched: WatchedPage, fleet: Fleet
+) -> None:
     page = watched.open()
-    kill = page.get_by_role("group", name="What pcp does").get_by_role("button", name="Kill")
+    kill = page.get_by_role("group", name="Mode of pcp").get_by_role("button", name="Kill")
     _tab_to(page, page.locator("#theme"))
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.keyboard.press("Enter")
@@ -159,7 +167,7 @@ def test_keyboard__alone__breaks_mends_switches_colours_and_operates(watched: Wa
     page.keyboard.press("Space")
     expect(kill).to_have_attribute("aria-pressed", "true")
     assert fleet.portals.pcp.mode == "dead"
-    _tab_to(page, page.get_by_role("group", name="What pcp does").get_by_role("button", name="Mend"))
+    _tab_to(page, page.get_by_role("group", name="Mode of pcp").get_by_role("button", name="Repair"))
     page.keyboard.press("Enter")
     expect(kill).to_have_attribute("aria-pressed", "false")
     assert fleet.portals.pcp.mode == "ok"
@@ -173,43 +181,43 @@ def test_keyboard__alone__breaks_mends_switches_colours_and_operates(watched: Wa
     page.keyboard.press("Enter")
     page.keyboard.type(TOKEN)
     page.keyboard.press("Enter")
-    expect(watched.card("pncp").get_by_role("button", name="Reset the breaker")).to_be_visible()
+    expect(watched.card("pncp").get_by_role("button", name="Reset breaker")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_phone__everything_shown__needs_no_scrolling_sideways_and_can_be_read(
+def test_phone__everything_shown__needs_no_sideways_scrolling_and_is_readable(
     browser: Browser, fleet: Fleet, scheme: str
 ) -> None:
     fleet.heal()
-    with Watched.on(browser, fleet.address, viewport=PHONE, color_scheme=scheme) as watched:
+    with WatchedPage.on(browser, fleet.address, viewport=PHONE, color_scheme=scheme) as watched:
         page = watched.open()
         watched.operate(TOKEN)
-        expect(watched.card("pncp").get_by_role("button", name="Reset the breaker")).to_be_visible()
-        watched.card("pcp").get_by_role("button", name="Hold open").click()
-        page.get_by_role("button", name="Hold it open").click()
-        watched.phase("pcp", "open")
-        assert watched.overflow() <= 0
+        expect(watched.card("pncp").get_by_role("button", name="Reset breaker")).to_be_visible()
+        watched.card("pcp").get_by_role("button", name="Force open").click()
+        page.get_by_role("button", name="Force it open").click()
+        watched.wait_phase("pcp", "open")
+        assert watched.sideways_overflow() <= 0
         assert page.evaluate(_script("contrast.js")) == []
         assert page.evaluate(_script("names.js")) == []
 
 
-def test_worker__killed_and_started_again__page_says_so_and_is_live_again(
-    watched: Watched, fleet: Fleet
+def test_worker__killed_and_restarted__page_says_so_and_is_live_again(
+    watched: WatchedPage, fleet: Fleet
 ) -> None:
     watched.expected += LOST
     page = watched.open()
     fleet.workers[0].end(signal.SIGKILL)
-    expect(page.locator("#live-words")).to_contain_text("Reconnecting… last seen")
+    expect(page.locator("#live-words")).to_contain_text("Reconnecting… last update")
     expect(page.locator("body")).to_have_class("behind")
     fleet.workers[0].start()
-    fleet.workers[0].ready()
-    watched.live()
+    fleet.workers[0].wait_ready()
+    watched.wait_live()
     expect(page.locator("body")).not_to_have_class("behind")
-    watched.phase("pncp", "closed")
+    watched.wait_phase("pncp", "closed")
 
 
 def _tab_to(page: Page, wanted: Locator) -> None:
-    """Press Tab until something has the focus."""
+    """Press Tab until an element has the focus."""
     for _ in range(TABS_MAX):
         if wanted.evaluate("node => node === document.activeElement"):
             return

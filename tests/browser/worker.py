@@ -1,4 +1,4 @@
-"""A worker with the switches of a demonstration: ``python -m tests.browser.worker PORT CONTROL``."""
+"""A worker with demo switches: ``python -m tests.browser.worker PORT CONTROL_URL``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import uvicorn
 
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.listening import listening
-from comporta.service.serving import _address, settings_of
+from comporta.service.listener import open_listener
+from comporta.service.server import _listener_url, uvicorn_config
 
 
 def main(port: str, control: str) -> None:
     """Serve until a signal ends it."""
     config = ServiceConfig.load()
-    app = create_app(config, demo=control)
-    with listening(config.host, int(port)) as listener:
-        print(f"Serving at {_address(listener)}", flush=True)  # noqa: T201 - whoever started it reads it
-        uvicorn.Server(settings_of(config, app)).run([listener])
+    app = create_app(config, demo_url=control)
+    with open_listener(config.host, int(port)) as listener:
+        print(f"Serving at {_listener_url(listener)}", flush=True)  # noqa: T201 - the parent process reads it
+        uvicorn.Server(uvicorn_config(config, app)).run([listener])
 
 
 if __name__ == "__main__":

@@ -1,98 +1,99 @@
-"""What worker processes do in the tests of caches. The source is a file: each call adds a byte."""
+"""What worker processes do in the tests of the cache. The source is a file: each call adds a byte."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tests.breaker.jobs import Backend, hits
-from tests.processes.jobs import ready, say
+from tests.processes.jobs import send_result, wait_for_start
+from tests.support import wait_until
 
 from comporta import HealthCache
 
-Q = {"q": "what everybody asks"}
+Q = {"q": "the same for all callers"}
 
 
 def crowd(number: int, url: str, backend: str, *, callers: int, seconds: float) -> None:
-    """Ask the same from many coroutines at once."""
+    """Fetch the same key from many coroutines at once."""
 
     async def main() -> None:
         cache, source = HealthCache(url, state="memory://"), Backend(backend)
 
         async def load() -> list[str]:
             source.hit()
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(seconds)  # sleeps: the source takes this long
             return ["answer"]
 
-        ready()
-        found = await asyncio.gather(*(cache.fetch(f"user{n}", Q, load) for n in range(callers)))
-        say(sorted({str(each.value) for each in found}))
+        wait_for_start()
+        results = await asyncio.gather(*(cache.fetch(f"user{n}", Q, load) for n in range(callers)))
+        send_result(sorted({str(result.value) for result in results}))
         await cache.aclose()
 
     asyncio.run(main())
 
 
 def crowd_blocking(number: int, url: str, backend: str, *, callers: int, seconds: float) -> None:
-    """Do the same from threads."""
+    """Fetch the same key from many threads at once."""
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - this job only
 
     cache, source = HealthCache(url, state="memory://"), Backend(backend)
 
     def load() -> list[str]:
         source.hit()
-        time.sleep(seconds)
+        time.sleep(seconds)  # sleeps: the source takes this long
         return ["answer"]
 
-    with ThreadPoolExecutor(callers) as crew:
-        ready()
-        found = [crew.submit(cache.sync.fetch, f"user{n}", Q, load) for n in range(callers)]
-        say(sorted({str(each.result().value) for each in found}))
+    with ThreadPoolExecutor(callers) as pool:
+        wait_for_start()
+        futures = [pool.submit(cache.sync.fetch, f"user{n}", Q, load) for n in range(callers)]
+        send_result(sorted({str(future.result().value) for future in futures}))
     cache.sync.close()
 
 
 def hang_in_fetch(number: int, url: str, lease_seconds: float) -> None:
-    """Begin to fetch, say so, and never come back."""
+    """Start a fetch, report it, and never return."""
 
     def load() -> None:
-        say("ready")
-        time.sleep(3600)
+        send_result("ready")
+        threading.Event().wait()
 
     HealthCache(url, state="memory://", lease_seconds=lease_seconds).sync.fetch("ana", Q, load)
 
 
 def fetch_once(number: int, url: str, lease_seconds: float) -> None:
-    """Fetch, and tell when that was done."""
+    """Fetch once, and report when it was done."""
     cache = HealthCache(url, state="memory://", lease_seconds=lease_seconds)
-    ready()
-    found = cache.sync.fetch("bob", Q, lambda: ["second"])
-    say([found.value, time.monotonic_ns()])
+    wait_for_start()
+    result = cache.sync.fetch("bob", Q, lambda: ["second"])
+    send_result([result.value, time.monotonic_ns()])
 
 
 def fetch_from_a_failing(number: int, url: str, backend: str, times: int) -> None:
-    """Ask again and again for what fails."""
+    """Fetch repeatedly from a source that fails."""
     cache, source = HealthCache(url, state="memory://"), Backend(backend)
-    ready()
+    wait_for_start()
     errors = set()
     for _ in range(times):
         try:
             cache.sync.fetch(f"user{number}", Q, source.fail)
         except Exception as error:
             errors.add(type(error).__name__)
-    say(sorted(errors))
+    send_result(sorted(errors))
 
 
 def follow(number: int, url: str, state: str) -> None:
-    """Keep an answer in memory, and say when another worker's is seen in its place."""
+    """Hold a result in the local cache, and report the value of another worker that replaces it."""
     cache = HealthCache(url, state=state)
     before = cache.sync.fetch("ana", Q, dict).value
-    say("ready")
+    send_result("ready")
     sys.stdin.readline()
-    while cache.sync.fetch("ana", Q, dict).value == before:
-        time.sleep(0.01)
-    say(cache.sync.fetch("ana", Q, dict).value)
+    wait_until(lambda: cache.sync.fetch("ana", Q, dict).value != before)
+    send_result(cache.sync.fetch("ana", Q, dict).value)
 
 
 JOBS: dict[str, Callable[..., Any]] = {

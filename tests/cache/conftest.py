@@ -1,4 +1,4 @@
-"""Caches on each database, through both faces, on a clock moved by hand."""
+"""Caches on each database, through async and blocking methods, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.cache.faces import Face, Source
+from tests.cache.harness import CacheHarness, FakeSource
 
 from comporta import HealthCache
 from comporta.database.base import Database
 from comporta.testing import ManualClock
 
-Make = Callable[..., Face]
+MakeCache = Callable[..., CacheHarness]
 
 
 @pytest.fixture
-def source() -> Source:
-    return Source()
+def source() -> FakeSource:
+    return FakeSource()
 
 
 @pytest.fixture
-def make(database: Database, clock: ManualClock, runner: asyncio.Runner | None) -> Iterator[Make]:
-    """Make caches, as many workers would: on one database, each with a memory of its own."""
-    with ExitStack() as ends:
+def make_cache(database: Database, clock: ManualClock, runner: asyncio.Runner | None) -> Iterator[MakeCache]:
+    """MakeCache caches on one database, each with its own memory, as several workers have them."""
+    with ExitStack() as stack:
 
-        def made(**config: Any) -> Face:
-            given: dict[str, Any] = {
+        def make(**options: Any) -> CacheHarness:
+            defaults: dict[str, Any] = {
                 "fresh": 100,
                 "stale": 1000,
                 "refresh_every": 50,
                 "state": "memory://",
                 "clock": clock,
             }
-            face = Face(HealthCache(database, migrate=False, **given | config), runner)
-            ends.callback(face.close)
-            return face
+            cache = CacheHarness(HealthCache(database, migrate=False, **defaults | options), runner)
+            stack.callback(cache.close)
+            return cache
 
-        yield made
+        yield make

@@ -1,4 +1,4 @@
-"""The cache's migrations: on rows that are older than they are, and the plans they are there for."""
+"""The cache's migrations: on rows that are older, and the query plans that their indexes enable."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from comporta.cache.migrations import MIGRATIONS
-from comporta.cache.statements import DEGRADED
-from comporta.cache.table import CacheTable
+from comporta.cache.sql import COUNT_DEGRADED
+from comporta.cache.tables import CacheTables
 from comporta.database.base import Database, Statement
 from comporta.database.migrations import migrate, status
 from comporta.database.urls import open_database
@@ -54,52 +54,52 @@ def user(database: Database, number: int) -> str:
 
 
 def plan(database: Database) -> str:
-    """Return how the database would find the degraded keys."""
+    """Return the query plan for counting degraded keys."""
     explain = {"sqlite": "EXPLAIN QUERY PLAN ", "postgresql": "EXPLAIN "}[database.dialect]
-    text = getattr(DEGRADED, database.dialect).replace(":now", "0").replace("%(now)s", "NULL")
+    text = getattr(COUNT_DEGRADED, database.dialect).replace(":now", "0").replace("%(now)s", "NULL")
     return str(run(database, explain + text))
 
 
-def test_migrations__hundred_thousand_old_rows__are_read_and_the_degraded_found_by_index(
+def test_migrations__100_000_old_rows__are_readable_and_indexed(
     empty: Database,
 ) -> None:
     migrate(empty, MIGRATIONS[:1])
     run(empty, OLD_ROWS[empty.dialect])
     before = time.time()
     assert [done.number for done in migrate(empty, MIGRATIONS)] == [2, 3, 4, 5]
-    table = CacheTable(empty)
-    entry = table.read(user(empty, 5), "hash-5")
-    assert entry is not None
-    assert (entry.results, entry.total_results, entry.sources) == (b"[5]", 1, ("pncp",))
-    assert entry.search_params in (b'{"b": 1, "a": 2}', b'{"a": 2, "b": 1}')
-    assert entry.fetched_at == pytest.approx(before, abs=300)
-    assert (entry.last_success_at, entry.last_attempt_at, entry.degraded_until) == (None, None, None)
-    assert (entry.coverage, entry.fetch_duration_ms, entry.priority) == (None, None, None)
-    assert (entry.fail_streak, entry.has_value, entry.access_count) == (0, True, 0)
+    table = CacheTables(empty)
+    row = table.read(user(empty, 5), "hash-5")
+    assert row is not None
+    assert (row.results, row.total_results, row.sources) == (b"[5]", 1, ("pncp",))
+    assert row.search_params in (b'{"b": 1, "a": 2}', b'{"a": 2, "b": 1}')
+    assert row.fetched_at == pytest.approx(before, abs=300)
+    assert (row.last_success_at, row.last_attempt_at, row.degraded_until) == (None, None, None)
+    assert (row.coverage, row.fetch_duration_ms, row.priority) == (None, None, None)
+    assert (row.fail_streak, row.has_value, row.access_count) == (0, True, 0)
     empty.write([DEGRADE_SOME], {})
     run(empty, "ANALYZE search_results_cache")
     assert "idx_search_cache_degraded" in plan(empty)
-    assert table.figures()["degraded_keys_count"] == 3
-    assert len(table.rows(degraded=True)) == 3
+    assert table.read_stats()["degraded_keys_count"] == 3
+    assert len(table.list_rows(degraded=True)) == 3
 
 
-def test_migrations__failures_known_from_before__still_count(empty: Database) -> None:
+def test_migrations__failures_from_before__still_count(empty: Database) -> None:
     migrate(empty, MIGRATIONS[:3])
     for number, streak in [(1, 2), (2, 0)]:
-        moment = "0" if empty.dialect == "sqlite" else "to_timestamp(0)"
+        timestamp = "0" if empty.dialect == "sqlite" else "to_timestamp(0)"
         run(
             empty,
-            "INSERT INTO search_results_cache"  # noqa: S608 - a test's own
+            "INSERT INTO search_results_cache"  # noqa: S608 - constants of this test
             " (user_id, params_hash, search_params, results, fail_streak, last_attempt_at, id) VALUES"
-            f" ('{user(empty, number)}', 'h', '{{}}', '1', {streak}, {moment},"
+            f" ('{user(empty, number)}', 'h', '{{}}', '1', {streak}, {timestamp},"
             f" '00000000-0000-0000-0000-00000000000{number}')",
         )
     migrate(empty, MIGRATIONS)
-    assert CacheTable(empty).fail("h", None, user(empty, 1), "h").fail_streak == 3
+    assert CacheTables(empty).record_failure("h", None, user(empty, 1), "h").fail_streak == 3
 
 
-def test_migrations__fields_absent__read_as_none(empty: Database) -> None:
-    CacheTable(empty).migrate()
+def test_migrations__absent_fields__read_as_none(empty: Database) -> None:
+    CacheTables(empty).migrate()
     number = "00000000-0000-0000-0000-000000000001"
     run(
         empty,
@@ -107,13 +107,13 @@ def test_migrations__fields_absent__read_as_none(empty: Database) -> None:
         f" sources_json, fetched_at, created_at) VALUES ('{number}', 'u', 'h', '{{}}', '1', NULL, NULL, NULL,"
         " NULL)",
     )
-    entry = CacheTable(empty).read("u", "h")
-    assert entry is not None
-    assert (entry.total_results, entry.sources, entry.fetched_at, entry.created_at) == (0, (), 0.0, 0.0)
+    row = CacheTables(empty).read("u", "h")
+    assert row is not None
+    assert (row.total_results, row.sources, row.fetched_at, row.created_at) == (0, (), 0.0, 0.0)
 
 
-def test_check__some_missing__names_them_and_the_command(empty: Database) -> None:
-    table = CacheTable(empty)
+def test_check_applied__some_missing__names_them_and_the_command(empty: Database) -> None:
+    table = CacheTables(empty)
     with pytest.raises(DatabaseSchemaError, match=r"migration 1 \(the results of searches\), 2 .*db migrate"):
         table.check()
     with pytest.raises(DatabaseSchemaError, match="run `comporta db migrate`"):
@@ -130,7 +130,7 @@ def test_check__some_missing__names_them_and_the_command(empty: Database) -> Non
     assert all(each.applied_at for each in status(empty, MIGRATIONS))
 
 
-def test_migration__that_fails__leaves_nothing_behind(empty: Database) -> None:
+def test_migration__fails__leaves_no_changes(empty: Database) -> None:
     bad = MIGRATIONS[0]._replace(
         number=9,
         name="it's bad",

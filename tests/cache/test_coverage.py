@@ -1,4 +1,4 @@
-"""Coverage: what part an answer holds, and what is no coverage."""
+"""Coverage: which units of a request a result covers, its JSON, and invalid input."""
 
 from __future__ import annotations
 
@@ -11,40 +11,58 @@ from comporta import Coverage
 SEVEN = {"succeeded_ufs": list("ABCDEFG"), "failed_ufs": ["H"], "total_requested": 9}
 
 
-def test_coverage__of_a_mapping__is_that_mapping_again() -> None:
-    coverage = Coverage.of(SEVEN)
+def test_parse__mapping__round_trips() -> None:
+    coverage = Coverage.parse(SEVEN)
     assert coverage is not None
     assert coverage.as_dict() == SEVEN
     assert str(coverage) == "7 of 9"
-    assert not coverage.complete
-    assert Coverage.of(coverage) is coverage
-    assert Coverage.of(None) is None
+    assert not coverage.is_complete
+    assert Coverage.parse(coverage) is coverage
+    assert Coverage.parse(None) is None
 
 
-def test_coverage__total_left_out__is_all_that_is_named() -> None:
+def test_parse__any_name_for_the_units__is_kept_and_ignored_in_comparisons() -> None:
+    plain, pages = {"succeeded": ["1"], "failed": [], "total_requested": 1}, {"succeeded_pages": ["1"]}
+    assert Coverage.parse(plain) == Coverage.parse(pages) == Coverage(("1",))
+    assert Coverage.parse(plain) == Coverage(("1",), units="pages")
+    coverage = Coverage.parse(pages)
+    assert coverage is not None
+    assert coverage.units == "pages"
+    assert coverage.as_dict() == {"succeeded_pages": ["1"], "failed_pages": [], "total_requested": 1}
+    assert coverage.merge(Coverage(("2",))).units == "pages"
+    assert Coverage(("1",)).as_dict() == plain
+
+
+def test_coverage__total_omitted__counts_the_named_units() -> None:
     assert Coverage(("SP",), ("RJ",)).total_requested == 2
-    assert Coverage(("SP",)).complete
+    assert Coverage(("SP",)).is_complete
 
 
-def test_joined__what_was_missing__is_there() -> None:
+def test_merge__missing_units_loaded__are_covered() -> None:
     before = Coverage(("SP",), ("RJ", "MA"))
-    assert before.joined(Coverage(("RJ",), ("MA",))) == Coverage(("SP", "RJ"), ("MA",))
-    assert before.joined(Coverage(("RJ", "MA"))).complete
-    assert before.joined(Coverage(("RJ", "MA", "PA", "PI"))).total_requested == 5
+    assert before.merge(Coverage(("RJ",), ("MA",))) == Coverage(("SP", "RJ"), ("MA",))
+    assert before.merge(Coverage(("RJ", "MA"))).is_complete
+    assert before.merge(Coverage(("RJ", "MA", "PA", "PI"))).total_requested == 5
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "said"),
+    ("given", "error", "message"),
     [
-        ({**SEVEN, "states": 3}, ValueError, "nothing else, got 'states': 3"),
-        ({"failed_ufs": []}, ValueError, "coverage.succeeded_ufs must be there"),
-        ("7 of 9", TypeError, "coverage must be a mapping with succeeded_ufs"),
-        ({"succeeded_ufs": "SP"}, TypeError, "coverage.succeeded_ufs must be a list of names, got 'SP'"),
-        ({"succeeded_ufs": 3}, TypeError, "coverage.succeeded_ufs must be a list of names, got 3"),
-        ({"succeeded_ufs": [3]}, TypeError, "coverage.succeeded_ufs must hold names, got 3"),
-        ({"succeeded_ufs": [""]}, TypeError, "coverage.succeeded_ufs must hold names, got ''"),
-        ({"succeeded_ufs": ["A", "A"]}, ValueError, "coverage.succeeded_ufs must name each part once"),
-        ({"succeeded_ufs": ["A"], "failed_ufs": ["A"]}, ValueError, "must not hold what succeeded, got 'A'"),
+        ({**SEVEN, "states": 3}, ValueError, "only the fields .* got 'states': 3"),
+        ({"failed_ufs": []}, ValueError, "coverage must have a field succeeded"),
+        ("7 of 9", TypeError, "coverage must be a mapping with a field succeeded, got '7 of 9'"),
+        ({"succeeded_ufs": "SP"}, TypeError, "coverage.succeeded must be a list of names, got 'SP'"),
+        ({"succeeded_ufs": 3}, TypeError, "coverage.succeeded must be a list of names, got 3"),
+        ({"succeeded_ufs": [3]}, TypeError, "coverage.succeeded must contain only non-empty names, got 3"),
+        ({"succeeded_ufs": [""]}, TypeError, "coverage.succeeded must contain only non-empty names, got ''"),
+        ({"succeeded_ufs": ["A", "A"]}, ValueError, "coverage.succeeded must name each unit once"),
+        (
+            {"succeeded_ufs": ["A"], "failed_ufs": ["A"]},
+            ValueError,
+            "units that succeeded, got 'A'",
+        ),
+        ({"succeeded_ufs": ["A"], "failed": []}, ValueError, "one name for its units"),
+        ({3: ["A"]}, ValueError, "only the fields .* got 3"),
         (
             {"succeeded_ufs": ["A"], "total_requested": 0},
             ValueError,
@@ -57,6 +75,12 @@ def test_joined__what_was_missing__is_there() -> None:
         ),
     ],
 )
-def test_coverage__what_is_none__is_named(given: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        Coverage.of(given)
+def test_coverage__invalid__raises_with_the_value(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Coverage.parse(given)
+
+
+@pytest.mark.parametrize("units", ["Pages", "a b", "1", "x" * 41, 3])
+def test_coverage__invalid_units__raises(units: Any) -> None:
+    with pytest.raises(ValueError, match=r"coverage\.units must be a word"):
+        Coverage(("1",), units=units)

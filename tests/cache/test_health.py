@@ -1,4 +1,4 @@
-"""The pure parts: how long a key is left alone, what is fresh, what is hot, which answer is better."""
+"""The rules of a key's health: backoff, freshness, priority, and which result is better."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ OTHER_HALF = Coverage(("RJ",), ("SP",))
 @pytest.mark.parametrize(
     ("streak", "minutes"), [(0, 0), (1, 1), (2, 5), (3, 15), (4, 30), (5, 30), (999, 30)]
 )
-def test_backoff__streak__is_the_ladder(streak: int, minutes: int) -> None:
+def test_backoff__any_streak__follows_0_1_5_15_30_minutes(streak: int, minutes: int) -> None:
     assert calculate_backoff_minutes(streak) == minutes
 
 
 @pytest.mark.parametrize(
-    ("streak", "error", "said"),
+    ("streak", "error", "message"),
     [
         (-1, ValueError, "fail_streak must be at least 0, got -1"),
         (True, TypeError, "fail_streak must be an int, got True"),
         ("1", TypeError, "fail_streak must be an int, got '1'"),
     ],
 )
-def test_backoff__no_streak__is_named(streak: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_backoff__invalid_streak__raises(streak: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         calculate_backoff_minutes(streak)
 
 
 @pytest.mark.parametrize(
     ("age", "word"), [(0, "fresh"), (9.9, "fresh"), (10, "stale"), (19.9, "stale"), (20, "expired")]
 )
-def test_freshness__age__is_a_word(age: float, word: str) -> None:
+def test_freshness__any_age__is_fresh_stale_or_expired(age: float, word: str) -> None:
     assert freshness(age, 10, 20) == word
 
 
@@ -53,7 +53,7 @@ def test_freshness__age__is_a_word(age: float, word: str) -> None:
         (3, True, "hot"),
     ],
 )
-def test_priority__accesses_and_saved__is_a_word(accesses: int, saved: bool, word: str) -> None:
+def test_priority__accesses_and_saved__is_hot_warm_or_cold(accesses: int, saved: bool, word: str) -> None:
     assert priority(accesses, saved=saved) == word
 
 
@@ -71,7 +71,7 @@ def test_priority__accesses_and_saved__is_a_word(accesses: int, saved: bool, wor
         (HALF, None, False, True),
     ],
 )
-def test_better__new_and_old__loses_nothing_that_is_still_good(
+def test_is_better__new_and_old_coverage__never_loses_usable_units(
     new: Coverage | None, old: Coverage | None, usable: bool, better: bool
 ) -> None:
     assert is_better(new, old, usable=usable) is better

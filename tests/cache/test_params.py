@@ -1,4 +1,4 @@
-"""Parameters: one name for all who say the same, and a clear word about what is none."""
+"""Parameters: equal mappings have the same hash, and invalid ones raise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from comporta.cache.params import check_hash, check_user, hashed
+from comporta.cache.params import check_hash, check_user, hash_params
 
 values = st.recursive(
     st.none()
@@ -26,39 +26,41 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text("abcd"), values, max_size=5))
-def test_hash__any_params__is_that_of_their_json_in_order(params: dict[str, Any]) -> None:
+def test_hash_params__any_params__hashes_their_canonical_json(params: dict[str, Any]) -> None:
     text = json.dumps(params, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    name, written = hashed(params)
+    name, written = hash_params(params)
     assert json.loads(written) == json.loads(text)
     assert name == hashlib.sha256(written).hexdigest() == check_hash(name)
-    assert hashed(dict(reversed(params.items()))) == (name, written)
+    assert hash_params(dict(reversed(params.items()))) == (name, written)
 
 
-def test_hash__another_kind_of_mapping__is_the_same() -> None:
-    assert hashed(MappingProxyType({"b": 1, "a": None})) == hashed({"a": None, "b": 1})
+def test_hash_params__other_mapping_type__gives_the_same_hash() -> None:
+    assert hash_params(MappingProxyType({"b": 1, "a": None})) == hash_params({"a": None, "b": 1})
 
 
 @pytest.mark.parametrize(
-    ("params", "error", "said"),
+    ("params", "error", "message"),
     [
         ([1], TypeError, r"params must be a mapping, got \[1\]"),
-        ({"a": object}, ValueError, "params must be what JSON can say"),
+        ({"a": object}, ValueError, "params must be JSON serializable"),
         (
             {"a": [{"b": float("nan")}]},
             ValueError,
-            r"params.a\[0\].b must be a number that JSON can say, got nan",
+            r"params.a\[0\].b must be a finite number, got nan",
         ),
-        ({"a": (float("inf"),)}, ValueError, r"params.a\[0\] must be a number that JSON can say, got inf"),
+        ({"a": (float("inf"),)}, ValueError, r"params.a\[0\] must be a finite number, got inf"),
         ({"a": "x" * 70_000}, ValueError, "params must be at most 65536 bytes as JSON, got 70008"),
     ],
 )
-def test_hash__malformed_params__are_named(params: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        hashed(params)
+def test_hash_params__invalid_params__raises_with_the_value(
+    params: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        hash_params(params)
 
 
 @pytest.mark.parametrize("name", ["", "x", "A" * 64, 3])
-def test_check_hash__what_is_none__is_named(name: Any) -> None:
+def test_check_hash__invalid__raises_with_the_value(name: Any) -> None:
     with pytest.raises(ValueError, match="params_hash must be 64 digits"):
         check_hash(name)
 
@@ -66,14 +68,14 @@ def test_check_hash__what_is_none__is_named(name: Any) -> None:
 @pytest.mark.parametrize(
     ("user", "error"), [("", ValueError), ("a\nb", ValueError), ("x" * 201, ValueError), (7, TypeError)]
 )
-def test_check_user__who_is_none__is_named(user: Any, error: type[Exception]) -> None:
+def test_check_user__invalid__raises_with_the_value(user: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="user_id must be"):
         check_user(user)
 
 
-def test_body__no_msgspec__says_which_extra() -> None:
+def test_serialization__no_msgspec__names_the_extra() -> None:
     program = (
-        "import sys; sys.modules['msgspec'] = None; from comporta.cache.params import hashed; hashed({})"
+        "import sys; sys.modules['msgspec'] = None; from comporta.cache import params; params.hash_params({})"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "ImportError: the cache needs msgspec: pip install 'comporta[cache]'" in ran.stderr

@@ -1,4 +1,4 @@
-"""States for commands to look at."""
+"""States for the commands to inspect."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from comporta.stores.folder import path_of
+from comporta.stores.shared.directory import directory_path
 from comporta.testing import Server
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No state but the one a test names."""
+def _no_default_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables of a default state: a test names its own."""
     for name in ("COMPORTA_STATE", "REDIS_URL", "COMPORTA_APP"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """Give a server whose settings a test may change."""
-    with Server() as started:
-        yield started
+    """Yield a server whose settings a test may change."""
+    with Server() as server:
+        yield server
 
 
 @pytest.fixture
 def shared_name() -> Iterator[str]:
-    """Give a name for ``shared://`` that nobody uses, and remove what is made of it."""
+    """Yield an unused name for ``shared://``, and remove its directory afterwards."""
     name = f"test-{uuid.uuid4().hex}"
     yield name
-    shutil.rmtree(path_of(name), ignore_errors=True)
+    shutil.rmtree(directory_path(name), ignore_errors=True)

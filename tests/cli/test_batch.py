@@ -1,4 +1,4 @@
-"""``comporta batch``: users and teams let in, shut out, and listed."""
+"""``comporta batch``: allows, denies and lists users and teams."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.running import listed, run, run_for_real
+from tests.cli.cli_runner import run, run_json, run_process
 
 from comporta.database.migrations import migrate
 from comporta.database.urls import open_database
@@ -22,13 +22,13 @@ def url(empty_database_url: str) -> str:
     return empty_database_url
 
 
-def said(*words: str, url: str) -> str:
+def batch_output(*words: str, url: str) -> str:
     ran = run("batch", *words, "--database", url)
     assert ran.exit_code == 0, ran.output
     return ran.stdout
 
 
-def may(user: str, url: str) -> bool:
+def is_allowed(user: str, url: str) -> bool:
     database = open_database(url)
     try:
         return Whitelist(database).is_digital(user)
@@ -36,36 +36,38 @@ def may(user: str, url: str) -> bool:
         database.close()
 
 
-def test_batch__users_and_teams__may_have_sheets_as_was_said(url: str) -> None:
-    assert said("ls", url=url).startswith("Nobody may have sheets yet")
-    assert listed("batch", "ls", "--database", url) == []
-    assert said("allow", "ana", url=url).startswith("Allowed: ana may have sheets. ")
-    assert may("ana", url)
-    joined = json.loads(said("join", "eva", "blue", "--json", url=url))
+def test_batch__users_and_teams__have_the_permission_that_was_set(url: str) -> None:
+    assert batch_output("list", url=url).startswith("No user may configure sheets yet. ")
+    assert run_json("batch", "list", "--database", url) == []
+    assert batch_output("allow", "ana", url=url).startswith("Allowed: ana may configure sheets. ")
+    assert is_allowed("ana", url)
+    joined = json.loads(batch_output("join", "eva", "blue", "--json", url=url))
     assert joined == {"kind": "user", "name": "eva", "team": "blue", "digital": False}
-    assert not may("eva", url)
-    allowed = json.loads(said("allow", "blue", "--team", "--json", url=url))
+    assert not is_allowed("eva", url)
+    allowed = json.loads(batch_output("allow", "blue", "--team", "--json", url=url))
     assert allowed == {"kind": "team", "name": "blue", "digital": True}
-    assert may("eva", url)
-    assert said("deny", "eva", url=url).startswith("Denied: eva may have no sheets. ")
-    assert not may("eva", url)
-    told = listed("batch", "ls", "--database", url)
-    assert told == [
+    assert is_allowed("eva", url)
+    assert batch_output("deny", "eva", url=url).startswith("Denied: eva may not configure sheets. ")
+    assert not is_allowed("eva", url)
+    rows = run_json("batch", "list", "--database", url)
+    assert rows == [
         {"kind": "team", "name": "blue", "team": None, "digital": True},
         {"kind": "user", "name": "ana", "team": None, "digital": True},
         {"kind": "user", "name": "eva", "team": "blue", "digital": False},
     ]
-    said("allow", "eva", url=url)
-    assert said("deny", "blue", "--team", url=url).startswith("Denied: team blue ")
-    assert may("eva", url)
-    assert said("join", "eva", "blue", url=url).startswith("Joined: what is said of team blue goes for eva")
-    assert not may("eva", url)
-    assert len(listed("batch", "ls", "--database", url, "--limit", "1")) == 1
+    batch_output("allow", "eva", url=url)
+    assert batch_output("deny", "blue", "--team", url=url).startswith("Denied: team blue ")
+    assert is_allowed("eva", url)
+    assert batch_output("join", "eva", "blue", url=url).startswith(
+        "Joined: the permission of team blue applies to eva"
+    )
+    assert not is_allowed("eva", url)
+    assert len(run_json("batch", "list", "--database", url, "--limit", "1")) == 1
 
 
-def test_ls__for_people__is_a_table(url: str) -> None:
-    said("allow", "[b]ana", url=url)
-    table = said("ls", url=url)
+def test_list__without_json__is_a_table(url: str) -> None:
+    batch_output("allow", "[b]ana", url=url)
+    table = batch_output("list", url=url)
     assert "[b]ana" in table
     assert "yes" in table
 
@@ -78,7 +80,7 @@ def test_ls__for_people__is_a_table(url: str) -> None:
         (["join", "ana", "a\nb"], "team must be text that can be printed"),
     ],
 )
-def test_batch__name_that_cannot_be__is_one_sentence(tmp_path: Path, words: list[str], problem: str) -> None:
+def test_batch__invalid_name__fails_with_one_sentence(tmp_path: Path, words: list[str], problem: str) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
     run("db", "migrate", url)
     ran = run("batch", *words, "--database", url)
@@ -86,8 +88,8 @@ def test_batch__name_that_cannot_be__is_one_sentence(tmp_path: Path, words: list
     assert problem in ran.output
 
 
-def test_batch__no_tables_yet__says_what_to_do(tmp_path: Path) -> None:
-    ran = run_for_real("batch", "allow", "ana", "--database", f"sqlite:///{tmp_path}/x.db")
+def test_batch__tables_missing__recommends_the_migration(tmp_path: Path) -> None:
+    ran = run_process("batch", "allow", "ana", "--database", f"sqlite:///{tmp_path}/x.db")
     assert ran.returncode == 1
     assert "comporta db migrate" in ran.stderr
     assert "Traceback" not in ran.stderr

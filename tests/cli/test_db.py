@@ -1,4 +1,4 @@
-"""``comporta db``: tables that are missing, made, and there."""
+"""``comporta db``: shows and runs migrations."""
 
 from __future__ import annotations
 
@@ -7,61 +7,63 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.running import listed, run, run_for_real
+from tests.cli.cli_runner import run, run_json, run_process
 
-from comporta.cache.table import CacheTable
+from comporta.cache.tables import CacheTables
 from comporta.database.urls import open_database
 
 NUMBERS = [1, 2, 3, 4, 5, 50, 100, 200]
 
 
 def test_db__empty_database__is_migrated_once(empty_database_url: str) -> None:
-    missing = run("db", "status", empty_database_url)
-    assert missing.exit_code == 1
-    assert missing.stdout.count(" missing\n") == len(NUMBERS)
-    assert missing.stdout.endswith(f"{len(NUMBERS)} missing: `comporta db migrate` runs them.\n")
-    done = listed("db", "migrate", empty_database_url)
+    before = run("db", "status", empty_database_url)
+    assert before.exit_code == 1
+    assert before.stdout.count(" pending\n") == len(NUMBERS)
+    assert before.stdout.endswith(f"{len(NUMBERS)} pending. To run them: `comporta db migrate`.\n")
+    done = run_json("db", "migrate", empty_database_url)
     assert [each["number"] for each in done] == NUMBERS
-    assert done == listed("db", "status", empty_database_url)
-    there = run("db", "status", empty_database_url)
-    assert there.exit_code == 0
-    assert there.stdout.endswith("Up to date.\n")
+    assert done == run_json("db", "status", empty_database_url)
+    after = run("db", "status", empty_database_url)
+    assert after.exit_code == 0
+    assert after.stdout.endswith("Up to date.\n")
     again = run("db", "migrate", empty_database_url)
     assert again.exit_code == 0
     assert again.stdout.startswith("Nothing to do: ")
-    assert listed("db", "migrate", empty_database_url) == []
+    assert run_json("db", "migrate", empty_database_url) == []
 
 
-def test_migrate__for_people__is_a_table(tmp_path: Path) -> None:
+def test_migrate__without_json__is_a_table(tmp_path: Path) -> None:
     ran = run("db", "migrate", f"sqlite:///{tmp_path}/x.db")
     assert ran.exit_code == 0
     assert "the health of every key" in ran.stdout
     assert "UTC" in ran.stdout
 
 
-def test_status__no_file__makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status__missing_file__is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     ran = run("db", "status")
     assert ran.exit_code == 1
-    assert [each["applied_at"] for each in listed("db", "status")] == [None] * len(NUMBERS)
+    assert [each["applied_at"] for each in run_json("db", "status")] == [None] * len(NUMBERS)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_migrate__environment_says_where__is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate__database_url_in_the_environment__is_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path}/x.db")
-    ran = run_for_real("db", "migrate")
+    ran = run_process("db", "migrate")
     assert ran.returncode == 0, ran.stderr
     database = open_database()
-    CacheTable(database).check()
+    CacheTables(database).check()
     database.close()
 
 
-def test_db__database_not_there__is_one_sentence_without_the_password() -> None:
-    ran = run("db", "status", "postgresql://me:geheim@127.0.0.1:1/app")
+def test_db__unreachable_database__fails_with_one_sentence_without_the_password() -> None:
+    ran = run("db", "status", "postgresql://me:secret@127.0.0.1:1/app")
     assert ran.exit_code == 1
     assert ran.output.startswith("Error: postgresql://127.0.0.1:1/app: ")
-    assert "geheim" not in ran.output
+    assert "secret" not in ran.output
 
 
 def test_db__wrong_url__is_a_usage_error() -> None:

@@ -1,33 +1,33 @@
-"""``comporta top`` on a terminal: live, resized, ended by keys and signals; servers that come and go."""
+"""``comporta top`` on a terminal: live, resized, ended by keys and signals, and during outages."""
 
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.cli.fleets import document, fleet, history
-from tests.cli.terminals import Terminal
+from tests.cli.pseudo_terminal import PseudoTerminal
+from tests.cli.sample_fleet import document, fleet, history
+from tests.support import wait_until
 
-from comporta.cli.top_drawing import Picture
-from comporta.cli.top_looking import Looking, UnseenError
-from comporta.cli.top_screen import Watching, shown
-from comporta.stores.folder import path_of
-from comporta.stores.shared import SharedStore
+from comporta.cli.top_render import TopSnapshot
+from comporta.cli.top_screen import TopPoller, render_screen
+from comporta.cli.top_source import FleetSource, FleetUnavailableError
+from comporta.stores.shared.directory import directory_path
+from comporta.stores.shared.store import SharedStore
 from comporta.testing import Server
 
-TAKEN, GIVEN_BACK = "\x1b[?1049h", "\x1b[?1049l"
-CURSOR_SHOWN = "\x1b[?25h"
+ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
+SHOW_CURSOR = "\x1b[?25h"
 CTRL_C, CTRL_Z = b"\x03", b"\x1a"
 
 
-def test_top__on_a_terminal__is_live_follows_its_size_and_ends_on_q(shared_name: str) -> None:
+def test_top__terminal__is_live_follows_its_size_and_quits_on_q(shared_name: str) -> None:
     state = f"shared://{shared_name}"
-    with fleet(state), Terminal("top", state, "--every", "0.2", columns=70) as terminal:
+    with fleet(state), PseudoTerminal("top", state, "--every", "0.2", columns=70) as terminal:
         first = terminal.wait_for("Latest events")
-        assert TAKEN in first
+        assert ENTER_SCREEN in first
         assert "wait p50" not in first
         terminal.resize(150, 40)
         assert "dead" in terminal.wait_for("wait p50")
@@ -36,116 +36,114 @@ def test_top__on_a_terminal__is_live_follows_its_size_and_ends_on_q(shared_name:
         terminal.wait_for("upstream")
         terminal.type(b"x")
         terminal.type(b"q")
-        code, last = terminal.ended()
+        code, last = terminal.wait()
         assert code == 0
-        assert GIVEN_BACK in last
-        assert CURSOR_SHOWN in last
-        assert terminal.is_as_before()
+        assert LEAVE_SCREEN in last
+        assert SHOW_CURSOR in last
+        assert terminal.is_restored()
 
 
-def test_top__server_killed_and_back__says_so_keeps_the_picture_and_goes_on(own_server: Server) -> None:
+def test_top__server_killed_and_restarted__keeps_the_snapshot_and_continues(own_server: Server) -> None:
     state = f"{own_server.url}?timeout=5"
-    with fleet(state), Terminal("top", state, "--every", "0.2") as terminal:
+    with fleet(state), PseudoTerminal("top", state, "--every", "0.2") as terminal:
         terminal.wait_for("Latest events")
         own_server.kill()
-        terminal.wait_for("Seen last at ")
+        terminal.wait_for("Showing the snapshot of ")
         assert "dead" in terminal.wait_for("Latest events")
         own_server.start()
-        terminal.wait_for("back to the shared state")
+        while "; retrying." in terminal.wait_for("Latest events"):
+            pass
         terminal.type(CTRL_C)
-        code, last = terminal.ended()
+        code, last = terminal.wait()
         assert code == 0
-        assert GIVEN_BACK in last
+        assert LEAVE_SCREEN in last
         assert "Traceback" not in last
-        assert terminal.is_as_before()
+        assert terminal.is_restored()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_top__told_to_end__gives_the_terminal_back(shared_name: str, number: signal.Signals) -> None:
-    with Terminal("top", f"shared://{shared_name}", "--every", "0.2") as terminal:
-        terminal.wait_for("Nobody on this machine uses")
-        assert not Path(path_of(shared_name)).exists()
+def test_top__signal__restores_the_terminal(shared_name: str, number: signal.Signals) -> None:
+    with PseudoTerminal("top", f"shared://{shared_name}", "--every", "0.2") as terminal:
+        terminal.wait_for("No process on this machine uses")
+        assert not Path(directory_path(shared_name)).exists()
         SharedStore(shared_name, keys=1024).close()
-        terminal.wait_for("Workers: none at the moment")
+        terminal.wait_for("Workers: none")
         terminal.kill(number)
-        code, last = terminal.ended()
+        code, last = terminal.wait()
         assert code == 128 + number
-        assert GIVEN_BACK in last
-        assert terminal.is_as_before()
+        assert LEAVE_SCREEN in last
+        assert terminal.is_restored()
 
 
-def test_top__server_not_there_from_the_start__is_one_sentence() -> None:
-    with Terminal("top", "redis://127.0.0.1:1/0") as terminal:
-        code, said = terminal.ended()
+def test_top__unreachable_server_at_the_start__fails_with_one_sentence() -> None:
+    with PseudoTerminal("top", "redis://127.0.0.1:1/0") as terminal:
+        code, output = terminal.wait()
     assert code == 1
-    assert said.startswith("Error: redis://127.0.0.1:1/0 ")
-    assert TAKEN not in said
+    assert output.startswith("Error: redis://127.0.0.1:1/0 ")
+    assert ENTER_SCREEN not in output
 
 
-def test_top__once_on_a_terminal__prints_one_picture(shared_name: str) -> None:
+def test_top__once_on_a_terminal__prints_one_snapshot(shared_name: str) -> None:
     SharedStore(shared_name, keys=1024).close()
-    with Terminal("top", f"shared://{shared_name}", "--once") as terminal:
-        code, said = terminal.ended()
+    with PseudoTerminal("top", f"shared://{shared_name}", "--once") as terminal:
+        code, output = terminal.wait()
     assert code == 0
-    assert "Workers: none at the moment" in said
-    assert TAKEN not in said
+    assert "Workers: none" in output
+    assert ENTER_SCREEN not in output
 
 
-def test_doctor__on_a_terminal__shows_that_it_is_busy(shared_name: str) -> None:
-    with Terminal("doctor", f"shared://{shared_name}") as terminal:
-        assert "Checking ..." in terminal.wait_for("All well.")
-        assert terminal.ended()[0] == 0
+def test_doctor__terminal__shows_a_spinner(shared_name: str) -> None:
+    with PseudoTerminal("doctor", f"shared://{shared_name}") as terminal:
+        assert "Checking ..." in terminal.wait_for("All checks passed.")
+        assert terminal.wait()[0] == 0
 
 
-class Turns(Looking):
-    """Looks at nothing: each look ends as it was told to, and the last of them from then on."""
+class ScriptedSource(FleetSource):
+    """Reads nothing: each read returns or raises the next result, and then always the last one."""
 
-    def __init__(self, *ends: Picture | Exception) -> None:
-        super().__init__("shared://nobody", None)
-        self.ends = list(ends)
-        self.looks = 0
+    def __init__(self, *results: TopSnapshot | Exception) -> None:
+        super().__init__("shared://unused", None)
+        self.results = list(results)
+        self.reads = 0
 
-    def look(self) -> Picture:
-        self.looks += 1
-        end = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-
-def test_watching__look_that_fails__keeps_the_last_picture_and_says_why() -> None:
-    seen = Picture(document(), history())
-    turns = Turns(UnseenError("it is gone"), seen, KeyError("odd"), seen)
-    watching = Watching(turns, every=0.01)
-    assert _told(watching, Console(width=80)) == "Looking at x ..."
-    assert not watching.looked()
-    assert _told(watching, Console(width=80)) == "it is gone.\nLooking again; q ends."
-    assert watching.looked()
-    assert (watching.seen, watching.lost) == (seen, "")
-    assert not watching.looked()
-    assert (watching.seen, watching.lost) == (seen, "KeyError: 'odd'")
-    assert watching.looked()
+    def read(self) -> TopSnapshot:
+        self.reads += 1
+        result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
-def test_watching__started__looks_until_it_is_closed() -> None:
-    turns = Turns(UnseenError("it is gone"), Picture(document(), history()))
-    watching = Watching(turns, every=0.01)
-    watching.start()
-    deadline = time.monotonic() + 30
-    while turns.looks < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    watching.close()
-    assert watching.seen is not None
+def test_poll__failure__keeps_the_last_snapshot_and_the_error() -> None:
+    snapshot = TopSnapshot(document(), history())
+    source = ScriptedSource(FleetUnavailableError("it is gone"), snapshot, KeyError("odd"), snapshot)
+    poller = TopPoller(source, interval=0.01)
+    assert _screen_text(poller, Console(width=80)) == "Reading x ..."
+    assert not poller.poll()
+    assert _screen_text(poller, Console(width=80)) == "it is gone.\nRetrying; q quits."
+    assert poller.poll()
+    assert (poller.snapshot, poller.error) == (snapshot, "")
+    assert not poller.poll()
+    assert (poller.snapshot, poller.error) == (snapshot, "KeyError: 'odd'")
+    assert poller.poll()
+
+
+def test_start__polls_until_closed__has_a_snapshot() -> None:
+    source = ScriptedSource(FleetUnavailableError("it is gone"), TopSnapshot(document(), history()))
+    poller = TopPoller(source, interval=0.01)
+    poller.start()
+    wait_until(lambda: source.reads >= 5)
+    poller.close()
+    assert poller.snapshot is not None
 
 
 @pytest.mark.parametrize(
-    ("misses", "seconds"), [(0, 0.5), (1, 1.0), (2, 2.0), (3, 4.0), (4, 5.0), (1000, 5.0)]
+    ("failures", "seconds"), [(0, 0.5), (1, 1.0), (2, 2.0), (3, 4.0), (4, 5.0), (1000, 5.0)]
 )
-def test_watching__in_vain__looks_less_often_within_bounds(misses: int, seconds: float) -> None:
-    assert Watching(Turns(UnseenError("")), 0.5).wait_after(misses) == seconds
-    assert Watching(Turns(UnseenError("")), 60.0).wait_after(misses) == 60.0
+def test_delay_after__failures_in_a_row__doubles_up_to_the_maximum(failures: int, seconds: float) -> None:
+    assert TopPoller(ScriptedSource(FleetUnavailableError("")), 0.5).delay_after(failures) == seconds
+    assert TopPoller(ScriptedSource(FleetUnavailableError("")), 60.0).delay_after(failures) == 60.0
 
 
-def _told(watching: Watching, console: Console) -> str:
-    return str(shown(watching, console, "x"))
+def _screen_text(poller: TopPoller, console: Console) -> str:
+    return str(render_screen(poller, console, "x"))

@@ -1,4 +1,4 @@
-"""The dashboard for tests: asked directly or over real connections, and streams as a page reads them."""
+"""Runs the dashboard for tests, in this process or over connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from tests.service.running import CLIENT, PATIENCE_SECONDS, Asked, config
+from tests.service.harness import CLIENT, PATIENCE_SECONDS, RunningService, service_config
 
 from comporta.service.app import create_app
 
@@ -20,54 +20,58 @@ BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 
 @asynccontextmanager
-async def running(folder: Path, *, demo: str | None = None, **variables: str) -> AsyncIterator[Asked]:
-    """Run the application in this process, with switches of a demonstration if so asked."""
-    app = create_app(config(folder, **variables), demo=demo)
+async def run_service(
+    folder: Path, *, demo: str | None = None, **variables: str
+) -> AsyncIterator[RunningService]:
+    """Run the application in this process, optionally as a demo."""
+    app = create_app(service_config(folder, **variables), demo_url=demo)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
         httpx2.AsyncClient(transport=transport, base_url="http://service", timeout=60) as client,
     ):
-        yield Asked(app, client)
+        yield RunningService(app, client)
 
 
-async def document(asked: Asked) -> dict[str, Any]:
-    """Return the document that an application gives now."""
-    reply = await asked.client.get("/v1/dashboard")
+async def read_document(service: RunningService) -> dict[str, Any]:
+    """Return the current document of an application."""
+    reply = await service.client.get("/v1/dashboard")
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()
-    return found
+    document: dict[str, Any] = reply.json()
+    return document
 
 
-async def documented(asked: Asked, what: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """Wait for a document of which something is true."""
+async def wait_for_document(
+    service: RunningService, condition: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any]:
+    """Wait for a document that meets a condition."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            found = await document(asked)
-            if what(found):
-                return found
+            document = await read_document(service)
+            if condition(document):
+                return document
             await asyncio.sleep(0.05)
 
 
-def shown(address: str, **headers: str) -> dict[str, Any]:
-    """Return the document of one that is served."""
+def get_document(address: str, **headers: str) -> dict[str, Any]:
+    """Return the document of a served process."""
     reply = CLIENT.get(f"{address}/v1/dashboard", headers=headers)
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()
-    return found
+    document: dict[str, Any] = reply.json()
+    return document
 
 
-def past(address: str) -> dict[str, Any]:
-    """Return the series of one that is served."""
+def get_history(address: str) -> dict[str, Any]:
+    """Return the history of a served process."""
     reply = CLIENT.get(f"{address}/v1/dashboard/history")
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()["series"]
-    return found
+    series: dict[str, Any] = reply.json()["series"]
+    return series
 
 
 @contextmanager
-def streaming(address: str) -> Iterator[Iterator[tuple[str, Any]]]:
-    """Open a page's stream, and give its events as they come."""
+def open_stream(address: str) -> Iterator[Iterator[tuple[str, Any]]]:
+    """Open the stream of a page and yield its events."""
     with CLIENT.stream("GET", f"{address}/v1/dashboard/stream") as reply:
         assert reply.status_code == 200
         yield _events(reply.iter_lines())

@@ -1,4 +1,4 @@
-"""The switches of a demonstration: passed on where there is one, and nowhere else."""
+"""The routes that control the simulated portals of a demo."""
 
 from __future__ import annotations
 
@@ -7,86 +7,86 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.dashboard.rig import LOCKED, documented, running
-from tests.service.running import awaited
+from tests.dashboard.rig import LOCKED, run_service, wait_for_document
+from tests.service.harness import async_test
 
-from comporta.service.dashboard.demo import MODES, Demo
-from comporta.service.problems import Problem
+from comporta.service.dashboard.demo_portals import MODES, DemoPortals
+from comporta.service.problems import HttpProblem
 from comporta.testing import ProcurementServer
 from comporta.testing.procurement import MODES as OF_PORTALS
 
 SWITCH = "/v1/demo/upstreams/pcp"
 
 
-def test_modes__of_the_page__are_those_of_the_portals() -> None:
+def test_modes__of_the_page__match_the_simulated_portals() -> None:
     assert MODES == OF_PORTALS
 
 
-@awaited
-async def test_routes__no_demonstration__are_not_there(tmp_path: Path) -> None:
-    async with running(tmp_path) as asked:
-        shown = await asked.client.get("/v1/demo")
-        switched = await asked.client.put(SWITCH, json={"mode": "dead"})
-        told = await documented(asked, lambda _: True)
-    assert (shown.status_code, switched.status_code, told["demo"]) == (404, 404, None)
+@async_test
+async def test_demo_routes__not_a_demo__return_404(tmp_path: Path) -> None:
+    async with run_service(tmp_path) as service:
+        shown = await service.client.get("/v1/demo")
+        switched = await service.client.put(SWITCH, json={"mode": "dead"})
+        document = await wait_for_document(service, lambda _: True)
+    assert (shown.status_code, switched.status_code, document["demo"]) == (404, 404, None)
 
 
-@awaited
-async def test_switch__turned__turns_the_portal_and_is_shown(tmp_path: Path) -> None:
+@async_test
+async def test_switch__set__changes_the_portal_and_the_document(tmp_path: Path) -> None:
     with ProcurementServer(seed=5) as portals:
-        async with running(tmp_path, demo=portals.url) as asked:
-            before = (await asked.client.get("/v1/demo")).json()
-            switched = await asked.client.put(SWITCH, json={"mode": "dead"})
-            told = await documented(asked, lambda found: found["demo"]["modes"]["pcp"] == "dead")
-            wrong = await asked.client.put(SWITCH, json={"mode": "asleep"})
-            nobody = await asked.client.put("/v1/demo/upstreams/nobody", json={"mode": "ok"})
+        async with run_service(tmp_path, demo=portals.url) as service:
+            before = (await service.client.get("/v1/demo")).json()
+            switched = await service.client.put(SWITCH, json={"mode": "dead"})
+            document = await wait_for_document(service, lambda each: each["demo"]["modes"]["pcp"] == "dead")
+            wrong = await service.client.put(SWITCH, json={"mode": "asleep"})
+            unknown = await service.client.put("/v1/demo/upstreams/unknown", json={"mode": "ok"})
         assert portals.pcp.mode == "dead"
     assert before == {"modes": {"pncp": "ok", "pcp": "ok"}, "can": list(MODES)}
-    assert switched.json()["modes"] == {"pncp": "ok", "pcp": "dead"} == told["demo"]["modes"]
+    assert switched.json()["modes"] == {"pncp": "ok", "pcp": "dead"} == document["demo"]["modes"]
     assert (wrong.status_code, wrong.json()["field"]) == (422, "mode")
-    assert (nobody.status_code, nobody.json()["field"]) == (404, "name")
+    assert (unknown.status_code, unknown.json()["field"]) == (404, "name")
 
 
-@awaited
+@async_test
 async def test_switch__from_another_site__is_refused(tmp_path: Path) -> None:
     strangers = [{"sec-fetch-site": "cross-site"}, {"origin": "http://elsewhere"}, {"origin": "null"}]
     with ProcurementServer(seed=5) as portals:
-        async with running(tmp_path, demo=portals.url) as asked:
+        async with run_service(tmp_path, demo=portals.url) as service:
             for headers in strangers:
-                reply = await asked.client.put(SWITCH, json={"mode": "dead"}, headers=headers)
+                reply = await service.client.put(SWITCH, json={"mode": "dead"}, headers=headers)
                 assert (reply.status_code, portals.pcp.mode) == (403, "ok")
 
 
-@awaited
-async def test_switch__without_the_token_of_the_dashboard__is_refused(tmp_path: Path) -> None:
+@async_test
+async def test_switch__without_the_dashboard_token__is_refused(tmp_path: Path) -> None:
     with ProcurementServer(seed=5) as portals:
-        async with running(tmp_path, demo=portals.url, **LOCKED) as asked:
+        async with run_service(tmp_path, demo=portals.url, **LOCKED) as service:
             replies = [
-                await asked.client.get("/v1/demo"),
-                await asked.client.put(SWITCH, json={"mode": "dead"}),
+                await service.client.get("/v1/demo"),
+                await service.client.put(SWITCH, json={"mode": "dead"}),
             ]
         assert portals.pcp.mode == "ok"
     assert [reply.status_code for reply in replies] == [401, 401]
 
 
-@awaited
-async def test_portals__gone__are_a_problem_and_the_page_goes_on(tmp_path: Path) -> None:
+@async_test
+async def test_portals__unreachable__return_a_problem_and_the_page_still_works(tmp_path: Path) -> None:
     with ProcurementServer(seed=5) as portals:
         address = portals.url
-    async with running(tmp_path, demo=address) as asked:
-        shown = await asked.client.get("/v1/demo")
-        told = await documented(asked, lambda _: True)
+    async with run_service(tmp_path, demo=address) as service:
+        shown = await service.client.get("/v1/demo")
+        document = await wait_for_document(service, lambda _: True)
     assert (shown.status_code, shown.headers["retry-after"]) == (503, "1")
-    assert (told["demo"], told["status"]) == (None, "ok")
+    assert (document["demo"], document["status"]) == (None, "ok")
 
 
-@pytest.mark.parametrize("said", [[], {"pncp": "dead"}, {"pncp": {}}])
-@awaited
-async def test_portals__somebody_else_at_their_address__are_a_problem(said: Any) -> None:
-    demo = Demo("http://portals")
+@pytest.mark.parametrize("body", [[], {"pncp": "dead"}, {"pncp": {}}])
+@async_test
+async def test_portals__other_server_at_their_address__return_a_problem(body: Any) -> None:
+    demo = DemoPortals("http://portals")
     await demo.aclose()
-    answers = httpx2.MockTransport(lambda _: httpx2.Response(200, json=said))
+    answers = httpx2.MockTransport(lambda _: httpx2.Response(200, json=body))
     demo._client = httpx2.AsyncClient(transport=answers, base_url="http://portals")
-    with pytest.raises(Problem, match="do not answer"):
+    with pytest.raises(HttpProblem, match="do not respond"):
         await demo.modes()
     await demo.aclose()

@@ -1,4 +1,4 @@
-"""Several workers as processes: whichever is asked shows all of them, and none hangs at its end."""
+"""Several worker processes: each shows all of them, and none hangs at shutdown."""
 
 from __future__ import annotations
 
@@ -8,77 +8,84 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.dashboard.rig import past, shown, streaming
-from tests.processes.fleet import new_name, remove
-from tests.search.rig import DAYS, PATIENT, written
-from tests.service.running import CLIENT, PATIENCE_SECONDS, Served, served, several_served, wait_for
+from tests.dashboard.rig import get_document, get_history, open_stream
+from tests.processes.fleet import new_state_name, remove_shared_state
+from tests.search.rig import DAYS, PATIENT, write_config
+from tests.service.harness import (
+    CLIENT,
+    PATIENCE_SECONDS,
+    ServedProcess,
+    serve_process,
+    serve_processes,
+    wait_until,
+)
 
 from comporta.service.search.query import UFS
 from comporta.testing import ProcurementServer
 
 
-def searched(one: Served, uf: str) -> None:
-    reply = CLIENT.get(f"{one.address}/v1/search", params={**DAYS, "ufs": uf})
+def search(worker: ServedProcess, uf: str) -> None:
+    reply = CLIENT.get(f"{worker.address}/v1/search", params={**DAYS, "ufs": uf})
     assert reply.status_code in {200, 503}
 
 
-def calls(one: Served) -> int:
-    """Return how many calls of the last hour a worker knows of."""
-    return int(sum(past(one.address).get("pncp", {"calls": ()})["calls"]))
+def calls(worker: ServedProcess) -> int:
+    """Return how many calls of the last hour a worker shows."""
+    return int(sum(get_history(worker.address).get("pncp", {"calls": ()})["calls"]))
 
 
-def sources(told: dict[str, Any]) -> set[str]:
-    return {event["source"] for event in told["events"]}
+def sources(document: dict[str, Any]) -> set[str]:
+    return {event["source"] for event in document["events"]}
 
 
-def eventually(one: Served, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Wait for a document of which something is true."""
-    wait_for(lambda: what(shown(one.address)))
-    return shown(one.address)
+def wait_for_document(worker: ServedProcess, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Wait for a document that meets a condition."""
+    wait_until(lambda: condition(get_document(worker.address)))
+    return get_document(worker.address)
 
 
-def sees(all_of_them: list[Served]) -> Callable[[dict[str, Any]], bool]:
-    pids = {one.process.pid for one in all_of_them}
-    return lambda told: {worker["pid"] for worker in told["workers"]} == pids
+def shows_workers(all_of_them: list[ServedProcess]) -> Callable[[dict[str, Any]], bool]:
+    pids = {worker.process.pid for worker in all_of_them}
+    return lambda document: {each["pid"] for each in document["workers"]} == pids
 
 
-def test_fleet__two_workers_and_then_another__any_page_shows_all_and_what_was_before(
+def test_fleet__third_worker_joins__any_page_shows_all_workers_and_history(
     state: str, tmp_path: Path
 ) -> None:
     with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as portals:
-        told = {"threshold": 5, "cooldown": 3000, **PATIENT}
-        path = written(tmp_path, portals, state=state, **told)
+        options = {"threshold": 5, "cooldown": 3000, **PATIENT}
+        path = write_config(tmp_path, portals, state=state, **options)
         variables = {"COMPORTA_STATE": state, "DATABASE_URL": f"sqlite:///{tmp_path}/search.db"}
-        with several_served(2, tmp_path, "--config", str(path), **variables) as both:
+        with serve_processes(2, tmp_path, "--config", str(path), **variables) as both:
             portals.pcp.set(mode="dead")
             for uf in UFS[:7]:
-                searched(both[0], uf)
-            for one in both:  # though one of them made all the calls
-                wait_for(partial(_knows, one))
-                eventually(one, lambda told: "pcp" in sources(told))
-                found = eventually(one, sees(both))
-                [pcp] = [card for card in found["upstreams"] if card["name"] == "pcp"]
-                assert (pcp["phase"], found["reasons"]) == ("open", ["pcp is open"])
+                search(both[0], uf)
+            for worker in both:  # although only the first made calls
+                wait_until(partial(_knows_calls, worker))
+                wait_for_document(worker, lambda document: "pcp" in sources(document))
+                document = wait_for_document(worker, shows_workers(both))
+                [pcp] = [card for card in document["upstreams"] if card["name"] == "pcp"]
+                assert (pcp["phase"], document["reasons"]) == ("open", ["pcp is open"])
                 assert pcp["in_words"].startswith("Open until ")
-            assert [one.end() for one in both] == [0, 0]
-        with served(tmp_path, "--config", str(path), **variables) as another:
-            assert _knows(another)
-            assert "pcp" in sources(eventually(another, sees([another])))
+            assert [worker.end() for worker in both] == [0, 0]
+        with serve_process(tmp_path, "--config", str(path), **variables) as another:
+            assert _knows_calls(another)
+            assert "pcp" in sources(wait_for_document(another, shows_workers([another])))
 
 
-def _knows(one: Served) -> bool:
-    return calls(one) >= 7
+def _knows_calls(worker: ServedProcess) -> bool:
+    return calls(worker) >= 7
 
 
-def test_serve__sigterm_with_pages_open__ends_their_streams_and_itself(tmp_path: Path) -> None:
-    state = new_name()
+def test_serve__sigterm_with_pages_open__ends_their_streams_and_exits(tmp_path: Path) -> None:
+    state = new_state_name()
     patient = {"COMPORTA_STATE": f"shared://{state}", "close_seconds": "3600"}
-    with served(tmp_path, **patient) as one, ExitStack() as stack:
-        pages = [stack.enter_context(streaming(one.address)) for _ in range(5)]
+    with serve_process(tmp_path, **patient) as worker, ExitStack() as stack:
+        pages = [stack.enter_context(open_stream(worker.address)) for _ in range(5)]
         for page in pages:
             assert [next(page)[0], next(page)[0]] == ["history", "document"]
-        one.process.terminate()
+        worker.process.terminate()
         assert [list(page)[-1] for page in pages] == [("end", {})] * 5
-        status = one.process.wait(PATIENCE_SECONDS)  # it would wait for an hour for a stream that hangs
-    remove(state)
-    assert (status, "Traceback" in one.errors.read_text()) == (0, False)
+        status = worker.process.wait(PATIENCE_SECONDS)  # a hanging stream would delay it for an hour
+    remove_shared_state(state)
+    assert (status, "Traceback" in worker.errors.read_text()) == (0, False)

@@ -1,4 +1,4 @@
-"""A PostgreSQL that is busy, frozen, restarted, gone, or says no."""
+"""A PostgreSQL server that is busy, frozen, restarted or down, or returns an error."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def raising(state: str) -> Statement:
         ("22012", DatabaseError),
     ],
 )
-def test_write__server_says_no__is_called_by_its_name(
+def test_write__server_error__raises_the_matching_error(
     database: PostgresDatabase, state: str, kind: type[DatabaseError]
 ) -> None:
     with pytest.raises(DatabaseError) as caught:
@@ -67,7 +67,7 @@ def test_write__server_says_no__is_called_by_its_name(
     assert database.read(ONE, {}) == [(1,)]
 
 
-def test_write__one_statement_fails__nothing_is_kept(database: PostgresDatabase) -> None:
+def test_write__one_statement_fails__rolls_back_all(database: PostgresDatabase) -> None:
     add = Statement("CREATE TABLE IF NOT EXISTS kept (n INTEGER)")
     with pytest.raises(DatabaseError):
         database.write([add, Statement("SELECT 1 / 0"), ONE], {})
@@ -75,7 +75,7 @@ def test_write__one_statement_fails__nothing_is_kept(database: PostgresDatabase)
         database.read(Statement("SELECT * FROM kept"), {})
 
 
-def test_write__deadlock__is_run_again(database: PostgresDatabase) -> None:
+def test_write__deadlock__is_retried(database: PostgresDatabase) -> None:
     done: list[int] = []
 
     def write(*statements: Statement) -> None:
@@ -93,7 +93,7 @@ def test_write__deadlock__is_run_again(database: PostgresDatabase) -> None:
     assert len(done) == 2
 
 
-def test_read__takes_too_long__is_ended_by_the_server(postgres: PostgresServer) -> None:
+def test_read__takes_too_long__is_cancelled_by_the_server(postgres: PostgresServer) -> None:
     database = PostgresDatabase(postgres.url, timeout=1)
     with pytest.raises(DatabaseError) as caught:
         database.read(SLEEP, {})
@@ -102,17 +102,17 @@ def test_read__takes_too_long__is_ended_by_the_server(postgres: PostgresServer) 
     database.close()
 
 
-def test_connections__all_in_use__is_busy(postgres: PostgresServer) -> None:
+def test_connections__all_in_use__raises_busy(postgres: PostgresServer) -> None:
     database = PostgresDatabase(postgres.url, timeout=1, connections=1)
     with database.transaction(10) as execute:
         assert execute("SELECT 1") == [(1,)]
-        with pytest.raises(DatabaseBusyError, match="all 1 connections were in use"):
+        with pytest.raises(DatabaseBusyError, match="all 1 connections are in use"):
             database.read(ONE, {})
     assert asyncio.run(database.read_async(ONE, {})) == [(1,)]
     database.close()
 
 
-def test_server__frozen__is_unavailable_within_the_bound_and_then_there_again(
+def test_server__frozen__raises_unavailable_in_time_and_recovers(
     postgres: PostgresServer,
 ) -> None:
     database = PostgresDatabase(postgres.url, timeout=1)
@@ -124,7 +124,7 @@ def test_server__frozen__is_unavailable_within_the_bound_and_then_there_again(
         with pytest.raises(DatabaseUnavailableError, match="timeout expired"):
             database.read(ONE, {})
         with pytest.raises(DatabaseUnavailableError, match="timeout expired"):
-            database.read(ONE, {})  # at once: nobody waits again for the same
+            database.read(ONE, {})  # fails immediately: no second wait for the same failure
     finally:
         postgres.thaw()
     database.close()
@@ -133,7 +133,7 @@ def test_server__frozen__is_unavailable_within_the_bound_and_then_there_again(
     database.close()
 
 
-def test_transaction__server_frozen__does_not_wait_for_a_connection_as_long_as_for_its_work(
+def test_transaction__server_frozen__connect_wait_is_bounded(
     postgres: PostgresServer,
 ) -> None:
     database = PostgresDatabase(postgres.url, timeout=2)
@@ -146,41 +146,41 @@ def test_transaction__server_frozen__does_not_wait_for_a_connection_as_long_as_f
     database.close()
 
 
-def test_connection__cannot_be_made_ready__is_closed(
+def test_connection__setup_fails__is_closed(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = PostgresDatabase(postgres.url, timeout=2)
-    made = []
+    opened = []
 
-    class Refused(postgres_module.Connection):
+    class Refused(postgres_module.PostgresConnection):
         def execute(self, *_: object, **__: object) -> NoReturn:
-            made.append(self)
+            opened.append(self)
             raise psycopg.OperationalError("no")
 
-    monkeypatch.setattr(postgres_module, "Connection", Refused)
+    monkeypatch.setattr(postgres_module, "PostgresConnection", Refused)
     with pytest.raises(DatabaseUnavailableError):
         database.read(ONE, {})
-    assert [each.closed for each in made] == [True]
+    assert [each.closed for each in opened] == [True]
     database.close()
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
-def test_read__database_of_another_encoding__is_text(postgres: PostgresServer, encoding: str) -> None:
+def test_read__database_with_another_encoding__returns_text(postgres: PostgresServer, encoding: str) -> None:
     name = f"in_{encoding.lower()}"
     postgres.command(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
     database = PostgresDatabase(
         postgres.url.removesuffix("postgres") + f"{name}?client_encoding=latin1", timeout=10
     )
-    told = Statement("SELECT CAST(:text AS text)")
-    assert database.read(told, {"text": "ação"}) == [("ação",)]
+    echo = Statement("SELECT CAST(:text AS text)")
+    assert database.read(echo, {"text": "ação"}) == [("ação",)]
     if encoding == "LATIN1":
         with pytest.raises(DatabaseError):
-            database.read(told, {"text": "日本"})
+            database.read(echo, {"text": "日本"})
     database.close()
     postgres.command(f"DROP DATABASE {name}")
 
 
-def test_server__restarted__is_connected_to_again(postgres: PostgresServer) -> None:
+def test_server__restarted__reconnects(postgres: PostgresServer) -> None:
     database = PostgresDatabase(postgres.url, timeout=30)
     assert database.read(ONE, {}) == [(1,)]
     postgres.restart()
@@ -188,7 +188,7 @@ def test_server__restarted__is_connected_to_again(postgres: PostgresServer) -> N
     database.close()
 
 
-def test_connection__ended_in_mid_call__is_unavailable_and_then_there_again(
+def test_connection__terminated_mid_call__raises_unavailable_and_recovers(
     postgres: PostgresServer, database: PostgresDatabase
 ) -> None:
     with pytest.raises(DatabaseUnavailableError):
@@ -196,40 +196,40 @@ def test_connection__ended_in_mid_call__is_unavailable_and_then_there_again(
     assert database.write([ONE], {}) == [[(1,)]]
 
 
-def test_server__not_there__is_unavailable_and_named() -> None:
+def test_server__not_running__raises_unavailable_with_its_address() -> None:
     database = PostgresDatabase("postgresql://me:geheim@127.0.0.1:1/app")
     with pytest.raises(DatabaseUnavailableError, match=r"^postgresql://127\.0\.0\.1:1/app: ") as caught:
         database.read(ONE, {})
     assert "geheim" not in str(caught.value)
 
 
-def test_server__wrong_password__is_unavailable_and_not_shown(postgres: PostgresServer) -> None:
+def test_server__wrong_password__raises_unavailable_without_the_password(postgres: PostgresServer) -> None:
     url = postgres.url.replace(postgres._password, "geheim")
     with pytest.raises(DatabaseUnavailableError, match="password authentication failed") as caught:
         PostgresDatabase(url).read(ONE, {})
     assert "geheim" not in str(caught.value)
 
 
-def test_connection__closed_while_idle__is_not_used(database: PostgresDatabase) -> None:
+def test_connection__closed_while_idle__is_not_reused(database: PostgresDatabase) -> None:
     assert database.read(ONE, {}) == [(1,)]
     database._idle[0].close()
     assert database.read(ONE, {}) == [(1,)]
     assert len(database._idle) == 1
 
 
-def test_transaction__left_by_an_error__is_rolled_back(database: PostgresDatabase) -> None:
-    def begin_and_give_up() -> None:
+def test_transaction__body_raises__rolls_back(database: PostgresDatabase) -> None:
+    def create_and_raise() -> None:
         with database.transaction(10) as execute:
             execute("CREATE TABLE never (n INTEGER)")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        begin_and_give_up()
+        create_and_raise()
     with pytest.raises(DatabaseSchemaError):
         database.read(Statement("SELECT * FROM never"), {})
 
 
-def test_error__without_a_state_and_not_of_the_connection__is_a_plain_one(
+def test_error__no_sqlstate_and_not_of_the_connection__is_database_error(
     database: PostgresDatabase,
 ) -> None:
     with pytest.raises(DatabaseError) as caught:
@@ -239,10 +239,10 @@ def test_error__without_a_state_and_not_of_the_connection__is_a_plain_one(
 
 def test_database__after_a_fork__leaves_the_parents_connections(database: PostgresDatabase) -> None:
     assert database.read(ONE, {}) == [(1,)]
-    [mine] = database._idle
+    [connection] = database._idle
     database.after_fork()
     assert database.read(ONE, {}) == [(1,)]
-    assert mine not in database._idle
-    assert mine in postgres_module._left_behind
-    assert mine.execute("SELECT 1").fetchall() == [(1,)]
-    mine.close()
+    assert connection not in database._idle
+    assert connection in postgres_module._abandoned
+    assert connection.execute("SELECT 1").fetchall() == [(1,)]
+    connection.close()

@@ -1,4 +1,4 @@
-"""A file of SQLite's that is locked, full, read-only, gone, or no database at all."""
+"""A SQLite file that is locked, full, read-only, missing, or not a database."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def other(database: SqliteDatabase) -> closing[sqlite3.Connection]:
 
 
 def count(database: SqliteDatabase) -> int:
-    [[found]] = database.read(COUNT, {})
-    return int(found)
+    [[number]] = database.read(COUNT, {})
+    return int(number)
 
 
-def test_write__several_statements__are_one_transaction(database: SqliteDatabase) -> None:
+def test_write__several_statements__run_in_one_transaction(database: SqliteDatabase) -> None:
     assert database.write([ADD, COUNT], {"n": 7}) == [[(7,)], [(1,)]]
     with pytest.raises(DatabaseSchemaError, match="run `comporta db migrate`"):
         database.write([ADD, Statement("INSERT INTO nowhere VALUES (1)")], {"n": 8})
     assert count(database) == 1
 
 
-def test_write__another_process_writes__waits_so_long_and_is_busy(database: SqliteDatabase) -> None:
+def test_write__another_process_writes__raises_busy_after_the_timeout(database: SqliteDatabase) -> None:
     with other(database) as holder:
         holder.execute("BEGIN IMMEDIATE")
         with pytest.raises(DatabaseBusyError, match="database is locked"):
@@ -67,9 +67,9 @@ def test_write__another_process_writes__waits_so_long_and_is_busy(database: Sqli
     assert count(database) == 1
 
 
-def test_write__another_thread_writes__waits_so_long_and_is_busy(database: SqliteDatabase) -> None:
+def test_write__another_thread_writes__raises_busy_after_the_timeout(database: SqliteDatabase) -> None:
     with database.transaction(5) as execute:
-        with pytest.raises(DatabaseBusyError, match=r"others of this process wrote for 0\.2 s"):
+        with pytest.raises(DatabaseBusyError, match=r"other threads of this process were writing for 0\.2 s"):
             database.write([ADD], {"n": 1})
         assert execute("SELECT 1") == [(1,)]
 
@@ -83,7 +83,7 @@ def test_read__file_of_another_program__is_read(tmp_path: Path) -> None:
     database.close()
 
 
-def test_read__file_held_and_not_given_back__is_busy_and_then_free(tmp_path: Path) -> None:
+def test_read__file_locked__raises_busy_until_it_is_released(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "x.db", timeout=0.05)
     with other(database) as holder:
         holder.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -97,14 +97,14 @@ def test_read__file_held_and_not_given_back__is_busy_and_then_free(tmp_path: Pat
     database.close()
 
 
-def test_read__large__is_done_on_a_thread(tmp_path: Path) -> None:
+def test_read_async__large_result__runs_on_a_thread(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "x.db", timeout=30)
     database.write([MAKE], {})
     assert asyncio.run(database.read_async(COUNT, {})) == [(0,)]
     database.close()
 
 
-def test_write__no_room__is_full_and_then_goes_on(database: SqliteDatabase) -> None:
+def test_write__disk_full__raises_full_and_recovers(database: SqliteDatabase) -> None:
     assert database._writer is not None
     database._writer.execute("PRAGMA max_page_count = 3")
     with pytest.raises(DatabaseFullError, match="full"):
@@ -115,7 +115,7 @@ def test_write__no_room__is_full_and_then_goes_on(database: SqliteDatabase) -> N
     assert count(database) == 1
 
 
-def test_write__read_only__is_said_and_reads_go_on(database: SqliteDatabase) -> None:
+def test_write__read_only__raises_and_reads_still_work(database: SqliteDatabase) -> None:
     assert database._writer is not None
     database._writer.execute("PRAGMA query_only = 1")
     with pytest.raises(DatabaseReadOnlyError, match="readonly"):
@@ -123,7 +123,7 @@ def test_write__read_only__is_said_and_reads_go_on(database: SqliteDatabase) -> 
     assert count(database) == 0
 
 
-def test_database__folder_gone__is_unavailable(tmp_path: Path) -> None:
+def test_database__folder_missing__raises_unavailable(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "none" / "x.db")
     with pytest.raises(DatabaseUnavailableError, match="unable to open"):
         database.read(COUNT, {})
@@ -132,9 +132,9 @@ def test_database__folder_gone__is_unavailable(tmp_path: Path) -> None:
     database.close()
 
 
-def test_database__another_kind_of_file__is_unavailable(tmp_path: Path) -> None:
+def test_database__not_a_database_file__raises_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    path.write_bytes(b"no database at all, but long enough to be read as the head of one" * 20)
+    path.write_bytes(b"not a database, but long enough to be read as the header of one" * 20)
     database = SqliteDatabase(path)
     with pytest.raises(DatabaseUnavailableError, match="not a database"):
         database.write([ADD], {"n": 1})
@@ -143,7 +143,7 @@ def test_database__another_kind_of_file__is_unavailable(tmp_path: Path) -> None:
     database.close()
 
 
-def test_write__file_removed_meanwhile__is_not_written_to_nowhere(database: SqliteDatabase) -> None:
+def test_write__file_removed__goes_to_a_new_file(database: SqliteDatabase) -> None:
     database.write([ADD], {"n": 1})
     assert count(database) == 1
     for path in database.path.parent.glob("x.db*"):
@@ -154,36 +154,36 @@ def test_write__file_removed_meanwhile__is_not_written_to_nowhere(database: Sqli
     assert count(database) == 1
 
 
-def test_write__wrong_on_its_own_account__is_a_plain_error(database: SqliteDatabase) -> None:
+def test_write__invalid_statement__raises_database_error(database: SqliteDatabase) -> None:
     with pytest.raises(DatabaseError, match="syntax error"):
         database.write([Statement("NONSENSE")], {})
     with pytest.raises(DatabaseError, match="syntax error"):
         database.read(Statement("NONSENSE"), {})
 
 
-def test_read__interrupted_by_something_else__closes_what_it_used(database: SqliteDatabase) -> None:
+def test_read__interrupted__closes_its_connection(database: SqliteDatabase) -> None:
     assert count(database) == 0
     with pytest.raises(UnicodeEncodeError):
         database.read(Statement("SELECT :n"), {"n": "\ud800"})
     assert count(database) == 0
 
 
-def test_read__many_threads__keeps_only_so_many_readers(database: SqliteDatabase) -> None:
+def test_read__many_threads__keeps_at_most_readers_max_idle(database: SqliteDatabase) -> None:
     readers = database._readers
-    for reader in [database._opened(0) for _ in range(READERS_MAX + 2)]:
-        readers.open.append(None)
-        readers.put_back(reader)
-    assert len(readers.at_hand) == len(readers.open) == READERS_MAX
+    for reader in [database._open(0) for _ in range(READERS_MAX + 2)]:
+        readers.open_marks.append(None)
+        readers.release(reader)
+    assert len(readers.idle) == len(readers.open_marks) == READERS_MAX
     assert count(database) == 0
 
 
-def test_sqlite__too_old__is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sqlite_module, "OLDEST", (99, 0, 0))
-    with pytest.raises(DatabaseUnavailableError, match=r"SQLite must be 99\.0\.0 or newer, got"):
+def test_database__sqlite_too_old__raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sqlite_module, "SQLITE_VERSION_MIN", (99, 0, 0))
+    with pytest.raises(DatabaseUnavailableError, match=r"SQLite 99\.0\.0 or newer is required, got"):
         SqliteDatabase(tmp_path / "x.db")
 
 
-def test_opening__interrupted__leaves_nothing_open(tmp_path: Path) -> None:
+def test_open__interrupted__leaves_no_connection_open(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "x.db", timeout=0.05)
     with other(database) as holder:
         holder.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -195,12 +195,12 @@ def test_opening__interrupted__leaves_nothing_open(tmp_path: Path) -> None:
 
 def test_database__after_a_fork__leaves_the_parents_connections(database: SqliteDatabase) -> None:
     assert count(database) == 0
-    writer, readers = database._writer, list(database._readers.at_hand)
+    writer, readers = database._writer, list(database._readers.idle)
     database.after_fork()
     database.write([ADD], {"n": 1})
     assert count(database) == 1
     assert database._writer is not writer
-    assert not set(readers) & set(database._readers.at_hand)
+    assert not set(readers) & set(database._readers.idle)
     for connection in (writer, *readers):
         assert connection is not None
         connection.close()
@@ -210,53 +210,53 @@ def test_write__in_a_child_whose_parent_closes_the_file__is_not_lost(tmp_path: P
     database = SqliteDatabase(tmp_path / "x.db", timeout=30)
     database.write([MAKE], {})
     assert count(database) == 0
-    (hear, tell), (hear_child, tell_parent) = os.pipe(), os.pipe()
+    (from_parent, to_child), (from_child, to_parent) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             database.write([ADD], {"n": 1})
-            os.write(tell_parent, b"1")
-            os.read(hear, 1)
+            os.write(to_parent, b"1")
+            os.read(from_parent, 1)
             database.write([ADD], {"n": 2})
         finally:
             os._exit(0)
-    os.read(hear_child, 1)
+    os.read(from_child, 1)
     assert count(database) == 1
-    database.close()  # the last of this process, but the child's is open
-    os.write(tell, b"1")
+    database.close()  # the last connection of this process, while the child still has one
+    os.write(to_child, b"1")
     assert os.waitpid(pid, 0)[1] == 0
     assert count(database) == 2
     database.close()
-    for end in (hear, tell, hear_child, tell_parent):
+    for end in (from_parent, to_child, from_child, to_parent):
         os.close(end)
 
 
-def test_fork__others_read_and_write__waits_for_them_and_they_go_on(database: SqliteDatabase) -> None:
+def test_fork__other_threads_read_and_write__waits_and_they_continue(database: SqliteDatabase) -> None:
     readers = database._readers
-    readers.open.append(None)  # one that is in use
-    later = threading.Timer(0.05, readers.let_go, (None,))
-    later.start()
+    readers.open_marks.append(None)  # a reader that is in use
+    release = threading.Timer(0.05, readers.discard, (None,))
+    release.start()
     database.before_fork()
     assert database._writer is None
-    assert not readers.open
+    assert not readers.open_marks
     database.after_fork_in_parent()
     with database.transaction(1):
-        database.before_fork()  # it cannot wait for ever
+        database.before_fork()  # the wait for the writer is bounded
         database.after_fork_in_parent()
     assert count(database) == 0
 
 
-def test_read__file_replaced_meanwhile__is_not_read_from_the_old_one(database: SqliteDatabase) -> None:
+def test_read__file_replaced__reads_the_new_file(database: SqliteDatabase) -> None:
     old = database._readers
     assert count(database) == 0
-    reader = old.at_hand.pop()
+    reader = old.idle.pop()
     database.path.unlink()
     database.write([MAKE, ADD], {"n": 1})
-    old.put_back(reader)
+    old.release(reader)
     assert count(database) == 1
 
 
-def test_write__two_threads__one_after_the_other(tmp_path: Path) -> None:
+def test_write__two_threads__run_one_after_the_other(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "x.db", timeout=30)
     database.write([MAKE], {})
     threads = [threading.Thread(target=database.write, args=([ADD], {"n": n})) for n in range(20)]

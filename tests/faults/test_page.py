@@ -1,4 +1,4 @@
-"""docs/failover.md tells of every trouble that is provoked here, of no other, and the numbers of the code."""
+"""docs/reference/failover.md lists exactly the tested faults, and the numbers of the code."""
 
 from __future__ import annotations
 
@@ -8,51 +8,55 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from tests.faults.table import ROWS
+from tests.faults.all_faults import FAULTS
 
 from comporta.limits.config import FALLBACKS
 from comporta.limits.key import _PLAIN_BYTES_MAX
-from comporta.limits.share import RETRY_US
-from comporta.stores import keeper, pool
-from comporta.stores.failover import KEYS_ALONE_MAX, KEYS_NAMED_MAX
-from comporta.stores.redis import TIMEOUT_SECONDS
-from comporta.stores.shared import SharedStore
-from comporta.stores.workers import BEAT_SECONDS, DEAD_SECONDS, GATHER_SECONDS
+from comporta.limits.strategies.outage_share import CLOSED_RETRY_US
+from comporta.stores.failover import heartbeat
+from comporta.stores.failover.local_share import FALLBACK_KEYS_MAX
+from comporta.stores.failover.store import REPORTED_KEYS_MAX
+from comporta.stores.failover.worker_registry import DEAD_SECONDS, HEARTBEAT_SECONDS, REJOIN_SECONDS
+from comporta.stores.redis import pool
+from comporta.stores.redis.store import TIMEOUT_SECONDS
+from comporta.stores.shared.store import SharedStore
 
-TROUBLES = [row.name for row in ROWS]
+NAMES = [fault.name for fault in FAULTS]
 LOCK_SECONDS: float = signature(SharedStore).parameters["lock_timeout"].default
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "failover.md").read_text(encoding="utf-8")
-SAID = [
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "failover.md").read_text(
+    encoding="utf-8"
+)
+STATEMENTS = [
     (f"`?timeout={TIMEOUT_SECONDS:g}`", TIMEOUT_SECONDS),
     (f"within its deadline, {TIMEOUT_SECONDS * 1000:g} ms", TIMEOUT_SECONDS),
     (f"`?lock_timeout={LOCK_SECONDS:g}`", LOCK_SECONDS),
-    (f"{pool.CONNECTS_MAX} are made at once, {pool.IDLE_MAX} kept", pool.IDLE_MAX),
+    (f"{pool.CONNECTS_MAX} are made at once, {pool.IDLE_MAX} kept idle", pool.IDLE_MAX),
     (f"keys over {_PLAIN_BYTES_MAX} bytes", _PLAIN_BYTES_MAX),
-    ("once a second", BEAT_SECONDS == 1),
+    ("once a second", HEARTBEAT_SECONDS == 1),
     (f"after {DEAD_SECONDS:g} s", DEAD_SECONDS),
-    (f"{GATHER_SECONDS:g} s after the first of it", GATHER_SECONDS),
-    (f"after {keeper.PROBE_FIRST_SECONDS * 1000:g} ms", keeper.PROBE_FIRST_SECONDS),
-    (f"up to every {keeper.PROBE_LONGEST_SECONDS:g} s", keeper.PROBE_LONGEST_SECONDS),
-    ("answers two calls in a row", keeper._GOOD_SIGNS == 2),
-    ("every minute", keeper._LOUD_EVERY_NS == 60e9),
-    (f"keeps {KEYS_ALONE_MAX:,} keys apart", KEYS_ALONE_MAX),
-    (f"{KEYS_NAMED_MAX:,} of them at the most", KEYS_NAMED_MAX),
-    ("ask again in a second", RETRY_US == 1_000_000),
+    (f"{REJOIN_SECONDS:g} s after the first worker", REJOIN_SECONDS),
+    (f"after {heartbeat.PROBE_SECONDS_MIN * 1000:g} ms", heartbeat.PROBE_SECONDS_MIN),
+    (f"up to every {heartbeat.PROBE_SECONDS_MAX:g} s", heartbeat.PROBE_SECONDS_MAX),
+    ("answers two calls in a row", heartbeat._PROBE_CALLS == 2),
+    ("every minute", heartbeat._DENIAL_EVENT_EVERY_NS == 60e9),
+    (f"keeps at most {FALLBACK_KEYS_MAX:,} keys", FALLBACK_KEYS_MAX),
+    (f"at most {REPORTED_KEYS_MAX:,} of them", REPORTED_KEYS_MAX),
+    ("ask again in a second", CLOSED_RETRY_US == 1_000_000),
     *((f'| `"{policy}"` |', policy) for policy in FALLBACKS),
 ]
 
 
-def test_rows__names__are_all_different() -> None:
-    assert [name for name, times in Counter(TROUBLES).items() if times > 1] == []
+def test_faults__names__are_unique() -> None:
+    assert [name for name, times in Counter(NAMES).items() if times > 1] == []
 
 
-def test_page__table_of_troubles__is_the_table_that_is_provoked() -> None:
-    [table] = re.findall(r"^\| trouble \|.*\n\|---.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
-    told = [line.split("|")[1].strip() for line in table.splitlines()]
-    assert sorted(told) == sorted(TROUBLES)
+def test_page__table_of_faults__is_the_table_of_tested_faults() -> None:
+    [table] = re.findall(r"^\| fault \|.*\n\|---.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    listed = [line.split("|")[1].strip() for line in table.splitlines()]
+    assert sorted(listed) == sorted(NAMES)
 
 
-@pytest.mark.parametrize(("said", "number"), SAID)
-def test_page__numbers__are_those_of_the_code(said: str, number: object) -> None:
+@pytest.mark.parametrize(("statement", "number"), STATEMENTS)
+def test_page__numbers__are_those_of_the_code(statement: str, number: object) -> None:
     assert number
-    assert said in PAGE
+    assert statement in PAGE

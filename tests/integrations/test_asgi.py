@@ -1,4 +1,4 @@
-"""Limits on what comes in, for any ASGI application: asked directly, and over real connections."""
+"""The ASGI middleware that limits inbound requests: called directly, and over real connections."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.integrations.serving import Reply, ask, asked, closed, hello, process, scope_of, served
-from tests.processes.fleet import flushed
-from tests.support import MakesStore, memory_store, redis_store, shared_store
+from tests.integrations.apps import (
+    Reply,
+    close_connections,
+    hello,
+    request,
+    responses,
+    scope_of,
+    serve,
+    serve_in_process,
+)
+from tests.processes.fleet import flush_server
+from tests.support import StoreFactory, memory_store, redis_store, shared_store, wait_until_async
 
 from comporta import (
     BaseLimiter,
@@ -26,7 +35,7 @@ from comporta import (
     TokenBucketLimiter,
 )
 from comporta.events import Event, listen
-from comporta.headers import pause_told
+from comporta.headers import requested_pause
 from comporta.integrations.asgi import App, ClientAddress, RateLimitMiddleware, RefusalMiddleware
 from comporta.stores.base import Store
 from comporta.stores.memory import MemoryStore
@@ -42,18 +51,18 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["memory", "shared", "redis"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
-    """Give an empty state of each kind, on a clock moved by hand."""
-    makes: dict[str, MakesStore] = {
+    """Provide an empty store of each kind, on a manual clock."""
+    factories: dict[str, StoreFactory] = {
         "memory": memory_store,
         "shared": shared_store,
         "redis": lambda clock: redis_store(request.getfixturevalue("valkey"), clock),
     }
-    with makes[request.param](clock) as found:
-        yield found
+    with factories[request.param](clock) as opened:
+        yield opened
 
 
 @pytest.fixture
-def heard() -> Iterator[list[Event]]:
+def received() -> Iterator[list[Event]]:
     events: list[Event] = []
     stop = listen(events.append)
     yield events
@@ -61,10 +70,10 @@ def heard() -> Iterator[list[Event]]:
 
 
 def replies(app: App, count: int, store: Store | None = None, **scope: Any) -> list[Reply]:
-    return asked(app, *[scope_of(**scope)] * count, store=store)
+    return responses(app, *[scope_of(**scope)] * count, store=store)
 
 
-def test_middleware__within_the_limit__passes_and_tells_how_the_client_stands(store: Store) -> None:
+def test_middleware__within_the_limit__passes_with_ratelimit_headers(store: Store) -> None:
     app = RateLimitMiddleware(hello, SlidingWindowLimiter("2/minute", store, "api"))
     first, second = replies(app, 2, store)
     assert (first.status, first.body) == (200, b"hello")
@@ -76,7 +85,7 @@ def test_middleware__within_the_limit__passes_and_tells_how_the_client_stands(st
     assert second.headers["ratelimit"] == '"api";r=0;t=60'
 
 
-def test_middleware__limit_used_up__refuses_with_a_problem_until_the_moment_it_told(
+def test_middleware__limit_exhausted__refuses_until_retry_after_has_passed(
     store: Store, clock: ManualClock
 ) -> None:
     app = RateLimitMiddleware(hello, SlidingWindowLimiter("2/minute", store, "api"))
@@ -85,7 +94,7 @@ def test_middleware__limit_used_up__refuses_with_a_problem_until_the_moment_it_t
     assert refused.headers["retry-after"] == "60"
     assert refused.headers["ratelimit"] == '"api";r=0;t=60'
     assert refused.headers["ratelimit-policy"] == '"api";q=2;w=60'
-    assert pause_told(refused.headers, 0) == 60
+    assert requested_pause(refused.headers, 0) == 60
     assert refused.problem == {
         "type": "about:blank",
         "title": "Too Many Requests",
@@ -115,7 +124,7 @@ def test_middleware__limit_used_up__refuses_with_a_problem_until_the_moment_it_t
         ),
     ],
 )
-def test_middleware__any_strategy__tells_a_quota_and_the_window_it_is_for(
+def test_middleware__any_strategy__sends_quota_and_window(
     limiter: type[BaseLimiter], limit: LimitConfig | str, policy: str
 ) -> None:
     if isinstance(limit, LimitConfig) and limiter is SlidingWindowLimiter:
@@ -126,25 +135,25 @@ def test_middleware__any_strategy__tells_a_quota_and_the_window_it_is_for(
     assert reply.headers["ratelimit-policy"] == policy
 
 
-def test_middleware__limit_changed_by_an_operator__tells_the_changed_one(store: Store) -> None:
+def test_middleware__override_set__sends_the_limit_in_force(store: Store) -> None:
     limiter = TokenBucketLimiter("10/s", store, "a")
     app = RateLimitMiddleware(hello, limiter)
 
     async def use() -> tuple[Reply, Reply]:
-        before = await ask(app)
-        await limiter.change("5/s burst 20")
-        after = await ask(app)
-        await closed(store)
+        before = await request(app)
+        await limiter.set_limit("5/s burst 20")
+        after = await request(app)
+        await close_connections(store)
         return before, after
 
     before, after = asyncio.run(use())
     assert before.headers["ratelimit-policy"] == '"a";q=10;w=1'
     quota, _, window = after.headers["ratelimit-policy"].removeprefix('"a";').partition(";")
     assert quota == "q=20"
-    assert window in {"w=4", "w=2"}  # on a server this process may not have heard of the rate yet
+    assert window in {"w=4", "w=2"}  # on a server this process may not have read the override yet
 
 
-def test_middleware__limit_paused__sends_nobody_back_before_its_end(store: Store) -> None:
+def test_middleware__limit_paused__retry_after_reaches_its_end(store: Store) -> None:
     limiter = TokenBucketLimiter("10/s", store, "paused")
     app = RateLimitMiddleware(hello, limiter)
     limiter.sync.pause(20)
@@ -153,25 +162,26 @@ def test_middleware__limit_paused__sends_nobody_back_before_its_end(store: Store
     assert refused.headers["ratelimit"] == '"paused";r=0;t=20'
 
 
-def test_middleware__change_heard_of_from_a_server__is_what_it_tells(valkey: Server) -> None:
-    flushed(valkey.url)
-    limiter = TokenBucketLimiter("10/s", f"{valkey.url}?timeout=5", "heard")
+def test_middleware__override_on_a_server__sends_the_limit_in_force(valkey: Server) -> None:
+    flush_server(valkey.url)
+    limiter = TokenBucketLimiter("10/s", f"{valkey.url}?timeout=5", "override")
     app = RateLimitMiddleware(hello, limiter)
 
-    async def use() -> str:
-        await limiter.change("5/s burst 20")
-        for _ in range(600):
-            reply = await ask(app, scope_of(("192.0.2.1", 1)))
-            if reply.headers["ratelimit-policy"] == '"heard";q=20;w=4':
-                break
-            await asyncio.sleep(0.05)
-        await limiter.aclose()
-        return reply.headers["ratelimit-policy"]
+    async def sends_override() -> bool:
+        reply = await request(app, scope_of(("192.0.2.1", 1)))
+        return reply.headers["ratelimit-policy"] == '"override";q=20;w=4'
 
-    assert asyncio.run(use()) == '"heard";q=20;w=4'
+    async def use() -> None:
+        await limiter.set_limit("5/s burst 20")
+        try:
+            await wait_until_async(sends_override)
+        finally:
+            await limiter.aclose()
+
+    asyncio.run(use())
 
 
-def test_middleware__cost_and_name__are_what_was_given() -> None:
+def test_middleware__cost_and_name__are_used() -> None:
     limiter = TokenBucketLimiter("10/minute", MemoryStore(ManualClock()), "internal")
     app = RateLimitMiddleware(hello, limiter, cost=4, name="search requests")
     *admitted, refused = replies(app, 3)
@@ -180,7 +190,7 @@ def test_middleware__cost_and_name__are_what_was_given() -> None:
     assert refused.headers["retry-after"] == "12"
 
 
-def test_middleware__key_function__says_whose_limit_it_is() -> None:
+def test_middleware__key_function__selects_the_limit() -> None:
     def by_path(scope: Any) -> str | None:
         return None if scope["path"] == "/free" else scope["path"]
 
@@ -192,7 +202,7 @@ def test_middleware__key_function__says_whose_limit_it_is() -> None:
     assert "ratelimit" not in free[0].headers
 
 
-def test_middleware__key_function_that_awaits__is_awaited() -> None:
+def test_middleware__async_key_function__is_awaited() -> None:
     async def by_path(scope: Any) -> LimitKey:
         await asyncio.sleep(0)
         return LimitKey("path", scope["path"])
@@ -201,7 +211,7 @@ def test_middleware__key_function_that_awaits__is_awaited() -> None:
     assert [reply.status for reply in replies(app, 2)] == [200, 429]
 
 
-def test_middleware__empty_key__is_no_error_and_no_way_around() -> None:
+def test_middleware__empty_key__is_limited_like_any_other() -> None:
     app = RateLimitMiddleware(hello, FixedWindowLimiter("2/hour"), key=lambda _: "")
     assert [reply.status for reply in replies(app, 3)] == [200, 200, 429]
 
@@ -213,7 +223,7 @@ def test_middleware__exempt_request__is_not_counted() -> None:
     assert [reply.status for reply in replies(app, 2, path="/search")] == [200, 429]
 
 
-def test_middleware__exempt_that_awaits__is_awaited() -> None:
+def test_middleware__async_exempt_function__is_awaited() -> None:
     async def exempt(scope: Any) -> bool:
         await asyncio.sleep(0)
         return bool(scope["path"] == "/health")
@@ -223,24 +233,24 @@ def test_middleware__exempt_that_awaits__is_awaited() -> None:
     assert [reply.status for reply in replies(app, 2)] == [200, 429]
 
 
-def test_middleware__several_limits__all_are_told_and_the_one_that_binds(store: Store) -> None:
-    everybody = FixedWindowLimiter("3/hour", store, "everybody")
-    each = SlidingWindowLimiter("2/minute", store, "each")
+def test_middleware__several_limits__sends_all_policies_and_the_binding_status(store: Store) -> None:
+    total = FixedWindowLimiter("3/hour", store, "total")
+    per_client = SlidingWindowLimiter("2/minute", store, "per-client")
     address = ClientAddress()
-    app = RateLimitMiddleware(hello, [everybody, each], key=lambda scope: [None, address(scope)])
+    app = RateLimitMiddleware(hello, [total, per_client], key=lambda scope: [None, address(scope)])
     first, second, third = replies(app, 3, store)
-    assert first.headers["ratelimit-policy"] == '"everybody";q=3;w=3600, "each";q=2;w=60'
-    assert first.headers["ratelimit"] == '"each";r=1;t=60'
+    assert first.headers["ratelimit-policy"] == '"total";q=3;w=3600, "per-client";q=2;w=60'
+    assert first.headers["ratelimit"] == '"per-client";r=1;t=60'
     assert (second.status, third.status) == (200, 429)
-    assert third.headers["ratelimit"] == '"each";r=0;t=60'
+    assert third.headers["ratelimit"] == '"per-client";r=0;t=60'
     assert third.headers["retry-after"] == "60"
     last, refused = replies(app, 2, store, client=("192.0.2.2", 1))
-    assert last.headers["ratelimit"] == '"everybody";r=0;t=3600', "refusals are charged to no limit"
+    assert last.headers["ratelimit"] == '"total";r=0;t=3600', "refusals are charged to no limit"
     assert refused.status == 429
-    assert refused.problem["detail"] == "The limit 'everybody' is used up, try again in 3600 s."
+    assert refused.problem["detail"] == "The limit 'total' is used up, try again in 3600 s."
 
 
-def test_middleware__own_headers_of_the_application__stand_beside_those_of_the_limit() -> None:
+def test_middleware__ratelimit_headers_of_the_application__are_kept() -> None:
     inner = RateLimitMiddleware(hello, FixedWindowLimiter("5/hour", name="inner"))
     app = RateLimitMiddleware(inner, FixedWindowLimiter("9/hour", name="outer"))
     sent: list[Any] = []
@@ -249,11 +259,11 @@ def test_middleware__own_headers_of_the_application__stand_beside_those_of_the_l
         sent.append(message)
 
     asyncio.run(app(scope_of(), None, send))  # type: ignore[arg-type]  # nothing is received
-    told = [value for name, value in sent[0]["headers"] if name == b"ratelimit"]
-    assert told == [b'"inner";r=4;t=3600', b'"outer";r=8;t=3600']
+    values = [value for name, value in sent[0]["headers"] if name == b"ratelimit"]
+    assert values == [b'"inner";r=4;t=3600', b'"outer";r=8;t=3600']
 
 
-def test_middleware__start_without_headers__gets_those_of_the_limit() -> None:
+def test_middleware__response_without_headers__gets_ratelimit_headers() -> None:
     async def bare(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 204})
 
@@ -265,135 +275,133 @@ def test_middleware__start_without_headers__gets_those_of_the_limit() -> None:
 @pytest.mark.parametrize(
     "wrap", [lambda app: RateLimitMiddleware(app, FixedWindowLimiter("1/h")), RefusalMiddleware]
 )
-def test_middleware__not_http__passes_untouched(kind: str, wrap: Callable[[App], App]) -> None:
+def test_middleware__not_http__passes_through(kind: str, wrap: Callable[[App], App]) -> None:
     seen = []
 
-    async def app(*given: Any) -> None:
-        seen.append(given)
+    async def app(*arguments: Any) -> None:
+        seen.append(arguments)
 
     async def nothing(*_: Any) -> Any: ...
 
     scope = {"type": kind}
     for _ in range(3):
-        asyncio.run(_called(wrap(app), scope, nothing, nothing))
+        asyncio.run(_call(wrap(app), scope, nothing, nothing))
     assert seen == [(scope, nothing, nothing)] * 3
 
 
-async def _called(app: App, *given: Any) -> None:
-    await app(*given)
+async def _call(app: App, *arguments: Any) -> None:
+    await app(*arguments)
 
 
-class TestStateThatCannotBeUsed:
-    """A table without room for another key: a state error that no failover mends."""
+class TestUnusableStore:
+    """A table without room for another key: an error that failover does not handle."""
 
     @pytest.fixture
     def full(self, clock: ManualClock) -> TokenBucketLimiter:
         limiter = TokenBucketLimiter("5/hour", MemoryStore(clock, 1), "api")
-        limiter.sync.acquire("somebody")
+        limiter.sync.acquire("known")
         with pytest.raises(StateError):
             limiter.sync.acquire("another")
         return limiter
 
-    def test_on_error__open__passes_and_says_so_once_a_minute(
-        self, full: TokenBucketLimiter, clock: ManualClock, heard: list[Event]
+    def test_on_error__open__passes_and_publishes_one_event_a_minute(
+        self, full: TokenBucketLimiter, clock: ManualClock, received: list[Event]
     ) -> None:
         app = RateLimitMiddleware(hello, full)
         for expected in (1, 2):
             for reply in replies(app, 20):
                 assert (reply.status, reply.headers) == (200, {"content-type": "text/plain"})
-            assert len(heard) == expected
+            assert len(received) == expected
             clock.advance(60)
-        assert (heard[0].kind, heard[0].source) == ("inbound_undecided", "api")
-        assert "requests that cannot be counted pass without a limit: " in heard[0].text
+        assert (received[0].kind, received[0].source) == ("inbound_undecided", "api")
+        assert "requests that cannot be counted pass without a limit: " in received[0].text
 
     def test_on_error__closed__answers_503_with_a_problem(
-        self, full: TokenBucketLimiter, heard: list[Event]
+        self, full: TokenBucketLimiter, received: list[Event]
     ) -> None:
         [reply] = replies(RateLimitMiddleware(hello, full, on_error="closed"), 1)
         assert (reply.status, reply.headers["retry-after"]) == (503, "5")
         assert reply.problem["title"] == "Service Unavailable"
         assert reply.problem["retry_after"] == 5
         assert "api" not in reply.problem["detail"]
-        assert "requests that cannot be counted are refused" in heard[0].text
+        assert "requests that cannot be counted are refused" in received[0].text
 
-    def test_on_error__closed__client_that_is_known__goes_on_being_counted(
-        self, full: TokenBucketLimiter
-    ) -> None:
+    def test_on_error__closed_and_known_client__is_still_counted(self, full: TokenBucketLimiter) -> None:
         app = RateLimitMiddleware(hello, full, key=lambda scope: scope["path"][1:], on_error="closed")
-        assert [reply.status for reply in replies(app, 5, path="/somebody")] == [200] * 4 + [429]
+        assert [reply.status for reply in replies(app, 5, path="/known")] == [200] * 4 + [429]
         assert [reply.status for reply in replies(app, 1, path="/stranger")] == [503]
 
 
-def test_on_error__password_refused_at_the_start__passes_and_keeps_the_password_to_itself(
-    heard: list[Event],
+def test_on_error__password_rejected_at_startup__passes_and_hides_the_password(
+    received: list[Event],
 ) -> None:
     with Server(password=WRONG[::-1]) as locked:
         url = f"redis://:{WRONG}@127.0.0.1:{locked.port}/0?timeout=5"
         limiter = TokenBucketLimiter("1/hour", url, "locked")
         app = RateLimitMiddleware(hello, limiter)
         assert [reply.status for reply in replies(app, 3, limiter.store)] == [200, 200, 200]
-    told = [event for event in heard if event.kind == "inbound_undecided"]
-    assert len(told) == 1
-    assert WRONG not in told[0].text
+    events = [event for event in received if event.kind == "inbound_undecided"]
+    assert len(events) == 1
+    assert WRONG not in events[0].text
 
 
-def test_middleware__server_killed__goes_on_within_the_limit() -> None:
+def test_middleware__server_killed__keeps_the_limit() -> None:
     with Server() as server:
         limiter = FixedWindowLimiter("5/hour", f"{server.url}?timeout=5", "mortal")
         app = RateLimitMiddleware(hello, limiter)
 
         async def use() -> list[Reply]:
-            before = [await ask(app) for _ in range(2)]
+            before = [await request(app) for _ in range(2)]
             server.kill()
-            after = [await ask(app) for _ in range(20)]
+            after = [await request(app) for _ in range(20)]
             await limiter.aclose()
             return [*before, *after]
 
-        found = asyncio.run(use())
-    assert {reply.status for reply in found} == {200, 429}
-    assert [reply.status for reply in found].count(200) <= 2 + 5
-    assert all("ratelimit" in reply.headers for reply in found)
+        all_replies = asyncio.run(use())
+    assert {reply.status for reply in all_replies} == {200, 429}
+    assert [reply.status for reply in all_replies].count(200) <= 2 + 5
+    assert all("ratelimit" in reply.headers for reply in all_replies)
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"limiter": "10/s"}, TypeError, "limiter must be a limiter or a list of limiters, got '10/s'"),
         ({"limiter": [1]}, TypeError, "limiter must be a limiter or a list of limiters"),
         ({"limiter": []}, ValueError, "limiters must be 1 to 16, got 0"),
         ({"key": "x-api-key"}, TypeError, "key must be a function of the request, got 'x-api-key'"),
-        ({"key": str, "trusted_proxies": ["::1"]}, ValueError, "trusted_proxies must be left out where key"),
+        ({"key": str, "trusted_proxies": ["::1"]}, ValueError, "trusted_proxies cannot be combined with key"),
         ({"trusted_proxies": ["nowhere"]}, ValueError, "trusted_proxies must be addresses"),
         ({"cost": 0}, ValueError, "cost must be at least 1, got 0"),
         ({"cost": 6}, ValueError, "cost must be at most the smallest capacity, 5, got 6"),
         ({"name": "naïve"}, ValueError, "name must be printable ASCII"),
         ({"name": 5}, TypeError, "name must be a str, got 5"),
         ({"exempt": "/health"}, TypeError, "exempt must be a function of the scope, got '/health'"),
-        ({"on_error": "maybe"}, ValueError, "on_error must be one of open, closed, got 'maybe'"),
+        ({"on_error": "maybe"}, ValueError, "on_error must be one of 'open', 'closed', got 'maybe'"),
     ],
 )
-def test_middleware__bad_input__names_the_field_and_the_value(
-    options: dict[str, Any], error: type[Exception], said: str
+def test_middleware__invalid_argument__is_named_with_its_value(
+    options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    given = {"limiter": FixedWindowLimiter("5/hour"), **options}
-    with pytest.raises(error, match=said):
-        RateLimitMiddleware(hello, **given)
+    arguments = {"limiter": FixedWindowLimiter("5/hour"), **options}
+    with pytest.raises(error, match=message):
+        RateLimitMiddleware(hello, **arguments)
 
 
-def test_middleware__several_limiters__need_a_key_and_have_their_own_names() -> None:
+def test_middleware__several_limiters__require_key_and_reject_name() -> None:
     store = MemoryStore(ManualClock())
     several = [FixedWindowLimiter("5/h", store, "a"), FixedWindowLimiter("5/h", store, "b")]
-    with pytest.raises(ValueError, match="key must be given for several limiters"):
+    with pytest.raises(ValueError, match="key is required for several limiters"):
         RateLimitMiddleware(hello, several)
-    with pytest.raises(ValueError, match="name must be left out for several limiters"):
+    with pytest.raises(ValueError, match="name cannot be combined with several limiters"):
         RateLimitMiddleware(hello, several, key=lambda _: ["a", "b"], name="c")
 
 
 @pytest.mark.parametrize("keys", ["ab", ["a"], LimitKey("a", "b")])
-def test_middleware__several_limiters_and_not_a_key_for_each__is_an_error(keys: Any) -> None:
+def test_middleware__several_limiters_with_wrong_number_of_keys__raises(keys: Any) -> None:
     store = MemoryStore(ManualClock())
     several = [FixedWindowLimiter("5/h", store, "a"), FixedWindowLimiter("5/h", store, "b")]
-    with pytest.raises(ValueError, match="key must return a list, one for each of 2 limiters"):
+    with pytest.raises(ValueError, match="key must return a list with a key for each of 2 limiters"):
         replies(RateLimitMiddleware(hello, several, key=lambda _: keys), 1)
 
 
@@ -405,7 +413,9 @@ def test_middleware__several_limiters_and_not_a_key_for_each__is_an_error(keys: 
         (LimitReachedError("no room", "pncp", float("inf")), 999_999_999_999_999),
     ],
 )
-def test_refusals__of_an_upstream__are_503_and_say_nothing_of_the_inside(error: Exception, wait: int) -> None:
+def test_refusal_middleware__upstream_refusal__answers_503_without_details(
+    error: Exception, wait: int
+) -> None:
     async def failing(*_: Any) -> None:
         raise error
 
@@ -416,7 +426,18 @@ def test_refusals__of_an_upstream__are_503_and_say_nothing_of_the_inside(error: 
     assert "pncp" not in reply.body.decode()
 
 
-def test_refusals__after_the_answer_began_or_other_errors__go_on_to_the_server() -> None:
+def test_refusal_middleware__circuit_held_open_by_an_operator__promises_no_time() -> None:
+    async def failing(*_: Any) -> None:
+        raise CircuitOpenError("pncp", "maintenance", None, 30.0, forced=True)
+
+    [reply] = replies(RefusalMiddleware(failing), 1)
+    assert reply.status == 503
+    assert "retry-after" not in reply.headers
+    assert "retry_after" not in reply.problem
+    assert reply.problem["detail"] == "A service that this one needs is not available."
+
+
+def test_refusal_middleware__started_response_or_other_error__reaches_the_server() -> None:
     async def late(scope: Any, receive: Any, send: Any) -> None:
         await hello(scope, receive, send)
         raise LimitReachedError("too late", "pncp", 1.0)
@@ -438,27 +459,27 @@ def get(
         return [client.get("/", headers=headers(number)) for number in range(count)]
 
 
-def test_served__100_spoofed_addresses_at_a_limit_of_5__five_are_admitted() -> None:
-    with served(RateLimitMiddleware(hello, FixedWindowLimiter("5/hour", name="api"))) as url:
-        found = get(url, 100, lambda number: {"X-Forwarded-For": f"198.51.100.{number}"})
-    assert [response.status_code for response in found] == [200] * 5 + [429] * 95
-    assert found[0].text == "hello"
-    assert found[0].headers["RateLimit"] == '"api";r=4;t=3600'
-    assert found[5].headers["Content-Type"] == "application/problem+json"
-    assert 3500 < int(found[5].headers["Retry-After"]) <= 3600
-    assert found[5].json()["status"] == 429
+def test_served__100_spoofed_addresses__five_are_admitted() -> None:
+    with serve(RateLimitMiddleware(hello, FixedWindowLimiter("5/hour", name="api"))) as url:
+        served = get(url, 100, lambda number: {"X-Forwarded-For": f"198.51.100.{number}"})
+    assert [response.status_code for response in served] == [200] * 5 + [429] * 95
+    assert served[0].text == "hello"
+    assert served[0].headers["RateLimit"] == '"api";r=4;t=3600'
+    assert served[5].headers["Content-Type"] == "application/problem+json"
+    assert 3500 < int(served[5].headers["Retry-After"]) <= 3600
+    assert served[5].json()["status"] == 429
 
 
 def test_served__100_spoofed_addresses_behind_a_trusted_proxy__five_are_admitted() -> None:
     app = RateLimitMiddleware(hello, FixedWindowLimiter("5/hour"), trusted_proxies=["127.0.0.1"])
-    with served(app) as url:
-        found = get(url, 100, lambda number: {"X-Forwarded-For": f"198.51.100.{number}, 192.0.2.9"})
+    with serve(app) as url:
+        served = get(url, 100, lambda number: {"X-Forwarded-For": f"198.51.100.{number}, 192.0.2.9"})
         other = get(url, 1, lambda _: {"X-Forwarded-For": "192.0.2.10"})
-    assert [response.status_code for response in found] == [200] * 5 + [429] * 95
+    assert [response.status_code for response in served] == [200] * 5 + [429] * 95
     assert other[0].status_code == 200, "another client has a limit of its own"
 
 
-def test_served__stream__comes_piece_by_piece_as_it_was_sent() -> None:
+def test_served__streaming_response__arrives_in_parts() -> None:
     read = asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -473,7 +494,7 @@ def test_served__stream__comes_piece_by_piece_as_it_was_sent() -> None:
         await send({"type": "http.response.body", "body": b"second"})
 
     app = RefusalMiddleware(RateLimitMiddleware(streaming, FixedWindowLimiter("5/hour")))
-    with served(app) as url, httpx2.stream("GET", url, trust_env=False, timeout=60) as response:
+    with serve(app) as url, httpx2.stream("GET", url, trust_env=False, timeout=60) as response:
         pieces = response.iter_bytes()
         assert next(pieces) == b"first "
         loops[0].call_soon_threadsafe(read.set)
@@ -488,15 +509,15 @@ def test_served__lifespan__reaches_the_application() -> None:
         await hello(scope, receive, send)
         seen.extend(scope.get("app_saw", []))
 
-    with served(RateLimitMiddleware(app, FixedWindowLimiter("5/hour"))) as url:
+    with serve(RateLimitMiddleware(app, FixedWindowLimiter("5/hour"))) as url:
         assert get(url, 1)[0].status_code == 200
     assert seen == ["startup", "shutdown"]
 
 
-def test_served__by_two_processes__share_one_limit(state: str) -> None:
-    with process(state, "20/hour") as one, process(state, "20/hour") as other:
-        found = [response for _ in range(15) for url in (one, other) for response in get(url, 1)]
-    assert [response.status_code for response in found] == [200] * 20 + [429] * 10
-    assert [response.headers["RateLimit"].split(";")[1] for response in found[:20]] == [
+def test_served__two_processes__share_one_limit(state: str) -> None:
+    with serve_in_process(state, "20/hour") as one, serve_in_process(state, "20/hour") as other:
+        served = [response for _ in range(15) for url in (one, other) for response in get(url, 1)]
+    assert [response.status_code for response in served] == [200] * 20 + [429] * 10
+    assert [response.headers["RateLimit"].split(";")[1] for response in served[:20]] == [
         f"r={left}" for left in range(19, -1, -1)
     ]

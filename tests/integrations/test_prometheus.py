@@ -1,4 +1,4 @@
-"""Figures in a real Prometheus registry, read back from what a scraper would see."""
+"""The Prometheus sink, read back from what a scraper would see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from comporta.metrics import DURATION_BUCKETS
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
-    """Return what a scraper reads, by name and label values, without the times of creation."""
+    """Return what a scraper reads, by name and label values, without creation times."""
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
         ",".join([sample.name, *(sample.labels[label] for label in sorted(sample.labels))]): sample.value
@@ -31,7 +31,7 @@ def samples(registry: CollectorRegistry) -> dict[str, float]:
     }
 
 
-def test_prometheus__manager_and_monitor__show_the_figures_of_the_seed() -> None:
+def test_prometheus__manager_and_monitor__export_all_metrics() -> None:
     registry = CollectorRegistry()
     manager = RateLimitManager(PrometheusMetrics(registry))
     manager.register_limiter("window", FixedWindowLimiter("2/hour"))
@@ -44,29 +44,31 @@ def test_prometheus__manager_and_monitor__show_the_figures_of_the_seed() -> None
         await RateLimitMonitor(PrometheusMetrics(registry)).record_operation("token", "test", True, 0.02)
 
     asyncio.run(use())
-    found = samples(registry)
-    assert found["rate_limit_requests_total,true,window,test"] == 2
-    assert found["rate_limit_requests_total,false,window,test"] == 1
-    assert found["rate_limit_exceeded_total,window,test"] == 1
-    assert found["rate_limit_errors_total,window,test"] == 1
-    assert found["rate_limit_operations_total,true,token,test"] == 1
-    assert found["rate_limit_duration_count,window,test"] == 3
-    assert found["rate_limit_duration_sum,token,test"] == 0.02
+    exported = samples(registry)
+    assert exported["rate_limit_requests_total,true,window,test"] == 2
+    assert exported["rate_limit_requests_total,false,window,test"] == 1
+    assert exported["rate_limit_exceeded_total,window,test"] == 1
+    assert exported["rate_limit_errors_total,window,test"] == 1
+    assert exported["rate_limit_operations_total,true,token,test"] == 1
+    assert exported["rate_limit_duration_count,window,test"] == 3
+    assert exported["rate_limit_duration_sum,token,test"] == 0.02
     bounds = [
-        key.split(",")[1] for key in found if key.startswith("rate_limit_duration_bucket") and "token" in key
+        key.split(",")[1]
+        for key in exported
+        if key.startswith("rate_limit_duration_bucket") and "token" in key
     ]
     assert [float(bound) for bound in bounds] == [*DURATION_BUCKETS, float("inf")]
-    assert "# HELP rate_limit_exceeded_total Requests that a rate limiter refused." in (
+    assert "# HELP rate_limit_exceeded_total Requests refused by a rate limiter." in (
         generate_latest(registry).decode()
     )
 
 
-def test_prometheus__no_registry_given__uses_the_librarys_own() -> None:
+def test_prometheus__no_registry_given__uses_the_global_registry() -> None:
     PrometheusMetrics().counter("comporta_test_default_registry", 2)
     assert REGISTRY.get_sample_value("comporta_test_default_registry_total") == 2
 
 
-def test_prometheus__label_that_came_later__is_dropped_and_logged_once(
+def test_prometheus__late_label__is_dropped_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = CollectorRegistry()
@@ -80,13 +82,13 @@ def test_prometheus__label_that_came_later__is_dropped_and_logged_once(
     ]
 
 
-def test_prometheus__extra_labels__are_there_from_the_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_prometheus__extra_labels__exist_from_the_start(caplog: pytest.LogCaptureFixture) -> None:
     registry = CollectorRegistry()
     metrics = PrometheusMetrics(registry, extra_labels=["region"])
     metrics.histogram("seconds", 0.5, page="a")
     metrics.histogram("seconds", 0.25, page="a", region="eu")
-    found = samples(registry)
-    assert (found["seconds_sum,a,"], found["seconds_sum,a,eu"]) == (0.5, 0.25)
+    exported = samples(registry)
+    assert (exported["seconds_sum,a,"], exported["seconds_sum,a,eu"]) == (0.5, 0.25)
     assert not caplog.records
 
 
@@ -102,7 +104,7 @@ def test_prometheus__buckets_given__are_used() -> None:
     }
 
 
-def test_prometheus__more_label_sets_than_allowed__are_added_up_as_other() -> None:
+def test_prometheus__too_many_label_sets__are_counted_as_other() -> None:
     registry = CollectorRegistry()
     metrics = PrometheusMetrics(registry, label_sets_max=2)
     for number in range(100):
@@ -111,7 +113,7 @@ def test_prometheus__more_label_sets_than_allowed__are_added_up_as_other() -> No
     assert samples(registry) == {"hits_total,0": 2, "hits_total,1": 1, "hits_total,other": 98}
 
 
-def test_prometheus__awkward_namespaces__can_still_be_scraped() -> None:
+def test_prometheus__unusual_namespaces__can_be_scraped() -> None:
     registry = CollectorRegistry()
     manager = RateLimitManager(PrometheusMetrics(registry))
     manager.register_limiter("default", FixedWindowLimiter("100/hour"))
@@ -126,32 +128,32 @@ def test_prometheus__awkward_namespaces__can_still_be_scraped() -> None:
     assert requests == {f"rate_limit_requests_total,true,default,{label}" for label in labels}
 
 
-def test_prometheus__name_taken_by_somebody_else__costs_the_figure_and_no_decision(
+def test_prometheus__name_already_registered__loses_the_metric_not_the_decision(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = CollectorRegistry()
     Counter("rate_limit_requests", "not ours", registry=registry)
     manager = RateLimitManager(PrometheusMetrics(registry))
     manager.register_limiter("default", FixedWindowLimiter("1/hour"))
-    assert asyncio.run(_acquired(manager))
+    assert asyncio.run(_acquire(manager))
     [line] = caplog.messages
     assert line.startswith("Metrics were lost: ")
     assert "Duplicated timeseries" in line
     assert "rate_limit_requests" in line
 
 
-async def _acquired(manager: RateLimitManager) -> bool:
+async def _acquire(manager: RateLimitManager) -> bool:
     return await manager.acquire("a")
 
 
-def test_prometheus__counter_used_as_histogram__is_refused_by_name() -> None:
+def test_prometheus__counter_used_as_histogram__raises() -> None:
     metrics = PrometheusMetrics(CollectorRegistry())
     metrics.counter("hits", 1)
     with pytest.raises(ValueError, match="hits must stay a Counter, got a Histogram"):
         metrics.histogram("hits", 1)
 
 
-def test_prometheus__registry_thrown_away__is_not_kept_alive() -> None:
+def test_prometheus__registry_deleted__is_garbage_collected() -> None:
     registry = CollectorRegistry()
     PrometheusMetrics(registry).counter("hits", 1, page="a")
     gone = weakref.ref(registry)

@@ -1,4 +1,4 @@
-"""A bench for whatever has to hold on every store and by both faces."""
+"""Fixtures for tests that run on every store, blocking and awaiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limiters and degradations asked by one of their two faces, on every kind of store, time moved by hand."""
+"""Calls limiters and degradations blocking or awaiting, on every kind of store, with a manual clock."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def made_store(kind: str, server: Server, clock: ManualClock) -> AbstractContext
 
 
 class Face:
-    """Something with verbs that can be awaited and a ``sync`` with the same."""
+    """Calls the methods of an object: awaits them with a runner, or uses its ``sync`` without one."""
 
     def __init__(self, target: Any, runner: asyncio.Runner | None) -> None:
         self.target = target
         self.runner = runner
 
-    def __getattr__(self, verb: str) -> Any:
+    def __getattr__(self, method: str) -> Any:
         if self.runner is None:
-            return getattr(self.target.sync, verb)
+            return getattr(self.target.sync, method)
         runner = self.runner
-        return lambda *args, **kwargs: runner.run(getattr(self.target, verb)(*args, **kwargs))
+        return lambda *args, **kwargs: runner.run(getattr(self.target, method)(*args, **kwargs))
 
 
 class Bench:
-    """A store of some kind, its clock, and a way to ask."""
+    """A store, its clock, and a way to call limiters on it."""
 
     def __init__(self, store: Store, clock: ManualClock, runner: asyncio.Runner | None) -> None:
         self.store = store
@@ -51,5 +51,5 @@ class Bench:
     def limiter(self, config: LimitConfig | str, name: str = "pncp") -> Face:
         return Face(BaseLimiter(config, self.store, name), self.runner)
 
-    def degradation(self, limiter: Face, **told: Any) -> Face:
-        return Face(Degradation(limiter.target, **told), self.runner)
+    def degradation(self, limiter: Face, **options: Any) -> Face:
+        return Face(Degradation(limiter.target, **options), self.runner)

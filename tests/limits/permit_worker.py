@@ -1,4 +1,4 @@
-"""What worker processes do with permits: the program of ``tests/processes/fleet.py`` for these tests."""
+"""The program of the worker processes that use permits (see ``tests/processes/fleet.py``)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import time
 from struct import Struct
 from typing import Any, cast
 
-from tests.processes.jobs import ready, say
+from tests.processes.jobs import send_result, wait_for_start
 
 from comporta import ConcurrencyLimit
-from comporta.stores.failover import FailoverStore
+from comporta.stores.failover.store import FailoverStore
 
 COUNT = Struct("<ii")
-"""What the counter holds: how many are in flight, and the most there ever were."""
+"""The counter: calls in flight now, and the most there were at once."""
 
 
 def calls(number: int, url: str, most: int, calls: int, counter: str) -> None:
-    """Make calls, some of them at once, and count those in flight among all processes."""
+    """Make calls, eight at once, and count those in flight among all processes."""
     limit = ConcurrencyLimit("tested", most, state=url)
 
     def counted(change: int) -> None:
@@ -33,7 +33,7 @@ def calls(number: int, url: str, most: int, calls: int, counter: str) -> None:
     async def call() -> int:
         async with limit.slot(timeout=60):
             counted(1)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # sleeps: the call under the permit takes this long
             counted(-1)
         return 1
 
@@ -45,22 +45,22 @@ def calls(number: int, url: str, most: int, calls: int, counter: str) -> None:
             await limit.store.aclose()
         return done
 
-    ready()
-    say(asyncio.run(main()))
+    wait_for_start()
+    send_result(asyncio.run(main()))
 
 
-def holds(url: str, hold_seconds: float) -> None:
-    """Take a permit, say whose it is, and keep it."""
-    limit = ConcurrencyLimit("killed", 1, hold_seconds=hold_seconds, state=url)
-    ready()
+def holds(url: str, permit_ttl: float) -> None:
+    """Acquire a permit, print its owner, and keep it."""
+    limit = ConcurrencyLimit("killed", 1, permit_ttl=permit_ttl, state=url)
+    wait_for_start()
     permit = limit.sync.acquire()
     assert permit is not None
-    say(permit.owner)
-    time.sleep(600)
+    send_result(permit.owner)
+    time.sleep(600)  # sleeps: keeps the permit until it is killed
 
 
 def competes(number: int, url: str, seconds: float) -> None:
-    """Make as many calls as it gets permits for, eight at once if it is the first process, and count them."""
+    """Make and count as many calls as it gets permits for; the first process makes eight at once."""
     limit = ConcurrencyLimit("contested", 1, state=url)
     done = 0
 
@@ -76,9 +76,9 @@ def competes(number: int, url: str, seconds: float) -> None:
         await asyncio.gather(*(caller(until) for _ in range(1 if number else 8)))
         await cast(FailoverStore, limit.store).aclose()
 
-    ready()
+    wait_for_start()
     asyncio.run(main())
-    say(done)
+    send_result(done)
 
 
 JOBS: dict[str, Any] = {"calls": calls, "competes": competes, "holds": holds}

@@ -1,24 +1,24 @@
-"""Errors lower a limit for all who share it, successes raise it again (E3, E4)."""
+"""Errors lower a limit for every worker, successes raise it again (E3, E4)."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.limits.faces import BEGIN, Bench
-from tests.stores.switchable import by_hand, moved
+from tests.stores.manual_heartbeat import manual_failover, run_heartbeat
 from tests.support import command, memory_store, redis_store, shared_store
 
 from comporta import BaseLimiter, Degradation, LimitConfig, LimitStrategy, StateUnavailableError
 from comporta.events import latest_events
-from comporta.limits.adjust import Drop, SetByHand
-from comporta.limits.in_force import Record, Timed, scaled
-from comporta.limits.rule import Ended
+from comporta.limits.overrides.operation import LowerByStep, SetLimit
+from comporta.limits.overrides.record import ExpiringStrategy, OverrideRecord, scale_params
+from comporta.limits.strategies.base import EndedLease
 from comporta.metrics import InMemoryMetrics, use_metrics
-from comporta.stores.records import Write
-from comporta.stores.redis import RedisStore
+from comporta.stores.records import WriteRecord
+from comporta.stores.redis.store import RedisStore
 from comporta.testing import ManualClock, Server
 
 HUGE = "9" * 40
@@ -30,11 +30,11 @@ def limit_of(strategy: LimitStrategy, rate: float = 1000, capacity: int = 1000) 
     return LimitConfig(rate, capacity, 1.0, strategy)
 
 
-# E3, E4 -----------------------------------------------------------------------------------------------
+# steps (E3, E4) -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_errors__one_after_the_other__lower_by_a_tenth_of_the_original_to_the_floor(
+def test_errors__repeated__lower_the_limit_by_a_tenth_of_the_original_to_the_floor(
     bench: Bench, strategy: LimitStrategy
 ) -> None:
     limiter = bench.limiter(limit_of(strategy))
@@ -49,7 +49,7 @@ def test_errors__one_after_the_other__lower_by_a_tenth_of_the_original_to_the_fl
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_successes__after_errors__climb_once_in_five_seconds_up_to_the_original(
+def test_successes__after_errors__raise_the_limit_every_five_seconds_to_the_original(
     bench: Bench, strategy: LimitStrategy
 ) -> None:
     limiter = bench.limiter(limit_of(strategy))
@@ -65,7 +65,7 @@ def test_successes__after_errors__climb_once_in_five_seconds_up_to_the_original(
     assert degradation.target.current == degradation.target.original == 1000
 
 
-def test_burst__of_a_throttle__is_a_tenth_of_the_current_limit_and_one_at_the_least(bench: Bench) -> None:
+def test_burst__of_a_throttle__is_a_tenth_of_the_current_limit_and_at_least_one(bench: Bench) -> None:
     limiter = bench.limiter(LimitConfig(25, 2))
     degradation = bench.degradation(limiter)
     seen = []
@@ -81,14 +81,14 @@ def test_burst__of_a_throttle__is_a_tenth_of_the_current_limit_and_one_at_the_le
         assert lowering.target.current == limit
 
 
-def test_burst__saved_up_before_an_error__is_gone_with_it(bench: Bench) -> None:
+def test_burst__accumulated_before_an_error__shrinks_with_the_limit(bench: Bench) -> None:
     limiter = bench.limiter("10/s")
     bench.degradation(limiter, drop=0.5).record_error()
     assert [limiter.acquire() for _ in range(7)] == [True] * 5 + [False] * 2
     assert limiter.decide().retry_after == pytest.approx(0.2)
 
 
-def test_limit__of_one__is_never_nothing_and_climbs_by_one(bench: Bench) -> None:
+def test_limit__of_one_request__never_reaches_zero_and_climbs_by_one(bench: Bench) -> None:
     limiter = bench.limiter(LimitConfig(1, 1))
     degradation = bench.degradation(limiter)
     for _ in range(20):
@@ -101,14 +101,14 @@ def test_limit__of_one__is_never_nothing_and_climbs_by_one(bench: Bench) -> None
     assert degradation.target.current == 1
 
 
-def test_floor__of_another_worker_above__lifts_nobody(bench: Bench) -> None:
+def test_floor__above_the_current_limit__does_not_raise_it(bench: Bench) -> None:
     limiter = bench.limiter("100/s")
     bench.degradation(limiter, drop=0.9).record_error()
     bench.degradation(limiter, floor=0.5).record_error()
     assert limiter.stats().limit == 10
 
 
-def test_climb__from_a_clock_set_back__waits_no_longer_than_ever(bench: Bench) -> None:
+def test_climb__clock_set_back__waits_no_longer_than_usual(bench: Bench) -> None:
     limiter = bench.limiter("100/s")
     degradation = bench.degradation(limiter)
     degradation.record_error()
@@ -121,7 +121,7 @@ def test_climb__from_a_clock_set_back__waits_no_longer_than_ever(bench: Bench) -
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_accepted__refused__falls_below_what_passed_once_in_a_round_trip(
+def test_accepted__error__lowers_below_the_accepted_rate_once_in_a_round_trip(
     bench: Bench, strategy: LimitStrategy
 ) -> None:
     limiter = bench.limiter(limit_of(strategy, 100, 100))
@@ -142,17 +142,17 @@ def test_accepted__refused__falls_below_what_passed_once_in_a_round_trip(
     assert degradation.target.current == 10
 
 
-def test_accepted__rate_not_known__is_taken_for_the_limit(bench: Bench) -> None:
+def test_accepted__no_rate_given__uses_the_current_limit(bench: Bench) -> None:
     limiter = bench.limiter("100/s")
     degradation = bench.degradation(limiter, rule="accepted")
     degradation.record_error()
     assert degradation.target.current == 85
 
 
-# together ---------------------------------------------------------------------------------------------
+# several workers ---------------------------------------------------------------------------------------
 
 
-def test_errors__ten_at_once__are_ten_drops(valkey: Server) -> None:
+def test_errors__ten_threads__lower_ten_times(valkey: Server) -> None:
     for made in (memory_store(), shared_store(), redis_store(valkey)):
         with made as store:
             limiter = BaseLimiter("1000/s", store, "pncp")
@@ -174,13 +174,13 @@ async def _ten_at_once(url: str) -> int:
     return limit
 
 
-def test_errors__ten_coroutines__are_ten_drops(valkey: Server) -> None:
+def test_errors__ten_coroutines__lower_ten_times(valkey: Server) -> None:
     command(valkey, "FLUSHALL")
     assert asyncio.run(_ten_at_once(valkey.url)) == 500
 
 
-def test_another_worker__after_a_drop__obeys_at_its_next_decision(bench: Bench) -> None:
-    """Two limiters on one store stand for two workers; processes are tried elsewhere."""
+def test_other_worker__after_a_drop__obeys_at_its_next_decision(bench: Bench) -> None:
+    """Two limiters on one store stand for two workers; other tests use processes."""
     limiter = bench.limiter("10/s")
     other = bench.limiter("10/s")
     assert other.acquire()
@@ -191,11 +191,11 @@ def test_another_worker__after_a_drop__obeys_at_its_next_decision(bench: Bench) 
 # operators --------------------------------------------------------------------------------------------
 
 
-def test_operator__changes_a_degraded_limit__begins_anew_from_those_numbers(bench: Bench) -> None:
+def test_set_limit__degraded_limit__restarts_from_the_new_numbers(bench: Bench) -> None:
     limiter = bench.limiter("1000/s")
     degradation = bench.degradation(limiter)
     degradation.record_error()
-    limiter.change("500/s")
+    limiter.set_limit("500/s")
     assert limiter.stats().limit == 500
     degradation.record_error()
     assert degradation.target.current == 450
@@ -203,13 +203,13 @@ def test_operator__changes_a_degraded_limit__begins_anew_from_those_numbers(benc
     bench.clock.advance(5)
     degradation.record_success()
     assert limiter.stats().limit == limiter.stats().original == 500
-    limiter.change(None)
+    limiter.set_limit(None)
     assert limiter.stats().limit == 1000
 
 
-def test_operator__whose_limit_nobody_touches_for_five_minutes__has_it_back_whole(bench: Bench) -> None:
+def test_set_limit__degraded_and_idle_for_five_minutes__is_restored(bench: Bench) -> None:
     limiter = bench.limiter("1000/s")
-    limiter.change("500/s")
+    limiter.set_limit("500/s")
     bench.degradation(limiter).record_error()
     assert limiter.stats().limit == 450
     bench.clock.advance(300)
@@ -217,7 +217,7 @@ def test_operator__whose_limit_nobody_touches_for_five_minutes__has_it_back_whol
     assert [limiter.acquire() for _ in range(501)].count(True) == 500
 
 
-def test_degradation__nobody_touches_for_five_minutes__is_over(bench: Bench) -> None:
+def test_degradation__idle_for_five_minutes__ends(bench: Bench) -> None:
     limiter = bench.limiter(LimitConfig(1, 100, 3600, LimitStrategy.FIXED_WINDOW))
     degradation = bench.degradation(limiter, drop=0.9)
     degradation.record_error()
@@ -226,7 +226,7 @@ def test_degradation__nobody_touches_for_five_minutes__is_over(bench: Bench) -> 
     assert not limiter.acquire()
     bench.clock.advance(0.1)
     assert limiter.acquire()
-    if bench.store.__class__ is not RedisStore:  # there the server's own time tells, and the keeper
+    if bench.store.__class__ is not RedisStore:  # the server expires records by its own clock
         assert degradation.target.current == degradation.target.original
     degradation.record_success()
     assert not degradation.target.get_state()["degraded"]
@@ -255,9 +255,11 @@ def test_degradation__nobody_touches_for_five_minutes__is_over(bench: Bench) -> 
         f"5 1 100000 0 [degraded to 5 of {HUGE} 1 1 0 ends 9000000000000000 dropped 1 climbed 1]",
     ],
 )
-def test_record__that_makes_no_sense__is_no_change_and_is_replaced(bench: Bench, garbage: str) -> None:
+def test_record__invalid__has_no_effect_and_is_replaced(bench: Bench, garbage: str) -> None:
     limiter = bench.limiter("10/s")
-    bench.store.apply(Write("rate_limiter_change", "pncp", garbage.encode(), None, followed=True))
+    bench.store.apply(
+        WriteRecord("rate_limiter_change", "pncp", garbage.encode(), None, changes_override=True)
+    )
     assert limiter.stats().limit == 10
     bench.degradation(limiter, drop=0.5).record_error()
     assert limiter.stats().limit == 5
@@ -277,31 +279,31 @@ def test_record__that_makes_no_sense__is_no_change_and_is_replaced(bench: Bench,
         ("paused until 99999999999999999999 for 99999999999999999999", 5, 5),
     ],
 )
-def test_record__sections_written_by_hand__are_obeyed_if_they_can_be(
+def test_record__written_by_an_operator__is_obeyed_if_valid(
     bench: Bench, said: str, limit: int, original: int
 ) -> None:
     limiter = bench.limiter("10/s")
     text = f"5 1 100000 0 [{said}] by hand"
-    bench.store.apply(Write("rate_limiter_change", "pncp", text.encode(), None, followed=True))
+    bench.store.apply(WriteRecord("rate_limiter_change", "pncp", text.encode(), None, changes_override=True))
     if "of 0" in said:
-        limit = original = 5  # the pattern does not match, so the four numbers hold
+        limit = original = 5  # the pattern does not match, so the four numbers apply
     stats = limiter.stats()
     assert (stats.limit, stats.original, stats.paused) == (limit, original, 0)
-    limiter.pause(5)  # and it can be written again
+    limiter.pause(5)  # the record can be written again
     assert limiter.stats().paused == 5
 
 
 @pytest.mark.parametrize("lowered", [False, True])
 @pytest.mark.parametrize("theirs", LimitStrategy)
 @pytest.mark.parametrize("ours", LimitStrategy)
-def test_record__of_a_limit_that_counts_otherwise__says_nothing_but_its_pause(
+def test_record__of_another_kind_of_limit__applies_only_its_pause(
     bench: Bench, ours: LimitStrategy, theirs: LimitStrategy, lowered: bool
 ) -> None:
-    """As a rolling deploy has it that changes the strategy of a limit which somebody changed by hand."""
+    """A rolling deployment changes the strategy of a limit that an operator has overridden."""
     set_by_hand = LimitConfig(rate=0.5, capacity=4, window=60, strategy=theirs)
-    operations: list[Any] = [SetByHand("pncp", set_by_hand.rule().numbers, "by hand")]
+    operations: list[Any] = [SetLimit("pncp", set_by_hand.build_strategy().params, "by hand")]
     if lowered:
-        operations.append(Drop("pncp", set_by_hand.rule().numbers, 500_000, 100_000))
+        operations.append(LowerByStep("pncp", set_by_hand.build_strategy().params, 500_000, 100_000))
     for operation in operations:
         bench.store.apply(operation)
     limiter = bench.limiter(LimitConfig(rate=10, capacity=10, window=1, strategy=ours))
@@ -320,10 +322,10 @@ def test_record__of_a_limit_that_counts_otherwise__says_nothing_but_its_pause(
     assert limiter.stats().paused == 5
 
 
-# what an operator sees --------------------------------------------------------------------------------
+# what operators see --------------------------------------------------------------------------------
 
 
-def test_record__on_a_server__can_be_read_and_ends_by_itself(server: Server) -> None:
+def test_record__on_a_server__is_readable_and_expires(server: Server) -> None:
     with redis_store(server) as store:
         limiter = BaseLimiter("10/s", store, "pncp")
         degradation = Degradation(limiter)
@@ -335,28 +337,28 @@ def test_record__on_a_server__can_be_read_and_ends_by_itself(server: Server) -> 
         assert 290_000 < int(command(server, "PTTL", RECORD_KEY)[1:]) <= 300_000
         limiter.sync.pause(1000)
         assert 1_050_000 < int(command(server, "PTTL", RECORD_KEY)[1:]) <= 1_060_000
-        limiter.sync.change("20/s")
+        limiter.sync.set_limit("20/s")
         assert command(server, "PTTL", RECORD_KEY) == b":-1\r\n"
         degradation.sync.record_error()
         assert command(server, "PTTL", RECORD_KEY) == b":-1\r\n"
-        limiter.sync.change(None)
+        limiter.sync.set_limit(None)
         assert 900_000 < int(command(server, "PTTL", RECORD_KEY)[1:]) <= 1_060_000
         limiter.sync.resume()
         assert command(server, "EXISTS", RECORD_KEY) == b":0\r\n"
 
 
-def test_record__key_of_another_kind__is_left_and_the_caller_hears_nothing(server: Server) -> None:
+def test_record__key_of_another_type__is_left_and_raises_nothing(server: Server) -> None:
     with redis_store(server) as store:
         command(server, "LPUSH", RECORD_KEY, "x")
         limiter = BaseLimiter("10/s", store, "pncp")
         Degradation(limiter).sync.record_error()
         assert command(server, "TYPE", RECORD_KEY) == b"+list\r\n"
         assert limiter.sync.stats().limit == 10
-        limiter.sync.change("5/s")
+        limiter.sync.set_limit("5/s")
         assert limiter.sync.stats().limit == 5
 
 
-def test_events_and_figures__of_each_change__are_told_once_by_who_caused_it(bench: Bench) -> None:
+def test_events_and_metrics__of_each_change__are_published_once(bench: Bench) -> None:
     metrics = InMemoryMetrics()
     before = use_metrics(metrics)
     try:
@@ -372,20 +374,20 @@ def test_events_and_figures__of_each_change__are_told_once_by_who_caused_it(benc
         limiter.resume()
     finally:
         use_metrics(before)
-    told = [event for event in latest_events() if event.source == "pncp"][-4:]
+    published = [event for event in latest_events() if event.source == "pncp"][-4:]
     kinds = ["limit_degraded", "limit_recovered", "limit_paused", "limit_resumed"]
-    assert [event.kind for event in told] == kinds
-    assert told[0].text == "lowered from 10 to 1 requests per second, of 10"
-    assert told[1].text == "raised from 1 to 2 requests per second, of 10"
+    assert [event.kind for event in published] == kinds
+    assert published[0].text == "lowered from 10 to 1 requests per second, of 10"
+    assert published[1].text == "raised from 1 to 2 requests per second, of 10"
     for kind in kinds:
         assert metrics.value("limit_changes", limiter="pncp", what=kind.removeprefix("limit_")) == 1
 
 
-# what it costs ----------------------------------------------------------------------------------------
+# round trips ----------------------------------------------------------------------------------------
 
 
-def test_success__limit_not_lowered__asks_nobody() -> None:
-    store, primary = by_hand(ManualClock(BEGIN))
+def test_success__limit_not_lowered__makes_no_call() -> None:
+    store, primary = manual_failover(ManualClock(BEGIN))
     degradation = Degradation(BaseLimiter("10/s", store, "pncp"))
     calls = primary.calls
     for _ in range(100):
@@ -398,20 +400,20 @@ def test_success__limit_not_lowered__asks_nobody() -> None:
     assert primary.calls == calls + 1
 
 
-def test_success__lowered_by_another_worker__is_known_by_what_the_keeper_follows() -> None:
+def test_success__lowered_by_another_worker__is_known_through_the_heartbeat() -> None:
     clock = ManualClock(BEGIN)
-    store, primary = by_hand(clock)
+    store, primary = manual_failover(clock)
     mine = Degradation(BaseLimiter("10/s", store, "pncp"))
     Degradation(BaseLimiter("10/s", primary, "pncp")).sync.record_error()
     assert mine.current == 10
-    moved(store)
+    run_heartbeat(store)
     assert mine.current == 9
     clock.advance(5)
     mine.sync.record_success()
     assert mine.current == mine.original == 10
 
 
-def test_success__on_a_bare_server__looks_once_in_a_while(valkey: Server) -> None:
+def test_success__store_without_heartbeat__reads_the_record_at_intervals(valkey: Server) -> None:
     clock = ManualClock(BEGIN)
     with redis_store(valkey, clock) as store:
         Degradation(BaseLimiter("10/s", store, "pncp")).sync.record_error()
@@ -421,17 +423,17 @@ def test_success__on_a_bare_server__looks_once_in_a_while(valkey: Server) -> Non
         assert fresh.current == 10
 
 
-# without the shared state -----------------------------------------------------------------------------
+# outages -----------------------------------------------------------------------------
 
 
-def test_outage__of_a_degraded_limit__shares_what_was_in_force_and_hears_no_errors() -> None:
+def test_outage__degraded_limit__divides_it_and_ignores_errors() -> None:
     clock = ManualClock(BEGIN)
-    store, primary = by_hand(clock)
+    store, primary = manual_failover(clock)
     limiter = BaseLimiter("10/s", store, "pncp")
     degradation = Degradation(limiter, drop=0.5)
     degradation.sync.record_error()
     limiter.sync.pause(60)
-    moved(store)
+    run_heartbeat(store)
     primary.error = StateUnavailableError("gone")
     degradation.sync.record_error()
     clock.advance(5)
@@ -447,7 +449,7 @@ def test_outage__of_a_degraded_limit__shares_what_was_in_force_and_hears_no_erro
 # leases -----------------------------------------------------------------------------------------------
 
 
-def test_lease__in_the_hand_of_who_causes_a_drop__is_given_back_at_once(bench: Bench) -> None:
+def test_lease__of_the_worker_that_records_an_error__is_returned_at_once(bench: Bench) -> None:
     limiter = bench.limiter(LimitConfig(100, 100, lease=10))
     for _ in range(20):
         limiter.acquire()
@@ -460,36 +462,40 @@ def test_lease__in_the_hand_of_who_causes_a_drop__is_given_back_at_once(bench: B
     assert limiter.stats().limit == 20
 
 
-# bad input --------------------------------------------------------------------------------------------
+# invalid values --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("options", "message"),
     [
         ({"drop": 0}, "drop must be above 0 and at most 1, got 0"),
         ({"floor": 1.5}, "floor must be above 0 and at most 1, got 1.5"),
         ({"climb": float("nan")}, "climb must be above 0 and at most 1, got nan"),
         ({"every": 301}, "every must be above 0 and at most 300 seconds, got 301"),
         ({"round_trip": -1}, "round_trip must be above 0 and at most 300 seconds, got -1"),
-        ({"rule": "guess"}, "rule must be one of steps, accepted, got 'guess'"),
+        ({"rule": "guess"}, "rule must be one of 'steps', 'accepted', 'cubic', got 'guess'"),
     ],
 )
-def test_bad_input__says_what_is_allowed(told: dict[str, Any], message: str) -> None:
+def test_degradation__value_out_of_range__names_field_range_and_value(
+    options: dict[str, Any], message: str
+) -> None:
     with memory_store() as store, pytest.raises(ValueError, match="must be") as raised:
-        Degradation(BaseLimiter("10/s", store), **told)
+        Degradation(BaseLimiter("10/s", store), **options)
     assert str(raised.value) == message
 
 
-def test_bad_input__of_another_type__is_named() -> None:
+def test_degradation__value_of_wrong_type__is_named() -> None:
     with memory_store() as store:
         limiter = BaseLimiter("10/s", store)
         with pytest.raises(TypeError, match="drop must be a number, got True"):
             Degradation(limiter, drop=True)
-        with pytest.raises(ValueError, match="accepted_rate must be 0 to 1e9 requests per second, got -1"):
+        with pytest.raises(
+            ValueError, match="accepted_rate must be 0 to 1000000000 requests per second, got -1"
+        ):
             Degradation(limiter).sync.record_error(-1)
 
 
-# the numbers ------------------------------------------------------------------------------------------
+# parameters ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -499,27 +505,32 @@ def test_bad_input__of_another_type__is_named() -> None:
         *((1 / 86400, 1000, 0), (1e9, 10**9, 0), (999_999_999.123, 1, 1e-9), (0.123456789123, 10**6, 0.04)),
     ],
 )
-def test_scaled__steps_of_a_tenth__are_as_exact_as_promised(rate: float, capacity: int, error: float) -> None:
-    base = LimitConfig(rate, capacity).rule().numbers
+def test_scale_params__steps_of_a_tenth__are_exact(rate: float, capacity: int, error: float) -> None:
+    base = LimitConfig(rate, capacity).build_strategy().params
     for tenths in range(1, 10):
-        numbers = scaled(base, tenths * 100_000)
-        assert numbers.capacity * numbers.unit < 2**53
-        exact = base.per_us * numbers.unit * tenths / (base.unit * 10)
-        assert exact * (1 - error - 1e-12) <= numbers.per_us <= exact * (1 + 1e-12)
+        params = scale_params(base, tenths * 100_000)
+        assert params.capacity * params.unit < 2**53
+        exact = base.per_us * params.unit * tenths / (base.unit * 10)
+        assert exact * (1 - error - 1e-12) <= params.per_us <= exact * (1 + 1e-12)
 
 
-def test_timed_rule__to_its_users__is_a_rule_like_any_other() -> None:
-    rule = cast(Any, LimitConfig(10, 10, lease=1.0).rule())
-    record = Record(rule.numbers, share=500_000, ends_us=100, until_us=50, length_us=50)
-    timed = rule.revised(record.written())
-    assert isinstance(timed, Timed)
-    state, _ = rule.step(None, 0, 5)
+def test_expiring_strategy__all_methods__delegate_to_the_strategy_in_effect() -> None:
+    strategy = LimitConfig(10, 10, lease=1.0).build_strategy()
+    record = OverrideRecord(
+        strategy.params, share=500_000, degraded_until_us=100, paused_until_us=50, pause_length_us=50
+    )
+    expiring = strategy.with_override(record.encode())
+    assert isinstance(expiring, ExpiringStrategy)
+    state, _ = strategy.step(None, 0, 5)
     assert state is not None
-    assert timed.view(state, 60).remaining == rule.changed(timed.numbers).view(state, 60).remaining
-    given = timed.give(state, 60, 1)
-    assert given == rule.changed(timed.numbers).give(state, 60, 1)
-    lent = timed.lend(state, 60, 1, 1000)
-    assert timed.take_back(lent.state, 60, Ended(lent.name, 1, 1), 1000) is not None
-    assert timed.expires_us(state) >= rule.expires_us(state)
-    assert timed.revised(None) is rule
-    assert timed.changed(rule.numbers).numbers == rule.numbers
+    assert (
+        expiring.usage(state, 60).remaining
+        == strategy.with_params(expiring.params).usage(state, 60).remaining
+    )
+    released = expiring.release(state, 60, 1)
+    assert released == strategy.with_params(expiring.params).release(state, 60, 1)
+    grant = expiring.grant_lease(state, 60, 1, 1000)
+    assert expiring.return_lease(grant.state, 60, EndedLease(grant.lease_id, 1, 1), 1000) is not None
+    assert expiring.expires_us(state) >= strategy.expires_us(state)
+    assert expiring.with_override(None) is strategy
+    assert expiring.with_params(strategy.params).params == strategy.params

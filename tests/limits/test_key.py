@@ -1,4 +1,4 @@
-"""Whose limit it is."""
+"""Keys of limits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from tests.support import MakesStore, memory_store, shared_store
+from tests.support import StoreFactory, memory_store, shared_store
 
 from comporta import BaseLimiter, LimitKey
-from comporta.limits.key import printable, state_key
+from comporta.limits.key import normalize_key, printable_text
 
 parts = st.text(min_size=1, max_size=60)
 
 
 @given(parts, parts, st.none() | parts)
-def test_key__any_parts__are_read_back(namespace: str, key: str, version: str | None) -> None:
+def test_limit_key__any_parts__round_trip(namespace: str, key: str, version: str | None) -> None:
     made = LimitKey(namespace, key, version)
     read = LimitKey.from_str(str(made))
     assert (read.namespace, read.key, read.version) == (namespace, key, version)
@@ -28,11 +28,11 @@ def test_key__any_parts__are_read_back(namespace: str, key: str, version: str | 
 @pytest.mark.parametrize(
     "key", ["a:b", "{}", "line\nbreak", "nul\0", "🚪", "%3A", "%", "x" * 10_240, ":", "a%3Ab:%25"]
 )
-def test_key__awkward__is_read_back(key: str) -> None:
+def test_limit_key__special_characters__round_trip(key: str) -> None:
     assert LimitKey.from_str(str(LimitKey("ns", key))).key == key
 
 
-def test_key__plain__is_written_as_in_the_seed() -> None:
+def test_limit_key__plain__is_namespace_key_version() -> None:
     assert str(LimitKey("test", "token1", "v1")) == "test:token1:v1"
     assert str(LimitKey("test", "token1")) == "test:token1"
     assert repr(LimitKey("a", "b", "c")) == "LimitKey('a', 'b', 'c')"
@@ -43,19 +43,19 @@ def test_key__plain__is_written_as_in_the_seed() -> None:
 @pytest.mark.parametrize(
     ("field", "given"), [("namespace", ("", "k")), ("key", ("n", "")), ("version", ("n", "k", ""))]
 )
-def test_key__empty_part__is_refused_naming_it(field: str, given: Any) -> None:
+def test_limit_key__empty_part__is_refused_naming_it(field: str, given: Any) -> None:
     with pytest.raises(ValueError, match=f"{field} must not be empty"):
         LimitKey(*given)
 
 
 @pytest.mark.parametrize("text", ["", "alone", "a:b:c:d", ":b", "a:"])
-def test_from_str__not_a_written_key__is_refused(text: str) -> None:
+def test_from_str__invalid_text__is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must"):
         LimitKey.from_str(text)
 
 
 @pytest.mark.parametrize("key", [b"bytes", 5, ["list"], object()])
-def test_key__of_the_wrong_type__is_a_type_error(key: Any) -> None:
+def test_limit_key__wrong_type__is_a_type_error(key: Any) -> None:
     with pytest.raises(TypeError):
         BaseLimiter("10/s").sync.acquire(key)
     with pytest.raises(TypeError):
@@ -64,12 +64,12 @@ def test_key__of_the_wrong_type__is_a_type_error(key: Any) -> None:
         LimitKey.from_str(key)
 
 
-def test_key__empty__is_refused_by_a_limiter() -> None:
+def test_limiter__empty_key__is_refused() -> None:
     with pytest.raises(ValueError, match="key must not be empty"):
         BaseLimiter("10/s").sync.acquire("")
 
 
-def test_limiter__limit_key_and_its_text__are_one_key() -> None:
+def test_limiter__limit_key_and_its_text__share_one_limit() -> None:
     limiter = BaseLimiter("2/hour").sync
     assert [limiter.acquire(key) for key in (LimitKey("a", "b"), "a:b", LimitKey("a", "b"))] == [
         True,
@@ -78,14 +78,14 @@ def test_limiter__limit_key_and_its_text__are_one_key() -> None:
     ]
 
 
-class Words(str, Enum):  # noqa: UP042 - the older form is what is tested
-    """Keys as people like to write them down; unlike ``StrEnum`` this prints as ``Words.A``."""
+class Words(str, Enum):  # noqa: UP042 - this older form is under test
+    """Keys as an enumeration; unlike ``StrEnum`` this prints as ``Words.A``."""
 
     A = "a"
 
 
 @pytest.mark.parametrize("makes", [memory_store, shared_store])
-def test_limiter__key_of_an_enumeration__is_the_text_it_stands_for(makes: MakesStore) -> None:
+def test_limiter__enum_member_as_key__uses_its_text(makes: StoreFactory) -> None:
     with makes(None) as store:
         limiter = BaseLimiter("5/hour", store).sync
         assert limiter.acquire(Words.A) is True
@@ -94,19 +94,19 @@ def test_limiter__key_of_an_enumeration__is_the_text_it_stands_for(makes: MakesS
     assert str(LimitKey("n", Words.A)) == "n:a"
 
 
-def test_state_key__long_or_looking_like_a_digest__is_digested() -> None:
-    long = state_key("x" * 10_000)
+def test_normalize_key__long_or_like_a_digest__is_digested() -> None:
+    long = normalize_key("x" * 10_000)
     assert len(long) == 41
-    assert state_key("x" * 10_001) != long
-    assert state_key(long) != long
-    assert state_key("x" * 200) == "x" * 200
-    assert state_key(None) == ""
-    assert state_key("\ud800" * 300).startswith("~")
+    assert normalize_key("x" * 10_001) != long
+    assert normalize_key(long) != long
+    assert normalize_key("x" * 200) == "x" * 200
+    assert normalize_key(None) == ""
+    assert normalize_key("\ud800" * 300).startswith("~")
 
 
 @pytest.mark.parametrize("key", ["plain", None, LimitKey("a", "b"), "k" * 10_240, "~tilde", "\ud800"])
 @pytest.mark.parametrize("makes", [memory_store, shared_store])
-def test_limiter__any_key__is_one_limit_whichever_verb_asks(makes: MakesStore, key: Any) -> None:
+def test_limiter__any_key__is_one_limit_for_every_method(makes: StoreFactory, key: Any) -> None:
     with makes(None) as store:
         limiter = BaseLimiter("5/hour", store).sync
         assert limiter.acquire(key) is True
@@ -117,6 +117,6 @@ def test_limiter__any_key__is_one_limit_whichever_verb_asks(makes: MakesStore, k
         assert limiter.acquire(key, timeout=0.01) is False
 
 
-def test_printable__control_characters_and_length__are_tamed() -> None:
-    assert printable("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
-    assert len(printable("x" * 10_000)) == 128
+def test_printable_text__control_characters_and_length__are_bounded() -> None:
+    assert printable_text("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
+    assert len(printable_text("x" * 10_000)) == 128

@@ -1,4 +1,4 @@
-"""The limiter's face: names, states, groups."""
+"""Limiters: names, stores, groups."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from comporta import (
     SlidingWindowLimiter,
     TokenBucketLimiter,
 )
-from comporta.limits import waiting
-from comporta.stores.failover import FailoverStore
+from comporta.limits import wait_queue
+from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
-from comporta.stores.redis import RedisStore
-from comporta.stores.shared import SharedStore
-from comporta.stores.urls import default_url, forget_stores, open_store
+from comporta.stores.redis.store import RedisStore
+from comporta.stores.registry import close_stores, default_url, open_store
+from comporta.stores.shared.store import SharedStore
 from comporta.testing import ManualClock, Server
 
 
@@ -38,14 +38,12 @@ from comporta.testing import ManualClock, Server
         (LeakyBucketLimiter, LimitStrategy.LEAKY_BUCKET),
     ],
 )
-def test_limiter__named_after_a_strategy__counts_by_it(
-    limiter: type[BaseLimiter], strategy: LimitStrategy
-) -> None:
+def test_limiter__class_of_a_strategy__uses_it(limiter: type[BaseLimiter], strategy: LimitStrategy) -> None:
     assert limiter("10/s").strategy is strategy
     assert limiter(LimitConfig(10, 10, 1)).strategy is strategy
 
 
-def test_limiter__without_a_name__shares_only_with_the_same_numbers() -> None:
+def test_limiter__without_a_name__shares_only_with_equal_numbers() -> None:
     with memory_store() as store:
         one, same = TokenBucketLimiter("1/hour", store), TokenBucketLimiter("1/hour", store)
         other, window = TokenBucketLimiter("1/day", store), FixedWindowLimiter("1/hour", store)
@@ -55,10 +53,10 @@ def test_limiter__without_a_name__shares_only_with_the_same_numbers() -> None:
         assert window.sync.acquire("k") is True
 
 
-def test_limiter__same_name_other_configuration__is_refused_while_the_first_lives() -> None:
+def test_limiter__same_name_other_config__is_refused_while_the_first_exists() -> None:
     with memory_store() as store:
         first = TokenBucketLimiter("1/s", store, "pncp")
-        with pytest.raises(ValueError, match="name 'pncp' is in use on this state for 1/s burst 1"):
+        with pytest.raises(ValueError, match="name 'pncp' is in use on this store for 1/s burst 1"):
             TokenBucketLimiter("2/s", store, "pncp")
         assert TokenBucketLimiter("1/s", store, "pncp").config == first.config
         del first
@@ -72,13 +70,13 @@ def test_limiter__illegal_name__is_refused_showing_it(name: str) -> None:
         TokenBucketLimiter("1/s", name=name)
 
 
-def test_limiter__by_default__is_alone() -> None:
+def test_limiter__without_a_state__is_not_shared() -> None:
     one, other = TokenBucketLimiter("1/hour"), TokenBucketLimiter("1/hour")
     assert one.sync.acquire("k") is True
     assert other.sync.acquire("k") is True
 
 
-def test_state__distributed__is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state__distributed__is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("COMPORTA_STATE", "REDIS_URL", "COMPORTA_APP"):
         monkeypatch.delenv(name, raising=False)
     assert default_url(distributed=False) == "memory://"
@@ -90,10 +88,10 @@ def test_state__distributed__is_what_the_environment_says(monkeypatch: pytest.Mo
     config = LimitConfig(1, 1, distributed=True)
     one, other = TokenBucketLimiter(config), TokenBucketLimiter(config)
     assert [one.sync.acquire(), other.sync.acquire()] == [True, False]
-    forget_stores()
+    close_stores()
 
 
-def test_state__shared_without_a_name__is_named_after_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state__shared_without_a_name__uses_the_app_name(monkeypatch: pytest.MonkeyPatch) -> None:
     app = f"app-{uuid.uuid4().hex}"
     monkeypatch.setenv("COMPORTA_APP", app)
     store = open_store("shared://?keys=128&lock_timeout=0.2")
@@ -103,14 +101,14 @@ def test_state__shared_without_a_name__is_named_after_the_app(monkeypatch: pytes
     assert app in shared.path
     assert shared.lock_timeout == 0.2
     assert open_store("shared://?keys=128&lock_timeout=0.2") is store
-    forget_stores()
+    close_stores()
     import shutil  # noqa: PLC0415
 
     shutil.rmtree(shared.path)
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "http://x", "redis:/x", "secret:hunter2@host"])
-def test_state__unknown_scheme__is_refused_listing_those_known(url: str) -> None:
+def test_state__unknown_scheme__is_refused_listing_the_schemes(url: str) -> None:
     with pytest.raises(
         ValueError, match=r"state must start with one of memory://, shared://, redis://"
     ) as raised:
@@ -141,23 +139,23 @@ def test_state__bad_option__is_refused_naming_it(url: str, message: str) -> None
         open_store(url)
 
 
-def test_state__urls_of_a_server__may_carry_a_timeout_and_options(valkey: Server) -> None:
+def test_state__server_url__accepts_a_timeout_and_options(valkey: Server) -> None:
     url = valkey.url.replace("redis://", "valkey://")
     store = open_store(f"{url}?timeout=2.5&client_name=tester&connect_timeout=3")
     assert isinstance(store, FailoverStore)
     assert isinstance(store.primary, RedisStore)
     assert (store.primary.timeout, store.primary.connect_timeout) == (2.5, 3)
     assert store.entries("nothing") == {}
-    forget_stores()
+    close_stores()
 
 
-def test_memory_url__with_a_name__is_one_store_for_the_process() -> None:
+def test_memory_url__same_name__is_one_store_per_process() -> None:
     assert open_store("memory://a") is open_store("memory://a")
     assert open_store("memory://") is not open_store("memory://")
-    forget_stores()
+    close_stores()
 
 
-def test_redis_limiter__any_strategy__is_kept_under_readable_keys(valkey: Server) -> None:
+def test_redis_limiter__any_strategy__has_readable_keys(valkey: Server) -> None:
     command(valkey, "FLUSHALL")
     for strategy in LimitStrategy:
         limiter = RedisLimiter(
@@ -169,26 +167,26 @@ def test_redis_limiter__any_strategy__is_kept_under_readable_keys(valkey: Server
     for strategy in LimitStrategy:
         assert f"rate_limiter:{strategy.value}\r\n" in keys
         assert f"rate_limiter:{strategy.value}:a:b\r\n" in keys
-    forget_stores()
+    close_stores()
 
 
-def test_group__several_limits__all_or_none() -> None:
+def test_group__several_limits__charges_all_or_none() -> None:
     with memory_store() as store:
-        everybody, each = TokenBucketLimiter("3/hour", store), TokenBucketLimiter("2/hour", store)
-        group = LimitGroup(everybody, each)
+        total, each = TokenBucketLimiter("3/hour", store), TokenBucketLimiter("2/hour", store)
+        group = LimitGroup(total, each)
         assert [group.sync.acquire([None, "a"]) for _ in range(3)] == [True, True, False]
-        assert everybody.sync.peek().remaining == 1
+        assert total.sync.peek().remaining == 1
         refused = group.sync.decide([None, "a"])
         assert (refused.allowed, refused.limit, refused.remaining) == (False, 2, 0)
         assert refused.retry_after > 1700
         allowed = group.sync.decide([None, "b"])
         assert (allowed.allowed, allowed.limit, allowed.remaining) == (True, 3, 0)
         group.sync.release([None, "b"])
-        assert everybody.sync.peek().remaining == 1
+        assert total.sync.peek().remaining == 1
         assert group.sync.acquire([None, "b"], timeout=0.01) is True
 
 
-def test_group__waiting__takes_all_when_all_are_there() -> None:
+def test_group__with_a_timeout__takes_all_when_all_are_available() -> None:
     async def story() -> list[bool]:
         store = MemoryStore()
         group = LimitGroup(TokenBucketLimiter("100/s burst 1", store), SlidingWindowLimiter("50/s", store))
@@ -203,9 +201,9 @@ def test_group__waiting__takes_all_when_all_are_there() -> None:
 def test_group__bad_input__is_refused() -> None:
     with memory_store() as store, memory_store() as elsewhere:
         a, b = TokenBucketLimiter("3/s", store), TokenBucketLimiter("2/s", store)
-        with pytest.raises(ValueError, match="limiters must share one state"):
+        with pytest.raises(ValueError, match="limiters must share one store"):
             LimitGroup(a, TokenBucketLimiter("1/s", elsewhere))
-        with pytest.raises(ValueError, match="limiters must have names of their own"):
+        with pytest.raises(ValueError, match="limiters must have different names"):
             LimitGroup(a, a)
         with pytest.raises(ValueError, match="limiters must be 1 to 16, got 0"):
             LimitGroup()
@@ -227,17 +225,17 @@ def test_limiter__closed__works_again(valkey: Server) -> None:
         await BaseLimiter("10/s").aclose()
 
     asyncio.run(story())
-    forget_stores()
+    close_stores()
 
 
-def test_shared__limit_as_a_whole_and_keys__are_apart() -> None:
+def test_shared__whole_limit_and_keys__are_separate() -> None:
     with shared_store() as store:
         limiter = TokenBucketLimiter("1/hour", store, "n").sync
         assert [limiter.acquire(key) for key in (None, "a", None, "a")] == [True, True, False, False]
 
 
-def test_limiter__line_too_long__refuses_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "WAITERS_MAX", 2)
+def test_limiter__wait_queue_full__refuses_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_queue, "WAITERS_MAX", 2)
 
     async def story() -> list[bool]:
         limiter = TokenBucketLimiter("100/s burst 1")
@@ -246,29 +244,29 @@ def test_limiter__line_too_long__refuses_the_next_at_once(monkeypatch: pytest.Mo
     assert asyncio.run(story()) == [True, True, True, False]  # the first does not wait
 
 
-def test_limiter__after_a_fork__the_parents_waiters_are_not_the_childs() -> None:
-    lines = waiting.Lines()
+def test_wait_queue__after_a_fork__is_empty_in_the_child() -> None:
+    lines = wait_queue.WaitQueue()
     lines.join("k")
     lines._lock.acquire()
     lines.after_fork()
-    assert lines.by_key == {}
+    assert lines.waiters_by_key == {}
     assert lines.join("k") is not None
 
 
-def test_rest__called_before_it_began__does_not_wait() -> None:
-    clock, ticket = ManualClock(), waiting.Ticket()
+def test_wait_for_wake__woken_before_it_waits__does_not_wait() -> None:
+    clock, ticket = ManualClock(), wait_queue.Waiter()
     before_ns = clock.now_ns()
-    ticket.call()
-    waiting.Rest(clock, ticket, 5).block()
-    ticket.call()
-    asyncio.run(waiting.Rest(clock, ticket, 5).wait())
+    ticket.wake()
+    wait_queue.WaitForWake(clock, ticket, 5).block()
+    ticket.wake()
+    asyncio.run(wait_queue.WaitForWake(clock, ticket, 5).wait())
     assert clock.now_ns() == before_ns
-    waiting.Rest(clock, ticket, 5).block()
-    asyncio.run(waiting.Rest(clock, ticket, 5).wait())
+    wait_queue.WaitForWake(clock, ticket, 5).block()
+    asyncio.run(wait_queue.WaitForWake(clock, ticket, 5).wait())
     assert clock.now_ns() == before_ns + 10 * 10**9
 
 
-def test_limiter__somebody_waits__others_neither_pass_them_nor_wait_past_their_timeout() -> None:
+def test_limiter__with_a_waiter__others_neither_overtake_it_nor_exceed_their_timeout() -> None:
     async def story() -> tuple[bool, bool, bool]:
         limiter = TokenBucketLimiter("2/s burst 1")
         assert await limiter.acquire("k")
@@ -281,22 +279,22 @@ def test_limiter__somebody_waits__others_neither_pass_them_nor_wait_past_their_t
     assert asyncio.run(story()) == (False, False, True)
 
 
-def test_open_store__after_a_fork__is_not_locked_by_a_thread_that_is_not_there() -> None:
-    from comporta import forks  # noqa: PLC0415
-    from comporta.stores import urls  # noqa: PLC0415
+def test_open_store__forked_while_locked__is_unlocked_in_the_child() -> None:
+    from comporta import fork_safety  # noqa: PLC0415
+    from comporta.stores import registry  # noqa: PLC0415
 
-    urls._lock.acquire()
-    forks._tell_all()
+    registry._lock.acquire()
+    fork_safety._reset_child()
     assert open_store("memory://forked") is open_store("memory://forked")
-    forget_stores()
+    close_stores()
 
 
-def test_group__after_a_limit_was_raised__grants_what_it_grants() -> None:
-    """Single limiters go by the limit in force, and so does a group of them."""
+def test_group__raised_limit__grants_the_higher_cost() -> None:
+    """A group uses the limit in effect, as single limiters do."""
     store = MemoryStore()
     small, large = BaseLimiter("2/hour", store, "small"), BaseLimiter("100/hour", store, "large")
     group = LimitGroup(small, large)
     with pytest.raises(ValueError, match="cost must be at most the capacity, 2, got 50"):
         group.sync.decide([None, None], cost=50)
-    small.sync.change("60/hour")
+    small.sync.set_limit("60/hour")
     assert group.sync.acquire([None, None], cost=50)

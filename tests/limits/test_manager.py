@@ -1,4 +1,4 @@
-"""Limiters by name, and what is written down about each call."""
+"""Limiters by name, and the metrics and log lines of each call."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from comporta import (
     TokenBucketLimiter,
 )
 from comporta.limits.manager import RateLimitManager
-from comporta.metrics import InMemoryMetrics, Summary, use_metrics
+from comporta.metrics import HistogramSummary, InMemoryMetrics, use_metrics
 from comporta.settings import LimitSettings, Settings
 from comporta.stores.memory import MemoryStore
-from comporta.stores.redis import RedisStore
+from comporta.stores.redis.store import RedisStore
 from comporta.testing import ManualClock, Server
 
 
 class OnlyKey:
-    """The least that can be registered."""
+    """The smallest object that a manager accepts."""
 
-    def __init__(self, answer: bool = True) -> None:
-        self.answer = answer
+    def __init__(self, allowed: bool = True) -> None:
+        self.allowed = allowed
         self.keys: list[object] = []
 
     async def acquire(self, key: LimitKey | str) -> bool:
         self.keys.append(key)
-        return self.answer
+        return self.allowed
 
 
 @pytest.fixture(autouse=True)
@@ -49,56 +49,56 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     use_metrics(previous)
 
 
-def asked(acquire: Callable[..., Awaitable[bool]], *args: Any, **named: Any) -> bool:
+def run_acquire(acquire: Callable[..., Awaitable[bool]], *args: Any, **named: Any) -> bool:
     async def ask() -> bool:
         return await acquire(*args, **named)
 
     return asyncio.run(ask())
 
 
-def test_manager__limiters_of_every_kind__are_asked_by_name() -> None:
+def test_manager__limiters_of_every_kind__are_found_by_name() -> None:
     manager = RateLimitManager()
     manager.register_limiter("token", TokenBucketLimiter("1/hour"))
     manager.register_limiter("window", FixedWindowLimiter("2/hour"))
     manager.register_limiter("own", OnlyKey(False))
     key = LimitKey("test", "a", "v1")
-    assert [asked(manager.acquire, key, "token") for _ in range(2)] == [True, False]
-    assert [asked(manager.acquire, "test:a", "window") for _ in range(3)] == [True, True, False]
-    assert asked(manager.acquire, key, "own") is False
+    assert [run_acquire(manager.acquire, key, "token") for _ in range(2)] == [True, False]
+    assert [run_acquire(manager.acquire, "test:a", "window") for _ in range(3)] == [True, True, False]
+    assert run_acquire(manager.acquire, key, "own") is False
 
 
-def test_manager__string_key__reaches_the_limiter_as_it_is() -> None:
+def test_manager__string_key__is_passed_unchanged() -> None:
     manager, limiter = RateLimitManager(), OnlyKey()
     manager.register_limiter("default", limiter)
     for key in ("ip:::1", "a:b:c:d", "plain", LimitKey("a", "b")):
-        assert asked(manager.acquire, key)
+        assert run_acquire(manager.acquire, key)
     assert limiter.keys == ["ip:::1", "a:b:c:d", "plain", LimitKey("a", "b")]
 
 
 def test_manager__unknown_limiter__raises_value_error_naming_it() -> None:
     manager = RateLimitManager()
     with pytest.raises(ValueError, match=r"^No rate limiter registered for: 'default' \(registered: none\)$"):
-        asked(manager.acquire, "a")
+        run_acquire(manager.acquire, "a")
     manager.register_limiter("window", OnlyKey())
     manager.register_limiter("token", OnlyKey())
     expected = r"^No rate limiter registered for: 'x\\n' \(registered: 'token', 'window'\)$"
     with pytest.raises(ValueError, match=expected):
-        asked(manager.acquire, "a", "x\n")
+        run_acquire(manager.acquire, "a", "x\n")
     with pytest.raises(ValueError, match=expected):
         manager.unregister_limiter("x\n")
     with pytest.raises(ValueError, match=expected):
         manager.set_policy("a", "x\n")
 
 
-def test_manager__name_registered_twice__belongs_to_the_later_one() -> None:
+def test_manager__name_registered_twice__uses_the_later_limiter() -> None:
     manager, first, second = RateLimitManager(), OnlyKey(), OnlyKey(False)
     manager.register_limiter("default", first)
     manager.register_limiter("default", second)
-    assert not asked(manager.acquire, "a")
+    assert not run_acquire(manager.acquire, "a")
     assert dict(manager.limiters) == {"default": second}
 
 
-def test_manager__unregistered__returns_it_and_knows_it_no_more() -> None:
+def test_unregister__limiter__returns_and_removes_it() -> None:
     manager, limiter = RateLimitManager(), OnlyKey()
     manager.register_limiter("default", limiter)
     assert manager.unregister_limiter("default") is limiter
@@ -106,7 +106,7 @@ def test_manager__unregistered__returns_it_and_knows_it_no_more() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101, "a\nb"])
-def test_register__name_that_is_none__is_refused(name: str) -> None:
+def test_register__invalid_name__is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"^name must be 1 to 100 printable characters, got"):
         RateLimitManager().register_limiter(name, OnlyKey())
 
@@ -119,7 +119,7 @@ def test_register__wrong_types__are_refused() -> None:
         manager.register_limiter("a", 7)
 
 
-def test_views__of_limiters_and_policies__cannot_be_written() -> None:
+def test_limiters_and_policies__assigned_to__are_read_only() -> None:
     manager: Any = RateLimitManager()
     with pytest.raises(TypeError):
         manager.limiters["a"] = OnlyKey()
@@ -134,48 +134,48 @@ def test_acquire__with_cost_and_timeout__passes_them_on() -> None:
     clock = ManualClock()
     manager = RateLimitManager()
     manager.register_limiter("default", TokenBucketLimiter("10/s", MemoryStore(clock)))
-    assert asked(manager.acquire, "a", cost=10)
-    assert not asked(manager.acquire, "a", cost=5)
+    assert run_acquire(manager.acquire, "a", cost=10)
+    assert not run_acquire(manager.acquire, "a", cost=5)
     start_ns = clock.now_ns()
-    assert asked(manager.acquire, "a", cost=5, timeout=1)
+    assert run_acquire(manager.acquire, "a", cost=5, timeout=1)
     assert clock.now_ns() - start_ns == 500_000_000
-    assert asked(manager.acquire, "a", timeout=None)
+    assert run_acquire(manager.acquire, "a", timeout=None)
 
 
-def test_acquire__cost_for_a_limiter_that_takes_none__is_the_limiters_own_error() -> None:
+def test_acquire__cost_for_a_limiter_without_costs__raises_its_error() -> None:
     manager = RateLimitManager()
     manager.register_limiter("default", OnlyKey())
     with pytest.raises(TypeError, match="cost"):
-        asked(manager.acquire, "a", cost=2)
+        run_acquire(manager.acquire, "a", cost=2)
 
 
 # policies -------------------------------------------------------------------------------------------------
 
 
-def test_policy__for_a_namespace__picks_the_limiter_unless_one_is_named() -> None:
+def test_policy__for_a_namespace__chooses_the_limiter_unless_one_is_named() -> None:
     manager, usual, strict = RateLimitManager(), OnlyKey(), OnlyKey(False)
     manager.register_limiter("default", usual)
     manager.register_limiter("strict", strict)
     manager.register_limiter("usual", usual)
     manager.set_policy("auth", "strict")
     assert dict(manager.policies) == {"auth": "strict"}
-    assert not asked(manager.acquire, "auth:a")
-    assert not asked(manager.acquire, LimitKey("auth", "a"))
-    assert asked(manager.acquire, "auth:a", "usual")
-    assert asked(manager.acquire, "search:a")
+    assert not run_acquire(manager.acquire, "auth:a")
+    assert not run_acquire(manager.acquire, LimitKey("auth", "a"))
+    assert run_acquire(manager.acquire, "auth:a", "usual")
+    assert run_acquire(manager.acquire, "search:a")
     manager.set_policy("auth", None)
     manager.set_policy("auth", None)
-    assert asked(manager.acquire, "auth:a")
+    assert run_acquire(manager.acquire, "auth:a")
 
 
-def test_policy__its_limiter_gone__raises_rather_than_using_another() -> None:
+def test_policy__limiter_unregistered__raises() -> None:
     manager = RateLimitManager()
     manager.register_limiter("default", OnlyKey())
     manager.register_limiter("strict", OnlyKey())
     manager.set_policy("auth", "strict")
     manager.unregister_limiter("strict")
     with pytest.raises(ValueError, match=r"'strict' \(registered: 'default'\)"):
-        asked(manager.acquire, "auth:a")
+        run_acquire(manager.acquire, "auth:a")
 
 
 def test_policy__bad_namespace__is_refused() -> None:
@@ -187,7 +187,7 @@ def test_policy__bad_namespace__is_refused() -> None:
         manager.set_policy(7, "default")
 
 
-# figures --------------------------------------------------------------------------------------------------
+# metrics --------------------------------------------------------------------------------------------------
 
 
 def test_metrics__allowed_and_refused__are_counted_and_timed_by_limiter_and_namespace() -> None:
@@ -202,30 +202,30 @@ def test_metrics__allowed_and_refused__are_counted_and_timed_by_limiter_and_name
 
     manager.register_limiter("slow", Slow())
     for key in ("test:a", LimitKey("test", "b"), "test:a"):
-        asked(manager.acquire, key, "token")
-    asked(manager.acquire, "plain", "slow")
+        run_acquire(manager.acquire, key, "token")
+    run_acquire(manager.acquire, "plain", "slow")
     assert metrics.snapshot() == {
         'rate_limit_requests{allowed="true",limiter="token",namespace="test"}': 2,
         'rate_limit_requests{allowed="false",limiter="token",namespace="test"}': 1,
         'rate_limit_requests{allowed="true",limiter="slow",namespace="default"}': 1,
         'rate_limit_exceeded{limiter="token",namespace="test"}': 1,
-        'rate_limit_duration{limiter="token",namespace="test"}': Summary(3, 0, 0, 0),
-        'rate_limit_duration{limiter="slow",namespace="default"}': Summary(1, 0.25, 0.25, 0.25),
+        'rate_limit_duration{limiter="token",namespace="test"}': HistogramSummary(3, 0, 0, 0),
+        'rate_limit_duration{limiter="slow",namespace="default"}': HistogramSummary(1, 0.25, 0.25, 0.25),
     }
 
 
-def test_metrics__none_given__are_those_of_the_process_at_the_time_of_the_call() -> None:
+def test_metrics__none_given__uses_the_process_sink_at_each_call() -> None:
     manager, metrics = RateLimitManager(), InMemoryMetrics()
     manager.register_limiter("default", OnlyKey())
-    asked(manager.acquire, "a")
+    run_acquire(manager.acquire, "a")
     use_metrics(metrics)
-    asked(manager.acquire, "a")
+    run_acquire(manager.acquire, "a")
     use_metrics(None)
-    asked(manager.acquire, "a")
+    run_acquire(manager.acquire, "a")
     assert metrics.value("rate_limit_requests") == 1
 
 
-def test_metrics__strangers_choose_namespaces__stay_bounded_and_policies_keep_their_label() -> None:
+def test_metrics__many_namespaces__are_bounded_and_policies_keep_their_label() -> None:
     metrics = InMemoryMetrics()
     manager = RateLimitManager(metrics)
     manager.register_limiter("default", OnlyKey())
@@ -254,31 +254,31 @@ def test_metrics__sink_raises__changes_no_decision(caplog: pytest.LogCaptureFixt
 
     manager = RateLimitManager(Broken())
     manager.register_limiter("default", TokenBucketLimiter("1/hour"))
-    assert asked(manager.acquire, "a")
-    assert not asked(manager.acquire, "a")
+    assert run_acquire(manager.acquire, "a")
+    assert not run_acquire(manager.acquire, "a")
     assert "Metrics were lost: RuntimeError: no room" in caplog.messages
 
 
 # log lines and errors -------------------------------------------------------------------------------------
 
 
-def test_log__refused__is_a_warning_that_cannot_be_forged(caplog: pytest.LogCaptureFixture) -> None:
+def test_log__refused__is_a_single_line_warning(caplog: pytest.LogCaptureFixture) -> None:
     manager = RateLimitManager()
     manager.register_limiter("default", OnlyKey(False))
-    asked(manager.acquire, "a:b\nERROR forged")
+    run_acquire(manager.acquire, "a:b\nERROR forged")
     assert caplog.record_tuples == [
         ("comporta.limits", logging.WARNING, r"Rate limit exceeded: limiter default, key a:b\nERROR forged")
     ]
 
 
-def test_log__allowed__says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_log__allowed__is_empty(caplog: pytest.LogCaptureFixture) -> None:
     manager = RateLimitManager()
     manager.register_limiter("default", OnlyKey())
-    asked(manager.acquire, "a")
+    run_acquire(manager.acquire, "a")
     assert not caplog.records
 
 
-def test_error__server_gone__is_counted_logged_and_raised(caplog: pytest.LogCaptureFixture) -> None:
+def test_error__server_unreachable__is_counted_logged_and_raised(caplog: pytest.LogCaptureFixture) -> None:
     metrics = InMemoryMetrics()
     manager = RateLimitManager(metrics)
     with Server() as server:
@@ -300,7 +300,7 @@ def test_error__server_gone__is_counted_logged_and_raised(caplog: pytest.LogCapt
     assert record.getMessage().startswith("Rate limit check failed: limiter default, key test:a: State")
 
 
-def test_error__cancelled_while_waiting__is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_error__cancelled_while_waiting__is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
     metrics = InMemoryMetrics()
     manager = RateLimitManager(metrics)
     manager.register_limiter("default", TokenBucketLimiter("1/hour"))
@@ -319,7 +319,7 @@ def test_error__cancelled_while_waiting__is_none(caplog: pytest.LogCaptureFixtur
     assert not caplog.records
 
 
-def test_aclose__some_have_connections__closes_those(valkey: Server) -> None:
+def test_aclose__limiters_with_connections__closes_them(valkey: Server) -> None:
     async def use() -> bool:
         manager = RateLimitManager()
         manager.register_limiter("redis", BaseLimiter("1/s", valkey.url + "?timeout=5", "manager-aclose"))
@@ -334,7 +334,7 @@ def test_aclose__some_have_connections__closes_those(valkey: Server) -> None:
 # from a configuration -------------------------------------------------------------------------------------
 
 
-def test_from_settings__numbers_and_text__make_the_limits_they_say() -> None:
+def test_from_settings__numbers_and_text__create_the_limits() -> None:
     settings = Settings(
         "memory://",
         {
@@ -363,16 +363,16 @@ def test_from_settings__numbers_and_text__make_the_limits_they_say() -> None:
     assert dict(manager.policies) == {"search": "window"}
 
 
-def test_from_settings__all_limits__share_one_state() -> None:
+def test_from_settings__all_limits__share_one_store() -> None:
     limits = {"a": LimitSettings(limit="1/s"), "b": LimitSettings(limit="2/s")}
     manager = RateLimitManager.from_settings(Settings("memory://", limits))
     a, b = manager.limiters.values()
     assert isinstance(a, BaseLimiter)
     assert isinstance(b, BaseLimiter)
-    assert asked(LimitGroup(a, b).acquire, ["k", "k"])
+    assert run_acquire(LimitGroup(a, b).acquire, ["k", "k"])
 
 
-def test_from_settings__no_state__is_the_default_of_distributed_limits(
+def test_from_settings__no_state__uses_the_default_of_distributed_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COMPORTA_STATE", "memory://of-the-environment")
@@ -389,28 +389,34 @@ def test_from_settings__no_state__is_the_default_of_distributed_limits(
         ({"limit": "5/s burst 3", "strategy": "fixed_window"}, "burst does not apply"),
         ({"limit": "1/s", "lease": "soon"}, "lease must look like '50ms'"),
         ({"rate": 1, "capacity": 1, "lease": 11}, "lease must be 0.001 to 10 seconds"),
-        ({"rate": 0, "capacity": 1}, "rate must be positive"),
-        ({"rate": float("nan"), "capacity": 1}, "rate must be positive"),
-        ({"rate": 1, "capacity": 0}, "capacity must be positive"),
-        ({"capacity": 0, "window": 1, "strategy": "fixed_window"}, "capacity must be positive"),
-        ({"capacity": 1, "window": 0, "strategy": "fixed_window"}, "window must be positive"),
-        ({"capacity": 1, "window": float("inf"), "strategy": "fixed_window"}, "window must be positive"),
-        ({"capacity": 10**10, "window": 1, "strategy": "fixed_window"}, "capacity must be positive"),
+        ({"rate": 0, "capacity": 1}, "rate must be above 0 and at most"),
+        ({"rate": float("nan"), "capacity": 1}, "rate must be above 0 and at most"),
+        ({"rate": 1, "capacity": 0}, "capacity must be 1 to 1000000000"),
+        ({"capacity": 0, "window": 1, "strategy": "fixed_window"}, "capacity must be 1 to 1000000000"),
+        (
+            {"capacity": 1, "window": 0, "strategy": "fixed_window"},
+            "window must be 0.001 to 31622400 seconds",
+        ),
+        (
+            {"capacity": 1, "window": float("inf"), "strategy": "fixed_window"},
+            "window must be 0.001 to 31622400 seconds",
+        ),
+        ({"capacity": 10**10, "window": 1, "strategy": "fixed_window"}, "capacity must be 1 to 1000000000"),
     ],
 )
-def test_from_settings__limit_that_cannot_be__names_its_source(limit: dict[str, Any], message: str) -> None:
-    settings = Settings("memory://", {"a": LimitSettings(**limit, source="x.toml: [limits.a]")})
+def test_from_settings__invalid_limit__names_its_origin(limit: dict[str, Any], message: str) -> None:
+    settings = Settings("memory://", {"a": LimitSettings(**limit, origin="x.toml: [limits.a]")})
     with pytest.raises(ValueError, match=rf"^x\.toml: \[limits\.a\]: {message}"):
         RateLimitManager.from_settings(settings)
 
 
-def test_from_settings__state_that_cannot_be__names_its_source_and_no_password() -> None:
+def test_from_settings__invalid_state__names_its_origin_without_password() -> None:
     with pytest.raises(ValueError, match=r"^REDIS_URL: state must start with .* got 'host'$"):
-        RateLimitManager.from_settings(Settings("http://user:secret@host", state_source="REDIS_URL"))
+        RateLimitManager.from_settings(Settings("http://user:secret@host", state_origin="REDIS_URL"))
 
 
-def test_from_settings__state_that_cannot_be_read__names_where_it_was_written() -> None:
-    settings = Settings("redis://localhost:port", state_source="limits.toml:1: state")
+def test_from_settings__unreadable_state__names_its_origin() -> None:
+    settings = Settings("redis://localhost:port", state_origin="limits.toml:1: state")
     with pytest.raises(ValueError, match=r"^limits\.toml:1: state: state cannot be read"):
         RateLimitManager.from_settings(settings)
 
@@ -430,10 +436,10 @@ def test_from_file__on_a_real_server__limits_all_its_workers(tmp_path: Path, val
     assert asyncio.run(use()) == [True, True, False, False]
 
 
-def test_from_env__variables_alone__make_a_manager_with_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_env__only_variables__creates_a_manager_with_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPORTA_STATE", "memory://")
     monkeypatch.setenv("COMPORTA_LIMIT_DEFAULT", "1/hour")
     metrics = InMemoryMetrics()
     manager = RateLimitManager.from_env(metrics)
-    assert [asked(manager.acquire, "a") for _ in range(2)] == [True, False]
+    assert [run_acquire(manager.acquire, "a") for _ in range(2)] == [True, False]
     assert metrics.value("rate_limit_exceeded") == 1

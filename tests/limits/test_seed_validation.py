@@ -1,7 +1,7 @@
-"""The validation program of the document that asked for this, run as it was written.
+"""The validation program of the specification, run as it is written there.
 
-It is kept as text, because a formatter would not leave it as it was written. Only the imports, which it does
-not have, and the address of the server are ours.
+It is text, because a formatter would change it. Only the imports, which it lacks, and the address of the
+server are added.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from tests.support import command
 
 import comporta
-from comporta.stores.urls import open_store
+from comporta.stores.registry import open_store
 from comporta.testing import Server
 
 PROGRAM = """
@@ -95,6 +95,6 @@ def test_seed_program__on_a_real_server__runs_as_written(server: Server) -> None
         try:
             await names["test_rate_limit_system"]()
         finally:
-            await open_store(server.url + "?timeout=5").aclose()  # type: ignore[attr-defined]  # a RedisStore
+            await open_store(server.url + "?timeout=5").aclose()
 
     asyncio.run(validate())

@@ -1,4 +1,4 @@
-"""What each strategy promises, on every store, blocking and awaiting, on a clock moved by hand."""
+"""The guarantees of each strategy on every store, blocking and awaiting, with a manual clock."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.support import examples, memory_store, redis_store, shared_store
+from tests.support import max_examples, memory_store, redis_store, shared_store
 
 from comporta import BaseLimiter, Decision, LimitConfig, LimitStrategy
-from comporta.limits.rule import ceil_div
-from comporta.limits.sliding_window import SlidingWindow
+from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.limits.strategies.base import ceil_div
+from comporta.limits.strategies.sliding_window import SlidingWindowStrategy
 from comporta.stores.base import Store
+from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
 
 Ask = Callable[..., Any]
@@ -35,23 +37,23 @@ def make_store(request: pytest.FixtureRequest, valkey: Server) -> MakeStore:
 
 
 class Face:
-    """A limiter asked by one of its two faces."""
+    """Calls a limiter, blocking or awaiting."""
 
     def __init__(self, limiter: BaseLimiter, runner: asyncio.Runner | None) -> None:
         self.limiter = limiter
         self.runner = runner
 
-    def __getattr__(self, verb: str) -> Ask:
+    def __getattr__(self, method: str) -> Ask:
         if self.runner is None:
-            blocking: Ask = getattr(self.limiter.sync, verb)
+            blocking: Ask = getattr(self.limiter.sync, method)
             return blocking
         runner = self.runner
-        return lambda *args, **kwargs: runner.run(getattr(self.limiter, verb)(*args, **kwargs))
+        return lambda *args, **kwargs: runner.run(getattr(self.limiter, method)(*args, **kwargs))
 
 
 @pytest.fixture
 def face(make_store: MakeStore, runner: asyncio.Runner | None) -> Iterator[Callable[..., Face]]:
-    """Make limiters on one store and one clock; ``face.clock`` moves it."""
+    """Create limiters on one store with one clock; ``face.clock`` moves it."""
     clock = ManualClock()
     with make_store(clock) as store:
 
@@ -72,12 +74,12 @@ def _clock(face: Callable[..., Face]) -> ManualClock:
 # token bucket -----------------------------------------------------------------------------------------
 
 
-def test_token_bucket__full__grants_its_burst_and_no_more(face: Callable[..., Face]) -> None:
+def test_token_bucket__full__grants_exactly_its_burst(face: Callable[..., Face]) -> None:
     limiter = face("10/s")
     assert [limiter.acquire("k") for _ in range(12)] == [True] * 10 + [False] * 2
 
 
-def test_token_bucket__after_a_while__has_what_came_in_fractions_kept(face: Callable[..., Face]) -> None:
+def test_token_bucket__after_a_wait__is_refilled_with_fractions(face: Callable[..., Face]) -> None:
     limiter = face("10/s burst 2")
     assert [limiter.acquire("k") for _ in range(3)] == [True, True, False]
     for _ in range(3):
@@ -88,7 +90,7 @@ def test_token_bucket__after_a_while__has_what_came_in_fractions_kept(face: Call
 
 
 def test_token_bucket__thirty_a_minute__grants_thirty_a_minute(face: Callable[..., Face]) -> None:
-    """A peer refills in whole seconds and grants 30 % too little here."""
+    """A bucket that refills in whole seconds would grant 30 % too little here."""
     limiter = face("30/minute burst 1")
     granted = 0
     for _ in range(600):
@@ -97,7 +99,7 @@ def test_token_bucket__thirty_a_minute__grants_thirty_a_minute(face: Callable[..
     assert granted == 30
 
 
-def test_token_bucket__long_idle__saves_no_more_than_its_burst(face: Callable[..., Face]) -> None:
+def test_token_bucket__long_idle__accumulates_only_its_burst(face: Callable[..., Face]) -> None:
     limiter = face("10/s burst 5")
     limiter.acquire("k")
     _clock(face).advance(3600)
@@ -125,7 +127,7 @@ def test_fixed_window__full__refuses_until_the_window_ends(face: Callable[..., F
     assert [limiter.acquire("k") for _ in range(4)] == [True] * 3 + [False]
 
 
-def test_fixed_window__starts_with_its_first_request(face: Callable[..., Face]) -> None:
+def test_fixed_window__first_request__starts_the_window(face: Callable[..., Face]) -> None:
     limiter = face(LimitConfig.parse("1/minute", LimitStrategy.FIXED_WINDOW))
     _clock(face).advance(59)
     assert limiter.acquire("k") is True
@@ -133,7 +135,7 @@ def test_fixed_window__starts_with_its_first_request(face: Callable[..., Face]) 
     assert limiter.decide("k").retry_after == 30
 
 
-def test_sliding_window__each_grant__frees_its_place_a_window_later(face: Callable[..., Face]) -> None:
+def test_sliding_window__each_grant__is_free_again_a_window_later(face: Callable[..., Face]) -> None:
     limiter = face(LimitConfig.parse("2/s", LimitStrategy.SLIDING_WINDOW))
     assert limiter.acquire("k") is True
     _clock(face).advance(0.4)
@@ -144,15 +146,15 @@ def test_sliding_window__each_grant__frees_its_place_a_window_later(face: Callab
     assert [limiter.acquire("k") for _ in range(2)] == [True, False]
 
 
-def test_sliding_window__cost_above_a_lowered_limit__waits_until_nothing_is_left_in_it() -> None:
-    window = SlidingWindow(2, 10_000_000)
+def test_sliding_window__cost_above_a_lowered_limit__waits_for_an_empty_window() -> None:
+    window = SlidingWindowStrategy(2, 10_000_000)
     state, _ = window.step(None, 1_000_000, 1)
     assert window.step(state, 4_000_000, 3) == (None, 7_000_000)
     assert window.step(state, 11_000_000, 3)[1] == 0
 
 
 @pytest.mark.parametrize("capacity", [7, 1000])
-def test_sliding_window__hammered__keeps_every_interval_and_gives_what_is_due(
+def test_sliding_window__under_load__keeps_every_interval_and_grants_what_is_due(
     face: Callable[..., Face], capacity: int
 ) -> None:
     limiter = face(LimitConfig(1, capacity, 1.0, LimitStrategy.SLIDING_WINDOW))
@@ -176,7 +178,7 @@ def test_sliding_window__hammered__keeps_every_interval_and_gives_what_is_due(
 # leaky bucket -----------------------------------------------------------------------------------------
 
 
-def test_leaky_bucket__without_patience__one_each_interval(face: Callable[..., Face]) -> None:
+def test_leaky_bucket__without_waiting__grants_one_each_interval(face: Callable[..., Face]) -> None:
     limiter = face(LimitConfig(10, 5, strategy=LimitStrategy.LEAKY_BUCKET))
     assert [limiter.acquire("k") for _ in range(3)] == [True, False, False]
     _clock(face).advance(0.099999)
@@ -185,7 +187,7 @@ def test_leaky_bucket__without_patience__one_each_interval(face: Callable[..., F
     assert [limiter.acquire("k") for _ in range(2)] == [True, False]
 
 
-def test_leaky_bucket__with_patience__gives_evenly_spaced_turns(face: Callable[..., Face]) -> None:
+def test_leaky_bucket__with_waiting__assigns_evenly_spaced_turns(face: Callable[..., Face]) -> None:
     limiter = face(LimitConfig(10, 5, strategy=LimitStrategy.LEAKY_BUCKET))
     clock = _clock(face)
     start_ns, turns = clock.now_ns(), []
@@ -196,10 +198,10 @@ def test_leaky_bucket__with_patience__gives_evenly_spaced_turns(face: Callable[.
 
 
 def test_leaky_bucket__queue_full__refuses_the_next(make_store: MakeStore) -> None:
-    """Five wait, the sixth is told no; patience for longer than the queue does not help."""
+    """Five wait and the sixth is refused; a timeout longer than the queue does not help."""
 
     class Still(ManualClock):
-        """Time stands still, so that those who have a turn keep waiting for it."""
+        """Time stands still, so that callers with a turn keep waiting for it."""
 
         async def sleep_async(self, seconds: float) -> None:
             slept.append(seconds)
@@ -208,16 +210,16 @@ def test_leaky_bucket__queue_full__refuses_the_next(make_store: MakeStore) -> No
 
     async def ask(store: Store) -> list[bool]:
         limiter = BaseLimiter(LimitConfig(10, 5, strategy=LimitStrategy.LEAKY_BUCKET), store)
-        answers = [await limiter.acquire("k", timeout=100) for _ in range(7)]
+        granted = [await limiter.acquire("k", timeout=100) for _ in range(7)]
         await limiter.aclose()
-        return answers
+        return granted
 
     with make_store(Still()) as store:
         assert asyncio.run(ask(store)) == [True] * 6 + [False]
     assert [round(seconds, 6) for seconds in slept] == [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
-# all of them ------------------------------------------------------------------------------------------
+# all strategies ------------------------------------------------------------------------------------------
 
 configs = st.builds(
     LimitConfig,
@@ -229,7 +231,7 @@ configs = st.builds(
 
 
 @settings(
-    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     config=configs,
@@ -247,10 +249,10 @@ def test_limiter__refused__is_refused_until_retry_after_and_granted_then(
             clock.advance(pause_us / 1e6)
             limiter.acquire("k", min(amount, config.capacity))
         for _ in range(400):
-            answer = limiter.decide("k", cost)
-            if answer.allowed:
+            decision = limiter.decide("k", cost)
+            if decision.allowed:
                 continue
-            clock.advance(answer.retry_after - 1e-6)
+            clock.advance(decision.retry_after - 1e-6)
             almost = limiter.decide("k", cost)
             assert not almost.allowed
             assert almost.retry_after == 1e-6
@@ -261,7 +263,7 @@ def test_limiter__refused__is_refused_until_retry_after_and_granted_then(
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_limiter__every_strategy__tells_how_a_key_stands(
+def test_limiter__every_strategy__reports_the_use_of_a_key(
     face: Callable[..., Face], strategy: LimitStrategy
 ) -> None:
     limiter = face(LimitConfig(10, 5, 1, strategy))
@@ -278,7 +280,7 @@ def test_limiter__released__can_be_taken_again_and_never_exceeds_the_capacity(
     face: Callable[..., Face], strategy: LimitStrategy
 ) -> None:
     limiter = face(LimitConfig(0.01, 2, 100, strategy))
-    limiter.release("k")  # nothing was taken: nothing to give back
+    limiter.release("k")  # nothing was taken, so there is nothing to release
     assert limiter.acquire("k") is True
     limiter.release("k")
     limiter.release("k", 2)
@@ -288,7 +290,7 @@ def test_limiter__released__can_be_taken_again_and_never_exceeds_the_capacity(
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_limiter__reset__is_as_if_never_used(face: Callable[..., Face], strategy: LimitStrategy) -> None:
+def test_limiter__reset__is_unused_again(face: Callable[..., Face], strategy: LimitStrategy) -> None:
     limiter = face(LimitConfig(0.01, 2, 100, strategy))
     limiter.acquire("k")
     limiter.reset("k")
@@ -299,7 +301,7 @@ def test_limiter__reset__is_as_if_never_used(face: Callable[..., Face], strategy
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_limiter__stats__count_what_was_granted_in_the_last_minute(
+def test_stats__granted_in_the_last_minute__are_counted(
     face: Callable[..., Face], strategy: LimitStrategy
 ) -> None:
     limiter = face(LimitConfig(1000, 50, 0.01, strategy))
@@ -315,27 +317,27 @@ def test_limiter__stats__count_what_was_granted_in_the_last_minute(
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_limiter__changed_while_running__obeys_the_new_limit_and_burst(
+def test_set_limit__while_running__applies_limit_and_burst(
     face: Callable[..., Face], strategy: LimitStrategy
 ) -> None:
     limiter = face(LimitConfig(10, 10, 1, strategy), "changing")
     worker_b = face(LimitConfig(10, 10, 1, strategy), "changing")
     worker_b.acquire("k")
-    limiter.change(LimitConfig(2, 2, 1, strategy))
+    limiter.set_limit(LimitConfig(2, 2, 1, strategy))
     assert worker_b.peek("other").limit == 2
     grants = sum(worker_b.acquire("other") for _ in range(5))
     assert grants == (1 if strategy is LimitStrategy.LEAKY_BUCKET else 2)
-    limiter.change(LimitConfig(40, 40, 1, strategy))
+    limiter.set_limit(LimitConfig(40, 40, 1, strategy))
     assert worker_b.peek("fresh").limit == 40
-    limiter.change(None)
+    limiter.set_limit(None)
     assert worker_b.peek("fresh").limit == 10
 
 
-def test_token_bucket__lowered_below_a_cost__waits_for_a_full_bucket_then_owes(
+def test_token_bucket__lowered_below_a_cost__waits_for_a_full_bucket_and_leaves_a_debt(
     face: Callable[..., Face],
 ) -> None:
     limiter = face("10/s")
-    limiter.change("2/s")
+    limiter.set_limit("2/s")
     assert limiter.acquire("k", 8) is True
     owing = limiter.decide("k")
     assert (owing.allowed, owing.remaining, owing.retry_after) == (False, 0, 3.5)
@@ -344,7 +346,7 @@ def test_token_bucket__lowered_below_a_cost__waits_for_a_full_bucket_then_owes(
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_limiter__cost__is_taken_at_once_or_not_at_all(
+def test_limiter__cost_above_one__is_taken_as_a_whole(
     face: Callable[..., Face], strategy: LimitStrategy
 ) -> None:
     limiter = face(LimitConfig(0.01, 5, 100, strategy))
@@ -355,10 +357,22 @@ def test_limiter__cost__is_taken_at_once_or_not_at_all(
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_limiter__keys__have_each_their_own_limit(face: Callable[..., Face], strategy: LimitStrategy) -> None:
+def test_limiter__several_keys__have_separate_limits(
+    face: Callable[..., Face], strategy: LimitStrategy
+) -> None:
     limiter = face(LimitConfig(0.01, 1, 100, strategy))
     assert [limiter.acquire(key) for key in ("a", "b", None, "a", "b", None)] == [True] * 3 + [False] * 3
 
 
-def test_ceil_div__rounds_up() -> None:
+def test_ceil_div__remainder__rounds_up() -> None:
     assert [ceil_div(n, 3) for n in (-3, -1, 0, 1, 3, 4)] == [-1, 0, 0, 1, 1, 2]
+
+
+def test_undo__acquired_or_refused__releases_only_a_grant() -> None:
+    store = MemoryStore(ManualClock())
+    operation = AcquireOperation(LimitDefinition(LimitConfig(1, 2).build_strategy(), "n"), "k", 2)
+    undo = operation.undo(store.apply(operation))
+    assert undo is not None
+    [reply] = store.apply(undo)
+    assert reply.remaining == 2
+    assert operation.undo(1_000_000) is None

@@ -1,4 +1,4 @@
-"""A channel loses nothing and doubles nothing, whoever waits, is cancelled, closes or comes from a thread."""
+"""Channels lose and repeat no item, across waits, cancellations, closing, threads and forks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import pytest
 
 from comporta import Channel, ChannelClosedError
 from comporta.pipeline import channel as channel_module
-from comporta.pipeline.places import Place
+from comporta.pipeline.waiter import PipelineWaiter
 
 PATIENCE = 60.0
-"""Longer than anything here takes; only a hang lasts so long."""
+"""Longer than anything here takes; only a hang lasts that long."""
 
 
-@pytest.fixture(params=["one thread at a time", "threads at once"], autouse=True)
+@pytest.fixture(params=["with the GIL", "without the GIL"], autouse=True)
 def interpreter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go the short way of an interpreter with a global lock, and the way of one without."""
-    monkeypatch.setattr(channel_module, "ONE_THREAD_AT_A_TIME", request.param == "one thread at a time")
+    """Take the fast path of an interpreter with a global lock, and the path of one without."""
+    monkeypatch.setattr(channel_module, "HAS_GIL", request.param == "with the GIL")
 
 
 def run(main: Any) -> Any:
@@ -42,12 +42,12 @@ def in_thread(action: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-async def until(true: Callable[[], object]) -> None:
-    while not true():  # noqa: ASYNC110 - there is no event for what is waited for
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0)
 
 
-async def drained(channel: Channel[int]) -> list[int]:
+async def drain(channel: Channel[int]) -> list[int]:
     return [item async for item in channel]
 
 
@@ -58,34 +58,34 @@ def test_channel__capacity_out_of_range__says_what_is_allowed(capacity: int) -> 
 
 
 @pytest.mark.parametrize("capacity", [1.5, "5", True, None])
-def test_channel__capacity_of_another_kind__is_a_type_error(capacity: Any) -> None:
+def test_channel__capacity_of_wrong_type__is_a_type_error(capacity: Any) -> None:
     with pytest.raises(TypeError, match="capacity must be an int, got"):
         Channel(capacity)
 
 
-def test_channel__left_as_it_is__holds_500() -> None:
+def test_channel__default_capacity__is_500() -> None:
     assert Channel().capacity == 500
 
 
 @pytest.mark.parametrize(
-    ("n", "deadline", "error", "said"),
+    ("n", "deadline", "error", "message"),
     [
         (0, None, ValueError, "n must be 1 to 10000000, got 0"),
         (1.0, None, TypeError, "n must be an int"),
         (True, None, TypeError, "n must be an int"),
-        (1, -1, ValueError, "deadline must be 0 to .* seconds, or None, got -1"),
+        (1, -1, ValueError, "deadline must be 0 to .* seconds, got -1"),
         (1, float("nan"), ValueError, "deadline must be"),
-        (1, "1", TypeError, "deadline must be a number of seconds or None, got '1'"),
+        (1, "1", TypeError, "deadline must be a number of seconds, got '1'"),
         (1, True, TypeError, "deadline must be a number"),
     ],
 )
 def test_receive_many__arguments_out_of_range__are_named(
-    n: Any, deadline: Any, error: type[Exception], said: str
+    n: Any, deadline: Any, error: type[Exception], message: str
 ) -> None:
     channel: Channel[int] = Channel()
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         channel.sync.receive_many(n, deadline)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         run(channel.receive_many(n, deadline))
 
 
@@ -105,7 +105,7 @@ def test_send__channel_full__waits_until_there_is_room() -> None:
     run(main())
 
 
-def test_receive__channel_empty__waits_and_those_who_came_first_are_served_first() -> None:
+def test_receive__channel_empty__waits_and_receivers_are_served_in_order() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel()
         first = asyncio.create_task(channel.receive())
@@ -119,7 +119,7 @@ def test_receive__channel_empty__waits_and_those_who_came_first_are_served_first
     run(main())
 
 
-def test_receive_many__nothing_within_the_deadline__is_an_empty_list() -> None:
+def test_receive_many__no_item_within_the_deadline__is_an_empty_list() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel()
         assert await channel.receive_many(5, 0) == []
@@ -132,7 +132,7 @@ def test_receive_many__nothing_within_the_deadline__is_an_empty_list() -> None:
     run(main())
 
 
-def test_receive_many__something_before_the_deadline__is_returned_at_once() -> None:
+def test_receive_many__item_before_the_deadline__is_returned_at_once() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel()
         waiting = asyncio.create_task(channel.receive_many(5, PATIENCE))
@@ -143,7 +143,7 @@ def test_receive_many__something_before_the_deadline__is_returned_at_once() -> N
     run(main())
 
 
-def test_close__items_inside__are_received_and_then_it_is_over() -> None:
+def test_close__items_in_the_channel__are_received_before_the_end() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel()
         await channel.send_many([1, 2])
@@ -151,20 +151,20 @@ def test_close__items_inside__are_received_and_then_it_is_over() -> None:
         channel.close()
         assert channel.closed
         for send in (channel.send(3), channel.send_many([3])):
-            with pytest.raises(ChannelClosedError, match="nothing more can be sent"):
+            with pytest.raises(ChannelClosedError, match="it accepts no more items"):
                 await send
-        with pytest.raises(ChannelClosedError, match="nothing more can be sent"):
+        with pytest.raises(ChannelClosedError, match="it accepts no more items"):
             channel.sync.send(3)
-        assert await drained(channel) == [1, 2]
+        assert await drain(channel) == [1, 2]
         assert list(channel.sync) == []
         for receive in (channel.receive(), channel.receive_many(5), channel.receive_many(5, 0)):
-            with pytest.raises(ChannelClosedError, match="all that was in it was received"):
+            with pytest.raises(ChannelClosedError, match="all its items were received"):
                 await receive
 
     run(main())
 
 
-def test_close__senders_and_receivers_wait__tells_all_of_them() -> None:
+def test_close__senders_and_receivers_wait__wakes_all_of_them() -> None:
     async def main() -> None:
         full: Channel[int] = Channel(1)
         await full.send(1)
@@ -176,12 +176,12 @@ def test_close__senders_and_receivers_wait__tells_all_of_them() -> None:
         empty.close()
         ended = await asyncio.gather(*senders, *receivers, return_exceptions=True)
         assert {type(end) for end in ended} == {ChannelClosedError}
-        assert await drained(full) == [1]
+        assert await drain(full) == [1]
 
     run(main())
 
 
-def test_send_many__more_than_fits__goes_in_as_there_is_room() -> None:
+def test_send_many__more_items_than_room__are_sent_as_room_becomes_available() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel(7)
         sending = asyncio.create_task(channel.send_many(range(3000)))
@@ -212,12 +212,12 @@ def test_send_many__cancelled__leaves_the_rest_in_the_iterator() -> None:
     run(main())
 
 
-def test_send_many__just_as_many_as_fit__does_not_wait_for_more_room() -> None:
+def test_send_many__exactly_as_many_as_fit__does_not_wait_for_more_room() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel(10)
         await channel.send_many(range(10))
         assert len(await channel.receive_many(10)) == 10
-        sending = asyncio.create_task(channel.send_many(n for n in range(10)))  # who knows if that is all?
+        sending = asyncio.create_task(channel.send_many(n for n in range(10)))  # of unknown length
         await until(lambda: channel.statistics().waiting_senders)
         assert len(await channel.receive_many(10)) == 10
         await sending
@@ -226,7 +226,7 @@ def test_send_many__just_as_many_as_fit__does_not_wait_for_more_room() -> None:
     run(main())
 
 
-def test_send_many__iterator_fails__sends_what_came_before() -> None:
+def test_send_many__iterator_fails__sends_the_items_before() -> None:
     def failing() -> Iterator[int]:
         yield 1
         yield 2
@@ -237,13 +237,13 @@ def test_send_many__iterator_fails__sends_what_came_before() -> None:
         with pytest.raises(OSError, match="the disk is gone"):
             await channel.send_many(failing())
         assert await channel.receive_many(10) == [1, 2]
-        await channel.send_many(range(10))  # and the room is all there again
+        await channel.send_many(range(10))  # no room stays reserved
         assert len(await channel.receive_many(100)) == 10
 
     run(main())
 
 
-def test_close__while_promised_items_are_on_their_way__lets_them_in_first() -> None:
+def test_close__while_room_is_reserved__accepts_those_items_first() -> None:
     channel: Channel[int] = Channel(10)
 
     def closing() -> Iterator[int]:
@@ -252,7 +252,7 @@ def test_close__while_promised_items_are_on_their_way__lets_them_in_first() -> N
         yield 2
 
     async def main() -> None:
-        receiving = asyncio.create_task(drained(channel))
+        receiving = asyncio.create_task(drain(channel))
         await until(lambda: channel.statistics().waiting_receivers)
         await channel.send_many(closing())
         assert await receiving == [1, 2]
@@ -260,12 +260,12 @@ def test_close__while_promised_items_are_on_their_way__lets_them_in_first() -> N
     run(main())
 
 
-def test_receive__cancelled_after_it_was_called__passes_the_call_on() -> None:
+def test_receive__cancelled_after_it_was_woken__wakes_the_next_receiver() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel()
         first, second = (asyncio.create_task(channel.receive()) for _ in range(2))
         await until(lambda: channel.statistics().waiting_receivers == 2)
-        await channel.send(1)  # calls the first, which has not run yet
+        await channel.send(1)  # wakes the first, which has not run yet
         first.cancel()
         assert await second == 1
         assert first.cancelled() or (await asyncio.gather(first, return_exceptions=True)) is not None
@@ -273,7 +273,7 @@ def test_receive__cancelled_after_it_was_called__passes_the_call_on() -> None:
     run(main())
 
 
-def test_send__cancelled_after_it_was_called__passes_the_call_on() -> None:
+def test_send__cancelled_after_it_was_woken__wakes_the_next_sender() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel(1)
         await channel.send(0)
@@ -287,8 +287,8 @@ def test_send__cancelled_after_it_was_called__passes_the_call_on() -> None:
     run(main())
 
 
-def test_channel__cancel_storm__loses_nothing_and_doubles_nothing() -> None:  # noqa: C901 - one storm
-    """Receivers cancelled by ``wait_for``, ``timeout`` and by hand, at random, while senders come and go."""
+def test_channel__many_cancellations__lose_and_repeat_no_item() -> None:  # noqa: C901 - one scenario
+    """Receivers are cancelled at random by ``wait_for`` and ``timeout`` while senders come and go."""
     count, chance = 20_000, random.Random(6)
 
     async def by_wait_for(channel: Channel[int]) -> list[int]:
@@ -318,7 +318,7 @@ def test_channel__cancel_storm__loses_nothing_and_doubles_nothing() -> None:  # 
             for item in items:
                 await channel.send(item)
                 if chance.random() < 0.02:
-                    await asyncio.sleep(chance.uniform(0, 2e-4))
+                    await asyncio.sleep(chance.uniform(0, 2e-4))  # sleeps: a random pause of the producer
 
         items = iter(range(count))
         receivers = [asyncio.create_task(receive()) for _ in range(8)]
@@ -331,7 +331,7 @@ def test_channel__cancel_storm__loses_nothing_and_doubles_nothing() -> None:  # 
     run(main())
 
 
-def test_channel__cancelled_senders__sent_what_they_say_they_sent() -> None:
+def test_channel__cancelled_senders__sent_exactly_what_left_their_iterators() -> None:
     chance = random.Random(7)
 
     async def main() -> None:
@@ -342,7 +342,7 @@ def test_channel__cancelled_senders__sent_what_they_say_they_sent() -> None:
             await channel.send(item)
             confirmed.append(item)
 
-        receiving = asyncio.create_task(drained(channel))
+        receiving = asyncio.create_task(drain(channel))
         for start in range(0, 2000, 20):
             tasks = [asyncio.create_task(send(item)) for item in range(start, start + 20)]
             await asyncio.sleep(0)
@@ -355,7 +355,7 @@ def test_channel__cancelled_senders__sent_what_they_say_they_sent() -> None:
     run(main())
 
 
-def test_channel__threads_send_and_a_loop_receives__everything_arrives_in_each_ones_order() -> None:
+def test_channel__threads_send_and_a_loop_receives__items_keep_each_senders_order() -> None:
     async def main() -> None:
         channel: Channel[tuple[int, int]] = Channel(50)
 
@@ -376,7 +376,7 @@ def test_channel__threads_send_and_a_loop_receives__everything_arrives_in_each_o
     run(main())
 
 
-def test_channel__a_loop_sends_and_threads_receive__everything_arrives_once() -> None:
+def test_channel__a_loop_sends_and_threads_receive__each_item_arrives_once() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel(20)
         got: list[int] = []
@@ -397,7 +397,7 @@ def test_channel__a_loop_sends_and_threads_receive__everything_arrives_once() ->
     run(main())
 
 
-def test_channel__between_threads_alone__needs_no_loop() -> None:
+def test_channel__between_threads_only__needs_no_loop() -> None:
     channel: Channel[int] = Channel(3)
 
     def send() -> None:
@@ -409,8 +409,8 @@ def test_channel__between_threads_alone__needs_no_loop() -> None:
     sender.join(PATIENCE)
 
 
-def test_sync_receive__a_call_that_never_came__is_made_up_for_by_looking() -> None:
-    """As if an exception from a signal handler had come between the item and the call."""
+def test_sync_receive__lost_wake_up__is_found_by_polling() -> None:
+    """As if a signal handler had raised between the item and the wake-up."""
     channel: Channel[int] = Channel()
     got: list[int] = []
     receiver = in_thread(lambda: got.append(channel.sync.receive()))
@@ -421,10 +421,10 @@ def test_sync_receive__a_call_that_never_came__is_made_up_for_by_looking() -> No
     assert got == [1]
 
 
-def test_channel__a_waiter_whose_loop_was_closed__keeps_nobody_out() -> None:
+def test_channel__waiter_whose_loop_was_closed__blocks_no_other() -> None:
     channel: Channel[int] = Channel()
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)  # it says that a task was destroyed
+    loop.set_exception_handler(lambda *_: None)  # it reports the destroyed task
     gone = loop.create_task(channel.receive())
     for _ in range(3):
         loop.run_until_complete(asyncio.sleep(0))
@@ -443,80 +443,80 @@ def test_channel__a_waiter_whose_loop_was_closed__keeps_nobody_out() -> None:
         gc.collect()
 
 
-def test_call__interrupted_half_way__leaves_the_next_one_to_be_called() -> None:
-    """One who was called, but is still in line since the caller was interrupted, takes nobody's call."""
+def test_wake__interrupted_half_way__still_wakes_the_next_waiter() -> None:
+    """A waiter that was woken but is still queued, because of an interrupt, takes no other's wake-up."""
     channel: Channel[int] = Channel()
-    called, waiting = Place(), Place()
-    called.call()
-    channel._receivers.extend([called, waiting])
+    woken, waiting = PipelineWaiter(), PipelineWaiter()
+    woken.wake()
+    channel._receivers.extend([woken, waiting])
     channel.sync.send(1)
-    assert waiting.called
+    assert waiting.woken
     assert not channel._receivers
 
 
-def test_send__room_made_between_the_look_and_the_line__does_not_wait(
+def test_send__room_appears_between_check_and_queue__does_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As another thread can make it; and the same with an item, for one who receives."""
+    """As another thread can make room; and the same with an item, for a receiver."""
     channel: Channel[int] = Channel(2)
-    for look, verb, argument in (
-        ("put", "send", 1),
-        ("_promise", "send_many", [2]),
-        ("take", "receive", None),
+    for check, method, argument in (
+        ("_try_send", "send", 1),
+        ("_reserve_room", "send_many", [2]),
+        ("_take", "receive", None),
     ):
-        real, times = getattr(channel, look), iter(range(2))
+        real, times = getattr(channel, check), iter(range(2))
 
-        def in_vain(*told: Any, real: Any = real, times: Iterator[int] = times) -> Any:
-            return real(*told) if next(times, None) is None else []
+        def fails_twice(*args: Any, real: Any = real, times: Iterator[int] = times) -> Any:
+            return real(*args) if next(times, None) is None else []
 
-        monkeypatch.setattr(channel, look, in_vain)
-        getattr(channel.sync, verb)(*[] if argument is None else [argument])
+        monkeypatch.setattr(channel, check, fails_twice)
+        getattr(channel.sync, method)(*[] if argument is None else [argument])
     assert channel.statistics()[:4] == (1, 2, 0, 0)
 
 
-def test_send_many__a_large_channel__is_filled_by_chunks() -> None:
+def test_send_many__large_channel__is_filled_in_chunks() -> None:
     channel: Channel[int] = Channel(2500)
     channel.sync.send_many(range(2500))
     assert len(channel.sync.receive_many(5000)) == 2500
 
 
-def test_place__called_before_it_is_rested_on__does_not_rest() -> None:
-    place = Place()
-    place.call()
-    place.block()
-    run(place.wait())
-    place.renew()
-    assert not place.called
+def test_waiter__woken_before_it_waits__does_not_wait() -> None:
+    waiter = PipelineWaiter()
+    waiter.wake()
+    waiter.block()
+    run(waiter.wait())
+    waiter.reset()
+    assert not waiter.woken
 
 
-def test_bell__rung_twice__rings_once() -> None:
-    place = Place()
-    resting = in_thread(place.block)
-    while place._bell is None:
+def test_loop_event__set_twice__is_set_once() -> None:
+    waiter = PipelineWaiter()
+    waiting = in_thread(waiter.block)
+    while waiter._event is None:
         pass
-    assert place.call()
-    resting.join(PATIENCE)
-    assert place.call()
+    assert waiter.wake()
+    waiting.join(PATIENCE)
+    assert waiter.wake()
 
     async def main() -> None:
-        place = Place()
-        resting = asyncio.create_task(place.wait())
+        waiter = PipelineWaiter()
+        waiting = asyncio.create_task(waiter.wait())
         await asyncio.sleep(0)
-        assert place.call()
-        assert place.call()
-        await resting
+        assert waiter.wake()
+        assert waiter.wake()
+        await waiting
 
     run(main())
 
 
-def test_channel__in_a_forked_child__has_what_was_in_it_and_nobody_waits() -> None:
+def test_channel__in_a_forked_child__has_its_items_and_no_waiters() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel(2)
         await channel.send_many([1, 2])
         sending = asyncio.create_task(channel.send(3))
         await until(lambda: channel.statistics().waiting_senders)
         channel._lock.acquire()
-        channel.after_fork()
+        channel._after_fork()
         assert channel.statistics() == (2, 2, 0, 0, 2, 0, False)
         assert await channel.receive_many(2) == [1, 2]
         sending.cancel()
@@ -524,9 +524,9 @@ def test_channel__in_a_forked_child__has_what_was_in_it_and_nobody_waits() -> No
     run(main())
 
 
-@pytest.mark.parametrize("step", ["_filled", "_release"])
-def test_send_many__interrupted_between_two_steps__keeps_no_room_from_others(step: str) -> None:
-    """As a signal handler may, which is called when a function is entered."""
+@pytest.mark.parametrize("step", ["_send_chunk", "_release_room"])
+def test_send_many__interrupted_between_two_steps__releases_its_room(step: str) -> None:
+    """As a signal handler may interrupt, which runs when a function is entered."""
     channel: Channel[int] = Channel(5)
 
     def interrupt(frame: Any, event: str, _: object) -> None:
@@ -554,7 +554,7 @@ def test_send_many__interrupted_before_the_room_is_used__gives_it_back(
         raise TimeoutError
 
     with monkeypatch.context() as patches:
-        patches.setattr(channel, "_filled", interrupted)
+        patches.setattr(channel, "_send_chunk", interrupted)
         with pytest.raises(TimeoutError):
             channel.sync.send_many([1, 2])
     channel.sync.send_many(range(5))

@@ -1,15 +1,17 @@
-"""The file that a killed run goes on from."""
+"""The checkpoint file: what it stores, that it is durable, and its lock."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from comporta import Pipeline
 from comporta.errors import CheckpointError
-from comporta.pipeline.runs.checkpoint import Checkpoint, Standing
-from comporta.pipeline.runs.confirmed import Confirmed
+from comporta.pipeline.run.checkpoint import Checkpoint, CheckpointState
+from comporta.pipeline.run.offsets import ConfirmedOffsets
 
 SOURCE = {"kind": "lines", "path": "/x", "size_bytes": 7}
 
@@ -19,23 +21,23 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return Checkpoint(tmp_path / "run.checkpoint")
 
 
-def test_load__no_file__begins_at_the_beginning(checkpoint: Checkpoint) -> None:
-    standing = checkpoint.load(SOURCE)
-    assert (standing.source, len(standing.confirmed), standing.complete) == (SOURCE, 0, False)
+def test_load__no_file__returns_an_empty_state(checkpoint: Checkpoint) -> None:
+    state = checkpoint.load(SOURCE)
+    assert (state.source, len(state.confirmed), state.complete) == (SOURCE, 0, False)
 
 
-def test_save__loaded_again__is_the_same(checkpoint: Checkpoint) -> None:
-    saved = Standing(SOURCE, Confirmed(5, [(7, 9), (12, 13)]), written=6, dead=2, complete=True)
+def test_save__loaded_again__is_equal(checkpoint: Checkpoint) -> None:
+    saved = CheckpointState(SOURCE, ConfirmedOffsets(5, [(7, 9), (12, 13)]), written=6, dead=2, complete=True)
     checkpoint.save(saved)
-    found = checkpoint.load(SOURCE)
-    assert (found.confirmed.low, found.confirmed.ranges()) == (5, [(7, 9), (12, 13)])
-    assert (found.written, found.dead, found.complete) == (6, 2, True)
+    loaded = checkpoint.load(SOURCE)
+    assert (loaded.confirmed.low_watermark, loaded.confirmed.ranges()) == (5, [(7, 9), (12, 13)])
+    assert (loaded.written, loaded.dead, loaded.complete) == (6, 2, True)
     assert [path.name for path in checkpoint.path.parent.iterdir()] == ["run.checkpoint"]
 
 
-def test_load__of_another_source__names_what_differs(checkpoint: Checkpoint) -> None:
-    checkpoint.save(Standing(SOURCE))
-    with pytest.raises(CheckpointError, match=r"size_bytes was 7, is 8\. Give it as it was"):
+def test_load__other_source__names_the_difference(checkpoint: Checkpoint) -> None:
+    checkpoint.save(CheckpointState(SOURCE))
+    with pytest.raises(CheckpointError, match=r"size_bytes was 7, is 8\. Pass the source as it was"):
         checkpoint.load({**SOURCE, "size_bytes": 8})
     with pytest.raises(CheckpointError, match="begins was None, is 'ab'"):
         checkpoint.load({**SOURCE, "begins": "ab"})
@@ -75,70 +77,116 @@ def test_load__of_another_source__names_what_differs(checkpoint: Checkpoint) -> 
         ),
     ],
 )
-def test_load__mangled_file__is_a_named_error(checkpoint: Checkpoint, text: str) -> None:
+def test_load__corrupt_file__is_a_checkpoint_error(checkpoint: Checkpoint, text: str) -> None:
     checkpoint.path.write_text(text)
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="checkpoint file is corrupt"):
         checkpoint.load({})
 
 
-def test_load__unreadable__is_a_named_error(checkpoint: Checkpoint) -> None:
+def test_load__unreadable_file__is_a_checkpoint_error(checkpoint: Checkpoint) -> None:
     checkpoint.path.mkdir()
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot read the checkpoint"):
         checkpoint.load(SOURCE)
-    with pytest.raises(CheckpointError, match="cannot be written"):
-        checkpoint.save(Standing(SOURCE))
+    with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
+        checkpoint.save(CheckpointState(SOURCE))
 
 
-def test_save__no_folder__is_a_named_error(tmp_path: Path) -> None:
+def test_save__missing_folder__is_a_checkpoint_error(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "absent" / "x")
-    with pytest.raises(CheckpointError, match="cannot be written: No such file"):
-        checkpoint.save(Standing(SOURCE))
-    with pytest.raises(CheckpointError, match="cannot be locked: No such file"), checkpoint.hold():
+    with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*: No such file"):
+        checkpoint.save(CheckpointState(SOURCE))
+    with (
+        pytest.raises(CheckpointError, match=r"cannot lock the checkpoint .*: No such file"),
+        checkpoint.locked(),
+    ):
         pass
 
 
-def test_hold__by_somebody__keeps_others_out_until_it_ends(checkpoint: Checkpoint) -> None:
+def test_locked__by_another_run__is_refused_until_it_ends(checkpoint: Checkpoint) -> None:
     other = Checkpoint(checkpoint.path)
-    with checkpoint.hold(), pytest.raises(CheckpointError, match="another run uses it now"), other.hold():
+    with checkpoint.locked(), pytest.raises(CheckpointError, match="in use by another run"), other.locked():
         pass
-    with other.hold():
+    with other.locked():
         pass
     assert list(checkpoint.path.parent.iterdir()) == []
 
 
-def test_hold__lock_was_tidied_away__ends_well(checkpoint: Checkpoint) -> None:
-    with checkpoint.hold():
-        checkpoint._lock.unlink()
+def test_locked__lock_file_removed_meanwhile__ends_without_error(checkpoint: Checkpoint) -> None:
+    with checkpoint.locked():
+        checkpoint._lock_path.unlink()
 
 
-def test_hold__lock_is_replaced_just_then__takes_the_new_one(
+def test_locked__lock_file_replaced_meanwhile__locks_the_new_one(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the one who held it removes it between our opening and our locking it."""
-    import fcntl  # noqa: PLC0415 - it is what is looked over the shoulder of
+    """As when the holder removes it between our open and our lock."""
+    import fcntl  # noqa: PLC0415 - patched here
 
-    true = fcntl.flock
-    tidied: list[int] = []
+    real_flock = fcntl.flock
+    removed: list[int] = []
 
     def flock(descriptor: int, how: int) -> None:
-        if len(tidied) < 2:
-            checkpoint._lock.unlink()
-            if tidied:
-                checkpoint._lock.touch()
-            tidied.append(descriptor)
-        true(descriptor, how)
+        if len(removed) < 2:
+            checkpoint._lock_path.unlink()
+            if removed:
+                checkpoint._lock_path.touch()
+            removed.append(descriptor)
+        real_flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with checkpoint.hold(), pytest.raises(CheckpointError), Checkpoint(checkpoint.path).hold():
+    with checkpoint.locked(), pytest.raises(CheckpointError), Checkpoint(checkpoint.path).locked():
         pass
-    assert len(tidied) == 2
+    assert len(removed) == 2
 
 
-def test_hold__lock_is_always_tidied_away__gives_up(
+def test_locked__lock_file_always_removed__gives_up(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fcntl  # noqa: PLC0415 - see above
+    import fcntl  # noqa: PLC0415 - patched here
 
-    monkeypatch.setattr(fcntl, "flock", lambda descriptor, how: checkpoint._lock.unlink())
-    with pytest.raises(CheckpointError, match="another run uses it"), checkpoint.hold():
+    monkeypatch.setattr(fcntl, "flock", lambda descriptor, how: checkpoint._lock_path.unlink())
+    with pytest.raises(CheckpointError, match="in use by another run"), checkpoint.locked():
         pass
+
+
+# -- durability
+
+
+class DiskLog:
+    """Records the calls that decide what survives a power failure, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, str]] = []
+        real_fsync, real_replace = os.fsync, Path.replace
+
+        def fsync(descriptor: int) -> None:
+            real_fsync(descriptor)
+            self.calls.append(("fsync", Path(f"/proc/self/fd/{descriptor}").read_text()))
+
+        def replace(path: Path, target: Path) -> Path:
+            self.calls.append(("replace", path.read_text()))
+            return real_replace(path, target)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(Path, "replace", replace)
+
+
+def test_save__power_failure_at_any_moment__file_is_flushed_before_it_is_replaced(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskLog(monkeypatch)
+    checkpoint.save(CheckpointState(SOURCE, ConfirmedOffsets(5), written=5))
+    text = checkpoint.path.read_text()
+    assert json.loads(text)["done_below"] == 5
+    assert disk.calls == [("fsync", text), ("replace", text)], "the whole content is flushed first"
+
+
+def test_run__ended__its_last_checkpoint_was_flushed_before_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskLog(monkeypatch)
+    report = Pipeline(range(5), lambda item: None, checkpoint=tmp_path / "c").sync.run()
+    assert report.done == 5
+    flushed = [json.loads(text) for call, text in disk.calls if call == "fsync"]
+    assert (flushed[-1]["done_below"], flushed[-1]["complete"]) == (5, True)
+    assert [call for call, _ in disk.calls] == ["fsync", "replace"] * len(flushed)

@@ -1,4 +1,4 @@
-"""Rows as JSON, one a line."""
+"""The JSON lines sink: one object per line, complete lines only, resumable after a kill."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import files_of_at_most
+from tests.support import file_size_limit
 
 from comporta.errors import SinkFullError, SinkRowError, SinkUnavailableError
-from comporta.pipeline.sinks import JsonLinesSink, files
+from comporta.pipeline.sinks import JsonLinesSink, sink_file
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "rows.jsonl"
 
 
-def written(path: Path, *batches: list[Any], key: str | None = "id", durable: bool = False) -> list[Any]:
+def write_rows(path: Path, *batches: list[Any], key: str | None = "id", durable: bool = False) -> list[Any]:
     sink = JsonLinesSink(path, key, durable=durable)
     sink.open()
     for batch in batches:
@@ -30,64 +30,62 @@ def written(path: Path, *batches: list[Any], key: str | None = "id", durable: bo
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_write__batches__are_lines(path: Path, durable: bool) -> None:
+def test_write__batches__are_one_line_per_row(path: Path, durable: bool) -> None:
     rows = [{"id": 1, "on": date(2026, 1, 2), "text": "é\n"}, {"id": 2}]
-    assert written(path, rows[:1], rows[1:], durable=durable) == [
+    assert write_rows(path, rows[:1], rows[1:], durable=durable) == [
         {"id": 1, "on": "2026-01-02", "text": "é\n"},
         {"id": 2},
     ]
 
 
-def test_open__again__appends_and_marks_what_is_there_already(path: Path) -> None:
-    written(path, [{"id": 1}, {"id": "a"}])
-    rows = written(path, [{"id": 1}, {"id": 2}, {"id": 2}], [{"id": 2}])
+def test_open__again__appends_and_marks_repeated_rows(path: Path) -> None:
+    write_rows(path, [{"id": 1}, {"id": "a"}])
+    rows = write_rows(path, [{"id": 1}, {"id": 2}, {"id": 2}], [{"id": 2}])
     assert [row.get("repeated", False) for row in rows] == [False, False, True, False, True, True]
 
 
-def test_open__no_key__marks_nothing(path: Path) -> None:
-    assert written(path, [{"id": 1}], [{"id": 1}], key=None) == [{"id": 1}, {"id": 1}]
-    assert len(written(path, [{}], key=None)) == 3
+def test_open__no_key__marks_no_rows(path: Path) -> None:
+    assert write_rows(path, [{"id": 1}], [{"id": 1}], key=None) == [{"id": 1}, {"id": 1}]
+    assert len(write_rows(path, [{}], key=None)) == 3
 
 
-def test_open__half_a_line__is_cut_off(path: Path) -> None:
-    written(path, [{"id": 1}])
+def test_open__incomplete_line__is_removed(path: Path) -> None:
+    write_rows(path, [{"id": 1}])
     with path.open("a") as file:
         file.write('{"id": 2, "te')
-    assert written(path, [{"id": 2}]) == [{"id": 1}, {"id": 2}]
+    assert write_rows(path, [{"id": 2}]) == [{"id": 1}, {"id": 2}]
 
 
-def test_keys__more_than_are_remembered__forget_the_oldest(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "KEYS_MAX", 2)
-    rows = written(path, [{"id": 1}], [{"id": 2}], [{"id": 3}], [{"id": 1}, {"id": 3}])
+def test_keys__beyond_the_limit__oldest_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_file, "KEYS_MAX", 2)
+    rows = write_rows(path, [{"id": 1}], [{"id": 2}], [{"id": 3}], [{"id": 1}, {"id": 3}])
     assert [row.get("repeated", False) for row in rows] == [False, False, False, False, True]
 
 
-def test_open__whole_row_that_lacks_the_end_of_its_line__is_kept_and_known(path: Path) -> None:
+def test_open__complete_row_without_newline__is_kept_with_its_key(path: Path) -> None:
     path.write_text('{"id": 1}')
-    assert written(path, [{"id": 1}]) == [{"id": 1}, {"id": 1, "repeated": True}]
+    assert write_rows(path, [{"id": 1}]) == [{"id": 1}, {"id": 1, "repeated": True}]
 
 
-def test_write__field_that_is_the_files_own__is_refused_and_not_written_over(path: Path) -> None:
-    with pytest.raises(SinkRowError, match="row 1 of the batch has a field 'repeated'"):
-        written(path, [{"id": 1}, {"id": 1, "repeated": "mine"}])
+def test_write__reserved_field__is_refused_and_not_overwrite_rows(path: Path) -> None:
+    with pytest.raises(SinkRowError, match="row 1 of the batch has the field 'repeated'"):
+        write_rows(path, [{"id": 1}, {"id": 1, "repeated": "mine"}])
     assert path.read_bytes() == b""
 
 
 @pytest.mark.parametrize("content", ["mine\n", "{half\n", '{\n "a": 1\n}'])
 @pytest.mark.parametrize("key", ["id", None])
-def test_open__file_of_others__is_left_alone(path: Path, content: str, key: str | None) -> None:
+def test_open__file_of_another_kind__is_refused(path: Path, content: str, key: str | None) -> None:
     path.write_text(content)
-    with pytest.raises(SinkUnavailableError, match=r"not begun by us|not a file of ours"):
+    with pytest.raises(SinkUnavailableError, match=r"hold JSON objects|not one of this kind of sink"):
         JsonLinesSink(path, key).open()
     assert path.read_text() == content
 
 
-def test_open__in_use_or_no_folder__is_a_named_error(path: Path) -> None:
+def test_open__in_use_or_missing_folder__is_a_sink_error(path: Path) -> None:
     sink = JsonLinesSink(path)
     sink.open()
-    with pytest.raises(SinkUnavailableError, match="another process, or another sink, writes it"):
+    with pytest.raises(SinkUnavailableError, match="another process, or another sink, has the file open"):
         JsonLinesSink(path).open()
     sink.close()
     with pytest.raises(SinkUnavailableError, match="not open"):
@@ -96,28 +94,28 @@ def test_open__in_use_or_no_folder__is_a_named_error(path: Path) -> None:
         JsonLinesSink(path / "x").open()
 
 
-def test_write__row_that_cannot_be_kept__says_which(path: Path) -> None:
-    with pytest.raises(SinkRowError, match="row 1 of the batch has no 'id'") as raised:
-        written(path, [{"id": 1}, {}])
+def test_write__row_not_json__is_named_in_the_error(path: Path) -> None:
+    with pytest.raises(SinkRowError, match="row 1 of the batch has no value for the key 'id'") as raised:
+        write_rows(path, [{"id": 1}, {}])
     assert raised.value.index == 1
     path.unlink()
     with pytest.raises(SinkRowError, match="row 0 of the batch"):
-        written(path, [{"id": 1, (1, 2): 3}])
+        write_rows(path, [{"id": 1, (1, 2): 3}])
     assert path.read_text() == ""
 
 
-def test_write__disk_is_full__keeps_whole_batches_only(path: Path) -> None:
+def test_write__disk_full__keeps_only_complete_batches(path: Path) -> None:
     sink = JsonLinesSink(path)
     sink.open()
     sink.write([{"id": 1}])
-    with files_of_at_most(2000), pytest.raises(SinkFullError, match="File too large"):
+    with file_size_limit(2000), pytest.raises(SinkFullError, match="File too large"):
         sink.write([{"id": 2, "text": "x" * 3000}])
     sink.write([{"id": 3}])
     sink.close()
     assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [1, 3]
 
 
-def test_after_fork__the_file__is_let_go_of(path: Path) -> None:
+def test_after_fork__open_file__is_closed(path: Path) -> None:
     sink = JsonLinesSink(path)
     sink.open()
     sink._file._file.after_fork()
@@ -126,12 +124,12 @@ def test_after_fork__the_file__is_let_go_of(path: Path) -> None:
         sink.write([{}])
 
 
-def test_open__rows_without_the_key__are_none_that_could_be_repeated(path: Path) -> None:
-    written(path, [{"other": 1}], key=None)
-    assert written(path, [{"id": 1}]) == [{"other": 1}, {"id": 1}]
+def test_open__rows_without_the_key__are_ignored(path: Path) -> None:
+    write_rows(path, [{"other": 1}], key=None)
+    assert write_rows(path, [{"id": 1}]) == [{"other": 1}, {"id": 1}]
 
 
-def test_fork__in_the_child__the_file_is_the_parents(path: Path) -> None:
+def test_fork__in_the_child__sink_is_not_open(path: Path) -> None:
     sink = JsonLinesSink(path)
     sink.open()
     child = os.fork()

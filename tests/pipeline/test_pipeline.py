@@ -1,4 +1,4 @@
-"""A source, a step, a sink: what is done is confirmed, and nothing is lost on the way."""
+"""Pipelines: every item is done once, confirmed, and never lost on the way."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from comporta import Channel, Pipeline, Retry
 from comporta.errors import CheckpointError, DeadLettersFullError, PipelineError, SinkError, SourceError
 from comporta.events import latest_events
 from comporta.metrics import InMemoryMetrics, use_metrics
-from comporta.pipeline.letters import DeadLetters
-from comporta.pipeline.runs.report import Report
-from comporta.pipeline.runs.sources import FileSource
+from comporta.pipeline.dead_letters import DeadLetters
+from comporta.pipeline.run.report import Report
+from comporta.pipeline.run.sources import FileSource
 from comporta.pipeline.sinks import Row
 
 PATIENCE_SECONDS = 120.0
 
 
-class Kept:
-    """A sink in memory. ``gate`` holds it up, ``error`` fails it."""
+class MemorySink:
+    """Stores rows in memory; waits while ``gate`` is not set, raises ``error`` if it is set."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -38,7 +38,7 @@ class Kept:
         self.closed = False
 
     def open(self) -> None:
-        """Nothing to do."""
+        """Need nothing."""
 
     def write(self, rows: Sequence[Row]) -> None:
         self.gate.wait(PATIENCE_SECONDS)
@@ -55,7 +55,7 @@ class Kept:
         return [row["id"] for row in self.rows]
 
 
-async def named(item: Any) -> Row:
+async def to_row(item: Any) -> Row:
     return {"id": item}
 
 
@@ -73,30 +73,30 @@ async def until_async(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def letters_in(path: Path) -> list[dict[str, Any]]:
+def dead_letters_in(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def plain_source(tmp_path: Path) -> Any:
+def list_source(tmp_path: Path) -> Any:
     return list(range(500))
 
 
-def ranged_source(tmp_path: Path) -> Any:
+def range_source(tmp_path: Path) -> Any:
     return range(500)
 
 
-def generated_source(tmp_path: Path) -> Any:
+def generator_source(tmp_path: Path) -> Any:
     return (number for number in range(500))
 
 
-async def _awaited() -> AsyncIterator[int]:
+async def _numbers() -> AsyncIterator[int]:
     for number in range(500):
         yield number
         await asyncio.sleep(0)
 
 
-def awaited_source(tmp_path: Path) -> Any:
-    return _awaited()
+def async_source(tmp_path: Path) -> Any:
+    return _numbers()
 
 
 def file_source(tmp_path: Path) -> Any:
@@ -105,7 +105,7 @@ def file_source(tmp_path: Path) -> Any:
     return path
 
 
-def threaded_source(tmp_path: Path) -> Any:
+def channel_source(tmp_path: Path) -> Any:
     channel: Channel[int] = Channel(capacity=50)
 
     def fill() -> None:
@@ -116,118 +116,117 @@ def threaded_source(tmp_path: Path) -> Any:
     return channel
 
 
-SOURCES = [plain_source, ranged_source, generated_source, awaited_source, file_source, threaded_source]
+SOURCES = [list_source, range_source, generator_source, async_source, file_source, channel_source]
 
 
-@pytest.mark.parametrize("made", SOURCES)
-@pytest.mark.parametrize("kind", ["awaited", "plain"])
+@pytest.mark.parametrize("make_source", SOURCES)
+@pytest.mark.parametrize("kind", ["async", "blocking"])
 def test_run__any_source_any_step__writes_every_item_once(
-    made: Callable[[Path], Any], kind: str, tmp_path: Path
+    make_source: Callable[[Path], Any], kind: str, tmp_path: Path
 ) -> None:
-    sink = Kept()
-    step: Any = named if kind == "awaited" else lambda item: {"id": item}
-    report = Pipeline(made(tmp_path), step, sink, workers=4).sync.run()
+    sink = MemorySink()
+    step: Any = to_row if kind == "async" else lambda item: {"id": item}
+    report = Pipeline(make_source(tmp_path), step, sink, workers=4).sync.run()
     assert sorted(sink.ids) == list(range(500))
     assert (report.done, report.written, report.dead, report.ended) == (500, 500, 0, "complete")
     assert sink.closed
     assert latest_events(1)[0].kind == "pipeline_ended"
 
 
-def test_run__nothing_to_write_or_no_sink__is_done_with_the_step() -> None:
+def test_run__no_row_or_no_sink__items_are_done_with_the_step() -> None:
     async def odd(item: int) -> Row | None:
         return {"id": item} if item % 2 else None
 
-    sink, metrics = Kept(), InMemoryMetrics()
+    sink, metrics = MemorySink(), InMemoryMetrics()
     before = use_metrics(metrics)
     try:
         report = Pipeline(range(10), odd, sink).sync.run()
-        alone = Pipeline(range(10), odd).sync.run()
+        without_sink = Pipeline(range(10), odd).sync.run()
     finally:
         use_metrics(before)
     assert (report.done, report.written, sorted(sink.ids)) == (10, 5, [1, 3, 5, 7, 9])
-    assert (alone.done, alone.written) == (10, 0)
+    assert (without_sink.done, without_sink.written) == (10, 0)
     assert metrics.value("pipeline_items", outcome="nothing") == 15
     assert metrics.value("pipeline_items", outcome="written") == 5
 
 
-def test_run__no_items__is_complete() -> None:
-    assert Pipeline([], named, Kept()).sync.run().done == 0
+def test_run__empty_source__is_complete() -> None:
+    assert Pipeline([], to_row, MemorySink()).sync.run().done == 0
 
 
-def test_run__number_asked_for__is_the_first_column(tmp_path: Path) -> None:
+def test_run__number_option__adds_the_first_column(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("a\n\nb\n")
-    sink = Kept()
-    Pipeline(path, named, sink, number="line").sync.run()
+    sink = MemorySink()
+    Pipeline(path, to_row, sink, number="line").sync.run()
     assert sink.rows == [{"line": 1, "id": "a"}, {"line": 3, "id": "b"}]
 
 
-def test_key__items_of_one__are_done_in_order_one_at_a_time_and_others_meanwhile() -> None:
-    under_way: set[int] = set()
-    at_once = 0
+def test_key__items_of_one_key__run_one_at_a_time_in_order() -> None:
+    running: set[int] = set()
+    concurrent_max = 0
 
     async def step(item: tuple[int, int]) -> Row:
-        nonlocal at_once
-        assert item[0] not in under_way
-        under_way.add(item[0])
-        at_once = max(at_once, len(under_way))
-        await asyncio.sleep(0.0001 * (item[1] % 3))
-        under_way.remove(item[0])
+        nonlocal concurrent_max
+        assert item[0] not in running
+        running.add(item[0])
+        concurrent_max = max(concurrent_max, len(running))
+        for _ in range(item[1] % 3):
+            await asyncio.sleep(0)
+        running.remove(item[0])
         return {"id": item}
 
-    sink = Kept()
+    sink = MemorySink()
     items = [(number % 7, number) for number in range(700)]
     Pipeline(items, step, sink, workers=20, key=lambda item: item[0], capacity=10).sync.run()
     assert len(sink.ids) == 700
     for key in range(7):
         of_key = [item for item in sink.ids if item[0] == key]
         assert of_key == sorted(of_key)
-    assert at_once > 1
+    assert concurrent_max > 1
 
 
-def test_key__that_cannot_be_told__is_a_dead_letter(tmp_path: Path) -> None:
-    sink, path = Kept(), tmp_path / "dead.jsonl"
+def test_key__function_fails__item_is_a_dead_letter(tmp_path: Path) -> None:
+    sink, path = MemorySink(), tmp_path / "dead.jsonl"
     items = [{"k": 1}, {}, {"k": []}, {"k": 2}]
-    report = Pipeline(items, named, sink, key=lambda item: item["k"], dead_letters=path).sync.run()
+    report = Pipeline(items, to_row, sink, key=lambda item: item["k"], dead_letters=path).sync.run()
     assert (report.written, report.dead) == (2, 2)
-    assert [letter["position"] for letter in letters_in(path)] == [1, 2]
-    assert "item 1 has no key: KeyError: 'k'" in letters_in(path)[0]["reason"]
+    assert [each["position"] for each in dead_letters_in(path)] == [1, 2]
+    assert "item 1 has no key: KeyError: 'k'" in dead_letters_in(path)[0]["reason"]
 
 
-def test_retry__steps_that_fail_at_first__are_tried_again_and_counted() -> None:
-    tries: dict[int, int] = {}
+def test_retry__step_fails_at_first__is_retried_and_counted() -> None:
+    attempts: dict[int, int] = {}
 
     async def step(item: int) -> Row:
-        tries[item] = tries.get(item, 0) + 1
-        if item % 2 and tries[item] < 3:
+        attempts[item] = attempts.get(item, 0) + 1
+        if item % 2 and attempts[item] < 3:
             raise OSError("not yet")
         return {"id": item}
 
-    sink = Kept()
+    sink = MemorySink()
     retry = Retry(3, 0.0, jitter=(0.0, 0.0), budget=None)
     report = Pipeline(range(10), step, sink, retry=retry).sync.run()
     assert (sorted(sink.ids), report.retries) == (list(range(10)), 10)
 
 
 @pytest.mark.parametrize("retry", [None, Retry(2, 0.0, jitter=(0.0, 0.0), budget=None)])
-def test_dead_letters__steps_that_fail_for_good__are_there_with_the_reason(
-    tmp_path: Path, retry: Retry | None
-) -> None:
+def test_dead_letters__step_fails_for_good__records_the_reason(tmp_path: Path, retry: Retry | None) -> None:
     def step(item: int) -> Row:
         if item == 3:
             raise StopIteration("three")
         return {"id": item}
 
-    sink, path = Kept(), tmp_path / "dead.jsonl"
+    sink, path = MemorySink(), tmp_path / "dead.jsonl"
     report = Pipeline(range(5), step, sink, retry=retry, dead_letters=path).sync.run()
-    [letter] = letters_in(path)
-    assert (letter["item"], letter["position"], letter["attempts"]) == (3, 3, 1 if retry is None else 3)
-    assert "StopIteration" in letter["reason"]
+    [dead] = dead_letters_in(path)
+    assert (dead["item"], dead["position"], dead["attempts"]) == (3, 3, 1 if retry is None else 3)
+    assert "StopIteration" in dead["reason"]
     assert (sorted(sink.ids), report.dead, report.retries) == ([0, 1, 2, 4], 1, 0 if retry is None else 2)
     assert [event.kind for event in latest_events() if event.kind == "pipeline_dead_letter"]
 
 
-def test_dead_letters__fed_in_again__are_done(tmp_path: Path) -> None:
+def test_dead_letters__used_as_a_source__are_processed_again(tmp_path: Path) -> None:
     path = tmp_path / "first.dead.jsonl"
     healthy = False
 
@@ -236,141 +235,141 @@ def test_dead_letters__fed_in_again__are_done(tmp_path: Path) -> None:
             raise OSError("down")
         return {"id": item["n"]}
 
-    sink = Kept()
+    sink = MemorySink()
     Pipeline([{"n": n} for n in range(6)], step, sink, dead_letters=DeadLetters(path)).sync.run()
     healthy = True
     report = Pipeline(path, step, sink).sync.run()
     assert (report.written, sorted(sink.ids)) == (3, [0, 1, 2, 3, 4, 5])
 
 
-def test_dead_letters__none_and_a_step_fails__ends_the_run_with_its_error() -> None:
+def test_dead_letters__none_and_a_step_fails__the_run_raises_its_error() -> None:
     async def step(item: int) -> Row:
         if item == 7:
             raise ZeroDivisionError("seven")
         return {"id": item}
 
-    sink = Kept()
+    sink = MemorySink()
     with pytest.raises(ZeroDivisionError) as raised:
         Pipeline(range(100), step, sink, workers=1).sync.run()
-    assert raised.value.__notes__ == ["This was item 7; give dead_letters to go on without it."]
+    assert raised.value.__notes__ == ["Raised for item 7; set dead_letters to continue without such items."]
     assert sink.ids == list(range(7))
     assert sink.closed
 
 
-def test_dead_letters__none_and_a_line_is_unreadable__ends_the_run_and_names_it(tmp_path: Path) -> None:
+def test_dead_letters__none_and_a_line_is_invalid__the_run_raises_and_names_it(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("1\nnonsense\n")
     with pytest.raises(SourceError, match="line 2 is not JSON"):
-        Pipeline(path, named, Kept()).sync.run()
+        Pipeline(path, to_row, MemorySink()).sync.run()
 
 
-def test_dead_letters__unreadable_lines__are_there_and_the_rest_is_done(tmp_path: Path) -> None:
+def test_dead_letters__invalid_lines__are_recorded_and_the_rest_is_done(tmp_path: Path) -> None:
     path, dead = tmp_path / "x.jsonl", tmp_path / "dead.jsonl"
     path.write_bytes(b"1\nnonsense\n\xff\n2\n")
-    sink = Kept()
-    report = Pipeline(path, named, sink, dead_letters=dead).sync.run()
+    sink = MemorySink()
+    report = Pipeline(path, to_row, sink, dead_letters=dead).sync.run()
     assert (sorted(sink.ids), report.dead) == ([1, 2], 2)
-    assert sorted((letter["position"], letter["item"]) for letter in letters_in(dead)) == [
+    assert sorted((each["position"], each["item"]) for each in dead_letters_in(dead)) == [
         (2, "nonsense"),
         (3, r"\xff"),
     ]
-    assert {letter["reason"].partition(" is")[0] for letter in letters_in(dead)} == {"line 2", "line 3"}
+    assert {each["reason"].partition(" is")[0] for each in dead_letters_in(dead)} == {"line 2", "line 3"}
 
 
 def test_dead_letters__full__ends_the_run(tmp_path: Path) -> None:
     async def step(item: int) -> Row:
         raise OSError("down")
 
-    letters = DeadLetters(tmp_path / "dead.jsonl", max_bytes=1000)
-    with pytest.raises(DeadLettersFullError, match="over the bound of 1000"):
-        Pipeline(range(100), step, Kept(), dead_letters=letters, workers=1).sync.run()
-    assert 0 < len(letters_in(letters.path)) < 20
+    dead_letters = DeadLetters(tmp_path / "dead.jsonl", max_bytes=1000)
+    with pytest.raises(DeadLettersFullError, match="would exceed max_bytes=1000"):
+        Pipeline(range(100), step, MemorySink(), dead_letters=dead_letters, workers=1).sync.run()
+    assert 0 < len(dead_letters_in(dead_letters.path)) < 20
 
 
-def test_sink__fails_for_good__its_items_are_dead_letters(tmp_path: Path) -> None:
-    sink, path = Kept(), tmp_path / "dead.jsonl"
+def test_sink__fails_for_good__items_become_dead_letters(tmp_path: Path) -> None:
+    sink, path = MemorySink(), tmp_path / "dead.jsonl"
     sink.error = OSError("no disk")
     items = [{"n": n} for n in range(3)]
     report = Pipeline(
         items, lambda item: {"id": item["n"]}, sink, dead_letters=path, sink_retry=False
     ).sync.run()
     assert (report.dead, report.written, report.done) == (3, 0, 3)
-    assert sorted(letter["item"]["n"] for letter in letters_in(path)) == [0, 1, 2]
-    assert sorted(letter["position"] for letter in letters_in(path)) == [0, 1, 2]
+    assert sorted(each["item"]["n"] for each in dead_letters_in(path)) == [0, 1, 2]
+    assert sorted(each["position"] for each in dead_letters_in(path)) == [0, 1, 2]
 
 
-def test_sink__fails_at_first__is_tried_again_as_asked() -> None:
-    class Shaky(Kept):
+def test_sink__fails_at_first__is_retried_by_sink_retry() -> None:
+    class AlternatingSink(MemorySink):
         def write(self, rows: Sequence[Row]) -> None:
             self.error = None if self.error else OSError("not yet")
             super().write(rows)
 
-    sink = Shaky()
+    sink = AlternatingSink()
     retry = Retry(3, 0.0, jitter=(0.0, 0.0), budget=None)
-    report = Pipeline(range(5), named, sink, sink_retry=retry).sync.run()
+    report = Pipeline(range(5), to_row, sink, sink_retry=retry).sync.run()
     assert (sorted(sink.ids), report.written) == ([0, 1, 2, 3, 4], 5)
 
 
-def test_sink__fails_and_there_are_no_letters__ends_the_run(tmp_path: Path) -> None:
-    sink = Kept()
+def test_sink__fails_without_dead_letters__ends_the_run(tmp_path: Path) -> None:
+    sink = MemorySink()
     sink.error = OSError("no disk")
     checkpoint = tmp_path / "checkpoint"
     with pytest.raises(OSError, match="no disk"):
-        Pipeline(range(500), named, sink, sink_retry=False, checkpoint=checkpoint).sync.run()
+        Pipeline(range(500), to_row, sink, sink_retry=False, checkpoint=checkpoint).sync.run()
     sink.error = None
-    Pipeline(range(500), named, sink, checkpoint=checkpoint).sync.run()
+    Pipeline(range(500), to_row, sink, checkpoint=checkpoint).sync.run()
     assert sorted(sink.ids) == list(range(500))
 
 
-def test_sink__cannot_be_opened__is_its_error() -> None:
-    class Shut(Kept):
+def test_sink__open_fails__the_run_raises_its_error() -> None:
+    class ClosedSink(MemorySink):
         def open(self) -> None:
-            raise SinkError("shut")
+            raise SinkError("refused")
 
-    with pytest.raises(SinkError, match="shut"):
-        Pipeline(range(5), named, Shut()).sync.run()
+    with pytest.raises(SinkError, match="refused"):
+        Pipeline(range(5), to_row, ClosedSink()).sync.run()
 
 
-def test_step__returns_no_row__is_a_type_error_that_says_so() -> None:
+def test_step__returns_no_mapping__is_a_type_error() -> None:
     async def step(item: int) -> Any:
         return item
 
-    with pytest.raises(TypeError, match="step must return a row, which is a mapping, or None, got 0"):
-        Pipeline(range(5), step, Kept(), workers=1).sync.run()
+    with pytest.raises(TypeError, match="step must return a mapping \\(a row\\) or None, got 0"):
+        Pipeline(range(5), step, MemorySink(), workers=1).sync.run()
 
 
-def test_step__cancelled_from_elsewhere__ends_the_run() -> None:
+def test_step__cancelled_from_outside__ends_the_run() -> None:
     async def step(item: int) -> Row:
         raise asyncio.CancelledError
 
-    with pytest.raises(PipelineError, match="a step was cancelled from elsewhere"):
-        Pipeline(range(5), step, Kept()).sync.run()
+    with pytest.raises(PipelineError, match="a step was cancelled from outside"):
+        Pipeline(range(5), step, MemorySink()).sync.run()
 
 
-@pytest.mark.parametrize("made", ["generated", "awaited"])
-def test_source__fails__what_was_read_before_is_done(made: str, tmp_path: Path) -> None:
-    def generated() -> Iterator[int]:
+@pytest.mark.parametrize("kind", ["generator", "async"])
+def test_source__fails__items_read_before_are_done(kind: str, tmp_path: Path) -> None:
+    def numbers() -> Iterator[int]:
         yield from range(20)
         raise KeyError("source")
 
-    async def awaited() -> AsyncIterator[int]:
+    async def numbers_async() -> AsyncIterator[int]:
         for number in range(20):
             yield number
         raise KeyError("source")
 
-    sink = Kept()
+    sink = MemorySink()
     with pytest.raises(KeyError, match="source"):
-        Pipeline(generated() if made == "generated" else awaited(), named, sink).sync.run()
+        Pipeline(numbers() if kind == "generator" else numbers_async(), to_row, sink).sync.run()
     assert set(sink.ids) <= set(range(20))
 
 
-# checkpoints ------------------------------------------------------------------------------------------
+# -- checkpoints
 
 
-def test_checkpoint__run_that_was_stopped__goes_on_without_repeating_what_was_confirmed(
+def test_checkpoint__stopped_run__resumes_without_repeating_confirmed_items(
     tmp_path: Path,
 ) -> None:
-    sink, checkpoint = Kept(), tmp_path / "checkpoint"
+    sink, checkpoint = MemorySink(), tmp_path / "checkpoint"
     done = 0
 
     async def some(item: int) -> Row:
@@ -385,17 +384,17 @@ def test_checkpoint__run_that_was_stopped__goes_on_without_repeating_what_was_co
     assert first.ended == "stopped"
     assert 0 < first.written < 1000
     assert len(sink.ids) == first.written
-    second = Pipeline(range(1000), named, sink, checkpoint=checkpoint).sync.run()
+    second = Pipeline(range(1000), to_row, sink, checkpoint=checkpoint).sync.run()
     assert (second.skipped, second.written) == (first.written, 1000 - first.written)
     assert sorted(sink.ids) == list(range(1000))
-    third = Pipeline(range(1000), named, sink, checkpoint=checkpoint).sync.run()
+    third = Pipeline(range(1000), to_row, sink, checkpoint=checkpoint).sync.run()
     assert (third.skipped, third.done, third.ended) == (1000, 0, "complete")
 
 
 def test_checkpoint__another_source__is_refused(tmp_path: Path) -> None:
-    Pipeline(range(5), named, checkpoint=tmp_path / "c").sync.run()
+    Pipeline(range(5), to_row, checkpoint=tmp_path / "c").sync.run()
     with pytest.raises(CheckpointError, match="total was 5, is 6"):
-        Pipeline(range(6), named, checkpoint=tmp_path / "c").sync.run()
+        Pipeline(range(6), to_row, checkpoint=tmp_path / "c").sync.run()
 
 
 def test_checkpoint__in_use__is_refused(tmp_path: Path) -> None:
@@ -407,7 +406,7 @@ def test_checkpoint__in_use__is_refused(tmp_path: Path) -> None:
 
         first = asyncio.create_task(Pipeline(range(5), step, checkpoint=tmp_path / "c").run())
         await until_async((tmp_path / "c").exists)
-        with pytest.raises(CheckpointError, match="another run uses it"):
+        with pytest.raises(CheckpointError, match="in use by another run"):
             await Pipeline(range(5), step, checkpoint=tmp_path / "c").run()
         gate.set()
         assert (await first).done == 5
@@ -415,15 +414,15 @@ def test_checkpoint__in_use__is_refused(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_checkpoint__awaited_source__skips_what_is_done(tmp_path: Path) -> None:
+def test_checkpoint__async_source__skips_done_items(tmp_path: Path) -> None:
     for expected in (500, 0):
-        assert Pipeline(_awaited(), named, checkpoint=tmp_path / "c").sync.run().done == expected
+        assert Pipeline(_numbers(), to_row, checkpoint=tmp_path / "c").sync.run().done == expected
 
 
 @pytest.mark.parametrize("source", [Channel(), FileSource("-")])
 def test_checkpoint__source_that_cannot_be_read_again__is_refused(source: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="checkpoint needs a source that can be read again"):
-        Pipeline(source, named, checkpoint=tmp_path / "c").sync.run()
+    with pytest.raises(ValueError, match="checkpoint must be None for a source that cannot be read again"):
+        Pipeline(source, to_row, checkpoint=tmp_path / "c").sync.run()
 
 
 def test_checkpoint__cannot_be_written__ends_the_run(tmp_path: Path) -> None:
@@ -432,16 +431,16 @@ def test_checkpoint__cannot_be_written__ends_the_run(tmp_path: Path) -> None:
 
     async def step(item: int) -> None:
         if item == 50:
-            while not (folder / "c.new").is_dir():  # it may just be being written
+            while not (folder / "c.new").is_dir():  # the run may be writing it right now
                 with suppress(FileExistsError):
                     (folder / "c.new").mkdir()
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
         Pipeline(range(100_000), step, checkpoint=folder / "c", workers=1).sync.run()
 
 
-def test_window__one_item_hangs__others_go_on_only_so_far() -> None:
+def test_window__one_item_hangs__others_continue_only_within_it() -> None:
     async def main() -> None:
         gate = asyncio.Event()
 
@@ -452,7 +451,8 @@ def test_window__one_item_hangs__others_go_on_only_so_far() -> None:
         pipeline = Pipeline(range(5000), step, window=1000, capacity=10)
         running = asyncio.create_task(pipeline.run())
         await until_async(lambda: pipeline._run is not None and pipeline._run.report.done > 900)
-        await asyncio.sleep(0.05)
+        for _ in range(1000):  # more than it takes to do the rest, if nothing stopped it
+            await asyncio.sleep(0)
         assert pipeline._run is not None
         assert pipeline._run.report.done < 1000
         gate.set()
@@ -461,36 +461,36 @@ def test_window__one_item_hangs__others_go_on_only_so_far() -> None:
     asyncio.run(main())
 
 
-# ends -------------------------------------------------------------------------------------------------
+# -- draining, stopping, cancelling
 
 
 @pytest.mark.parametrize(
-    "made", [plain_source, file_source, generated_source, awaited_source, threaded_source]
+    "make_source", [list_source, file_source, generator_source, async_source, channel_source]
 )
 @pytest.mark.parametrize("keyed", [False, True])
-def test_drain__in_the_middle__does_what_is_under_way_and_no_more(
-    made: Callable[[Path], Any], keyed: bool, tmp_path: Path
+def test_drain__in_the_middle__finishes_only_items_under_way(
+    make_source: Callable[[Path], Any], keyed: bool, tmp_path: Path
 ) -> None:
-    sink, begun = Kept(), []
+    sink, started = MemorySink(), []
 
     async def step(item: int) -> Row:
-        begun.append(item)
-        if len(begun) == 40:
+        started.append(item)
+        if len(started) == 40:
             pipeline.drain()
             pipeline.drain()
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         return {"id": item}
 
     key: Any = (lambda item: item % 3) if keyed else None
-    pipeline = Pipeline(made(tmp_path), step, sink, workers=4, capacity=10, key=key)
+    pipeline = Pipeline(make_source(tmp_path), step, sink, workers=4, capacity=10, key=key)
     report = pipeline.sync.run()
     assert report.ended == "drained"
-    assert sorted(sink.ids) == sorted(begun)
-    assert 40 <= report.written < 500 or made is threaded_source
+    assert sorted(sink.ids) == sorted(started)
+    assert 40 <= report.written < 500 or make_source is channel_source
     assert latest_events()[-2].kind == "pipeline_draining"
 
 
-def test_drain__source_that_waits__is_not_waited_for() -> None:
+def test_drain__source_waits__the_run_does_not() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel()
         never = asyncio.Event()
@@ -505,8 +505,8 @@ def test_drain__source_that_waits__is_not_waited_for() -> None:
 
         await channel.send(1)
         for source in (channel, silent(), blocked()):
-            sink = Kept()
-            pipeline = Pipeline(source, named, sink, max_delay=0.001)
+            sink = MemorySink()
+            pipeline = Pipeline(source, to_row, sink, max_delay=0.001)
             running = asyncio.create_task(pipeline.run())
             await until_async(lambda sink=sink: sink.ids == [1])  # type: ignore[misc]
             pipeline.drain()
@@ -515,8 +515,8 @@ def test_drain__source_that_waits__is_not_waited_for() -> None:
     asyncio.run(main())
 
 
-def test_drain__before_it_began_or_after__does_nothing() -> None:
-    pipeline = Pipeline(range(5), named)
+def test_drain__before_or_after_a_run__does_nothing() -> None:
+    pipeline = Pipeline(range(5), to_row)
     pipeline.drain()
     pipeline.stop()
     assert pipeline.sync.run().done == 5
@@ -540,16 +540,21 @@ def test_drain__while_the_window_is_full__ends(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_stop__sink_hangs__is_given_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comporta.pipeline.runs.running.STOP_SECONDS", 0.05)
-    sink, checkpoint = Kept(), tmp_path / "c"
+def test_stop__sink_hangs__gives_up_after_some_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comporta.pipeline.run.runner.STOP_SECONDS", 0.05)
+    sink, checkpoint = MemorySink(), tmp_path / "c"
     sink.gate.clear()
 
     async def main() -> None:
-        pipeline = Pipeline(range(100), named, sink, checkpoint=checkpoint, max_rows=10)
+        pipeline = Pipeline(range(100), to_row, sink, checkpoint=checkpoint, max_rows=10)
         running = asyncio.create_task(pipeline.run())
-        await until_async(lambda: pipeline._run is not None and pipeline._run._outlet is not None)
-        await asyncio.sleep(0.05)
+        await until_async(lambda: pipeline._run is not None and pipeline._run._output is not None)
+        assert pipeline._run is not None
+        output = pipeline._run._output
+        assert output is not None
+        await until_async(lambda: output._writer.statistics().rows_in_flight > 0)
         pipeline.stop()
         with pytest.raises(TimeoutError, match="not closed within"):
             await running
@@ -557,14 +562,14 @@ def test_stop__sink_hangs__is_given_up_after_a_while(tmp_path: Path, monkeypatch
     asyncio.run(main())
     sink.gate.set()
     until(lambda: sink.closed)
-    again = Kept()
-    report = Pipeline(range(100), named, again, checkpoint=checkpoint).sync.run()
+    again = MemorySink()
+    report = Pipeline(range(100), to_row, again, checkpoint=checkpoint).sync.run()
     assert set(sink.ids) | set(again.ids) == set(range(100))
     assert report.ended == "complete"
 
 
-def test_cancelled__in_the_middle__writes_what_is_done_and_is_cancelled() -> None:
-    sink = Kept()
+def test_cancel__in_the_middle__writes_done_items_and_is_cancelled() -> None:
+    sink = MemorySink()
 
     async def main() -> None:
         hang = asyncio.Event()
@@ -585,20 +590,22 @@ def test_cancelled__in_the_middle__writes_what_is_done_and_is_cancelled() -> Non
     assert sink.closed
 
 
-def test_cancelled__while_the_sink_is_slow_at_the_end__still_writes_what_is_done(tmp_path: Path) -> None:
-    sink = Kept()
+def test_cancel__while_a_slow_sink_closes__still_writes_done_items(tmp_path: Path) -> None:
+    sink = MemorySink()
     sink.gate.clear()
 
     async def main() -> None:
-        pipeline = Pipeline(range(10), named, sink)
+        pipeline = Pipeline(range(10), to_row, sink)
         running = asyncio.create_task(pipeline.run())
-        await until_async(lambda: pipeline._run is not None and len(pipeline._run._crew) > 1)
+        await until_async(lambda: pipeline._run is not None and len(pipeline._run._main_tasks) > 1)
         run = pipeline._run
         assert run is not None
-        await until_async(lambda: all(task.done() for task in run._crew))
-        await asyncio.sleep(0.05)
+        await until_async(lambda: all(task.done() for task in run._main_tasks))
+        output = run._output
+        assert output is not None
+        await until_async(lambda: output._writer.statistics().state == "closing")
         running.cancel()
-        await asyncio.sleep(0.05)
+        await until_async(run._stop_requested.is_set)
         sink.gate.set()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -608,19 +615,23 @@ def test_cancelled__while_the_sink_is_slow_at_the_end__still_writes_what_is_done
     assert sink.closed
 
 
-def test_cancelled__while_it_waits_for_an_item__is_cancelled() -> None:
+def test_cancel__while_it_waits_for_an_item__is_cancelled() -> None:
     async def main() -> None:
+        channel: Channel[int] = Channel()
+        is_waiting = asyncio.Event()
+
         async def silent() -> AsyncIterator[int]:
-            await asyncio.sleep(PATIENCE_SECONDS)
+            is_waiting.set()
+            await asyncio.Event().wait()
             yield 1
 
-        for source in (silent(), Channel()):
-            pipeline = Pipeline(source, named)
-            running = asyncio.create_task(pipeline.run())
-            await until_async(
-                lambda pipeline=pipeline: bool(pipeline._run and len(pipeline._run._crew) > 1)  # type: ignore[misc]
-            )
-            await asyncio.sleep(0.01)
+        waits: list[tuple[Any, Callable[[], bool]]] = [
+            (silent(), is_waiting.is_set),
+            (channel, lambda: channel.statistics().waiting_receivers > 0),
+        ]
+        for source, condition in waits:
+            running = asyncio.create_task(Pipeline(source, to_row).run())
+            await until_async(condition)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
@@ -628,7 +639,7 @@ def test_cancelled__while_it_waits_for_an_item__is_cancelled() -> None:
     asyncio.run(main())
 
 
-def test_run__twice_at_once__is_refused_and_one_after_another_is_fine() -> None:
+def test_run__twice_at_once__is_refused_but_not_one_after_another() -> None:
     async def main() -> None:
         gate = asyncio.Event()
 
@@ -647,25 +658,26 @@ def test_run__twice_at_once__is_refused_and_one_after_another_is_fine() -> None:
     asyncio.run(main())
 
 
-def test_progress__a_function__is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comporta.pipeline.runs.running.SHOW_SECONDS", 0.001)
-    monkeypatch.setattr("comporta.pipeline.runs.running.SAY_SECONDS", 0.0)
-    told: list[tuple[int, int | None]] = []
+def test_progress__function__receives_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comporta.pipeline.run.runner.SHOW_SECONDS", 0.001)
+    monkeypatch.setattr("comporta.pipeline.run.runner.EVENT_SECONDS", 0.0)
+    shown: list[tuple[int, int | None]] = []
 
     async def step(item: int) -> None:
-        await asyncio.sleep(0.001)
+        while item == 50 and len(shown) < 2:  # noqa: ASYNC110 - the pipeline has no event for it
+            await asyncio.sleep(0)
 
     def show(report: Report) -> None:
-        told.append((report.done, report.left))
+        shown.append((report.done, report.left))
 
     Pipeline(range(100), step, progress=show).sync.run()
-    assert len(told) > 1
-    assert all(left == 100 - done for done, left in told)
+    assert len(shown) > 1
+    assert all(left == 100 - done for done, left in shown)
     assert "pipeline_progress" in {event.kind for event in latest_events()}
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"workers": 0}, "workers must be 1 to 10000, got 0"),
         ({"workers": True}, "workers must be an int, got True"),
@@ -679,22 +691,22 @@ def test_progress__a_function__is_told_how_far_it_is(monkeypatch: pytest.MonkeyP
         ({"name": "a b"}, "name must be"),
         ({"max_rows": 0}, "max_rows must be 1 to"),
         ({"max_delay": 0}, "max_delay must be"),
-        ({"source": "file.txt"}, "source must be a Path if it is a file"),
+        ({"source": "file.txt"}, "source must be a Path for a file"),
     ],
 )
-def test_pipeline__bad_input__names_the_field_the_range_and_the_value(
-    options: dict[str, Any], said: str
+def test_pipeline__invalid_option__names_the_field_the_range_and_the_value(
+    options: dict[str, Any], message: str
 ) -> None:
-    given: dict[str, Any] = {"source": range(5), "step": named, "sink": Kept()} | options
-    with pytest.raises((ValueError, TypeError), match=said):
+    given: dict[str, Any] = {"source": range(5), "step": to_row, "sink": MemorySink()} | options
+    with pytest.raises((ValueError, TypeError), match=message):
         Pipeline(given.pop("source"), given.pop("step"), given.pop("sink"), **given).sync.run()
 
 
-def test_pipeline__shown__has_its_name() -> None:
-    assert repr(Pipeline([], named, name="rows")) == "<Pipeline 'rows', 10 workers>"
+def test_repr__pipeline__contains_its_name() -> None:
+    assert repr(Pipeline([], to_row, name="rows")) == "<Pipeline 'rows', 10 workers>"
 
 
-def test_drain__of_a_channel_that_others_go_on_filling__ends() -> None:
+def test_drain__channel_that_others_still_fill__ends() -> None:
     async def main() -> None:
         channel: Channel[int] = Channel(10)
         done: list[int] = []
@@ -702,7 +714,7 @@ def test_drain__of_a_channel_that_others_go_on_filling__ends() -> None:
         async def fill() -> None:
             for number in range(1_000_000):
                 await channel.send(number)
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
 
         async def step(item: int) -> None:
             done.append(item)
@@ -710,8 +722,7 @@ def test_drain__of_a_channel_that_others_go_on_filling__ends() -> None:
         filling = asyncio.create_task(fill())
         pipeline = Pipeline(channel, step, workers=2)
         running = asyncio.create_task(pipeline.run())
-        for _ in range(20):
-            await asyncio.sleep(0.001)
+        await until_async(lambda: len(done) > 20)
         pipeline.drain()
         report = await asyncio.wait_for(running, 30)
         filling.cancel()
@@ -720,19 +731,19 @@ def test_drain__of_a_channel_that_others_go_on_filling__ends() -> None:
     asyncio.run(main())
 
 
-def test_drain__of_a_long_file__leaves_no_thread_behind(tmp_path: Path) -> None:
+def test_drain__long_file__leaves_no_thread_behind(tmp_path: Path) -> None:
     async def main() -> None:
-        given = tmp_path / "in.txt"
-        given.write_text("x\n" * 20_000)
-        began = asyncio.Event()
+        path = tmp_path / "in.txt"
+        path.write_text("x\n" * 20_000)
+        started = asyncio.Event()
 
         async def step(_: str) -> None:
-            began.set()
-            await asyncio.sleep(0.001)
+            started.set()
+            await asyncio.sleep(0)
 
-        pipeline = Pipeline(given, step, workers=2)
+        pipeline = Pipeline(path, step, workers=2)
         running = asyncio.create_task(pipeline.run())
-        await began.wait()
+        await started.wait()
         pipeline.drain()
         await running
 
@@ -743,26 +754,26 @@ def test_drain__of_a_long_file__leaves_no_thread_behind(tmp_path: Path) -> None:
         assert not thread.is_alive(), thread.name
 
 
-def test_run__in_a_program_that_hears_signals__gives_them_back() -> None:
-    def heard(*_: object) -> None:
-        """Whatever the program does then."""
+def test_run__program_has_signal_handlers__restores_them() -> None:
+    def handle(*_: object) -> None:
+        """Do nothing."""
 
-    before = signal.signal(signal.SIGTERM, heard)
+    before = signal.signal(signal.SIGTERM, handle)
     try:
         Pipeline([1], lambda _: None).sync.run()
-        assert signal.getsignal(signal.SIGTERM) is heard
+        assert signal.getsignal(signal.SIGTERM) is handle
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_progress__that_fails__does_not_end_the_run() -> None:
+def test_progress__function_fails__does_not_end_the_run() -> None:
     def show(_: Report) -> None:
         raise OSError("the terminal is gone")
 
     assert Pipeline(range(3), lambda _: None, progress=show).sync.run().done == 3
 
 
-def test_window__smaller_than_a_batch__does_not_keep_the_batch_from_being_full() -> None:
+def test_window__smaller_than_a_batch__batches_still_fill() -> None:
     class Sink:
         def open(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""How far a run is, and Ctrl-C."""
+"""Progress of a run on a terminal, and signals that end it."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Any
 import pytest
 
 from comporta import Pipeline
-from comporta.pipeline.runs.progress import Terminal, progress_of, shown
-from comporta.pipeline.runs.report import Report
+from comporta.pipeline.run.progress import TerminalProgress, progress_display, progress_line
+from comporta.pipeline.run.report import Report
 
 
-def test_report__figures__are_told_in_one_line() -> None:
+def test_report__counts__are_shown_in_one_line() -> None:
     report = Report("x", total=1000, skipped=100, done=300, dead=2, retries=5, seconds=30)
     assert (report.rate, report.left, report.seconds_left) == (10.0, 600, 60.0)
     assert str(report) == "400 of about 1,000 done, 10.0/s, 5 retries, 2 dead letters"
-    assert shown(report, "limit 10/s").endswith("limit 10/s, 0:01:00 left")
+    assert progress_line(report, "limit 10/s").endswith("limit 10/s, 0:01:00 left")
     unknown = Report("x")
     assert (unknown.rate, unknown.left, unknown.seconds_left) == (0.0, None, None)
-    assert shown(unknown) == "0 done, 0.0/s"
+    assert progress_line(unknown) == "0 done, 0.0/s"
 
 
-def test_terminal__drawn__shows_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    for terminal in (Terminal(), Terminal(lambda: "limit 7/s")):
+def test_terminal_progress__report__is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    for terminal in (TerminalProgress(), TerminalProgress(lambda: "limit 7/s")):
         with terminal as show:
             show(Report("rows", total=10, done=5, seconds=1))
-    told = capsys.readouterr().err
-    assert "5 of about 10 done" in told
-    assert "limit 7/s" in told
+    output = capsys.readouterr().err
+    assert "5 of about 10 done" in output
+    assert "limit 7/s" in output
 
 
-def test_progress__true__is_a_terminal_only_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress__true__draws_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for given in (True, False, None):
-        with progress_of(given) as show:
+        with progress_display(given) as show:
             show(Report("x"))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert isinstance(progress_of(True), Terminal)
+    assert isinstance(progress_display(True), TerminalProgress)
 
 
 @pytest.mark.parametrize(("times", "ended"), [(1, "drained"), (2, "stopped")])
@@ -49,26 +49,28 @@ def test_signal__while_it_runs__drains_and_then_stops(times: int, ended: str, nu
     async def step(item: int) -> None:
         if item == 5:
             os.kill(os.getpid(), number)
-            await asyncio.sleep(0.2)
+            while pipeline._run is None or pipeline._run._end_state != "drained":  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0)
             if times == 2:
                 os.kill(os.getpid(), number)
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
 
     before = signal.getsignal(signal.SIGTERM)
-    report = Pipeline(range(1_000_000), step, workers=2).sync.run()
+    pipeline = Pipeline(range(1_000_000), step, workers=2)
+    report = pipeline.sync.run()
     assert report.ended == ended
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_signals__on_another_thread__are_not_heard_and_do_no_harm() -> None:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(Pipeline(range(5), lambda item: None).sync.run()))
+def test_signals__run_on_another_thread__are_ignored() -> None:
+    reports: list[Any] = []
+    thread = threading.Thread(target=lambda: reports.append(Pipeline(range(5), lambda item: None).sync.run()))
     thread.start()
     thread.join()
-    assert found[0].done == 5
+    assert reports[0].done == 5
 
 
-def test_drain__before_it_has_begun__begins_nothing() -> None:
+def test_drain__before_the_run_has_opened__starts_no_item() -> None:
     async def main() -> Report:
         pipeline = Pipeline(range(5), lambda item: None)
         running = asyncio.create_task(pipeline.run())

@@ -1,4 +1,4 @@
-"""A table of SQLite's: each key once, batches whole, mistakes named."""
+"""The SQLite sink: each key once, batches in one transaction, errors that name the row."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def path(tmp_path: Path) -> Path:
 
 def read(path: Path, query: str = "SELECT * FROM results") -> list[Any]:
     with sqlite3.connect(path) as connection:
-        found = connection.execute(query).fetchall()
+        rows = connection.execute(query).fetchall()
     connection.close()
-    return found
+    return rows
 
 
-def opened(path: Path, **options: Any) -> SqliteSink:
+def open_sink(path: Path, **options: Any) -> SqliteSink:
     sink = SqliteSink(path, **options)
     sink.open()
     return sink
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 700])
-def test_sqlite__batch_given_again__is_there_once(path: Path, count: int) -> None:
-    sink = opened(path)
+def test_write__batch_repeated__is_stored_once(path: Path, count: int) -> None:
+    sink = open_sink(path)
     rows = [{"id": number, "name": f"n{number}"} for number in range(count)]
     sink.write(rows)
     sink.write([{**row, "name": "new"} for row in rows])
@@ -43,15 +43,15 @@ def test_sqlite__batch_given_again__is_there_once(path: Path, count: int) -> Non
     assert read(path) == [(number, "new") for number in range(count)]
 
 
-def test_sqlite__key_repeated_in_a_batch__keeps_the_last(path: Path) -> None:
-    sink = opened(path)
+def test_write__key_repeated_in_a_batch__stores_the_last(path: Path) -> None:
+    sink = open_sink(path)
     sink.write([{"id": number % 4, "at": number} for number in range(40)])
     sink.close()
     assert read(path) == [(0, 36), (1, 37), (2, 38), (3, 39)]
 
 
-def test_sqlite__values__are_kept_as_they_are_or_as_text(path: Path) -> None:
-    sink = opened(path, columns=["id", "value"])
+def test_write__values__are_stored_unchanged_or_as_text(path: Path) -> None:
+    sink = open_sink(path, columns=["id", "value"])
     values = [1, -1.5, "=1+1", b"\0", None, True, date(2026, 2, 3), {"a": [1]}, 2**70, "\ud800", 1j]
     sink.write([{"id": number, "value": value} for number, value in enumerate(values)])
     sink.close()
@@ -61,26 +61,26 @@ def test_sqlite__values__are_kept_as_they_are_or_as_text(path: Path) -> None:
     ]
 
 
-def test_sqlite__columns_left_out__are_those_of_the_first_batch(path: Path) -> None:
-    sink = opened(path)
+def test_columns__not_given__are_those_of_the_first_batch(path: Path) -> None:
+    sink = open_sink(path)
     sink.write([{"id": 1, "a": 2}, {"b": 3, "id": 2}])
     sink.write([{"id": 3}])
     with pytest.raises(
-        SinkColumnError, match=r"row 1 of the batch has a column 'c', there are only id, a, b"
-    ) as no:
+        SinkColumnError, match=r"row 1 of the batch: unknown column 'c', expected id, a, b"
+    ) as raised:
         sink.write([{"id": 4}, {"id": 5, "c": 1}])
-    assert no.value.index == 1
+    assert raised.value.index == 1
     with pytest.raises(SinkColumnError, match="column 'c'"):
         sink.write([{"id": 4, "a": 1, "c": 1}])
     sink.close()
     assert read(path) == [(1, 2, None), (2, None, 3), (3, None, None)]
 
 
-def test_sqlite__existing_table__is_gone_on_with(path: Path) -> None:
+def test_open__existing_table__is_used(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute('CREATE TABLE "the ""t""" (id INTEGER PRIMARY KEY, n TEXT CHECK (n <> \'bad\'))')
     connection.close()
-    sink = opened(path, table='the "t"')
+    sink = open_sink(path, table='the "t"')
     sink.write([{"id": 1, "n": "a"}])
     with pytest.raises(SinkRowError, match="row 20 of the batch: CHECK constraint failed") as raised:
         sink.write([{"id": number, "n": "bad" if number == 20 else "b"} for number in range(40)])
@@ -88,24 +88,24 @@ def test_sqlite__existing_table__is_gone_on_with(path: Path) -> None:
     with pytest.raises(SinkRowError, match="row 1 of the batch: datatype mismatch"):
         sink.write([{"id": 1, "n": "b"}, {"id": "x", "n": "b"}])
     sink.close()
-    assert read(path, 'SELECT * FROM "the ""t"""') == [(1, "a")], "a batch is whole or not there"
+    assert read(path, 'SELECT * FROM "the ""t"""') == [(1, "a")], "a batch is stored completely or not at all"
 
 
-def test_sqlite__several_columns_as_key__and_nothing_else(path: Path) -> None:
-    sink = opened(path, key=("a", "b"))
+def test_write__key_of_all_columns__stores_each_once(path: Path) -> None:
+    sink = open_sink(path, key=("a", "b"))
     sink.write([{"a": 1, "b": 1}, {"a": 1, "b": 2}] * 20)
     sink.close()
     assert read(path) == [(1, 1), (1, 2)]
 
 
-def test_sqlite__one_column__is_enough(path: Path) -> None:
-    sink = opened(path)
+def test_write__single_column__is_stored(path: Path) -> None:
+    sink = open_sink(path)
     sink.write([{"id": 1}, {"id": 2}])
     sink.close()
     assert read(path) == [(1,), (2,)]
 
 
-def test_sqlite__batch_that_fails_though_no_row_does_alone__blames_none(path: Path) -> None:
+def test_write__batch_fails_but_no_single_row__names_none(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE results (id PRIMARY KEY, a)")
         connection.execute(
@@ -113,7 +113,7 @@ def test_sqlite__batch_that_fails_though_no_row_does_alone__blames_none(path: Pa
             "BEGIN SELECT RAISE(FAIL, 'not the third'); END"
         )
     connection.close()
-    sink = opened(path)
+    sink = open_sink(path)
     with pytest.raises(SinkUnavailableError, match="not the third"):
         sink.write([{"id": number, "a": 1} for number in range(3)])
     sink.close()
@@ -121,18 +121,18 @@ def test_sqlite__batch_that_fails_though_no_row_does_alone__blames_none(path: Pa
 
 
 @pytest.mark.parametrize("row", [{"id": None, "a": 1}, {"a": 1}])
-def test_sqlite__row_without_a_key__is_named(path: Path, row: dict[str, Any]) -> None:
-    sink = opened(path, columns=["id", "a"])
-    with pytest.raises(SinkRowError, match="row 1 of the batch has no 'id'"):
+def test_write__row_without_a_key__is_named_in_the_error(path: Path, row: dict[str, Any]) -> None:
+    sink = open_sink(path, columns=["id", "a"])
+    with pytest.raises(SinkRowError, match="row 1 of the batch has no value for the key 'id'"):
         sink.write([{"id": 1, "a": 1}, row])
     sink.close()
 
 
-def test_sqlite__first_batch_without_a_key__is_named_and_makes_no_table(path: Path) -> None:
-    sink = opened(path)
+def test_write__first_batch_without_a_key__creates_no_table(path: Path) -> None:
+    sink = open_sink(path)
     with pytest.raises(SinkColumnError, match="must be among the columns"):
         sink.write([{"a": 1}])
-    with pytest.raises(SinkColumnError, match=r"columns must be of 1 to 200 characters each, got ''"):
+    with pytest.raises(SinkColumnError, match=r"columns must have 1 to 200 characters each, got ''"):
         sink.write([{"id": 1}, {"": 1}])
     sink.write([{"id": 1}])
     sink.close()
@@ -140,32 +140,32 @@ def test_sqlite__first_batch_without_a_key__is_named_and_makes_no_table(path: Pa
 
 
 @pytest.mark.parametrize(
-    ("table", "options", "said"),
+    ("table", "options", "message"),
     [
-        ("results (id PRIMARY KEY)", {"columns": ["id", "b"]}, "no column 'b', only"),
-        ("results (a)", {}, "no column 'id', only"),
+        ("results (id PRIMARY KEY)", {"columns": ["id", "b"]}, "expected a column 'b', got"),
+        ("results (a)", {}, "expected a column 'id', got"),
         ("results (id)", {}, "ON CONFLICT clause does not match"),
     ],
 )
-def test_sqlite__table_that_does_not_suit__is_named_when_it_is_opened(
-    path: Path, table: str, options: dict[str, Any], said: str
+def test_open__unsuitable_table__is_refused_and_closes_the_file(
+    path: Path, table: str, options: dict[str, Any], message: str
 ) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute(f"CREATE TABLE {table}")
     connection.close()
     sink = SqliteSink(path, **options)
-    with pytest.raises(SinkUnavailableError, match=f"SqliteSink .*results.db, table results: .*{said}"):
+    with pytest.raises(SinkUnavailableError, match=f"SqliteSink .*results.db, table results: .*{message}"):
         sink.open()
-    sink.close()
+    assert sink._database._writer is None
 
 
 @pytest.mark.parametrize("table", ["", "sqlite_master", "SQLite_x", "a\0b"])
-def test_sqlite__table_that_cannot_be__is_refused_by_name(path: Path, table: str) -> None:
-    with pytest.raises(ValueError, match="table must be a name that SQLite does not keep for itself, got"):
+def test_sqlite_sink__invalid_table_name__is_refused(path: Path, table: str) -> None:
+    with pytest.raises(ValueError, match="table must be a name that SQLite does not reserve, got"):
         SqliteSink(path, table)
 
 
-def test_sqlite__path_that_cannot_be_opened__is_named(tmp_path: Path) -> None:
+def test_open__invalid_path__is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(SinkUnavailableError, match=r"nowhere/x.db, table results: unable to open"):
         SqliteSink(tmp_path / "nowhere" / "x.db").open()
     (tmp_path / "text").write_text("no database at all, but long enough to look at" * 100)
@@ -173,25 +173,25 @@ def test_sqlite__path_that_cannot_be_opened__is_named(tmp_path: Path) -> None:
         SqliteSink(tmp_path / "text").open()
 
 
-def test_sqlite__no_room__is_named_and_nothing_of_the_batch_is_there(path: Path) -> None:
-    sink = opened(path, columns=["id", "a"])
+def test_write__disk_full__stores_nothing_of_the_batch(path: Path) -> None:
+    sink = open_sink(path, columns=["id", "a"])
     sink.write([{"id": 0, "a": 0}])
-    with sink._database.writing(1) as connection:
+    with sink._database.write_transaction(1) as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 2}")
     rows = [{"id": number, "a": "x" * 1000} for number in range(1, 200)]
     with pytest.raises(SinkFullError, match="database or disk is full"):
         sink.write(rows)
     assert read(path) == [(0, 0)]
-    with sink._database.writing(1) as connection:
+    with sink._database.write_transaction(1) as connection:
         connection.execute("PRAGMA max_page_count = 100000")
     sink.write(rows)
     sink.close()
     assert len(read(path)) == 200
 
 
-def test_sqlite__others_hold_the_file__is_named(path: Path) -> None:
-    sink = opened(path, timeout=0.01)
+def test_write__file_locked_by_others__is_named_in_the_error(path: Path) -> None:
+    sink = open_sink(path, timeout=0.01)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(SinkUnavailableError, match="locked"):
@@ -201,16 +201,16 @@ def test_sqlite__others_hold_the_file__is_named(path: Path) -> None:
     sink.close()
 
 
-def test_sqlite__durable__flushes_to_the_disk(path: Path) -> None:
+def test_sqlite_sink__durable__uses_full_synchronous_mode(path: Path) -> None:
     for durable, mode in ((True, 2), (False, 1)):
-        sink = opened(path, durable=durable)
-        with sink._database.writing(1) as connection:
+        sink = open_sink(path, durable=durable)
+        with sink._database.write_transaction(1) as connection:
             assert connection.execute("PRAGMA synchronous").fetchone() == (mode,)
         sink.close()
 
 
-def test_sqlite__forked__writes_from_both(path: Path) -> None:
-    sink = opened(path)
+def test_fork__parent_and_child__both_write(path: Path) -> None:
+    sink = open_sink(path)
     sink.write([{"id": 1}])
     child = os.fork()
     if child == 0:
@@ -223,16 +223,18 @@ def test_sqlite__forked__writes_from_both(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"key": []}, "key must be 1 to 1000 names, got 0"),
-        ({"columns": "id"}, "columns must be a list of texts, got 'id'"),
-        ({"columns": [1]}, "columns must be a list of texts"),
+        ({"columns": "id"}, "columns must be a list of strings, got 'id'"),
+        ({"columns": [1]}, "columns must be a list of strings"),
         ({"columns": ["id", "id"]}, "columns must all be different"),
         ({"columns": ["a"]}, "key must be among the columns"),
-        ({"columns": ["id", "\0"]}, "columns must be of 1 to 200 characters each"),
+        ({"columns": ["id", "\0"]}, "columns must have 1 to 200 characters each"),
     ],
 )
-def test_sqlite__bad_option__is_named(path: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_sqlite_sink__invalid_option__is_named_in_the_error(
+    path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         SqliteSink(path, **options)

@@ -1,4 +1,4 @@
-"""JSON that every reader takes."""
+"""JSON that every reader accepts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from comporta.pipeline.cells import as_text
-from comporta.pipeline.letters import DeadLetters
+from comporta.pipeline.dead_letters import DeadLetters
 from comporta.pipeline.sinks import JsonLinesSink
-from comporta.pipeline.strict_json import dumped
+from comporta.pipeline.sinks.formula_escaping import as_text
+from comporta.pipeline.strict_json import dump_json
 
 
-def strictly(text: str) -> Any:
+def load_strictly(text: str) -> Any:
     def refuse(constant: str) -> float:
         raise AssertionError(constant)
 
@@ -31,29 +31,29 @@ def strictly(text: str) -> Any:
         ({nan: 1}, {"nan": 1}),
     ],
 )
-def test_dumped__numbers_that_json_does_not_have__are_texts(value: Any, read: Any) -> None:
-    assert strictly(dumped(value)) == read
-    assert strictly(as_text([value])) == [read]
+def test_dump_json__nan_and_infinity__are_strings(value: Any, read: Any) -> None:
+    assert load_strictly(dump_json(value)) == read
+    assert load_strictly(as_text([value])) == [read]
 
 
-def test_dumped__holds_itself__is_an_error() -> None:
+def test_dump_json__cyclic_value__is_an_error() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(RecursionError):
-        dumped(value)
+        dump_json(value)
     assert as_text(value) == "[[...]]"
 
 
-def test_files__numbers_that_json_does_not_have__can_be_read_by_everybody(tmp_path: Path) -> None:
-    letters = DeadLetters(tmp_path / "dead.jsonl")
-    letters.append({"a": nan}, "why", key=inf)
-    letters.close()
-    letter = strictly((tmp_path / "dead.jsonl").read_text())
-    assert (letter["item"], letter["key"]) == ({"a": "nan"}, "inf")
+def test_files__nan_and_infinity__are_valid_json(tmp_path: Path) -> None:
+    dead_letters = DeadLetters(tmp_path / "dead.jsonl")
+    dead_letters.append({"a": nan}, "reason", key=inf)
+    dead_letters.close()
+    dead_letter = load_strictly((tmp_path / "dead.jsonl").read_text())
+    assert (dead_letter["item"], dead_letter["key"]) == ({"a": "nan"}, "inf")
     for _ in range(2):
         sink = JsonLinesSink(tmp_path / "rows.jsonl", key=["id", "a"])
         sink.open()
         sink.write([{"id": 1, "a": nan}])
         sink.close()
-    rows = [strictly(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    rows = [load_strictly(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows == [{"id": 1, "a": "nan"}, {"id": 1, "a": "nan", "repeated": True}]

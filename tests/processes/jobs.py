@@ -1,6 +1,6 @@
-"""What worker processes do. Each job says that it is ready, waits for the word, works and answers.
+"""The jobs of worker processes. Each reports that it is ready, waits for the start signal, works and reports.
 
-A job that a test will kill keeps its books in a mapped file instead: what is written there stays.
+A job that a test kills counts in a mapped file instead, whose contents survive the kill.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.processes.books import Book, sealed
-from tests.processes.mortal import play
+from tests.processes.counter_file import CounterFile, with_checksum
+from tests.processes.kill_points import run_case
 
 from comporta import (
     BaseLimiter,
@@ -32,36 +32,36 @@ from comporta import (
     LimitStrategy,
     StateUnavailableError,
 )
-from comporta.limits.token_bucket import TokenBucket
-from comporta.stores import shared as shared_module
+from comporta.limits.strategies.token_bucket import TokenBucketStrategy
 from comporta.stores.base import Store
-from comporta.stores.folder import boot_id
-from comporta.stores.records import Write
-from comporta.stores.shared import SharedStore
+from comporta.stores.records import WriteRecord
+from comporta.stores.shared import store as shared_module
+from comporta.stores.shared.directory import boot_id
+from comporta.stores.shared.store import SharedStore
 
 SILENCE_NS = 2_000_000
-"""A worker that asked nothing for so long is not counted as asking: the machine was busy elsewhere."""
+"""A gap between calls of this length counts as silence: the machine was busy with other programs."""
 
 Stamps = list[tuple[int, int]]
 
 
-def say(something: Any) -> None:
-    """Answer with one line."""
-    sys.stdout.write(json.dumps(something) + "\n")
+def send_result(result: Any) -> None:
+    """Print a result as one line of JSON."""
+    sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
 
 
-def ready() -> int:
-    """Tell that all is open, wait for the word and then for its moment; return that moment."""
-    say("ready")
+def wait_for_start() -> int:
+    """Report that the store is open, wait for the start signal and its moment, and return that moment."""
+    send_result("ready")
     at_ns = int(sys.stdin.readline())
     while time.monotonic_ns() < at_ns:
         pass
     return at_ns
 
 
-def limiter_of(url: str | Store, limit: dict[str, Any], name: str = "tested") -> BaseLimiter:
-    """Make a limiter from what a test wrote as JSON."""
+def make_limiter(url: str | Store, limit: dict[str, Any], name: str = "tested") -> BaseLimiter:
+    """Return a limiter for the JSON description of a limit."""
     strategy = LimitStrategy(limit.get("strategy", "token_bucket"))
     lease = limit.get("lease", False)
     config = LimitConfig(limit["rate"], limit["capacity"], limit.get("window"), strategy, lease=lease)
@@ -69,24 +69,24 @@ def limiter_of(url: str | Store, limit: dict[str, Any], name: str = "tested") ->
 
 
 def call(number: int, url: str, limit: dict[str, Any], counts: list[int]) -> None:
-    """Ask so many times, one after the other."""
-    acquire = limiter_of(url, limit).sync.acquire
-    ready()
+    """Acquire ``counts[number]`` times, one after the other."""
+    acquire = make_limiter(url, limit).sync.acquire
+    wait_for_start()
     grants: Stamps = []
     for _ in range(counts[number]):
         before = time.monotonic_ns()
         if acquire("k"):
             grants.append((before, time.monotonic_ns()))
-    say({"grants": grants})
+    send_result({"grants": grants})
 
 
-def call_at_once(number: int, url: str, limit: dict[str, Any], counts: list[int]) -> None:
-    """Ask so many times at once, from coroutines."""
+def call_concurrently(number: int, url: str, limit: dict[str, Any], counts: list[int]) -> None:
+    """Acquire ``counts[number]`` times concurrently, from coroutines."""
 
-    async def ask_all() -> list[bool]:
-        limiter = limiter_of(url, limit)
+    async def acquire_all() -> list[bool]:
+        limiter = make_limiter(url, limit)
         await limiter.peek("other")
-        ready()
+        wait_for_start()
         try:
             return await asyncio.gather(*(limiter.acquire("k") for _ in range(counts[number])))
         finally:
@@ -94,23 +94,23 @@ def call_at_once(number: int, url: str, limit: dict[str, Any], counts: list[int]
 
     with asyncio.Runner() as runner:
         before = time.monotonic_ns()
-        granted = sum(runner.run(ask_all()))
-    say({"grants": [(before, time.monotonic_ns())] * granted})
+        granted = sum(runner.run(acquire_all()))
+    send_result({"grants": [(before, time.monotonic_ns())] * granted})
 
 
-def lease(number: int, url: str, limit: dict[str, Any], calls: int) -> None:
-    """Ask some times, tell how much is in hand then, and sit there idle until told to end."""
-    limiter = limiter_of(url, limit)
+def hold_lease(number: int, url: str, limit: dict[str, Any], calls: int) -> None:
+    """Acquire ``calls`` times, report the tokens of the lease, and idle until the start signal."""
+    limiter = make_limiter(url, limit)
     granted = sum(limiter.sync.acquire("k") for _ in range(calls))
-    assert limiter.verbs.leases is not None
-    hand = limiter.verbs.leases._hands["k"]
-    in_hand = {"granted": granted, "lent": hand.lent, "left": hand.left}
-    ready()
-    say(in_hand)
+    assert limiter._flows.lease_client is not None
+    lease = limiter._flows.lease_client._leases["k"]
+    report = {"granted": granted, "leased": lease.lent, "remaining": lease.left}
+    wait_for_start()
+    send_result(report)
 
 
-class Watch:
-    """Notes when something was granted, and when nothing was asked for."""
+class GrantLog:
+    """Records when calls were granted, and when no call was made."""
 
     def __init__(self) -> None:
         self.grants: Stamps = []
@@ -124,50 +124,48 @@ class Watch:
             self.silences.append((self.last_ns, after_ns))
         self.last_ns, self.ended_ns = before_ns, after_ns
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         spans = {"grants": self.grants, "silences": self.silences}
         return {**spans, "began_ns": self.began_ns, "ended_ns": self.ended_ns}
 
 
 def hammer(number: int, url: str, limit: dict[str, Any], seconds: float) -> None:
-    """Ask without a pause."""
-    acquire = limiter_of(url, limit).sync.acquire
+    """Acquire without a pause for some seconds."""
+    acquire = make_limiter(url, limit).sync.acquire
     acquire("other")
-    ends_ns = ready() + round(seconds * 1e9)
-    watch = Watch()
-    after = watch.began_ns
+    ends_ns = wait_for_start() + round(seconds * 1e9)
+    log = GrantLog()
+    after = log.began_ns
     while after < ends_ns:
         before = after
         allowed = acquire("k")
         after = time.monotonic_ns()
-        watch.note(before, after, allowed=allowed)
-    say(watch.told())
+        log.note(before, after, allowed=allowed)
+    send_result(log.as_dict())
 
 
-def hammer_awaiting(
-    number: int, url: str, limit: dict[str, Any], seconds: float, coroutines: int = 8
-) -> None:
-    """Ask without a pause, from several coroutines."""
+def hammer_async(number: int, url: str, limit: dict[str, Any], seconds: float, coroutines: int = 8) -> None:
+    """Acquire without a pause for some seconds, from several coroutines."""
 
-    async def ask(limiter: BaseLimiter, watch: Watch, ends_ns: int) -> None:
+    async def acquire_continuously(limiter: BaseLimiter, log: GrantLog, ends_ns: int) -> None:
         while (before := time.monotonic_ns()) < ends_ns:
             allowed = await limiter.acquire("k")
-            watch.note(before, time.monotonic_ns(), allowed=allowed)
+            log.note(before, time.monotonic_ns(), allowed=allowed)
             await asyncio.sleep(0)
 
-    async def ask_all() -> dict[str, Any]:
-        limiter = limiter_of(url, limit)
+    async def acquire_all() -> dict[str, Any]:
+        limiter = make_limiter(url, limit)
         await limiter.acquire("other")
-        ends_ns = ready() + round(seconds * 1e9)
-        watch = Watch()
-        await asyncio.gather(*(ask(limiter, watch, ends_ns) for _ in range(coroutines)))
+        ends_ns = wait_for_start() + round(seconds * 1e9)
+        log = GrantLog()
+        await asyncio.gather(*(acquire_continuously(limiter, log, ends_ns) for _ in range(coroutines)))
         await limiter.aclose()
-        return watch.told()
+        return log.as_dict()
 
-    say(asyncio.run(ask_all()))
+    send_result(asyncio.run(acquire_all()))
 
 
-# What the killable workers ask, and the columns of their book.
+# The limits that the killed workers use, and the columns of their counter file.
 SLOW, LOG, PACED, BURSTS, ROUNDS, STOP = range(6)
 COLUMNS = 6
 LIMITS: dict[int, dict[str, Any]] = {
@@ -180,91 +178,91 @@ NAMES = {SLOW: "slow", LOG: "log", PACED: "paced", BURSTS: "bursts"}
 RECORDS = 8
 
 
-def steady(number: int, url: str, book: str, rows: int) -> None:
-    """Take from four limits and write records until told to stop, or killed."""
-    columns = {column: limiter_of(url, limit, NAMES[column]) for column, limit in LIMITS.items()}
+def acquire_until_stopped(number: int, url: str, counters: str, rows: int) -> None:
+    """Acquire from four limits and write records until the counter file says stop, or until killed."""
+    columns = {column: make_limiter(url, limit, NAMES[column]) for column, limit in LIMITS.items()}
     acquires = [(column, limiter.sync.acquire) for column, limiter in columns.items()]
     store = columns[SLOW].store
-    with Book(Path(book), rows, COLUMNS) as mine:
-        ready()
+    with CounterFile(Path(counters), rows, COLUMNS) as file:
+        wait_for_start()
         turn = 0
-        while not mine.get(0, STOP):
+        while not file.get(0, STOP):
             for column, acquire in acquires:
                 if acquire("k"):
-                    mine.add(number, column)
+                    file.add(number, column)
             letter, length = b"%c" % (97 + turn % 26), 1 + (turn * 997 + number) % 4000
-            store.apply(Write("records", f"r{turn % RECORDS}", sealed(letter, length), None))
+            store.apply(WriteRecord("records", f"r{turn % RECORDS}", with_checksum(letter, length), None))
             turn += 1
-            mine.add(number, ROUNDS)
-    say("stopped")
+            file.add(number, ROUNDS)
+    send_result("stopped")
 
 
-def stop_inside(number: int, url: str, limit: dict[str, Any]) -> None:
-    """Take twice from a limit; be stopped the second time in the middle of it, with the lock held."""
-    step, stops = TokenBucket.step, [False]
+def stop_while_locked(number: int, url: str, limit: dict[str, Any]) -> None:
+    """Acquire twice; stop this process in the middle of the second call, while it holds the lock."""
+    step, stops = TokenBucketStrategy.step, [False]
 
     def stopping_step(*arguments: Any) -> Any:
         if stops[0]:
             os.kill(os.getpid(), signal.SIGSTOP)
         return step(*arguments)
 
-    TokenBucket.step = stopping_step  # type: ignore[assignment, method-assign]
-    limiter = limiter_of(url, limit)
+    TokenBucketStrategy.step = stopping_step  # type: ignore[assignment, method-assign]
+    limiter = make_limiter(url, limit)
     taken = [limiter.sync.acquire("k")]
-    ready()
+    wait_for_start()
     stops[0] = True
     taken.append(limiter.sync.acquire("k"))
-    say(taken)
+    send_result(taken)
 
 
 def fork_and_call(number: int, url: str, limit: dict[str, Any], calls: int, how: str) -> None:
-    """Open a limit, fork, and ask from both sides at once; then once more after the child is gone."""
-    limiter = limiter_of(url, limit)
+    """Fork and acquire in both processes concurrently; then once more after the child has ended."""
+    limiter = make_limiter(url, limit)
     limiter.sync.acquire("other")
-    at_ns = ready() + 20_000_000
+    at_ns = wait_for_start() + 20_000_000
     context: Any = multiprocessing.get_context(how)
     here, there = context.Pipe()
     child = context.Process(
-        target=_call_in_child, args=(there, None if how == "fork" else url, limit, at_ns, calls)
+        target=_acquire_in_child, args=(there, None if how == "fork" else url, limit, at_ns, calls)
     )
     _inherited.append(limiter)
     child.start()
     if how == "spawn":
         here.recv()
-    mine = _called(limiter, at_ns, calls)
-    theirs = here.recv()
+    own = _acquire_at(limiter, at_ns, calls)
+    childs = here.recv()
     child.join()
-    say({"granted": mine + theirs, "status": child.exitcode, "after": limiter.sync.acquire("other")})
+    send_result({"granted": own + childs, "status": child.exitcode, "after": limiter.sync.acquire("other")})
 
 
 _inherited: list[BaseLimiter] = []
 
 
-def _call_in_child(parent: Any, url: str | None, limit: dict[str, Any], at_ns: int, calls: int) -> None:
+def _acquire_in_child(parent: Any, url: str | None, limit: dict[str, Any], at_ns: int, calls: int) -> None:
     if url is None:
         [limiter] = _inherited
     else:
-        limiter = limiter_of(url, limit)
+        limiter = make_limiter(url, limit)
         parent.send("ready")
-    parent.send(_called(limiter, at_ns, calls))
+    parent.send(_acquire_at(limiter, at_ns, calls))
 
 
-def _called(limiter: BaseLimiter, at_ns: int, calls: int) -> int:
+def _acquire_at(limiter: BaseLimiter, at_ns: int, calls: int) -> int:
     while time.monotonic_ns() < at_ns:
         pass
     return sum(limiter.sync.acquire("k") for _ in range(calls))
 
 
-def fork_in_mid_wait(number: int, url: str) -> None:
-    """Fork while a thread of the parent waits in line; in the child nobody waits, so it is served."""
-    limiter = limiter_of(url, {"rate": 0.001, "capacity": 1})
+def fork_while_waiting(number: int, url: str) -> None:
+    """Fork while a thread of the parent waits; the child has no waiters, so it is served."""
+    limiter = make_limiter(url, {"rate": 0.001, "capacity": 1})
     limiter.sync.acquire("k")
     waiter = threading.Thread(target=limiter.sync.acquire, args=("k", 1, None))
     waiter.start()
-    while "k" not in limiter.verbs.lines.by_key:
+    while "k" not in limiter._flows.wait_queue.waiters_by_key:
         time.sleep(0.001)
-    ready()
-    warnings.simplefilter("ignore", DeprecationWarning)  # to fork with threads is what is tested
+    wait_for_start()
+    warnings.simplefilter("ignore", DeprecationWarning)  # this test forks a process with threads on purpose
     pid = os.fork()
     if not pid:
         limiter.sync.release("k")
@@ -274,25 +272,25 @@ def fork_in_mid_wait(number: int, url: str) -> None:
     _, status = os.waitpid(pid, 0)
     limiter.sync.reset("k")
     waiter.join(60)
-    say({"child": os.waitstatus_to_exitcode(status), "parent served": not waiter.is_alive()})
+    send_result({"child": os.waitstatus_to_exitcode(status), "parent served": not waiter.is_alive()})
 
 
 def fork_under_load(number: int, url: str, forks: int) -> None:
-    """Fork again and again while other threads take and give locks; every child must get its answer."""
-    limiter = limiter_of(url, LIMITS[SLOW])
-    limiter.sync.acquire("k")  # what a client imports when first used must not be under way at a fork
+    """Fork repeatedly while other threads use locks; every child must be able to acquire."""
+    limiter = make_limiter(url, LIMITS[SLOW])
+    limiter.sync.acquire("k")  # the imports of a first call must be complete before a fork
     over = threading.Event()
 
-    def ask() -> None:
+    def acquire_continuously() -> None:
         while not over.is_set():
             limiter.sync.acquire("k")
             limiter.sync.peek("k")
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
+    threads = [threading.Thread(target=acquire_continuously) for _ in range(3)]
     for thread in threads:
         thread.start()
-    ready()
-    warnings.simplefilter("ignore", DeprecationWarning)  # to fork with threads is what is tested
+    wait_for_start()
+    warnings.simplefilter("ignore", DeprecationWarning)  # this test forks a process with threads on purpose
     children = []
     for _ in range(forks):
         pid = os.fork()
@@ -304,14 +302,14 @@ def fork_under_load(number: int, url: str, forks: int) -> None:
     over.set()
     for thread in threads:
         thread.join()
-    say({"children": children})
+    send_result({"children": children})
 
 
-def fork_from_a_loop(number: int, url: str) -> None:
-    """Fork inside an event loop that has used a limit; both sides go on awaiting it, each on its own loop."""
-    limiter = limiter_of(url, {"rate": 0.001, "capacity": 20})
+def fork_in_event_loop(number: int, url: str) -> None:
+    """Fork inside an event loop that has used a limit; both processes continue, each on its own loop."""
+    limiter = make_limiter(url, {"rate": 0.001, "capacity": 20})
 
-    async def ask_all() -> int:
+    async def acquire_all() -> int:
         try:
             return sum(await asyncio.gather(*(limiter.acquire("k") for _ in range(20))))
         finally:
@@ -321,25 +319,25 @@ def fork_from_a_loop(number: int, url: str) -> None:
         await limiter.acquire("other")
         pid = os.fork()
         if not pid:
-            os._exit(asyncio.run(ask_all()))
-        mine = await ask_all()
+            os._exit(asyncio.run(acquire_all()))
+        own = await acquire_all()
         _, status = await asyncio.to_thread(os.waitpid, pid, 0)
-        return mine, os.waitstatus_to_exitcode(status)
+        return own, os.waitstatus_to_exitcode(status)
 
-    ready()
-    say({"granted": sum(asyncio.run(parent()))})
+    wait_for_start()
+    send_result({"granted": sum(asyncio.run(parent()))})
 
 
-def open_and_take(number: int, name: str, keys: int, calls: int) -> None:
-    """Open a shared state at the same moment as others, and take from it."""
-    ready()
+def open_and_acquire(number: int, name: str, keys: int, calls: int) -> None:
+    """Open a shared store at the same moment as other workers, and acquire."""
+    wait_for_start()
     store = SharedStore(name, keys=keys, lock_timeout=5)
     limiter = BaseLimiter("20/hour", store, "tested")
-    say({"granted": sum(limiter.sync.acquire("k") for _ in range(calls))})
+    send_result({"granted": sum(limiter.sync.acquire("k") for _ in range(calls))})
 
 
-def interrupted(number: int, url: str, seconds: float) -> None:
-    """Ask, and be interrupted at any moment by a signal handler that raises, as time limits do."""
+def interrupt_randomly(number: int, url: str, seconds: float) -> None:
+    """Acquire while a signal handler raises at random moments, as the time limits of task queues do."""
 
     class OutOfTimeError(Exception):
         pass
@@ -347,17 +345,17 @@ def interrupted(number: int, url: str, seconds: float) -> None:
     armed = [False]
 
     def raise_it(*_: object) -> None:
-        if armed[0]:  # once for each time it is armed
+        if armed[0]:  # only once each time
             armed[0] = False
             raise OutOfTimeError
 
-    limiter = limiter_of(url, LIMITS[SLOW])
+    limiter = make_limiter(url, LIMITS[SLOW])
     signal.signal(signal.SIGALRM, raise_it)
-    ends_ns, interruptions = ready() + round(seconds * 1e9), 0
-    kept: list[Exception] = []  # as futures and loggers keep them, frames and all
+    ends_ns, interruptions = wait_for_start() + round(seconds * 1e9), 0
+    errors: list[Exception] = []  # keeps their frames alive, as futures and loggers do
     while time.monotonic_ns() < ends_ns:
         try:
-            # again every 10 ms: what is raised in a finalizer is lost
+            # Again every 10 ms, because an exception in a finalizer is lost.
             signal.setitimer(signal.ITIMER_REAL, 2e-5 + interruptions % 97 * 3e-6, 0.01)
             armed[0] = True
             for turn in itertools.count():
@@ -366,37 +364,37 @@ def interrupted(number: int, url: str, seconds: float) -> None:
                 limiter.sync.acquire(f"k{turn % 50}")
         except OutOfTimeError as error:
             interruptions += 1
-            kept.append(error)
+            errors.append(error)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    say(interruptions)
-    ready()
-    signal.alarm(20)  # whoever waits for a lock that was left behind waits for ever
-    say(all(limiter.sync.acquire(f"k{turn}") for turn in range(50)))
+    send_result(interruptions)
+    wait_for_start()
+    signal.alarm(20)  # a lock that was left behind would block without end
+    send_result(all(limiter.sync.acquire(f"k{turn}") for turn in range(50)))
 
 
-def as_user(number: int, uid: int, name: str, path: str) -> None:
-    """Become another user, use a state of the same name, and try to look at the first user's."""
-    boot_id()  # what Python loads for it may lie where only the first user can read
+def acquire_as_user(number: int, uid: int, name: str, path: str) -> None:
+    """Become another user, use a store of the same name, and try to list the first user's directory."""
+    boot_id()  # its imports may be readable only by the first user
     os.setgid(uid)
     os.setuid(uid)
-    ready()
+    wait_for_start()
     store = SharedStore(name, keys=128)
     limiter = BaseLimiter("5/hour", store, "tested")
     granted = sum(limiter.sync.acquire("k") for _ in range(10))
     store.close()
     try:
-        seen = str(os.listdir(path))  # noqa: PTH208 - nothing but whether it is allowed
+        listing = str(os.listdir(path))  # noqa: PTH208 - the question is whether this is allowed
     except PermissionError:
-        seen = "refused"
-    say({"granted": granted, "path": store.path, "seen": seen})
+        listing = "refused"
+    send_result({"granted": granted, "path": store.path, "listing": listing})
 
 
-def tiny_disk(number: int, name: str, folder: str) -> None:
-    """Open states on a disk of 4 MB, and again when it is read-only. Runs with mounts of its own."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], check=True)
-    shared_module.path_of = lambda name: f"{folder}/{name}"  # type: ignore[attr-defined]
-    ready()
+def tiny_disk(number: int, name: str, directory: str) -> None:
+    """Open stores on a disk of 4 MB, and again when it is read-only. Runs in its own mount namespace."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", directory], check=True)
+    shared_module.directory_path = lambda name: f"{directory}/{name}"  # type: ignore[attr-defined]
+    wait_for_start()
 
     def problem(name: str, keys: int) -> str:
         try:
@@ -405,88 +403,88 @@ def tiny_disk(number: int, name: str, folder: str) -> None:
             return str(error)
         return "none"
 
-    found: dict[str, Any] = {"too large": problem(name, 16_384), "left behind": _names(folder)}
+    results: dict[str, Any] = {"too large": problem(name, 16_384), "left behind": _names(directory)}
     store = SharedStore(name, keys=128)
-    found["small enough"] = BaseLimiter("5/hour", store, "tested").sync.acquire("k")
+    results["small enough"] = BaseLimiter("5/hour", store, "tested").sync.acquire("k")
     store.close()
-    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-    found |= {"read-only, new": problem(f"{name}-new", 128), "read-only, there": problem(name, 128)}
-    say(found)
+    subprocess.run(["mount", "-o", "remount,ro", directory], check=True)
+    results |= {"read-only, new": problem(f"{name}-new", 128), "read-only, there": problem(name, 128)}
+    send_result(results)
 
 
-def _names(folder: str) -> list[str]:
-    return [path.name for path in Path(folder).iterdir()]
+def _names(directory: str) -> list[str]:
+    return [path.name for path in Path(directory).iterdir()]
 
 
-def hold(number: int, name: str, locks: list[int]) -> None:
+def hold_locks(number: int, name: str, locks: list[int]) -> None:
     """Hold some locks of a table until killed."""
     store = SharedStore(name, lock_timeout=5)
-    for fd, _ in store.guards(set(locks)):
+    for fd, _ in store._locked.guards(set(locks)):
         fcntl.flock(fd, fcntl.LOCK_EX)
-    ready()
+    wait_for_start()
 
 
-def mortal(number: int, url: str, act: str, *, opcodes: bool) -> None:
-    """Let forked children die at every step of an act."""
-    ready()
-    say(play(url.removeprefix("shared://").partition("?")[0], act, opcodes=opcodes))
+def die_at_each_step(number: int, url: str, case: str, *, opcodes: bool) -> None:
+    """Let forked children die at every step of an operation."""
+    wait_for_start()
+    send_result(run_case(url.removeprefix("shared://").partition("?")[0], case, opcodes=opcodes))
 
 
 def report_errors(number: int, url: str, limit: dict[str, Any], errors: int) -> None:
-    """Tell of some errors of the upstream."""
-    degradation = Degradation(limiter_of(url, limit))
-    ready()
+    """Record some errors of the upstream."""
+    degradation = Degradation(make_limiter(url, limit))
+    wait_for_start()
     for _ in range(errors):
         degradation.sync.record_error()
-    say({"done": True})
+    send_result({"done": True})
 
 
-def ask_when_told(number: int, url: str, limit: dict[str, Any]) -> None:
-    """Ask once for each word, and tell the limit in force."""
-    limiter = limiter_of(url, limit)
-    ready()
+def acquire_on_demand(number: int, url: str, limit: dict[str, Any]) -> None:
+    """Acquire once for each line of input, and report the limit in force."""
+    limiter = make_limiter(url, limit)
+    wait_for_start()
     while True:
-        say({"allowed": limiter.sync.acquire(), "limit": limiter.sync.stats().limit})
+        send_result({"allowed": limiter.sync.acquire(), "limit": limiter.sync.stats().limit})
         sys.stdin.readline()
 
 
-def degrade_and_take(url: str, errors: int, number: int) -> None:
-    """Report errors of one partition of a throttle; then take all there is of it and of another."""
+def degrade_and_acquire(url: str, errors: int, number: int) -> None:
+    """Record errors of one partition of a throttle; then acquire all of its capacity and of another's."""
     throttle = HierarchicalThrottle(1000, 100, per=86_400, state=url, name="tested").sync
-    ready()
+    wait_for_start()
     for _ in range(errors):
         throttle.record_error("degraded")
-    say({"done": True})
-    ready()
+    send_result({"done": True})
+    wait_for_start()
     limit = throttle.current_limit("degraded")
     taken = {
         each: sum(throttle.acquire(each, timeout=0) for _ in range(15)) for each in ("degraded", "other")
     }
-    say({"limit": limit, **taken})
+    send_result({"limit": limit, **taken})
 
 
 JOBS: dict[str, Callable[..., None]] = {
     job.__name__: job
     for job in (
         call,
-        call_at_once,
-        lease,
+        call_concurrently,
+        hold_lease,
         hammer,
-        hammer_awaiting,
-        steady,
-        stop_inside,
+        hammer_async,
+        acquire_until_stopped,
+        stop_while_locked,
         fork_and_call,
-        fork_in_mid_wait,
-        fork_from_a_loop,
+        fork_while_waiting,
+        fork_in_event_loop,
         fork_under_load,
-        open_and_take,
-        interrupted,
-        as_user,
+        open_and_acquire,
+        interrupt_randomly,
+        acquire_as_user,
         tiny_disk,
-        hold,
-        mortal,
+        hold_locks,
+        die_at_each_step,
         report_errors,
-        ask_when_told,
-        degrade_and_take,
+        acquire_on_demand,
+        degrade_and_acquire,
     )
 }

@@ -1,4 +1,4 @@
-"""Forks, spawned children and threads share a limit exactly, and harm nobody when they end."""
+"""Forked and spawned processes and threads share a limit exactly, and may end without harm to others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.processes.fleet import opened, patient, started, together
-from tests.processes.jobs import limiter_of
+from tests.processes.fleet import open_state, run_together, start_workers, with_long_timeout
+from tests.processes.jobs import make_limiter
 
 from comporta import BaseLimiter
 from comporta.testing import Server
@@ -19,80 +19,80 @@ THREADS = 8
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_child_process__asks_at_the_same_time_as_its_parent__they_share_one_limit(
-    state: str, how: str
-) -> None:
-    with started(1, "fork_and_call", url=patient(state), limit=TWENTY_PER_HOUR, calls=20, how=how) as workers:
-        [answer] = together(workers)
-    assert answer == {"granted": 20, "status": 0, "after": True}
+def test_child_process__concurrent_with_its_parent__shares_one_limit(state: str, how: str) -> None:
+    with start_workers(
+        1, "fork_and_call", url=with_long_timeout(state), limit=TWENTY_PER_HOUR, calls=20, how=how
+    ) as workers:
+        [result] = run_together(workers)
+    assert result == {"granted": 20, "status": 0, "after": True}
 
 
-def test_fork__inside_an_event_loop__both_sides_go_on_awaiting_one_limit(state: str) -> None:
-    with started(1, "fork_from_a_loop", url=patient(state)) as workers:
-        [answer] = together(workers)
-    assert answer == {"granted": 20}
+def test_fork__inside_an_event_loop__both_processes_share_one_limit(state: str) -> None:
+    with start_workers(1, "fork_in_event_loop", url=with_long_timeout(state)) as workers:
+        [result] = run_together(workers)
+    assert result == {"granted": 20}
 
 
-def test_fork__while_a_thread_of_the_parent_waits_in_line__serves_the_child(state: str) -> None:
-    with started(1, "fork_in_mid_wait", url=patient(state)) as workers:
-        [answer] = together(workers)
-    assert answer == {"child": 0, "parent served": True}
+def test_fork__while_a_thread_of_the_parent_waits__serves_the_child(state: str) -> None:
+    with start_workers(1, "fork_while_waiting", url=with_long_timeout(state)) as workers:
+        [result] = run_together(workers)
+    assert result == {"child": 0, "parent served": True}
 
 
-def test_fork__while_threads_of_the_parent_hammer__leaves_the_child_no_lock_that_nobody_frees(
+def test_fork__while_threads_of_the_parent_acquire__leaves_no_locked_lock(
     state: str,
 ) -> None:
-    with started(1, "fork_under_load", url=patient(state), forks=20) as workers:
-        [answer] = together(workers)
-    assert answer == {"children": [0] * 20}
+    with start_workers(1, "fork_under_load", url=with_long_timeout(state), forks=20) as workers:
+        [result] = run_together(workers)
+    assert result == {"children": [0] * 20}
 
 
-def test_threads__asking_at_the_same_time__share_one_limit(state: str) -> None:
-    with opened(state) as store, ThreadPoolExecutor(THREADS) as threads:
-        limiter = limiter_of(store, TWENTY_PER_HOUR)
+def test_threads__concurrent__share_one_limit(state: str) -> None:
+    with open_state(state) as store, ThreadPoolExecutor(THREADS) as threads:
+        limiter = make_limiter(store, TWENTY_PER_HOUR)
         start = threading.Barrier(THREADS)
 
-        def ask(_: int) -> int:
+        def acquire_all(_: int) -> int:
             start.wait()
             return sum(limiter.sync.acquire("k") for _ in range(10))
 
-        assert sum(threads.map(ask, range(THREADS))) == 20
+        assert sum(threads.map(acquire_all, range(THREADS))) == 20
         assert limiter.sync.peek("k").remaining == 0
 
 
-def test_event_loops_of_several_threads__asking_at_the_same_time__share_one_limit(state: str) -> None:
-    with opened(state) as store, ThreadPoolExecutor(THREADS) as threads:
-        limiter = limiter_of(store, TWENTY_PER_HOUR)
+def test_event_loops__of_several_threads__share_one_limit(state: str) -> None:
+    with open_state(state) as store, ThreadPoolExecutor(THREADS) as threads:
+        limiter = make_limiter(store, TWENTY_PER_HOUR)
         start = threading.Barrier(THREADS)
 
-        async def ask_all() -> int:
+        async def acquire_async() -> int:
             try:
                 start.wait()
                 return sum(await asyncio.gather(*(limiter.acquire("k") for _ in range(10))))
             finally:
                 await limiter.aclose()
 
-        assert sum(threads.map(lambda _: asyncio.run(ask_all()), range(THREADS))) == 20
+        assert sum(threads.map(lambda _: asyncio.run(acquire_async()), range(THREADS))) == 20
 
 
-def test_event_loops_of_many_threads__coming_and_going__disturb_no_other(redis_server: Server) -> None:
-    """Each has a connection of its own, all kept in one place, and threads give way all the time."""
+def test_event_loops__opened_and_closed__do_not_affect_others(redis_server: Server) -> None:
+    """Each event loop has its own connection in one registry, while threads switch all the time."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for round_ in range(5):
-            with opened(redis_server.url) as store:
-                limiter = limiter_of(store, TWENTY_PER_HOUR)
+            with open_state(redis_server.url) as store:
+                limiter = make_limiter(store, TWENTY_PER_HOUR)
                 assert granted_to_loops(limiter, f"k{round_}", 24) == 20
     finally:
         sys.setswitchinterval(interval)
 
 
 def granted_to_loops(limiter: BaseLimiter, key: str, count: int) -> int:
-    """Ask once from each of many event loops, each in a thread of its own, at the same time."""
+    """Acquire once from each of many event loops, each in its own thread, at the same time."""
     start = threading.Barrier(count)
 
-    async def ask() -> bool:
+    async def acquire_once() -> bool:
         try:
             start.wait()
             return await limiter.acquire(key)
@@ -100,10 +100,10 @@ def granted_to_loops(limiter: BaseLimiter, key: str, count: int) -> int:
             await limiter.aclose()
 
     with ThreadPoolExecutor(count) as threads:
-        return sum(threads.map(lambda _: asyncio.run(ask()), range(count)))
+        return sum(threads.map(lambda _: asyncio.run(acquire_once()), range(count)))
 
 
-def test_memory__threads_asking_at_the_same_time__share_one_limit() -> None:
+def test_memory__concurrent_threads__share_one_limit() -> None:
     limiter = BaseLimiter("2000/hour")
     with ThreadPoolExecutor(THREADS) as threads:
         granted = threads.map(lambda _: sum(limiter.sync.acquire("k") for _ in range(1000)), range(THREADS))

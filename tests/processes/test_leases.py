@@ -1,4 +1,4 @@
-"""Leases among processes: the limit is kept, hardly anything is lost, the dead and idle hold up nobody."""
+"""Leases in several processes: the limit holds, little is lost, and dead or idle workers block no one."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.processes.accounting import asked_seconds, check_bucket, check_window, granted
-from tests.processes.fleet import Worker, opened, patient, started, together
-from tests.processes.jobs import limiter_of
-from tests.support import Late, hold_to
+from tests.processes.accounting import active_seconds, check_bucket, check_window, granted
+from tests.processes.fleet import Worker, open_state, run_together, start_workers, with_long_timeout
+from tests.processes.jobs import make_limiter
+from tests.support import Late, assert_within
 
 SECONDS = 2.0
 AT_LEAST = 0.99
 FAST = {"rate": 1000, "capacity": 1000, "lease": True}
 MARGIN_SECONDS = 1.0
-"""A machine of two cores that others use too."""
+"""Allowance for a machine with two cores that other programs use too, in seconds."""
 
 
-@pytest.mark.parametrize(("job", "burst"), [("hammer", 10), ("hammer", 1000), ("hammer_awaiting", 100)])
+@pytest.mark.parametrize(("job", "burst"), [("hammer", 10), ("hammer", 1000), ("hammer_async", 100)])
 def test_token_bucket__leased_by_two_processes__grants_what_is_due(state: str, job: str, burst: int) -> None:
     limit = {"rate": 1000, "capacity": burst, "lease": True}
-    with started(2, job, url=patient(state), limit=limit, seconds=SECONDS) as workers:
-        answers = together(workers)
-    print(check_bucket(answers, 1000, burst, AT_LEAST))  # noqa: T201
+    with start_workers(2, job, url=with_long_timeout(state), limit=limit, seconds=SECONDS) as workers:
+        results = run_together(workers)
+    print(check_bucket(results, 1000, burst, AT_LEAST))  # noqa: T201
 
 
 def test_sliding_window__leased_by_two_processes__is_never_exceeded(state: str) -> None:
     limit = {"rate": 1, "capacity": 500, "window": 0.5, "strategy": "sliding_window", "lease": True}
-    with started(2, "hammer", url=patient(state), limit=limit, seconds=2.6 * 0.5) as workers:
-        answers = together(workers)
-    print(check_window(answers, 500, 0.5, 0.95))  # noqa: T201
+    with start_workers(2, "hammer", url=with_long_timeout(state), limit=limit, seconds=2.6 * 0.5) as workers:
+        results = run_together(workers)
+    print(check_window(results, 500, 0.5, 0.95))  # noqa: T201
 
 
-def test_worker__killed_with_a_lease_in_hand__holds_up_nobody_for_longer_than_its_life(state: str) -> None:
+def test_worker__killed_with_a_lease__blocks_others_at_most_for_its_ttl(state: str) -> None:
     limit = {**FAST, "lease": 1.0}
     with (
-        opened(state) as store,
-        Worker("lease", number=0, url=patient(state), limit=limit, calls=200) as worker,
+        open_state(state) as store,
+        Worker("hold_lease", number=0, url=with_long_timeout(state), limit=limit, calls=200) as worker,
     ):
-        limiter = limiter_of(store, limit)
-        worker.ready()
+        limiter = make_limiter(store, limit)
+        worker.wait_ready()
         worker.kill()
         killed = time.monotonic()
         remaining = [limiter.sync.peek("k").remaining]
@@ -50,37 +50,45 @@ def test_worker__killed_with_a_lease_in_hand__holds_up_nobody_for_longer_than_it
             time.sleep(0.01)
             remaining.append(limiter.sync.peek("k").remaining)
         lost_seconds = (1000 - remaining[0]) / 1000
-        hold_to(time.monotonic() - killed, 1.0 + lost_seconds + MARGIN_SECONDS, "what it held")
+        assert_within(
+            time.monotonic() - killed, 1.0 + lost_seconds + MARGIN_SECONDS, "the return of its tokens"
+        )
 
 
-def test_worker__at_its_end__gives_back_what_it_has_in_hand(state: str) -> None:
+def test_worker__exits__returns_the_rest_of_its_lease(state: str) -> None:
     limit = {"rate": 0.001, "capacity": 1000, "lease": 10}
     with (
-        opened(state) as store,
-        Worker("lease", number=0, url=patient(state), limit=limit, calls=200) as worker,
+        open_state(state) as store,
+        Worker("hold_lease", number=0, url=with_long_timeout(state), limit=limit, calls=200) as worker,
     ):
-        in_hand = worker.ready().go().answer()
-        assert in_hand["left"] > 0
+        lease = worker.wait_ready().go().result()
+        assert lease["remaining"] > 0
         worker.process.wait()
-        assert limiter_of(store, limit).sync.peek("k").remaining == 1000 - in_hand["granted"]
+        assert make_limiter(store, limit).sync.peek("k").remaining == 1000 - lease["granted"]
 
 
-def test_worker__busy_among_nine_idle_ones__gets_the_limit(state: str) -> None:
-    """All have asked before, and are alive."""
+def test_worker__busy_among_nine_idle_ones__gets_the_whole_limit(state: str) -> None:
+    """All workers have acquired before and are alive."""
     with ExitStack() as ends:
-        idle = ends.enter_context(started(9, "lease", url=patient(state), limit=FAST, calls=50))
-        busy = ends.enter_context(started(1, "hammer", url=patient(state), limit=FAST, seconds=1.0))
-        answers: list[dict[str, Any]] = together(busy)
+        idle = ends.enter_context(
+            start_workers(9, "hold_lease", url=with_long_timeout(state), limit=FAST, calls=50)
+        )
+        busy = ends.enter_context(
+            start_workers(1, "hammer", url=with_long_timeout(state), limit=FAST, seconds=1.0)
+        )
+        results: list[dict[str, Any]] = run_together(busy)
         assert all(worker.process.poll() is None for worker in idle)
-    asked, _ = asked_seconds(answers)
-    if len(granted(answers)) < 0.9 * 1000 * asked:
-        raise Late(f"{len(granted(answers))} granted in {asked:.3f} s")
+    active, _ = active_seconds(results)
+    if len(granted(results)) < 0.9 * 1000 * active:
+        raise Late(f"{len(granted(results))} granted in {active:.3f} s")
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_child_process__of_a_parent_with_a_lease__has_none_of_it(state: str, how: str) -> None:
+def test_child_process__parent_holds_a_lease__inherits_no_tokens(state: str, how: str) -> None:
     limit = {"rate": 20 / 3600, "capacity": 20, "lease": 10}
-    with started(1, "fork_and_call", url=patient(state), limit=limit, calls=20, how=how) as workers:
-        [answer] = together(workers)
-    assert answer.pop("granted") <= 20
-    assert answer == {"status": 0, "after": True}
+    with start_workers(
+        1, "fork_and_call", url=with_long_timeout(state), limit=limit, calls=20, how=how
+    ) as workers:
+        [result] = run_together(workers)
+    assert result.pop("granted") <= 20
+    assert result == {"status": 0, "after": True}

@@ -1,4 +1,4 @@
-"""Stores of each kind on a clock moved by hand, and both ways to run a flow."""
+"""Stores of each kind on a manual clock, and both drivers of a flow."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support import store_by_hand
+from tests.support import store_on_clock
 
 from comporta.flow import Flow, run, run_async
 from comporta.stores.base import Store
-from comporta.stores.redis import RedisStore
+from comporta.stores.redis.store import RedisStore
 from comporta.testing import ManualClock
 
-Runs = Callable[[Flow[Any]], Any]
+RunFlow = Callable[[Flow[Any]], Any]
 
 
 @pytest.fixture(params=["memory", "shared", "redis"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
-    with store_by_hand(request, clock) as made:
-        yield made
+    with store_on_clock(request, clock) as opened:
+        yield opened
 
 
 @pytest.fixture(params=["blocking", "awaiting"])
-def runs(request: pytest.FixtureRequest, store: Store) -> Iterator[Runs]:
-    """Give a way to run flows on the store: one event loop for all, closed with its connections."""
+def run_flow(request: pytest.FixtureRequest, store: Store) -> Iterator[RunFlow]:
+    """Give a function that runs flows, blocking or on one event loop, and closes its connections."""
     if request.param == "blocking":
         yield run
         return

@@ -1,4 +1,4 @@
-"""The service with simulated sources, asked directly; what is kept ages by a clock moved by hand."""
+"""Runs the service in this process with simulated portals; a manual clock ages the cache."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fastapi import FastAPI
 from comporta import HealthCache
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.parts import Parts, opened
-from comporta.service.search.searching import Search
+from comporta.service.container import Container, open_container
+from comporta.service.search.search import Search
 from comporta.testing import ManualClock, ProcurementServer
 
 DAYS = {"date_from": "2026-01-01", "date_to": "2026-01-10"}
 NINE = "AC,BA,CE,MA,MG,PR,RJ,SC,SP"
-FRESH, STALE, EVERY = 100, 1000, 50
+FRESH, STALE, REFRESH_EVERY = 100, 1000, 50
 PATIENCE_SECONDS = 120.0
 
 TOML = """
@@ -61,12 +61,12 @@ cooldown_seconds = {cooldown}
 
 
 PATIENT: dict[str, Any] = {"timeout": 60, "page_timeout": 30, "max_wait": 30}
-"""For stories that are not about time, on machines that have little of it."""
+"""Long time-outs, for scenarios that do not test time-outs."""
 
 
-def written(folder: Path, server: ProcurementServer, **told: Any) -> Path:
-    """Write a configuration file; what is not told is the usual."""
-    usual = {
+def write_config(folder: Path, server: ProcurementServer, **options: Any) -> Path:
+    """Write a configuration file; ``options`` replace its defaults."""
+    defaults = {
         "state": "memory://",
         "database": f"sqlite:///{folder}/search.db",
         "pncp": server.pncp.url,
@@ -80,82 +80,82 @@ def written(folder: Path, server: ProcurementServer, **told: Any) -> Path:
         "search": "",
     }
     path = folder / "comporta.toml"
-    path.write_text(TOML.format(**usual | told))
+    path.write_text(TOML.format(**defaults | options))
     return path
 
 
-def configured(
-    folder: Path, server: ProcurementServer, environ: Mapping[str, str] | None = None, **told: Any
+def load_config(
+    folder: Path, server: ProcurementServer, environ: Mapping[str, str] | None = None, **options: Any
 ) -> ServiceConfig:
-    return ServiceConfig.load(written(folder, server, **told), environ or {})
+    return ServiceConfig.load(write_config(folder, server, **options), environ or {})
 
 
 @dataclass
-class Rig:
-    """A service, its client and its clock."""
+class SearchRig:
+    """A running service with its portals, client and clock."""
 
     server: ProcurementServer
     app: FastAPI
-    parts: Parts
+    container: Container
     client: httpx2.AsyncClient
     clock: ManualClock
 
     async def search(self, ufs: str = NINE, **more: Any) -> httpx2.Response:
         return await self.client.get("/v1/search", params={**DAYS, "ufs": ufs, **more})
 
-    async def found(self, ufs: str = NINE, **more: Any) -> dict[str, Any]:
+    async def body(self, ufs: str = NINE, **more: Any) -> dict[str, Any]:
         answer = await self.search(ufs, **more)
         assert answer.status_code == 200, answer.text
         body: dict[str, Any] = answer.json()
         return body
 
     async def events(self, ufs: str = NINE, **more: Any) -> list[tuple[str, Any]]:
-        """Return the events of a stream, which ends by itself."""
+        """Return all events of a stream."""
         answer = await self.client.get("/v1/search/stream", params={**DAYS, "ufs": ufs, **more})
         assert answer.status_code == 200, answer.text
-        return parsed(answer.text)
+        return parse_events(answer.text)
 
-    async def until(self, what: Callable[[], Awaitable[bool]]) -> None:
-        """Wait for something that happens in the background."""
+    async def wait_until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until a condition in the background holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await what():  # noqa: ASYNC110 - nobody tells of what it waits for
+            while not await condition():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.02)
 
 
-def parsed(text: str) -> list[tuple[str, Any]]:
-    found = []
+def parse_events(text: str) -> list[tuple[str, Any]]:
+    events = []
     for block in text.split("\n\n"):
         if block.startswith("event: "):
             kind, _, data = block.removeprefix("event: ").partition("\ndata: ")
-            found.append((kind, json.loads(data)))
-    return found
+            events.append((kind, json.loads(data)))
+    return events
 
 
 @asynccontextmanager
-async def rigged(
-    folder: Path, server: ProcurementServer, headers: Mapping[str, str] | None = None, **told: Any
-) -> AsyncIterator[Rig]:
-    config = configured(folder, server, **told)
+async def open_rig(
+    folder: Path, server: ProcurementServer, headers: Mapping[str, str] | None = None, **options: Any
+) -> AsyncIterator[SearchRig]:
+    config = load_config(folder, server, **options)
     clock = ManualClock(1_800_000_000)
     app = create_app(config)
-    async with opened(config) as parts:
+    async with open_container(config) as container:
         cache = HealthCache(
-            parts.database,
+            container.database,
             fresh=FRESH,
             stale=STALE,
-            refresh_every=EVERY,
+            refresh_every=REFRESH_EVERY,
             state="memory://",
             clock=clock,
             migrate=False,
         )
-        parts.search.close()
-        parts.search = Search(parts.sources, cache, config.search)
-        app.state.parts = parts
+        container.search.close()
+        container.search = Search(container.sources, cache, config.search)
+        app.state.container = container
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
         async with httpx2.AsyncClient(
             transport=transport, base_url="http://service", headers=headers, timeout=30
         ) as client:
             try:
-                yield Rig(server, app, parts, client, clock)
+                yield SearchRig(server, app, container, client, clock)
             finally:
                 await cache.aclose()

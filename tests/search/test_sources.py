@@ -1,4 +1,4 @@
-"""How portals are asked, and what becomes of answers that are no pages."""
+"""Requests to portals, and malformed responses."""
 
 from __future__ import annotations
 
@@ -13,76 +13,82 @@ import httpx2
 import pytest
 
 from comporta import BreakerConfig, CircuitOpenError, Upstream
-from comporta.service.sources.base import MalformedPageError, Page, Source, SourceError, Wanted
-from comporta.service.sources.fetching import Portal, client_for
-from comporta.service.sources.pcp import Pcp
-from comporta.service.sources.pncp import Pncp
+from comporta.service.sources.base import MalformedPageError, NoticePage, NoticeSource, PortalError, UfQuery
+from comporta.service.sources.pcp import PcpSource
+from comporta.service.sources.pncp import PncpSource
+from comporta.service.sources.portal import Portal, http_client
 from comporta.testing import ProcurementServer
-from comporta.testing.loopback import Loopback, Request
+from comporta.testing.http_server import HttpRequest, HttpServer
 
-WANTED = Wanted(date(2026, 1, 1), date(2026, 1, 31), 6, "SP")
+WANTED = UfQuery(date(2026, 1, 1), date(2026, 1, 31), 6, "SP")
 
 
-class Canned(Loopback):
-    """A portal that answers everything with the same bytes, and remembers what it was asked."""
+class CannedServer(HttpServer):
+    """A portal that answers every request with the same bytes and records the requests."""
 
     def __init__(self, status: int, content: bytes = b"", **headers: str) -> None:
         super().__init__()
-        told = {name.replace("_", "-"): value for name, value in headers.items()}
-        lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         length = "" if status == 204 else f"content-length: {len(content)}\r\n"
         self._answer = f"HTTP/1.1 {status} -\r\n{length}{lines}\r\n".encode() + content
-        self.asked: list[Request] = []
+        self.requests: list[HttpRequest] = []
 
-    async def answered(self, request: Request) -> bytes:
-        self.asked.append(request)
+    async def _respond(self, request: HttpRequest) -> bytes:
+        self.requests.append(request)
         return self._answer
 
 
 @contextmanager
-def made(kind: Callable[[Portal], Source], canned: Canned, threshold: int = 1000) -> Iterator[Source]:
+def open_source(
+    kind: Callable[[Portal], NoticeSource], canned: CannedServer, threshold: int = 1000
+) -> Iterator[NoticeSource]:
     with canned:
         breaker = BreakerConfig(threshold=threshold)
         upstream = Upstream("portal", "1000/s", retry=False, breaker=breaker, state="memory://")
-        client = client_for(httpx2.AsyncHTTPTransport(), 5)
+        client = http_client(httpx2.AsyncHTTPTransport(), 5)
         yield kind(Portal(upstream, f"{canned.url}/", client, bytes_max=10_000))
 
 
-def asked(kind: Callable[[Portal], Source], canned: Canned, number: int = 1, wanted: Wanted = WANTED) -> Page:
-    async def asking() -> Page:
-        with made(kind, canned) as source:
+def fetch(
+    kind: Callable[[Portal], NoticeSource], canned: CannedServer, number: int = 1, wanted: UfQuery = WANTED
+) -> NoticePage:
+    async def asking() -> NoticePage:
+        with open_source(kind, canned) as source:
             try:
-                return await source.page(wanted, number)
+                return await source.fetch_page(wanted, number)
             finally:
                 await source.aclose()
 
     return asyncio.run(asking())
 
 
-@pytest.mark.parametrize("kind", [Pncp, Pcp])
-def test_source__simulated_portal__gives_all_pages_in_one_form(kind: Callable[[Portal], Source]) -> None:
+@pytest.mark.parametrize("kind", [PncpSource, PcpSource])
+def test_source__simulated_portal__returns_all_pages_in_one_form(
+    kind: Callable[[Portal], NoticeSource],
+) -> None:
     with ProcurementServer(seed=9) as server:
-        base = server.pncp.url if kind is Pncp else server.pcp.url
+        base = server.pncp.url if kind is PncpSource else server.pcp.url
 
-        async def story() -> None:
+        async def scenario() -> None:
             upstream = Upstream("portal", "1000/s", retry=False, state="memory://")
-            client = client_for(httpx2.AsyncHTTPTransport(), 5)
+            client = http_client(httpx2.AsyncHTTPTransport(), 5)
             source = kind(Portal(upstream, base, client, bytes_max=1_000_000))
-            first = await source.page(WANTED, 1)
-            assert first.pages >= 1
+            first = await source.fetch_page(WANTED, 1)
+            assert first.page_count >= 1
             fields = {frozenset(notice) for notice in first.notices}
             assert len(fields) == 1
             assert {notice["uf"] for notice in first.notices} == {"SP"}
-            assert (await source.page(WANTED, 99)).notices == []
+            assert (await source.fetch_page(WANTED, 99)).notices == []
             await source.aclose()
 
-        asyncio.run(story())
+        asyncio.run(scenario())
 
 
-def test_pncp__question__is_asked_in_its_words() -> None:
-    canned = Canned(204)
-    assert asked(Pncp, canned, 3) == Page([], 0)
-    [request] = canned.asked
+def test_pncp__query__uses_the_portals_parameter_names() -> None:
+    canned = CannedServer(204)
+    assert fetch(PncpSource, canned, 3) == NoticePage([], 0)
+    [request] = canned.requests
     assert request.path == "/api/consulta/v1/contratacoes/publicacao"
     assert request.query == {
         "dataInicial": "20260101",
@@ -94,24 +100,26 @@ def test_pncp__question__is_asked_in_its_words() -> None:
     }
 
 
-def test_pncp__day_long_ago__has_all_its_digits() -> None:
-    canned = Canned(204)
-    asked(Pncp, canned, 1, Wanted(date(1, 1, 1), date(999, 12, 31), 6, "SP"))
-    [request] = canned.asked
+def test_pncp__early_year__keeps_leading_zeros() -> None:
+    canned = CannedServer(204)
+    fetch(PncpSource, canned, 1, UfQuery(date(1, 1, 1), date(999, 12, 31), 6, "SP"))
+    [request] = canned.requests
     assert (request.query["dataInicial"], request.query["dataFinal"]) == ("00010101", "09991231")
 
 
-@pytest.mark.parametrize("kind", [Pncp, Pcp])
-def test_source__parts_of_a_notice_are_null__is_a_notice_all_the_same(
-    kind: Callable[[Portal], Source],
+@pytest.mark.parametrize("kind", [PncpSource, PcpSource])
+def test_source__null_fields__still_make_a_notice(
+    kind: Callable[[Portal], NoticeSource],
 ) -> None:
     item: dict[str, Any] = {"numeroControlePNCP": "1", "orgaoEntidade": None, "unidadeOrgao": None}
     item |= {"id": 1, "numeroControlePncp": "1", "orgao": None, "modalidade": None}
-    [notice] = asked(kind, Canned(200, json.dumps({"data": [item], "processos": [item]}).encode())).notices
+    [notice] = fetch(
+        kind, CannedServer(200, json.dumps({"data": [item], "processos": [item]}).encode())
+    ).notices
     assert (notice["id"], notice["agency"], notice["uf"]) == ("1", None, "SP")
 
 
-@pytest.mark.parametrize("kind", [Pncp, Pcp])
+@pytest.mark.parametrize("kind", [PncpSource, PcpSource])
 @pytest.mark.parametrize(
     "content",
     [
@@ -126,38 +134,38 @@ def test_source__parts_of_a_notice_are_null__is_a_notice_all_the_same(
     ],
     ids=lambda it: it[:14],
 )
-def test_source__what_is_no_page__is_a_failure_that_the_breaker_hears_of(
-    kind: Callable[[Portal], Source], content: bytes
+def test_source__malformed_page__counts_as_a_failure_in_the_breaker(
+    kind: Callable[[Portal], NoticeSource], content: bytes
 ) -> None:
-    async def story() -> None:
-        with made(kind, Canned(200, content), threshold=1) as source:
+    async def scenario() -> None:
+        with open_source(kind, CannedServer(200, content), threshold=1) as source:
             with pytest.raises(MalformedPageError, match="sent"):
-                await source.page(WANTED, 1)
+                await source.fetch_page(WANTED, 1)
             with pytest.raises(CircuitOpenError):
-                await source.page(WANTED, 1)
+                await source.fetch_page(WANTED, 1)
             await source.aclose()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_source__packed_page__is_refused_unread() -> None:
-    with pytest.raises(MalformedPageError, match="packed"):
-        asked(Pncp, Canned(200, b"x", content_encoding="gzip"))
+def test_source__compressed_page__is_refused_unread() -> None:
+    with pytest.raises(MalformedPageError, match="compressed"):
+        fetch(PncpSource, CannedServer(200, b"x", content_encoding="gzip"))
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
-def test_source__another_status__is_an_error_and_redirects_are_not_followed(status: int) -> None:
-    canned = Canned(status, location="/elsewhere")
-    with pytest.raises(SourceError, match=f"answered {status}"):
-        asked(Pncp, canned)
-    assert len(canned.asked) == 1
+def test_source__other_status__is_an_error_and_redirects_are_not_followed(status: int) -> None:
+    canned = CannedServer(status, location="/elsewhere")
+    with pytest.raises(PortalError, match=f"answered with status {status}"):
+        fetch(PncpSource, canned)
+    assert len(canned.requests) == 1
 
 
-def test_source__links_and_texts__are_bounded_and_harmless() -> None:
+def test_source__links_and_texts__are_truncated_and_harmless() -> None:
     item = {
         "numeroControlePNCP": "1",
         "objetoCompra": "x" * 9000,
         "linkSistemaOrigem": "javascript:alert(1)",
     }
-    [notice] = asked(Pncp, Canned(200, json.dumps({"data": [item]}).encode())).notices
+    [notice] = fetch(PncpSource, CannedServer(200, json.dumps({"data": [item]}).encode())).notices
     assert (notice["url"], len(notice["object"]), notice["uf"]) == (None, 4000, "SP")

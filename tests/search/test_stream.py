@@ -1,4 +1,4 @@
-"""Those who watch: how far a search is, its answer, and word of a newer one."""
+"""Search streams: progress, the result, and revalidation."""
 
 from __future__ import annotations
 
@@ -7,168 +7,239 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.search.rig import DAYS, FRESH, NINE, Rig, rigged
+from tests.search.rig import DAYS, FRESH, NINE, REFRESH_EVERY, SearchRig, open_rig
 
-from comporta.service.search import board as boards
-from comporta.service.search import streaming
-from comporta.service.search.query import read_query
-from comporta.service.search.streaming import streamed
+from comporta.service.search import progress as boards
+from comporta.service.search import stream
+from comporta.service.search.query import parse_query
+from comporta.service.search.stream import search_events
 from comporta.testing import ProcurementServer
 
 QUERY = f"date_from={DAYS['date_from']}&date_to={DAYS['date_to']}&ufs={NINE}".encode()
 
 
-def told(tmp_path: Path, story: Any, **config: Any) -> None:
-    async def telling() -> None:
+def run_scenario(tmp_path: Path, scenario: Any, **config: Any) -> None:
+    async def run() -> None:
         with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server:
-            async with rigged(tmp_path, server, **config) as rig:
-                await story(rig)
+            async with open_rig(tmp_path, server, **config) as rig:
+                await scenario(rig)
 
-    asyncio.run(telling())
+    asyncio.run(run())
 
 
-def test_stream__nothing_known__tells_progress_then_the_result(tmp_path: Path) -> None:
-    async def story(rig: Rig) -> None:
-        found = await rig.events()
-        kinds = [kind for kind, _ in found]
+def test_stream__nothing_cached__sends_progress_then_the_result(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        events = await rig.events()
+        kinds = [kind for kind, _ in events]
         assert kinds[-2:] == ["result", "end"]
         assert set(kinds[:-2]) == {"progress"}
-        latest = {data["source"]: data for kind, data in found if kind == "progress"}
+        latest = {data["source"]: data for kind, data in events if kind == "progress"}
         assert latest["pncp"]["ufs_total"] == 9
-        assert found[-2][1] == {**(await rig.found()), "sources": found[-2][1]["sources"]}
+        assert events[-2][1] == {**(await rig.body()), "sources": events[-2][1]["sources"]}
         assert [kind for kind, _ in await rig.events()] == ["result", "end"]
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_stream__stale__is_served_and_then_revalidated(tmp_path: Path) -> None:
-    async def story(rig: Rig) -> None:
-        await rig.found()
+    async def scenario(rig: SearchRig) -> None:
+        await rig.body()
         rig.clock.advance(FRESH + 1)
         rig.server.pncp.set(mode="slow", delay=0.3)
-        found = [(kind, data) for kind, data in await rig.events() if kind != "progress"]
-        assert [kind for kind, _ in found] == ["result", "revalidated", "end"]
-        assert found[0][1]["freshness"] == "stale"
-        assert "fresh" in {told["status"] for told in found[1][1]["sources"].values()}
+        events = [(kind, data) for kind, data in await rig.events() if kind != "progress"]
+        assert [kind for kind, _ in events] == ["result", "revalidated", "end"]
+        assert events[0][1]["freshness"] == "stale"
+        assert "fresh" in {source["status"] for source in events[1][1]["sources"].values()}
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_stream__stale_and_the_sources_fail__ends_without_a_newer_one(tmp_path: Path) -> None:
-    async def story(rig: Rig) -> None:
-        await rig.found()
+def test_stream__stale_and_sources_fail__ends_without_revalidation(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        await rig.body()
         rig.clock.advance(FRESH + 1)
         rig.server.pncp.set(mode="dead")
         rig.server.pcp.set(mode="dead")
         kinds = [kind for kind, _ in await rig.events() if kind != "progress"]
         assert kinds == ["result", "end"]
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_stream__nothing_to_serve__is_a_problem_in_the_stream(tmp_path: Path) -> None:
-    async def story(rig: Rig) -> None:
+def test_stream__nothing_to_serve__sends_a_problem_event(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
         rig.server.pncp.set(mode="dead")
         rig.server.pcp.set(mode="dead")
-        found = await rig.events()
-        kind, problem = found[-1]
+        events = await rig.events()
+        kind, problem = events[-1]
         assert (kind, problem["status"], problem["retry_after"]) == ("problem", 503, 60)
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_stream__wrong_question__is_refused_before_it_begins(tmp_path: Path) -> None:
-    async def story(rig: Rig) -> None:
+def test_stream__invalid_query__is_refused_before_it_begins(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
         answer = await rig.client.get("/v1/search/stream", params={**DAYS, "ufs": "XX"})
         assert (answer.status_code, answer.json()["field"]) == (422, "ufs")
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_stream__too_many_watch__is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boards, "WATCHERS_MAX", 0)
+def test_stream__too_many_subscribers__returns_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boards, "SUBSCRIBERS_MAX", 0)
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: SearchRig) -> None:
         answer = await rig.client.get("/v1/search/stream", params=DAYS)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_stream__service_is_to_end__ends_at_once(tmp_path: Path) -> None:
-    async def story(rig: Rig) -> None:
+def test_stream__service_shuts_down__ends_immediately(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
         rig.server.pncp.set(mode="slow", delay=60)
-        query = read_query(QUERY, 31)
-        events = streamed(rig.parts.search, query, rig.parts.leaving)
+        query = parse_query(QUERY, 31)
+        events = search_events(rig.container.search, query, rig.container.shutting_down)
         await anext(events)
-        rig.parts.leaving.set()
+        rig.container.shutting_down.set()
         async with asyncio.timeout(60):
             rest = [text async for text in events]
         assert rest[-1] == b"event: end\ndata: {}\n\n"
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_stream__client_goes_away__leaves_nobody_watching_and_the_fetch_goes_on(tmp_path: Path) -> None:
-    async def story(rig: Rig) -> None:
+def test_stream__client_disconnects__removes_the_subscription_and_the_fetch_continues(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
         rig.server.pncp.set(mode="slow", delay=0.5)
-        search = rig.parts.search
-        events = streamed(search, read_query(QUERY, 31), rig.parts.leaving)
+        search = rig.container.search
+        events = search_events(search, parse_query(QUERY, 31), rig.container.shutting_down)
         await anext(events)
-        await events.aclose()  # type: ignore[attr-defined]  # it is a generator
-        assert (search.board._count, search.board._watches) == (0, {})
+        await events.aclose()  # type: ignore[attr-defined]  # it is an async generator
+        assert (search.progress._count, search.progress._subscriptions) == (0, {})
         rig.server.pncp.set(mode="ok")
-        assert (await rig.found())["complete"]
-        assert rig.server.pncp.asked["SP"] == 1
+        assert (await rig.body())["complete"]
+        assert rig.server.pncp.requests_by_uf["SP"] == 1
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_stream__long_silence__says_that_it_is_still_there(
+def test_stream__long_silence__sends_keepalive_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "QUIET_SECONDS", 0.05)
-    monkeypatch.setattr(streaming, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.02)
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: SearchRig) -> None:
         params = {**DAYS, "ufs": "SP"}
         rig.server.pncp.set(mode="slow", delay=1)
         rig.server.pcp.set(mode="slow", delay=1)
         first = await rig.client.get("/v1/search/stream", params=params)
-        assert ": still at it\n\n" in first.text
+        assert ": keep-alive\n\n" in first.text
         rig.clock.advance(FRESH + 1)
         second = await rig.client.get("/v1/search/stream", params=params)
-        assert ": still at it\n\n" in second.text
+        assert ": keep-alive\n\n" in second.text
         assert "event: revalidated" in second.text
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_stream__as_long_as_it_may_be__ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "STREAM_SECONDS", 0.0)
+def test_stream__maximum_duration_reached__ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "STREAM_SECONDS", 0.0)
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: SearchRig) -> None:
         assert [kind for kind, _ in await rig.events()] == ["end"]
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_stream__two_wait_for_something_newer_when_the_service_is_to_end__both_end(tmp_path: Path) -> None:
-    async def story(rig: Rig) -> None:
-        await rig.found()
+def test_streams__two_waiting_for_revalidation_at_shutdown__both_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        await rig.body()
         rig.clock.advance(FRESH + 1)
         rig.server.pncp.set(mode="slow", delay=30)
         rig.server.pcp.set(mode="slow", delay=30)
         both = [asyncio.create_task(rig.events()) for _ in range(2)]
 
-        async def watched() -> bool:
-            return rig.parts.search.board._count == 2
+        search, checks = rig.container.search, 0
+        has_newer_results = search.has_newer_results
 
-        await rig.until(watched)
-        await asyncio.sleep(0.2)  # both have their stale answer by now, or soon; either way they end
-        rig.parts.leaving.set()
+        async def counted(*args: Any) -> bool | None:
+            nonlocal checks
+            checks += 1
+            return await has_newer_results(*args)
+
+        async def both_wait() -> bool:
+            return search.progress._count == 2 and checks >= 2
+
+        monkeypatch.setattr(search, "has_newer_results", counted)
+        await rig.wait_until(both_wait)
+        rig.container.shutting_down.set()
         async with asyncio.timeout(60):
-            for found in await asyncio.gather(*both):
-                assert found[-1][0] == "end"
+            for events in await asyncio.gather(*both):
+                assert events[-1][0] == "end"
 
-    told(tmp_path, story)
+    run_scenario(tmp_path, scenario)
+
+
+def test_stream__fresh_but_partial__ends_without_waiting_for_a_refresh(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        rig.server.pncp.set(failing_ufs=["MA"])
+        async with asyncio.timeout(60):
+            kinds = [kind for kind, _ in await rig.events() if kind != "progress"]
+        assert kinds == ["result", "end"]
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_has_newer_results__fresh_and_complete__is_none_even_after_a_refresh(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        search, query = rig.container.search, parse_query(QUERY, 31)
+        first = await search.answer(query)
+        assert await search.has_newer_results(query, first.results) is None
+        rig.clock.advance(FRESH + 1)
+        stale = await search.answer(query)
+        assert {result.status for result in stale.results} == {"stale"}
+
+        async def is_refreshed() -> bool:
+            return bool((await rig.body())["freshness"] == "fresh")
+
+        await rig.wait_until(is_refreshed)
+        assert await search.has_newer_results(query, stale.results) is True
+        assert await search.has_newer_results(query, first.results) is None
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_has_newer_results__stale_while_refreshing__is_false_until_the_refresh_ends(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        search, query = rig.container.search, parse_query(QUERY, 31)
+        await search.answer(query)
+        rig.clock.advance(FRESH + 1)
+        rig.server.pncp.set(mode="slow", delay=60)
+        rig.server.pcp.set(mode="slow", delay=60)
+        stale = await search.answer(query)
+        assert await search.has_newer_results(query, stale.results) is False
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_has_newer_results__partial__is_none_until_the_missing_ufs_were_fetched(tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        search, query = rig.container.search, parse_query(QUERY, 31)
+        rig.server.pncp.set(failing_ufs=["MA"])
+        partial = await search.answer(query)
+        assert {result.status for result in partial.results} == {"fresh"}
+        assert await search.has_newer_results(query, partial.results) is None
+        rig.server.pncp.set(failing_ufs=[])
+        rig.clock.advance(REFRESH_EVERY + 1)
+
+        async def is_complete() -> bool:
+            return bool((await rig.body())["complete"])
+
+        await rig.wait_until(is_complete)
+        assert await search.has_newer_results(query, partial.results) is True
+
+    run_scenario(tmp_path, scenario)

@@ -1,4 +1,4 @@
-"""What operators may do, and what is written down of it."""
+"""The admin routes and the audit log."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.service.running import OPERATOR, TOKEN, Asked, awaited, lose_database, running
+from tests.service.harness import OPERATOR, TOKEN, RunningService, async_test, lose_database, run_service
 
 from comporta import events
-from comporta.cache.table import CacheTable
-from comporta.service import tries
-from comporta.service.audit import Audit
-from comporta.service.search.searching import Search
+from comporta.cache.tables import CacheTables
+from comporta.service import auth_throttle
+from comporta.service.audit import AuditLog
+from comporta.service.search.search import Search
 
 A_HASH = "a" * 64
 ROUTES = [
@@ -36,19 +36,19 @@ ROUTES = [
 ]
 
 
-async def act(asked: Asked, method: str, path: str, body: Any = None) -> httpx2.Response:
-    return await asked.client.request(method, f"/v1/admin{path}", json=body, headers=OPERATOR)
+async def admin_request(service: RunningService, method: str, path: str, body: Any = None) -> httpx2.Response:
+    return await service.client.request(method, f"/v1/admin{path}", json=body, headers=OPERATOR)
 
 
-async def done(asked: Asked) -> list[tuple[str, str, str, str]]:
-    found = (await act(asked, "GET", "/audit")).json()["actions"]
-    return [(one["action"], one["target"], one["detail"], one["outcome"]) for one in reversed(found)]
+async def audited_actions(service: RunningService) -> list[tuple[str, str, str, str]]:
+    actions = (await admin_request(service, "GET", "/audit")).json()["actions"]
+    return [(one["action"], one["target"], one["detail"], one["outcome"]) for one in reversed(actions)]
 
 
-@awaited
-async def test_routes__all_of_them__are_tried_here(tmp_path: Path) -> None:
-    async with running(tmp_path) as asked:
-        paths = asked.app.openapi()["paths"]
+@async_test
+async def test_routes__all_admin_routes__are_covered_by_these_tests(tmp_path: Path) -> None:
+    async with run_service(tmp_path) as service:
+        paths = service.app.openapi()["paths"]
     there = {
         (method.upper(), path)
         for path, one in paths.items()
@@ -63,11 +63,11 @@ async def test_routes__all_of_them__are_tried_here(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def many_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "EACH", "1000/s")
+def unlimited_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth_throttle, "CLIENT_LIMIT", "1000/s")
 
 
-@pytest.mark.usefixtures("many_tries")
+@pytest.mark.usefixtures("unlimited_attempts")
 @pytest.mark.parametrize(
     ("token", "sent", "status"),
     [
@@ -78,17 +78,19 @@ def many_tries(monkeypatch: pytest.MonkeyPatch) -> None:
         (TOKEN, {"authorization": "Basic dXNlcjpwYXNz"}, 401),
     ],
 )
-@awaited
-async def test_admin__without_the_token__does_nothing(
+@async_test
+async def test_admin__without_the_token__changes_nothing(
     token: str | None, sent: dict[str, str], status: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     given = {} if token is None else {"admin_token": token}
-    async with running(tmp_path, **given) as asked:
-        replies = [await asked.client.request(method, path, json={}, headers=sent) for method, path in ROUTES]
-        written = await asked.parts.audit.latest()
+    async with run_service(tmp_path, **given) as service:
+        replies = [
+            await service.client.request(method, path, json={}, headers=sent) for method, path in ROUTES
+        ]
+        logged = await service.container.audit.latest()
     assert [reply.status_code for reply in replies] == [status] * len(ROUTES)
     assert all(reply.headers["content-type"] == "application/problem+json" for reply in replies)
-    assert written == []
+    assert logged == []
     shown = (
         "".join(reply.text for reply in replies) + str(events.latest_events()) + "".join(capfd.readouterr())
     )
@@ -96,83 +98,83 @@ async def test_admin__without_the_token__does_nothing(
     assert "something-else" not in shown
 
 
-@awaited
-async def test_breaker__opened_closed_and_reset__stands_so_for_all(tmp_path: Path) -> None:
-    async with running(tmp_path, admin_token=TOKEN) as asked:
-        opened = await act(asked, "POST", "/breakers/pncp/open", {"why": "they asked for it"})
-        health = (await asked.client.get("/v1/health")).json()
-        closed = await act(asked, "POST", "/breakers/pncp/close", {})
-        reset = await act(asked, "POST", "/breakers/pncp/reset")
-        written = await done(asked)
+@async_test
+async def test_breaker__opened_closed_and_reset__changes_for_all_workers(tmp_path: Path) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
+        opened = await admin_request(service, "POST", "/breakers/pncp/open", {"reason": "maintenance"})
+        health = (await service.client.get("/v1/health")).json()
+        closed = await admin_request(service, "POST", "/breakers/pncp/close", {})
+        reset = await admin_request(service, "POST", "/breakers/pncp/reset")
+        logged = await audited_actions(service)
     assert (opened.json()["degraded"], opened.json()["forced"]) == (True, "open")
     assert (health["status"], health["reasons"]) == ("warn", ["pncp is open"])
     assert (closed.json()["degraded"], closed.json()["forced"]) == (False, "closed")
     assert (reset.json()["degraded"], reset.json()["forced"]) == (False, None)
-    assert written == [
-        ("open breaker", "pncp", "they asked for it", "done"),
+    assert logged == [
+        ("open breaker", "pncp", "maintenance", "done"),
         ("close breaker", "pncp", "", "done"),
         ("reset breaker", "pncp", "", "done"),
     ]
 
 
-@awaited
-async def test_limit__changed_and_revoked__holds_at_once(tmp_path: Path) -> None:
-    async with running(tmp_path, admin_token=TOKEN) as asked:
-        changed = await act(asked, "PUT", "/limits/pncp", {"limit": "2/s"})
-        wrong = await act(asked, "PUT", "/limits/pncp", {"limit": "2"})
-        revoked = await act(asked, "DELETE", "/limits/pncp")
-        written = await done(asked)
+@async_test
+async def test_limit__changed_and_revoked__takes_effect_immediately(tmp_path: Path) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
+        changed = await admin_request(service, "PUT", "/limits/pncp", {"limit": "2/s"})
+        wrong = await admin_request(service, "PUT", "/limits/pncp", {"limit": "2"})
+        revoked = await admin_request(service, "DELETE", "/limits/pncp")
+        logged = await audited_actions(service)
     assert changed.json()["limiter"]["limit"] == 2
     assert (wrong.status_code, wrong.json()["field"]) == (422, "limit")
     assert "got '2'" in wrong.json()["detail"]
     assert revoked.json()["limiter"]["limit"] == 10
-    assert [one[0] for one in written] == ["change limit", "revoke limit"]
+    assert [one[0] for one in logged] == ["change limit", "revoke limit"]
 
 
-@awaited
-async def test_upstream__paused_and_resumed__is_so_for_all(tmp_path: Path) -> None:
-    async with running(tmp_path, admin_token=TOKEN) as asked:
-        paused = await act(asked, "POST", "/upstreams/pcp/pause", {"seconds": 60})
-        resumed = await act(asked, "POST", "/upstreams/pcp/resume")
-        wrong = await act(asked, "POST", "/upstreams/pcp/pause", {"seconds": 0})
-        unknown = await act(asked, "POST", "/upstreams/nobody/resume")
+@async_test
+async def test_upstream__paused_and_resumed__changes_for_all_workers(tmp_path: Path) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
+        paused = await admin_request(service, "POST", "/upstreams/pcp/pause", {"seconds": 60})
+        resumed = await admin_request(service, "POST", "/upstreams/pcp/resume")
+        wrong = await admin_request(service, "POST", "/upstreams/pcp/pause", {"seconds": 0})
+        unknown = await admin_request(service, "POST", "/upstreams/unknown/resume")
     assert 50 < paused.json()["limiter"]["paused"] <= 60
     assert resumed.json()["limiter"]["paused"] == 0
     assert (wrong.status_code, wrong.json()["field"]) == (422, "seconds")
     assert "greater than 0, got 0" in wrong.json()["detail"]
     assert (unknown.status_code, unknown.json()["field"]) == (404, "name")
-    assert "one of pncp, pcp, got 'nobody'" in unknown.json()["detail"]
+    assert "one of pncp, pcp, got 'unknown'" in unknown.json()["detail"]
 
 
-@awaited
-async def test_breaker__upstream_has_none__says_so(tmp_path: Path) -> None:
-    async with running(tmp_path, admin_token=TOKEN, COMPORTA_UPSTREAM_PCP_BREAKER="false") as asked:
-        reply = await act(asked, "POST", "/breakers/pcp/open", {})
+@async_test
+async def test_breaker__upstream_without_one__returns_404(tmp_path: Path) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN, COMPORTA_UPSTREAM_PCP_BREAKER="false") as service:
+        reply = await admin_request(service, "POST", "/breakers/pcp/open", {})
     assert (reply.status_code, reply.json()["detail"]) == (404, "pcp has no breaker")
 
 
-@awaited
-async def test_keys__looked_at_refreshed_and_removed__one_by_one(
+@async_test
+async def test_cache_keys__listed_refreshed_and_removed__one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Search, "refresh_soon", lambda _: None)  # what is due is to be seen, and not done yet
-    async with running(tmp_path, admin_token=TOKEN) as asked:
-        await asked.parts.cache.save_to_cache("ana", {"uf": "SP"}, [1, 2])
-        [row] = (await act(asked, "GET", "/cache/keys?user=ana")).json()["keys"]
+    monkeypatch.setattr(Search, "request_refresh", lambda _: None)  # so that the key stays due
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
+        await service.container.cache.save_to_cache("ana", {"uf": "SP"}, [1, 2])
+        [row] = (await admin_request(service, "GET", "/cache/keys?user=ana")).json()["keys"]
         key = f"/cache/keys/{row['params_hash']}"
-        shown = await act(asked, "GET", f"{key}?user=ana")
-        nobody = await act(asked, "GET", f"{key}?user=bob")
-        marked = await act(asked, "POST", f"{key}/refresh")
-        [due] = await _due(asked)
-        doubtful = await act(asked, "DELETE", f"{key}?user=ana")
-        removed = await act(asked, "DELETE", f"{key}?user=ana&confirm={row['params_hash']}")
-        again = await act(asked, "DELETE", f"{key}?user=ana&confirm={row['params_hash']}")
-        gone = await asked.parts.cache.get_from_cache("ana", {"uf": "SP"})
-        nothing = await act(asked, "POST", f"{key}/refresh?user=ana")
+        shown = await admin_request(service, "GET", f"{key}?user=ana")
+        other_user = await admin_request(service, "GET", f"{key}?user=bob")
+        marked = await admin_request(service, "POST", f"{key}/refresh")
+        [due] = await _due_keys(service)
+        doubtful = await admin_request(service, "DELETE", f"{key}?user=ana")
+        removed = await admin_request(service, "DELETE", f"{key}?user=ana&confirm={row['params_hash']}")
+        again = await admin_request(service, "DELETE", f"{key}?user=ana&confirm={row['params_hash']}")
+        gone = await service.container.cache.get_from_cache("ana", {"uf": "SP"})
+        nothing = await admin_request(service, "POST", f"{key}/refresh?user=ana")
     assert (shown.json()["search_params"], shown.json()["size_bytes"]) == ({"uf": "SP"}, 5)
     assert shown.json()["coverage"] is None
     assert "results" not in shown.json()
-    assert (nobody.status_code, nobody.json()["field"]) == (404, "params_hash")
+    assert (other_user.status_code, other_user.json()["field"]) == (404, "params_hash")
     assert (marked.json(), due) == ({"marked": 1}, row["params_hash"])
     assert (doubtful.status_code, doubtful.json()["field"]) == (422, "confirm")
     assert removed.json() == {"removed": 1}
@@ -180,19 +182,21 @@ async def test_keys__looked_at_refreshed_and_removed__one_by_one(
     assert gone is None
 
 
-async def _due(asked: Asked) -> list[str]:
-    return [due.params_hash for due in await CacheTable(asked.parts.database).due_async(10, 60)]
+async def _due_keys(service: RunningService) -> list[str]:
+    return [due.params_hash for due in await CacheTables(service.container.database).list_due_async(10, 60)]
 
 
-@awaited
-async def test_cache__cleared__only_by_whoever_says_everything(tmp_path: Path) -> None:
-    async with running(tmp_path, admin_token=TOKEN) as asked:
+@async_test
+async def test_cache__cleared__only_with_confirmation(tmp_path: Path) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
         for uf in ("SP", "RJ", "MG"):
-            await asked.parts.cache.save_to_cache("ana", {"uf": uf}, [uf], coverage={"succeeded_ufs": [uf]})
-        doubtful = await act(asked, "DELETE", "/cache/keys?confirm=yes")
-        kept = (await act(asked, "GET", "/cache/keys")).json()["keys"]
-        cleared = await act(asked, "DELETE", "/cache/keys?confirm=everything")
-        left = (await asked.client.get("/v1/health/cache")).json()["entries"]
+            await service.container.cache.save_to_cache(
+                "ana", {"uf": uf}, [uf], coverage={"succeeded_ufs": [uf]}
+            )
+        doubtful = await admin_request(service, "DELETE", "/cache/keys?confirm=yes")
+        kept = (await admin_request(service, "GET", "/cache/keys")).json()["keys"]
+        cleared = await admin_request(service, "DELETE", "/cache/keys?confirm=everything")
+        left = (await service.client.get("/v1/health/cache")).json()["entries"]
     assert (doubtful.status_code, doubtful.json()["detail"]) == (
         422,
         "confirm must be 'everything', got 'yes'",
@@ -200,8 +204,8 @@ async def test_cache__cleared__only_by_whoever_says_everything(tmp_path: Path) -
     assert (len(kept), cleared.json(), left) == (3, {"removed": 3}, 0)
 
 
-@awaited
-async def test_backfill__retried__by_whoever_has_backfills(tmp_path: Path) -> None:
+@async_test
+async def test_backfill__retried__returns_the_result_or_404(tmp_path: Path) -> None:
     retried: list[str] = []
 
     async def retry(job_id: str) -> str:
@@ -210,78 +214,78 @@ async def test_backfill__retried__by_whoever_has_backfills(tmp_path: Path) -> No
             raise RuntimeError("no such job")
         return "pending" if job_id == "7" else ""
 
-    async with running(tmp_path, admin_token=TOKEN) as asked:
-        asked.parts.retry_backfill = None
-        none = await act(asked, "POST", "/backfills/7/retry")
-        asked.parts.retry_backfill = retry
-        some = await act(asked, "POST", "/backfills/7/retry")
-        failed = await act(asked, "POST", "/backfills/bad/retry")
-        nothing = await act(asked, "POST", "/backfills/well/retry")
-        written = await done(asked)
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
+        service.container.retry_backfill = None
+        none = await admin_request(service, "POST", "/backfills/7/retry")
+        service.container.retry_backfill = retry
+        some = await admin_request(service, "POST", "/backfills/7/retry")
+        failed = await admin_request(service, "POST", "/backfills/bad/retry")
+        nothing = await admin_request(service, "POST", "/backfills/well/retry")
+        logged = await audited_actions(service)
     assert none.status_code == 404
     assert some.json() == {"job_id": "7", "result": "pending"}
     assert failed.status_code == 500
     assert "no such job" not in failed.text
     assert (nothing.status_code, nothing.json()["field"]) == (404, "job_id")
     assert retried == ["7", "bad", "well"]
-    assert [one[3] for one in written] == ["done", "failed: RuntimeError", "done"]
+    assert [one[3] for one in logged] == ["done", "failed: RuntimeError", "done"]
 
 
-@awaited
-async def test_action__that_cannot_be_written_down__is_not_done(tmp_path: Path) -> None:
-    async with running(tmp_path, admin_token=TOKEN) as asked:
-        lose_database(asked, tmp_path)
-        reply = await act(asked, "POST", "/breakers/pncp/open", {})
-        state = await asked.parts.upstreams["pncp"].get_state()
+@async_test
+async def test_action__audit_log_not_writable__is_not_performed(tmp_path: Path) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
+        lose_database(service, tmp_path)
+        reply = await admin_request(service, "POST", "/breakers/pncp/open", {})
+        state = await service.container.upstreams["pncp"].get_state()
     assert (reply.status_code, reply.json()["retry_after"]) == (503, 5)
     assert state.breaker is not None
     assert state.breaker.forced is None
 
 
-@awaited
-async def test_audit__more_than_is_kept__loses_the_oldest(tmp_path: Path) -> None:
-    async with running(tmp_path) as asked:
-        audit = Audit(asked.parts.database, kept_max=3)
+@async_test
+async def test_audit_log__more_than_the_maximum__drops_the_oldest(tmp_path: Path) -> None:
+    async with run_service(tmp_path) as service:
+        audit = AuditLog(service.container.database, entries_max=3)
         for number in range(5):
-            await audit.begun("try", f"{number}\nforged line", "x" * 1000, "192.0.2.1")
-        found = await audit.latest()
-    assert [one.target for one in found] == ["4 forged line", "3 forged line", "2 forged line"]
-    assert {(len(one.detail), one.outcome) for one in found} == {(500, "unknown")}
+            await audit.begin("try", f"{number}\nforged line", "x" * 1000, "192.0.2.1")
+        entries = await audit.latest()
+    assert [one.target for one in entries] == ["4 forged line", "3 forged line", "2 forged line"]
+    assert {(len(one.detail), one.outcome) for one in entries} == {(500, "unknown")}
 
 
-@awaited
-async def test_service__on_either_database__makes_its_tables_and_writes_down(
+@async_test
+async def test_service__on_either_database__creates_its_tables_and_audits(
     tmp_path: Path, empty_database_url: str
 ) -> None:
-    async with running(tmp_path, DATABASE_URL=empty_database_url, admin_token=TOKEN) as asked:
-        await asked.parts.cache.save_to_cache("ana", {"uf": "SP"}, [1])
-        paused = await act(asked, "POST", "/upstreams/pcp/pause", {"seconds": 1})
-        cleared = await act(asked, "DELETE", "/cache/keys?confirm=everything")
-        strange = await asked.client.get("/v1/admin/cache/keys?user=%00", headers=OPERATOR)
+    async with run_service(tmp_path, DATABASE_URL=empty_database_url, admin_token=TOKEN) as service:
+        await service.container.cache.save_to_cache("ana", {"uf": "SP"}, [1])
+        paused = await admin_request(service, "POST", "/upstreams/pcp/pause", {"seconds": 1})
+        cleared = await admin_request(service, "DELETE", "/cache/keys?confirm=everything")
+        strange = await service.client.get("/v1/admin/cache/keys?user=%00", headers=OPERATOR)
         assert (strange.status_code, strange.json()["field"]) == (422, "user")
-        health = await asked.client.get("/v1/health")
-        written = await done(asked)
+        health = await service.client.get("/v1/health")
+        logged = await audited_actions(service)
     assert (paused.status_code, cleared.json(), health.status_code) == (200, {"removed": 1}, 200)
-    assert [one[3] for one in written] == ["done", "done"]
+    assert [one[3] for one in logged] == ["done", "done"]
 
 
-@awaited
-async def test_whoami__with_the_token__is_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, admin_token=TOKEN) as asked:
-        reply = await act(asked, "GET", "/whoami")
+@async_test
+async def test_whoami__with_the_token__returns_204(tmp_path: Path) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
+        reply = await admin_request(service, "GET", "/whoami")
     assert (reply.status_code, reply.content) == (204, b"")
 
 
-@awaited
-async def test_jobs__listed__have_the_whole_of_their_names(tmp_path: Path) -> None:
-    async with running(tmp_path, admin_token=TOKEN) as asked:
+@async_test
+async def test_jobs__listed_by_an_operator__have_their_full_ids(tmp_path: Path) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
         names = ["a-job-with-a-long-name", "another-job-with-a-long-name"]
         for name in names:
-            await asked.parts.batches.add("ana", ["one", "two"], name)
-        found = (await act(asked, "GET", "/jobs")).json()["jobs"]
-        first = (await act(asked, "GET", "/jobs?limit=1")).json()["jobs"]
-        wrong = await act(asked, "GET", "/jobs?limit=0")
-    assert ([job["id"] for job in found], len(first)) == (names[::-1], 1)
-    assert (found[0]["total"], found[0]["pending"], found[0]["status"]) == (2, 2, "running")
-    assert "ana" not in str(found)
+            await service.container.batches.add_job("ana", ["one", "two"], name)
+        jobs = (await admin_request(service, "GET", "/jobs")).json()["jobs"]
+        first = (await admin_request(service, "GET", "/jobs?limit=1")).json()["jobs"]
+        wrong = await admin_request(service, "GET", "/jobs?limit=0")
+    assert ([job["id"] for job in jobs], len(first)) == (names[::-1], 1)
+    assert (jobs[0]["total"], jobs[0]["pending"], jobs[0]["status"]) == (2, 2, "running")
+    assert "ana" not in str(jobs)
     assert (wrong.status_code, wrong.json()["field"]) == (422, "limit")

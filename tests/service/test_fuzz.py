@@ -1,4 +1,4 @@
-"""Whatever fits, or does not fit, the OpenAPI description: never a 500, and every error is a problem."""
+"""Generated requests, valid and invalid: the service never returns a 500, and every error is a problem."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation.modes import GenerationMode
 from starlette.testclient import TestClient
-from tests.service.running import OPERATOR, TOKEN, config
+from tests.service.harness import OPERATOR, TOKEN, service_config
 from tests.support import SOAK
 
 from comporta.service.app import create_app
 
 EXAMPLES = 12 if SOAK else 2
 ONCE = {"COMPORTA_UPSTREAM_PNCP_RETRY": "false", "COMPORTA_UPSTREAM_PCP_RETRY": "false"}
-"""Sources cannot be reached here: asking again takes time and shows nothing."""
+"""The sources are unreachable here, so retries would only take time."""
 
 
-def test_routes__anything__is_answered(tmp_path: Path) -> None:
-    """As an operator: others get no further than the door."""
-    app = create_app(config(tmp_path, admin_token=TOKEN, client_limit="false", **ONCE))
+def test_routes__arbitrary_input__never_fails_with_500(tmp_path: Path) -> None:
+    """With the admin token, because other requests end at authentication."""
+    app = create_app(service_config(tmp_path, admin_token=TOKEN, client_limit="false", **ONCE))
     with TestClient(app, raise_server_exceptions=False) as client:
         described = schemathesis.openapi.from_dict(app.openapi())
-        operations: list[Any] = [found.ok() for found in described.get_all_operations()]  # type: ignore[union-attr]
+        operations: list[Any] = [each.ok() for each in described.get_all_operations()]  # type: ignore[union-attr]
         assert len(operations) >= 24
         for operation in operations:
             if operation.path == "/v1/dashboard/stream":
-                continue  # it takes nothing, and does not end
+                continue  # it takes no input and does not end
             for mode in GenerationMode:
-                _try(client, operation, mode)
+                _check_operation(client, operation, mode)
 
 
-def _try(client: TestClient, operation: Any, mode: GenerationMode) -> None:
+def _check_operation(client: TestClient, operation: Any, mode: GenerationMode) -> None:
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
@@ -56,5 +56,5 @@ def _try(client: TestClient, operation: Any, mode: GenerationMode) -> None:
         if reply.status_code >= 400:
             assert reply.headers["content-type"] == "application/problem+json"
 
-    with suppress(Unsatisfiable):  # nothing can be wrong with a route that takes nothing
+    with suppress(Unsatisfiable):  # a route without input has no invalid requests
         answered()

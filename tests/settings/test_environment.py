@@ -1,4 +1,4 @@
-"""Variables: whom they are about, what they override, and which of them cannot be obeyed."""
+"""Environment variables: their targets, their precedence, and those that are errors."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ breaker = false
 """
 
 
-def loaded(folder: Path, environ: dict[str, str], text: str = FILE) -> Settings:
-    path = folder / "f.toml"
+def load(directory: Path, environ: dict[str, str], text: str = FILE) -> Settings:
+    path = directory / "f.toml"
     path.write_text(text)
     return load_settings(path, environ)
 
 
 def test_upstream__variables__override_the_file(tmp_path: Path) -> None:
-    settings = loaded(
+    settings = load(
         tmp_path,
         {
             "COMPORTA_UPSTREAM_PNCP_LIMIT": "20/s",
@@ -71,17 +71,17 @@ def test_upstream__variables__override_the_file(tmp_path: Path) -> None:
         retry=RetrySettings(5, 1, jitter=(0, 0.1)),
         degradation=False,
     )
-    assert settings.upstreams["pncp"].at("timeout") == "COMPORTA_UPSTREAM_PNCP_TIMEOUT"
+    assert settings.upstreams["pncp"].origin_of("timeout") == "COMPORTA_UPSTREAM_PNCP_TIMEOUT"
 
 
-def test_upstream__switched_off_in_the_file__is_switched_on_by_a_variable_for_it(tmp_path: Path) -> None:
+def test_upstream__policy_switched_off_in_the_file__is_switched_on_by_a_variable(tmp_path: Path) -> None:
     environ = {
         "COMPORTA_UPSTREAM_MY_API_RETRY_BASE": "1",
         "COMPORTA_UPSTREAM_MY_API_DEGRADATION_RULE": "steps",
         "COMPORTA_UPSTREAM_MY_API_BREAKER": "pncp",
         "COMPORTA_UPSTREAM_MY_API_LEASE": "true",
     }
-    settings = loaded(tmp_path, environ)
+    settings = load(tmp_path, environ)
     assert settings.upstreams["my-api"] == UpstreamSettings(
         LimitSettings("10/s", lease=True),
         breaker="pncp",
@@ -90,13 +90,13 @@ def test_upstream__switched_off_in_the_file__is_switched_on_by_a_variable_for_it
     )
 
 
-def test_upstream__only_in_variables__is_made_if_it_has_a_limit() -> None:
+def test_upstream__only_in_variables__is_created_if_it_has_a_limit() -> None:
     environ = {"COMPORTA_UPSTREAM_NEW_ONE_LIMIT": "5/s", "COMPORTA_UPSTREAM_NEW_ONE_RETRY_JITTER": "full"}
     settings = load_settings(environ=environ)
     assert dict(settings.upstreams) == {
         "new_one": UpstreamSettings(LimitSettings("5/s"), retry=RetrySettings(jitter="full"))
     }
-    assert settings.upstreams["new_one"].source == "COMPORTA_UPSTREAM_NEW_ONE_LIMIT"
+    assert settings.upstreams["new_one"].origin == "COMPORTA_UPSTREAM_NEW_ONE_LIMIT"
 
 
 @pytest.mark.parametrize(
@@ -112,36 +112,37 @@ def test_upstream__only_in_variables__is_made_if_it_has_a_limit() -> None:
     ],
 )
 def test_breaker__variables__override_the_file(environ: dict[str, str], tmp_path: Path) -> None:
-    assert loaded(tmp_path, environ).breakers["pncp"] == BreakerSettings(20, 60.5)
+    assert load(tmp_path, environ).breakers["pncp"] == BreakerSettings(20, 60.5)
 
 
-def test_breaker__of_an_upstream__is_found_by_the_name_of_the_upstream(tmp_path: Path) -> None:
-    settings = loaded(tmp_path, {"MY_API_CIRCUIT_BREAKER_COOLDOWN": "5"}, "[upstreams.my-api]\n")
+def test_breaker__of_an_upstream__is_matched_by_the_name_of_the_upstream(tmp_path: Path) -> None:
+    settings = load(tmp_path, {"MY_API_CIRCUIT_BREAKER_COOLDOWN": "5"}, "[upstreams.my-api]\n")
     assert settings.breaker_of("my-api") == ("my-api", BreakerSettings(cooldown_seconds=5))
 
 
-def test_breaker__of_any_name__is_made_by_a_variable() -> None:
+def test_breaker__not_in_the_file__is_created_by_a_variable() -> None:
     environ = {"ANY_CIRCUIT_BREAKER_THRESHOLD": "3", "COMPORTA_BREAKER_OTHER_QUORUM": "2"}
     settings = load_settings(environ=environ)
     assert dict(settings.breakers) == {"any": BreakerSettings(3), "other": BreakerSettings(quorum=2)}
-    assert settings.breakers["any"].source == "ANY_CIRCUIT_BREAKER_THRESHOLD"
+    assert settings.breakers["any"].origin == "ANY_CIRCUIT_BREAKER_THRESHOLD"
 
 
-def test_variable__of_a_field__is_in_capitals() -> None:
+def test_variable__name_and_field__are_in_upper_case() -> None:
     assert upstream_variable("my-api", "retry.base") == "COMPORTA_UPSTREAM_MY_API_RETRY_BASE"
     assert breaker_variable("a.b", "cooldown_seconds") == "COMPORTA_BREAKER_A_B_COOLDOWN_SECONDS"
 
 
-ONE_OF_THEM = "about one of the upstreams, 'pncp', 'my-api', or COMPORTA_UPSTREAM_PNPC_LIMIT be set too"
-OF_BREAKER = (
-    "COMPORTA_BREAKER_<NAME>_<FIELD> with one of the fields THRESHOLD, COOLDOWN_SECONDS, FAILURE_RATIO, "
-    "SLOW_SECONDS, SLOW_RATIO, WINDOW_SECONDS, MINIMUM_CALLS, QUORUM, PROBES, PROBE_SECONDS, RAMP_STEPS, "
-    "RAMP_SECONDS, STALENESS"
+UPSTREAM = "name one of the upstreams, 'pncp', 'my-api', or COMPORTA_UPSTREAM_PNPC_LIMIT must be set too"
+BREAKER_FIELDS = (
+    "COMPORTA_BREAKER_<NAME>_<FIELD> with one of the fields THRESHOLD, COOLDOWN_SECONDS, COOLDOWN_FACTOR, "
+    "COOLDOWN_MAX_SECONDS, FAILURE_RATIO, SLOW_SECONDS, SLOW_RATIO, WINDOW_SECONDS, MINIMUM_CALLS, QUORUM, "
+    "LOCAL_THRESHOLD, PROBES, PROBES_AT_ONCE, PROBE_SECONDS, RAMP_STEPS, RAMP_SECONDS, STALENESS"
 )
-FIELDS = (
+UPSTREAM_FIELDS = (
     "COMPORTA_UPSTREAM_<NAME>_<FIELD> with one of the fields LIMIT, "
-    "MAX_WAIT, MAX_CONCURRENT, HOLD_SECONDS, TIMEOUT, PAUSE_MAX, COUNT, BREAKER, RETRY, DEGRADATION, "
-    "RETRY_RETRIES, RETRY_BASE, RETRY_FACTOR, RETRY_JITTER, RETRY_MAX_DELAY, RETRY_DEADLINE, "
+    "MAX_WAIT, MAX_CONCURRENT, PERMIT_TTL, TIMEOUT, PAUSE_MAX, COUNT, BREAKER, RETRY, DEGRADATION, "
+    "RETRY_RETRIES, RETRY_BASE, RETRY_FACTOR, RETRY_JITTER, RETRY_MIN_DELAY, RETRY_MAX_DELAY, "
+    "RETRY_DEADLINE, "
     "RETRY_BUDGET_RATIO, RETRY_BUDGET_LEAST, DEGRADATION_DROP, DEGRADATION_FLOOR, DEGRADATION_CLIMB, "
     "DEGRADATION_EVERY, DEGRADATION_RULE, DEGRADATION_ROUND_TRIP, FALLBACK, LEASE"
 )
@@ -176,11 +177,11 @@ FIELDS = (
         ),
         (
             {"COMPORTA_UPSTREAM_PNCP_LIMT": "5/s"},
-            f"COMPORTA_UPSTREAM_PNCP_LIMT must be {FIELDS}, got 'PNCP_LIMT'",
+            f"COMPORTA_UPSTREAM_PNCP_LIMT must be {UPSTREAM_FIELDS}, got 'PNCP_LIMT'",
         ),
         (
             {"COMPORTA_UPSTREAM_PNPC_TIMEOUT": "5"},
-            f"COMPORTA_UPSTREAM_PNPC_TIMEOUT must be {ONE_OF_THEM}, got 'pnpc'",
+            f"COMPORTA_UPSTREAM_PNPC_TIMEOUT must {UPSTREAM}, got 'pnpc'",
         ),
         (
             {"COMPORTA_UPSTREAM__LIMIT": "5/s"},
@@ -188,11 +189,14 @@ FIELDS = (
         ),
         (
             {"COMPORTA_UPSTREAM_X_RETRY": "false", "COMPORTA_UPSTREAM_X_RETRY_BASE": "2"},
-            "COMPORTA_UPSTREAM_X_RETRY_BASE must not be set beside COMPORTA_UPSTREAM_X_RETRY=false, got 2",
+            (
+                "COMPORTA_UPSTREAM_X_RETRY_BASE must not be set together with "
+                "COMPORTA_UPSTREAM_X_RETRY=false, got 2"
+            ),
         ),
         (
             {"COMPORTA_BREAKER_THRESHOLD": "5"},
-            f"COMPORTA_BREAKER_THRESHOLD must be {OF_BREAKER}, got 'THRESHOLD'",
+            f"COMPORTA_BREAKER_THRESHOLD must be {BREAKER_FIELDS}, got 'THRESHOLD'",
         ),
         (
             {"COMPORTA_BREAKER_PNCP_THRESHOLD": "0"},
@@ -200,25 +204,28 @@ FIELDS = (
         ),
         (
             {"PNCP_CIRCUIT_BREAKER_COOLDOWN": "-5"},
-            "PNCP_CIRCUIT_BREAKER_COOLDOWN: cooldown_seconds must be positive, got -5",
+            "PNCP_CIRCUIT_BREAKER_COOLDOWN: cooldown_seconds must be above 0 seconds, got -5",
         ),
         (
             {"PNCP_CIRCUIT_BREAKER_THRESHOLD": "5", "COMPORTA_BREAKER_PNCP_THRESHOLD": "6"},
-            "PNCP_CIRCUIT_BREAKER_THRESHOLD must say the same as COMPORTA_BREAKER_PNCP_THRESHOLD, 6, got 5",
+            (
+                "PNCP_CIRCUIT_BREAKER_THRESHOLD must have the same value as "
+                "COMPORTA_BREAKER_PNCP_THRESHOLD, 6, got 5"
+            ),
         ),
     ],
 )
-def test_variable__that_cannot_be_obeyed__is_refused_by_name(
+def test_variable__invalid__is_an_error_that_names_it(
     environ: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r".") as error:
-        loaded(tmp_path, environ)
+        load(tmp_path, environ)
     assert str(error.value) == message
 
 
-def test_variable__that_fits_two_upstreams__is_refused(tmp_path: Path) -> None:
+def test_variable__that_matches_two_upstreams__is_an_error(tmp_path: Path) -> None:
     text = "[upstreams.a-b]\n[upstreams.'a.b']\n"
     with pytest.raises(
-        ValueError, match=r"^COMPORTA_UPSTREAM_A_B_TIMEOUT must mean one upstream, got 'a-b', 'a\.b'$"
+        ValueError, match=r"^COMPORTA_UPSTREAM_A_B_TIMEOUT must match one upstream, got 'a-b', 'a\.b'$"
     ):
-        loaded(tmp_path, {"COMPORTA_UPSTREAM_A_B_TIMEOUT": "1"}, text)
+        load(tmp_path, {"COMPORTA_UPSTREAM_A_B_TIMEOUT": "1"}, text)

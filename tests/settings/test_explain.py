@@ -1,10 +1,10 @@
-"""Where every value came from."""
+"""``explain`` names where every value comes from."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from comporta.settings import Explained, LimitSettings, Settings, explain, load_settings
+from comporta.settings import ExplainedSetting, LimitSettings, Settings, explain, load_settings
 
 FILE = """\
 state = "redis://user:secret@localhost/0?ssl_password=secret&timeout=1"
@@ -22,13 +22,13 @@ retries = 3
 """
 
 
-def test_explain__file_and_variables__names_who_said_each_value(tmp_path: Path) -> None:
+def test_explain__file_and_variables__names_the_origin_of_each_value(tmp_path: Path) -> None:
     path = tmp_path / "f.toml"
     path.write_text(FILE)
     environ = {"PNCP_CIRCUIT_BREAKER_COOLDOWN": "60", "COMPORTA_UPSTREAM_PNCP_LIMIT": "20/s"}
     explained = explain(load_settings(path, environ))
-    said = [(name, value, where) for name, value, where in explained if where != "default"]
-    assert said == [
+    changed = [(name, value, where) for name, value, where in explained if where != "default"]
+    assert changed == [
         ("state", "redis://***@localhost/0?ssl_password=***&timeout=1", f"{path}:1"),
         ("limits.a.limit", "1/s", f"{path}:3"),
         ("breakers.pncp.threshold", 5, f"{path}:10"),
@@ -39,16 +39,16 @@ def test_explain__file_and_variables__names_who_said_each_value(tmp_path: Path) 
         ("upstreams.pncp.retry.retries", 3, f"{path}:12"),
         ("namespaces.'x y'", "a", f"{path}:5"),
     ]
-    assert Explained("limits.a.strategy", "token_bucket", "default") in explained
-    assert Explained("upstreams.pncp.timeout", None, "default") in explained
+    assert ExplainedSetting("limits.a.strategy", "token_bucket", "default") in explained
+    assert ExplainedSetting("upstreams.pncp.timeout", None, "default") in explained
 
 
-def test_explain__nothing_configured__tells_the_default_state() -> None:
+def test_explain__nothing_configured__has_the_default_state() -> None:
     assert explain(Settings()) == [("state", "shared://", "default")]
 
 
-def test_explain__made_in_a_program__names_the_source_given_there() -> None:
-    settings = Settings("memory://", {"a": LimitSettings("1/s", source="my program")}, {"n": "a"})
+def test_explain__created_in_a_program__names_the_origin_given_there() -> None:
+    settings = Settings("memory://", {"a": LimitSettings("1/s", origin="my program")}, {"n": "a"})
     explained = explain(settings)
     assert ("state", "memory://", "state") in explained
     assert ("limits.a.limit", "1/s", "my program") in explained

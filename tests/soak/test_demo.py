@@ -1,18 +1,18 @@
-"""Every story of the demo, played to its end as for a pipe."""
+"""Every scenario of the demo, run to its end with its output in a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from tests.demo.running import running
+from tests.demo.demo_process import running_demo
 
-from comporta.demo.stories import STORIES
+from comporta.demo.scenarios import SCENARIOS
 
 
-@pytest.mark.parametrize("name", STORIES)
-def test_demo__story__comes_to_its_end(name: str, tmp_path: Path) -> None:
-    with running(tmp_path / "demo", "--scenario", name) as demo:
-        assert demo.ended() == 0, demo.said()
-        assert "!!" not in demo.said()
-        assert demo.left() == []
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_demo__every_scenario__runs_to_its_end(name: str, tmp_path: Path) -> None:
+    with running_demo(tmp_path / "demo", "--scenario", name) as demo:
+        assert demo.wait() == 0, demo.output()
+        assert "!!" not in demo.output()
+        assert demo.leftovers() == []

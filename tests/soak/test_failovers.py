@@ -1,4 +1,4 @@
-"""Ten primaries behind sentinels, killed one after the other under load (A8, A12)."""
+"""Ten failovers and ten slot moves under load (A8, A12)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tests.outages.failovers import fail_over, move_slots
 from comporta import LimitStrategy
 
 
-def test_primary__killed_ten_times_under_load__is_followed_and_lets_nobody_down() -> None:
+def test_primary__killed_ten_times_under_load__every_call_is_answered() -> None:
     print(fail_over(10))  # noqa: T201
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_slot__moved_ten_times_under_load__lets_nobody_down(strategy: LimitStrategy) -> None:
+def test_slot__moved_ten_times_under_load__every_call_is_answered(strategy: LimitStrategy) -> None:
     print(move_slots(10, strategy=strategy.value, window=0.1))  # noqa: T201

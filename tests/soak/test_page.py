@@ -1,6 +1,6 @@
-"""A page left open under load: neither the browser nor the service grows.
+"""A dashboard page that stays open under load leaks memory neither in the browser nor in the service.
 
-``COMPORTA_SOAK_SECONDS`` shortens it. What is measured is what is left after a forced collection.
+``COMPORTA_SOAK_SECONDS`` shortens the test. Memory is measured after a forced garbage collection.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import NamedTuple
 
 from playwright.sync_api import Browser, CDPSession
 from tests.browser.rig import Fleet
-from tests.browser.watched import Watched
+from tests.browser.watched_page import WatchedPage
 
 SECONDS = float(os.environ.get("COMPORTA_SOAK_SECONDS", "600"))
-LOOKS = 8
-QUESTIONS = 200
-"""So few that the service soon has kept them all: how much it keeps is not what is looked at here."""
+SAMPLES = 8
+QUERIES = 200
+"""Few enough that the service soon caches all of them: the size of its cache is not tested here."""
 
-SETTLED = 2
-"""So many looks belong to the beginning: caches fill, and code is compiled."""
+WARM_UP_SAMPLES = 2
+"""The first samples are left out: caches fill, and code is compiled."""
 
 HEAP_MARGIN_MB = 3.0
 NODES_MARGIN = 400
 LISTENERS_MARGIN = 50
 SERVER_MARGIN_MB = 30.0
-"""How much more the last looks may show than the first settled ones: events and keys come and go."""
+"""How much later samples may exceed earlier ones: events and keys come and go."""
 
 
-class Look(NamedTuple):
-    """What is in use at a moment."""
+class MemorySample(NamedTuple):
+    """The memory in use at one moment."""
 
     seconds: float
     heap_mb: float
@@ -45,31 +45,31 @@ class Look(NamedTuple):
         )
 
 
-def test_page__open_under_load__does_not_grow(browser: Browser, fleet: Fleet) -> None:
-    with Watched.on(browser, fleet.address) as watched:
+def test_page__open_under_load__does_not_leak_memory(browser: Browser, fleet: Fleet) -> None:
+    with WatchedPage.on(browser, fleet.address) as watched:
         page = watched.open()
         cdp = page.context.new_cdp_session(page)
         cdp.send("Performance.enable")
         began = time.monotonic()
-        looks = []
-        with fleet.searched(QUESTIONS):
-            for number in range(1, LOOKS + 1):
-                mode = "Kill" if number % 2 else "Mend"
-                watched.break_or_mend("pncp", mode)  # cards, clocks and events move as well
-                page.wait_for_timeout(max(0.0, began + SECONDS * number / LOOKS - time.monotonic()) * 1000)
-                looks.append(_look(cdp, fleet, time.monotonic() - began))
-                print(looks[-1])  # noqa: T201
-        watched.live()
-    _check(looks[SETTLED:])
+        samples = []
+        with fleet.searching(QUERIES):
+            for number in range(1, SAMPLES + 1):
+                mode = "Kill" if number % 2 else "Repair"
+                watched.press_demo_button("pncp", mode)  # so that cards, clocks and events change as well
+                page.wait_for_timeout(max(0.0, began + SECONDS * number / SAMPLES - time.monotonic()) * 1000)
+                samples.append(_sample(cdp, fleet, time.monotonic() - began))
+                print(samples[-1])  # noqa: T201
+        watched.wait_live()
+    _check(samples[WARM_UP_SAMPLES:])
 
 
-def _look(cdp: CDPSession, fleet: Fleet, seconds: float) -> Look:
+def _sample(cdp: CDPSession, fleet: Fleet, seconds: float) -> MemorySample:
     for _ in range(3):
         cdp.send("HeapProfiler.collectGarbage")
-    found = {one["name"]: one["value"] for one in cdp.send("Performance.getMetrics")["metrics"]}
-    heap_mb = found["JSHeapUsedSize"] / 1e6
-    nodes, listeners = int(found["Nodes"]), int(found["JSEventListeners"])
-    return Look(seconds, heap_mb, nodes, listeners, _resident_mb(fleet.workers[0].pid))
+    metrics = {one["name"]: one["value"] for one in cdp.send("Performance.getMetrics")["metrics"]}
+    heap_mb = metrics["JSHeapUsedSize"] / 1e6
+    nodes, listeners = int(metrics["Nodes"]), int(metrics["JSEventListeners"])
+    return MemorySample(seconds, heap_mb, nodes, listeners, _resident_mb(fleet.workers[0].pid))
 
 
 def _resident_mb(pid: int) -> float:
@@ -77,10 +77,10 @@ def _resident_mb(pid: int) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
 
 
-def _check(looks: list[Look]) -> None:
-    """Compare the best of the later half with the best of the earlier: noise is not growth."""
-    half = len(looks) // 2
-    earlier, later = looks[:half], looks[half:]
+def _check(samples: list[MemorySample]) -> None:
+    """Compare the minimum of the later half with that of the earlier, to ignore noise."""
+    half = len(samples) // 2
+    earlier, later = samples[:half], samples[half:]
     margins = {
         "heap_mb": HEAP_MARGIN_MB,
         "nodes": NODES_MARGIN,
@@ -89,4 +89,4 @@ def _check(looks: list[Look]) -> None:
     }
     for name, margin in margins.items():
         grown = min(getattr(one, name) for one in later) - min(getattr(one, name) for one in earlier)
-        assert grown <= margin, f"{name} grew by {grown:.1f}: {[str(one) for one in looks]}"
+        assert grown <= margin, f"{name} grew by {grown:.1f}: {[str(one) for one in samples]}"

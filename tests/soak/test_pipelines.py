@@ -1,16 +1,16 @@
-"""A run of 100,000 items, killed at twenty random moments and gone on with each time."""
+"""A run of 100,000 items, killed at 20 random moments and resumed each time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from tests.pipeline.killed import kill_and_resume
+from tests.pipeline.kill_scenario import kill_and_resume
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["sqlite", "csv", "jsonl"])
-def test_run__killed_20_times__loses_nothing_and_repeats_nothing_that_was_confirmed(
+def test_run__killed_20_times__loses_and_repeats_no_confirmed_item(
     kind: str, seed: int, tmp_path: Path
 ) -> None:
     print(kill_and_resume(kind, tmp_path, items=100_000, kills=20, seed=seed))  # noqa: T201

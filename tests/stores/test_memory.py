@@ -1,4 +1,4 @@
-"""What is particular to state in memory: how it forgets, what it does when full, threads, forks."""
+"""The memory engine: expiry, full stores, threads and forks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from comporta import LimitGroup, StateFullError, TokenBucketLimiter
 from comporta.stores import memory
 from comporta.stores.memory import MemoryStore
-from comporta.stores.records import Read, Write
+from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.testing import ManualClock
 
 
@@ -30,14 +30,14 @@ def test_memory__idle_keys__are_freed_while_others_are_used() -> None:
     assert len(store) == 1
 
 
-def test_memory__full_of_live_keys__refuses_new_ones_and_keeps_the_old() -> None:
+def test_memory__full_of_live_keys__refuses_new_ones_and_evicts_none() -> None:
     clock = ManualClock()
     store = MemoryStore(clock, keys_max=3)
     limiter = TokenBucketLimiter("2/hour", store).sync
     for key in "abc":
         assert limiter.acquire(key) is True
     for _ in range(2):
-        with pytest.raises(StateFullError, match="holds 3 keys, all alive"):
+        with pytest.raises(StateFullError, match="holds 3 live keys"):
             limiter.acquire("d")
     assert [limiter.acquire("a"), limiter.acquire("a")] == [True, False]
     clock.advance(4000)
@@ -54,44 +54,44 @@ def test_memory__full__charges_no_limit_of_a_group() -> None:
     assert len(store) == 1
 
 
-def test_memory__closed__forgets() -> None:
+def test_memory__closed__has_no_states() -> None:
     store = MemoryStore()
     limiter = TokenBucketLimiter("1/hour", store).sync
-    store.apply(Write("s", "a", b"x", None))
+    store.apply(WriteRecord("s", "a", b"x", None))
     assert [limiter.acquire("a"), limiter.acquire("a")] == [True, False]
     store.close()
     assert len(store) == 0
-    assert store.apply(Read("s", "a")) is None
+    assert store.apply(ReadRecord("s", "a")) is None
     assert limiter.acquire("a") is True
 
 
-def test_memory__no_room_at_all__is_refused() -> None:
+def test_memory__keys_max_zero__is_refused() -> None:
     with pytest.raises(ValueError, match="keys_max must be at least 1, got 0"):
         MemoryStore(keys_max=0)
 
 
-@pytest.mark.parametrize("one_at_a_time", [True, False])
+@pytest.mark.parametrize("has_gil", [True, False])
 def test_memory__many_threads_switched_often__grant_exactly_the_capacity(
-    monkeypatch: pytest.MonkeyPatch, *, one_at_a_time: bool
+    monkeypatch: pytest.MonkeyPatch, *, has_gil: bool
 ) -> None:
-    """Also on a Python without a global lock, where all go by the store's own."""
-    monkeypatch.setattr(memory, "ONE_THREAD_AT_A_TIME", one_at_a_time)
+    """Also on a Python without a global lock, where all threads use the store's lock."""
+    monkeypatch.setattr(memory, "HAS_GIL", has_gil)
     limiter = TokenBucketLimiter("5000/hour", MemoryStore()).sync
     switch = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as threads:
             granted = sum(threads.map(lambda _: sum(limiter.acquire("k") for _ in range(1_000)), range(8)))
-            given = list(threads.map(lambda _: limiter.release("k"), range(100)))
+            released = list(threads.map(lambda _: limiter.release("k"), range(100)))
     finally:
         sys.setswitchinterval(switch)
-    assert granted == 5_000 + (limiter.stats("k").requests_last_minute - 5_000 + len(given))
+    assert granted == 5_000 + (limiter.stats("k").requests_last_minute - 5_000 + len(released))
 
 
-def test_memory__swept_between_look_and_write__is_decided_again() -> None:
-    """The state of the key goes away just after it was read."""
+def test_memory__state_removed_between_read_and_write__is_decided_again() -> None:
+    """The state of the key is removed just after it was read."""
 
-    class Sweeping(ManualClock):
+    class SweepingClock(ManualClock):
         def now_ns(self) -> int:
             if armed:
                 armed.clear()
@@ -99,7 +99,7 @@ def test_memory__swept_between_look_and_write__is_decided_again() -> None:
             return super().now_ns()
 
     armed: list[Any] = []
-    store = MemoryStore(Sweeping())
+    store = MemoryStore(SweepingClock())
     limiter = TokenBucketLimiter("2/hour", store, "n").sync
     limiter.acquire("k")
     space = store._spaces["rate_limiter:n"]
@@ -108,7 +108,7 @@ def test_memory__swept_between_look_and_write__is_decided_again() -> None:
     assert limiter.peek("k").remaining == 1
 
 
-def test_memory__more_refusals_than_are_remembered__stay_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory__more_refusals_than_it_caches__still_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_REFUSALS_MAX", 2)
     limiter = TokenBucketLimiter("1/hour", MemoryStore(ManualClock())).sync
     keys = [f"k{number}" for number in range(5)]
@@ -116,12 +116,12 @@ def test_memory__more_refusals_than_are_remembered__stay_right(monkeypatch: pyte
     assert [limiter.acquire(key) for key in keys * 3] == [False] * 15
 
 
-def test_memory__refusal_remembered__is_forgotten_when_the_key_or_the_limit_changes() -> None:
+def test_memory__cached_refusal__is_dropped_when_the_key_or_the_limit_changes() -> None:
     limiter = TokenBucketLimiter("1/hour", MemoryStore(ManualClock())).sync
     assert [limiter.acquire("k") for _ in range(3)] == [True, False, False]
     limiter.release("k")
     assert [limiter.acquire("k") for _ in range(3)] == [True, False, False]
-    limiter.change("3600000/hour burst 1")
+    limiter.set_limit("3600000/hour burst 1")
     assert limiter.decide("k").retry_after == 0.001
 
 
@@ -146,25 +146,25 @@ os._exit(0)
 """
 
 
-def test_memory__forked_while_another_thread_decides__child_goes_on() -> None:
-    """In a process of its own, which is not measured: the fork may meet a lock of coverage as well."""
+def test_memory__forked_while_another_thread_decides__child_can_decide() -> None:
+    """In a separate process without coverage, whose locks the fork could meet too."""
     subprocess.run([sys.executable, "-c", FORKING], check=True, timeout=60)
 
 
-def test_memory__after_a_fork__its_lock_is_free() -> None:
+def test_memory__after_a_fork__has_a_free_lock() -> None:
     store = MemoryStore()
     store._lock.acquire()
     store.after_fork()
     assert TokenBucketLimiter("1/s", store).sync.acquire() is True
 
 
-def test_memory__awaited_listing__is_the_same() -> None:
+def test_memory__entries_async__are_the_same() -> None:
     store = MemoryStore()
-    store.apply(Write("s", "a", b"x", None))
+    store.apply(WriteRecord("s", "a", b"x", None))
     assert asyncio.run(store.entries_async("s")) == {"a": b"x"}
 
 
-def test_memory__full_of_dead_keys__makes_room_at_once() -> None:
+def test_memory__full_of_expired_keys__makes_room_at_once() -> None:
     clock = ManualClock()
     store = MemoryStore(clock, keys_max=600)
     limiter = TokenBucketLimiter("9/s", store).sync

@@ -1,4 +1,4 @@
-"""What is particular to state on a server, as far as one process can show it."""
+"""The Redis engine in one process: pipelines, connections, scripts and forks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from comporta import (
     StateTypeError,
     StateUnavailableError,
 )
-from comporta.limits.operation import Answer, LimitOperation, Question
-from comporta.limits.remote import RemoteBound
-from comporta.limits.take import Asked, Take
-from comporta.stores import redis as redis_store_module
-from comporta.stores import redis_async
-from comporta.stores.base import Busy
-from comporta.stores.cluster import _Rewritten
-from comporta.stores.connecting_async import Names
-from comporta.stores.records import Read, Write
-from comporta.stores.redis import RedisStore
-from comporta.stores.routes import Several
-from comporta.stores.urls import forget_stores, open_store
+from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.limits.bound_limits import RemoteBoundLimit
+from comporta.limits.operation import LimitDemand, LimitOperation
+from comporta.limits.reply import LimitReply
+from comporta.stores.base import WouldBlock
+from comporta.stores.records import ReadRecord, WriteRecord
+from comporta.stores.redis import async_batches
+from comporta.stores.redis import store as redis_store_module
+from comporta.stores.redis.cluster import _RewrittenOperation
+from comporta.stores.redis.connection_async import NameResolver
+from comporta.stores.redis.sentinel import MultiHostURL
+from comporta.stores.redis.store import RedisStore
+from comporta.stores.registry import close_stores, open_store
 from comporta.testing import Server
 
 
@@ -44,12 +45,12 @@ def test_redis__package_missing__names_the_extra(monkeypatch: pytest.MonkeyPatch
         RedisStore("redis://127.0.0.1")
 
 
-def test_redis__wrong_password__is_loud_and_shows_no_secret() -> None:
+def test_redis__wrong_password__raises_without_showing_a_secret() -> None:
     with Server(None, "--requirepass", "right") as server:
         url = server.url.replace("redis://", "redis://:hunter2@")
         store = RedisStore(url)
         attempts: list[Callable[[], object]] = [
-            lambda: store.apply(Read("s", "k")),
+            lambda: store.apply(ReadRecord("s", "k")),
             lambda: asyncio.run(_read_and_close(store)),
         ]
         for attempt in attempts:
@@ -63,7 +64,7 @@ def test_redis__wrong_password__is_loud_and_shows_no_secret() -> None:
 
 async def _read_and_close(store: RedisStore) -> bytes | None:
     try:
-        return await store.apply_async(Read("s", "k"))
+        return await store.apply_async(ReadRecord("s", "k"))
     finally:
         await store.aclose()
 
@@ -72,14 +73,14 @@ def test_redis__wrong_type_at_a_record__names_the_key(valkey: Server) -> None:
     with redis_store(valkey) as store:
         command(valkey, "RPUSH", "s:k", "x")
         with pytest.raises(StateTypeError, match="'s:k'"):
-            store.apply(Read("s", "k"))
-        assert store.apply(Write("s", "other", b"x", None)) is True
+            store.apply(ReadRecord("s", "k"))
+        assert store.apply(WriteRecord("s", "other", b"x", None)) is True
 
 
-def test_redis__awaited_listing_and_closing__work(valkey: Server) -> None:
+def test_redis__entries_async_and_aclose__work(valkey: Server) -> None:
     async def story(store: RedisStore) -> None:
         assert await store.entries_async("s") == {}
-        await store.apply_async(Write("s", "k", b"x", None))
+        await store.apply_async(WriteRecord("s", "k", b"x", None))
         assert await store.entries_async("s") == {"k": b"x"}
         await store.aclose()
 
@@ -88,189 +89,187 @@ def test_redis__awaited_listing_and_closing__work(valkey: Server) -> None:
         asyncio.run(story(store))
 
 
-def test_redis__interrupted_in_mid_call__uses_that_connection_no_more(
+def test_redis__interrupted_during_a_call__drops_the_connection(
     valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with redis_store(valkey) as store:
-        store.apply(Write("s", "k", b"mine", None))
+        store.apply(WriteRecord("s", "k", b"value", None))
         connection = store._pool.idle[0][0]
 
-        def interrupted() -> None:
+        def interrupt() -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(connection, "read_response", interrupted)
+        monkeypatch.setattr(connection, "read_response", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            store.apply(Read("s", "other"))
-        assert store.apply(Read("s", "k")) == b"mine"
+            store.apply(ReadRecord("s", "other"))
+        assert store.apply(ReadRecord("s", "k")) == b"value"
 
 
-def test_redis__too_many_waiting__is_refused(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_async, "_WAITING_MAX", 3)
+def test_redis__queue_full__is_refused(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_batches, "_QUEUED_MAX", 3)
 
     async def story(store: RedisStore) -> list[Any]:
-        asked = [store.apply_async(Read("s", "k")) for _ in range(5)]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        calls = [store.apply_async(ReadRecord("s", "k")) for _ in range(5)]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
         await store.aclose()
-        return answers
+        return replies
 
     with redis_store(valkey) as store:
-        answers = asyncio.run(story(store))
-    assert [type(answer) for answer in answers] == [type(None)] * 3 + [StateError] * 2
+        replies = asyncio.run(story(store))
+    assert [type(reply) for reply in replies] == [type(None)] * 3 + [StateError] * 2
 
 
-def test_redis__loop_ends_while_a_batch_is_under_way__its_callers_are_cancelled(valkey: Server) -> None:
+def test_redis__send_task_cancelled__cancels_its_callers(valkey: Server) -> None:
     async def story(store: RedisStore) -> list[Any]:
-        asked = [asyncio.ensure_future(store.apply_async(Read("s", "k"))) for _ in range(3)]
+        calls = [asyncio.ensure_future(store.apply_async(ReadRecord("s", "k"))) for _ in range(3)]
         await asyncio.sleep(0)
-        line = store.lines()._line_of(asyncio.get_running_loop())
-        assert line._sending is not None
+        loop_pipeline = store.pipelines()._pipeline_for(asyncio.get_running_loop())
+        assert loop_pipeline._send_task is not None
         await asyncio.sleep(0)
-        asked.append(asyncio.ensure_future(store.apply_async(Read("s", "k"))))
+        calls.append(asyncio.ensure_future(store.apply_async(ReadRecord("s", "k"))))
         await asyncio.sleep(0)
-        line._sending.cancel()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        assert await store.apply_async(Read("s", "k")) is None
+        loop_pipeline._send_task.cancel()
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        assert await store.apply_async(ReadRecord("s", "k")) is None
         await store.aclose()
-        return answers
+        return replies
 
     with redis_store(valkey) as store:
-        assert all(isinstance(answer, asyncio.CancelledError) for answer in asyncio.run(story(store)))
+        assert all(isinstance(reply, asyncio.CancelledError) for reply in asyncio.run(story(store)))
 
 
-def test_redis__loops_that_ended__are_forgotten(valkey: Server) -> None:
-    async def ask(store: RedisStore) -> None:
-        await store.apply_async(Read("s", "k"))
-        line = store.lines()._line_of(asyncio.get_running_loop())
-        assert line._connection is not None
-        await line._connection.disconnect()
+def test_redis__event_loops_closed__are_dropped(valkey: Server) -> None:
+    async def read(store: RedisStore) -> None:
+        await store.apply_async(ReadRecord("s", "k"))
+        loop_pipeline = store.pipelines()._pipeline_for(asyncio.get_running_loop())
+        assert loop_pipeline._connection is not None
+        await loop_pipeline._connection.disconnect()
 
     with redis_store(valkey) as store:
         for _ in range(4):
-            asyncio.run(ask(store))
+            asyncio.run(read(store))
             gc.collect()
-        assert len(store.lines()._by_loop) <= 2
+        assert len(store.pipelines()._by_loop) <= 2
 
 
-def test_redis__connection_spoiled_while_idle__is_replaced(
+def test_redis__idle_connection_that_cannot_be_checked__is_replaced(
     valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot even be looked at is of no use."""
+    """A connection that cannot even be checked is not used."""
 
     def broken(*_: object, **__: object) -> bool:
-        raise OSError("no longer there")
+        raise OSError("closed")
 
     with redis_store(valkey) as store:
-        store.apply(Read("s", "k"))
+        store.apply(ReadRecord("s", "k"))
         connection, _ = store._pool.idle.pop()
         monkeypatch.setattr(connection, "can_read", broken)
         store._pool.idle.append((connection, 0))
-        assert store.apply(Read("s", "k")) is None
+        assert store.apply(ReadRecord("s", "k")) is None
         assert store._pool.idle[0][0] is not connection
 
 
-def test_redis__answer_to_nobody_that_fails__is_not_complained_of(valkey: Server) -> None:
+def test_consume_error__failed_or_cancelled_future__is_not_logged(valkey: Server) -> None:
     async def story() -> None:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(redis_async._unheard)
-        future.set_exception(StateError("nobody hears this"))
+        future.add_done_callback(async_batches._consume_error)
+        future.set_exception(StateError("no caller awaits this"))
         await asyncio.sleep(0)
         other: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        other.add_done_callback(redis_async._unheard)
+        other.add_done_callback(async_batches._consume_error)
         other.cancel()
         await asyncio.sleep(0)
 
     asyncio.run(story())
 
 
-def test_redis__caller_gone_that_took_nothing__needs_nothing_given_back(valkey: Server) -> None:
+def test_redis__caller_of_a_read_cancelled__needs_no_undo(valkey: Server) -> None:
     async def story(store: RedisStore) -> None:
-        await store.apply_async(Read("s", "k"))
-        asked = asyncio.ensure_future(store.apply_async(Read("s", "k")))
+        await store.apply_async(ReadRecord("s", "k"))
+        calls = asyncio.ensure_future(store.apply_async(ReadRecord("s", "k")))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        asked.cancel()
-        assert await store.apply_async(Read("s", "k")) is None
+        calls.cancel()
+        assert await store.apply_async(ReadRecord("s", "k")) is None
         await store.aclose()
 
     with redis_store(valkey) as store:
         asyncio.run(story(store))
 
 
-def test_operation__granted_to_a_caller_that_is_gone__is_given_back_if_it_can_be() -> None:
-    question = Question(LimitConfig(10, 10).rule(), "n", "k", 2)
-    granted, refused = Answer(0, 10, 8, 0, 1, 0), Answer(5, 10, 0, 5, 1, 0)
-    undo = LimitOperation([question]).undo([granted])
+def test_undo__caller_cancelled__gives_back_what_was_granted() -> None:
+    demand = LimitDemand(LimitConfig(10, 10).build_strategy(), "n", "k", 2)
+    granted, refused = LimitReply(0, 10, 8, 0, 1, 0), LimitReply(5, 10, 0, 5, 1, 0)
+    undo = LimitOperation([demand]).undo([granted])
     assert undo is not None
-    assert undo.questions[0].amount == -2
-    assert LimitOperation([question]).undo([refused]) is None
-    assert LimitOperation([question], patience_us=9).undo([granted]) is None
-    assert LimitOperation([question._replace(amount=0)]).undo([granted]) is None
+    assert undo.demands[0].amount == -2
+    assert LimitOperation([demand]).undo([refused]) is None
+    assert LimitOperation([demand], max_wait_us=9).undo([granted]) is None
+    assert LimitOperation([demand._replace(amount=0)]).undo([granted]) is None
 
 
-def test_remote__decides_nothing_here(valkey: Server) -> None:
+def test_remote_bound_limit__try_acquire__would_block(valkey: Server) -> None:
     with redis_store(valkey) as store:
-        bound = RemoteBound(store, Asked(LimitConfig(10, 10).rule(), "n"))
-        with pytest.raises(Busy):
-            bound.attempt("k", 1)
+        bound = RemoteBoundLimit(store, LimitDefinition(LimitConfig(10, 10).build_strategy(), "n"))
+        with pytest.raises(WouldBlock):
+            bound.try_acquire("k", 1)
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
-def test_redis__answer_from_a_server_that_forgot_all_scripts__is_right(
-    valkey: Server, strategy: LimitStrategy
-) -> None:
+def test_redis__scripts_flushed__are_sent_again(valkey: Server, strategy: LimitStrategy) -> None:
     async def story() -> list[bool]:
         limiter = RedisLimiter(
             LimitConfig(1, 9, 60, strategy), valkey.url + "?timeout=5", f"flush-{strategy.value}"
         )
-        answers: list[bool] = []
+        replies: list[bool] = []
         for _ in range(2):
             command(valkey, "SCRIPT", "FLUSH")
-            answers.append(await limiter.acquire(str(len(answers))))
+            replies.append(await limiter.acquire(str(len(replies))))
             command(valkey, "SCRIPT", "FLUSH")
-            answers.append((await limiter.decide(str(len(answers)))).allowed)
+            replies.append((await limiter.decide(str(len(replies)))).allowed)
         await limiter.aclose()
-        return answers
+        return replies
 
     assert asyncio.run(story()) == [True] * 4
-    forget_stores()
+    close_stores()
 
 
 def test_sliding_window__lowered_below_a_cost__waits_for_an_empty_log() -> None:
     limiter = BaseLimiter(LimitConfig(1, 10, 100, LimitStrategy.SLIDING_WINDOW)).sync
     limiter.acquire("k")
-    limiter.change(LimitConfig(1, 2, 100, LimitStrategy.SLIDING_WINDOW))
+    limiter.set_limit(LimitConfig(1, 2, 100, LimitStrategy.SLIDING_WINDOW))
     assert 99 < limiter.decide("k", 8).retry_after <= 100
 
 
 def test_redis__many_records__are_listed_page_by_page(valkey: Server) -> None:
     with redis_store(valkey) as store:
         for number in range(1_200):
-            store.apply(Write("many", str(number), b"%d" % number, 60))
+            store.apply(WriteRecord("many", str(number), b"%d" % number, 60))
         assert store.entries("many") == {str(number): b"%d" % number for number in range(1_200)}
 
 
-def test_redis__after_a_fork__starts_with_connections_of_its_own(valkey: Server) -> None:
-    async def ask(store: RedisStore) -> None:
-        assert await store.apply_async(Read("s", "k")) is None
-        line = store.lines()._line_of(asyncio.get_running_loop())
+def test_redis__after_a_fork__uses_new_connections(valkey: Server) -> None:
+    async def read(store: RedisStore) -> None:
+        assert await store.apply_async(ReadRecord("s", "k")) is None
+        loop_pipeline = store.pipelines()._pipeline_for(asyncio.get_running_loop())
         store.after_fork()
-        assert store._lines is None
-        assert await store.apply_async(Read("s", "k")) is None
+        assert store._pipelines is None
+        assert await store.apply_async(ReadRecord("s", "k")) is None
         await store.aclose()
-        await line.aclose()
+        await loop_pipeline.aclose()
 
     with redis_store(valkey) as store:
-        store.apply(Read("s", "k"))
+        store.apply(ReadRecord("s", "k"))
         connection = store._pool.idle[0][0]
-        asyncio.run(ask(store))
+        asyncio.run(read(store))
         assert not store._pool.idle
-        assert store.apply(Read("s", "k")) is None
+        assert store.apply(ReadRecord("s", "k")) is None
         connection.disconnect()
 
 
-def test_redis__closed_twice__does_no_harm(valkey: Server) -> None:
+def test_redis__closed_twice__is_harmless(valkey: Server) -> None:
     async def story(store: RedisStore) -> None:
-        await store.apply_async(Read("s", "k"))
+        await store.apply_async(ReadRecord("s", "k"))
         await store.aclose()
         await store.aclose()
 
@@ -278,80 +277,92 @@ def test_redis__closed_twice__does_no_harm(valkey: Server) -> None:
         asyncio.run(story(store))
 
 
-def test_redis__line_that_cannot_be_looked_at__is_opened_again(
+def test_redis__pipeline_connection_that_cannot_be_checked__is_replaced(
     valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(store: RedisStore) -> None:
-        await store.apply_async(Read("s", "k"))
-        line = store.lines()._line_of(asyncio.get_running_loop())
+        await store.apply_async(ReadRecord("s", "k"))
+        loop_pipeline = store.pipelines()._pipeline_for(asyncio.get_running_loop())
 
         async def broken() -> bool:
-            raise redis.ConnectionError("no longer there")
+            raise redis.ConnectionError("closed")
 
-        monkeypatch.setattr(line._connection, "can_read", broken)
-        line._used_ns = 0
-        assert await store.apply_async(Read("s", "k")) is None
+        monkeypatch.setattr(loop_pipeline._connection, "can_read", broken)
+        loop_pipeline._used_ns = 0
+        assert await store.apply_async(ReadRecord("s", "k")) is None
         await store.aclose()
 
     with redis_store(valkey) as store:
         asyncio.run(story(store))
 
 
-def test_redis__error_of_the_whole_call__reaches_all_its_callers_and_those_who_left_are_forgotten(
+def test_redis__error_of_a_whole_call__reaches_all_callers_but_cancelled_ones(
     valkey: Server,
 ) -> None:
-    """A record of the wrong type fails the call; one caller is gone by then."""
+    """A record of the wrong type fails the call; one caller is cancelled by then."""
 
     async def story(store: RedisStore) -> list[Any]:
-        asked = [asyncio.ensure_future(store.apply_async(Read("s", "k"))) for _ in range(3)]
+        calls = [asyncio.ensure_future(store.apply_async(ReadRecord("s", "k"))) for _ in range(3)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        asked[0].cancel()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        calls[0].cancel()
+        replies = await asyncio.gather(*calls, return_exceptions=True)
         await store.aclose()
-        return answers
+        return replies
 
     with redis_store(valkey) as store:
         command(valkey, "RPUSH", "s:k", "x")
-        answers = asyncio.run(story(store))
-    assert [type(answer) for answer in answers] == [asyncio.CancelledError, StateTypeError, StateTypeError]
+        replies = asyncio.run(story(store))
+    assert [type(reply) for reply in replies] == [asyncio.CancelledError, StateTypeError, StateTypeError]
 
 
-def test_asking__refused_by_the_server__leaves_no_reply_behind_for_the_next_caller(valkey: Server) -> None:
-    """A server that is no cluster refuses the word before the call, and answers the call all the same."""
-    asked = Asked(LimitConfig(10, 10).rule(), "asking")
-    asking: Any = _Rewritten(Take(asked, "k", 1), asking=True, stripped=False)
+def test_rewritten_operation__other_script__does_what_the_operation_does() -> None:
+    definition = LimitDefinition(LimitConfig(10, 10).build_strategy(), "asking")
+    operation = AcquireOperation(definition, "k", 1)
+    rewritten = _RewrittenOperation(operation, asking=True, states_only=False)
+    assert rewritten.script == operation.script._replace(asking=True)
+    assert rewritten.state_keys == operation.state_keys
+    assert rewritten.step([None], 0) == operation.step([None], 0)
+    assert rewritten.script_keys() == operation.script_keys()
+    assert rewritten.script_args() == operation.script_args()
+    assert rewritten.undo(5) is None
+
+
+def test_asking__refused_by_the_server__leaves_no_reply_for_the_next_caller(valkey: Server) -> None:
+    """A server that is not a cluster refuses ASKING and still replies the call after it."""
+    definition = LimitDefinition(LimitConfig(10, 10).build_strategy(), "asking")
+    asking: Any = _RewrittenOperation(AcquireOperation(definition, "k", 1), asking=True, states_only=False)
 
     async def story(store: RedisStore) -> None:
         with pytest.raises(StateUnavailableError):
             await store.apply_async(asking)
-        assert await store.apply_async(Read("s", "nothing")) is None
+        assert await store.apply_async(ReadRecord("s", "nothing")) is None
         await store.aclose()
 
     with redis_store(valkey) as store:
-        store.apply(Take(asked, "k", 1))
+        store.apply(AcquireOperation(definition, "k", 1))
         with pytest.raises(StateUnavailableError):
             store.apply(asking)
-        assert store.apply(Read("s", "nothing")) is None
-        command(valkey, "SET", "rate_limiter:asking:k", "no hash")
+        assert store.apply(ReadRecord("s", "nothing")) is None
+        command(valkey, "SET", "rate_limiter:asking:k", "not a hash")
         command(valkey, "SCRIPT", "FLUSH")
         with pytest.raises(StateUnavailableError):  # both replies are errors
             store.apply(asking)
-        assert store.apply(Read("s", "nothing")) is None
+        assert store.apply(ReadRecord("s", "nothing")) is None
         asyncio.run(story(store))
 
 
-def test_name__no_thread_to_look_it_up__is_looked_up_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(self: threading.Thread) -> None:
+def test_resolver__no_thread_available__works_for_the_next_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     async def story() -> None:
-        names = Names()
+        resolver = NameResolver()
         with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", none_left)
+            patched.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError):
-                await names.addresses("localhost", 1)
-        assert await names.addresses("localhost", 1)
+                await resolver.addresses("localhost", 1)
+        assert await resolver.addresses("localhost", 1)
 
     asyncio.run(story())
 
@@ -359,23 +370,23 @@ def test_name__no_thread_to_look_it_up__is_looked_up_by_the_next(monkeypatch: py
 @pytest.mark.parametrize(
     "url", ["redis://:123/45hunter2@h:1/0", "redis://:hunter2/x@h:1", "redis+cluster://h:hunter2/0"]
 )
-def test_url__password_cut_short__is_refused_without_showing_it(url: str) -> None:
+def test_url__unquoted_password__is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ValueError, match="state cannot be read") as raised:
         open_store(url)
     assert "hunter2" not in f"{raised.value!r} {raised.value.__cause__!r}"
     with pytest.raises(ValueError, match="a port must be a number"):
-        Several.read("redis+cluster://h:x/0", 1)
+        MultiHostURL.parse("redis+cluster://h:x/0", 1)
 
 
-def test_url__options_that_are_ours__are_not_the_urls(valkey: Server) -> None:
+def test_url__fixed_option__is_ignored(valkey: Server) -> None:
     with closing(RedisStore(f"{valkey.url}?decode_responses=true", timeout=5)) as store:
-        store.apply(Write("s", "k", b"x", None))
-        assert store.apply(Read("s", "k")) == b"x"
+        store.apply(WriteRecord("s", "k", b"x", None))
+        assert store.apply(ReadRecord("s", "k")) == b"x"
 
 
-def test_fork__of_a_store_that_no_loop_has_used__leaves_nothing_to_the_parent(valkey: Server) -> None:
+def test_fork__no_pipelines_yet__keeps_none_for_the_parent(valkey: Server) -> None:
     with redis_store(valkey) as store:
-        before = len(redis_store_module._left_to_parents)
+        before = len(redis_store_module._parent_pipelines)
         store.after_fork()
-        assert len(redis_store_module._left_to_parents) == before
-        assert store.apply(Read("s", "k")) is None
+        assert len(redis_store_module._parent_pipelines) == before
+        assert store.apply(ReadRecord("s", "k")) is None

@@ -1,4 +1,4 @@
-"""Who may know whom: the layers, and what `import comporta` brings along."""
+"""Modules import only from layers below them, and ``import comporta`` loads nothing slow."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Prints the top-level names that the import adds; what start-up itself loaded does not count.
+# Print the top-level names that the import adds to those that the interpreter loaded at startup.
 NAMES_IMPORTED = """
 import sys
 before = set(sys.modules)
@@ -16,7 +16,7 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
 
 
 def test_layers__all_modules__import_downwards_only() -> None:
-    """The order itself is in pyproject.toml, under [tool.importlinter]."""
+    """``pyproject.toml`` lists the layers in ``[tool.importlinter]``."""
     lint_imports = Path(sys.executable).with_name("lint-imports")
     linted = subprocess.run(
         [lint_imports, "--no-cache", "--no-logo"],
@@ -42,7 +42,7 @@ def test_import__fresh_interpreter__loads_nothing_but_the_standard_library(tmp_p
 
 
 def test_import__fresh_interpreter__loads_no_slow_part_of_the_standard_library(tmp_path: Path) -> None:
-    """Each of these costs milliseconds at every start; whoever needs one imports it there and then."""
+    """Each of these takes milliseconds to load; a function that needs one imports it itself."""
     imported = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(ROOT / 'src')]!r}\n{NAMES_IMPORTED}"],
         cwd=tmp_path,

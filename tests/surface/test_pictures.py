@@ -1,4 +1,4 @@
-"""The pictures of the guides are what the code does, can be read by everybody, and are shown somewhere."""
+"""The pictures of the guides show what the code does, are accessible, and appear on a page."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ NAMES = (*QUICK, *SLOW)
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         yield page, page.read_text("utf-8")
 
 
-def test_pictures__played_again__are_the_committed_bytes() -> None:
-    """In a process of its own: a scene sets clocks and chances for as long as it is played."""
+def test_pictures__drawn_again__are_identical_to_the_committed_files() -> None:
+    """In a separate process, because a scene replaces clocks and randomness while it runs."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     command = [sys.executable, "-m", "benchmarks.pictures", "--check"]
     ran = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
-def test_pictures__in_the_folder__are_those_that_are_drawn() -> None:
-    assert {path.stem for path in (ROOT / "docs" / "pictures").glob("*.svg")} == set(QUICK)
+def test_pictures__files_in_the_folder__are_exactly_those_with_a_scene() -> None:
+    assert {path.stem for path in (ROOT / "docs" / "pictures").glob("*.svg")} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_picture__file__has_words_for_those_who_do_not_see_it_and_both_pages(name: str) -> None:
+def test_picture__file__has_alternative_text_and_a_dark_mode(name: str) -> None:
     text = path_of(name).read_text("utf-8")
     svg = ET.fromstring(text)  # noqa: S314 - our own file
-    said = [svg.findtext(f"{SVG}title") or "", svg.findtext(f"{SVG}desc") or ""]
-    assert all(len(words) > 20 for words in said)
+    descriptions = [svg.findtext(f"{SVG}title") or "", svg.findtext(f"{SVG}desc") or ""]
+    assert all(len(text) > 20 for text in descriptions)
     assert svg.get("role") == "img"
     assert "@media (prefers-color-scheme:dark)" in text
     assert re.findall(r"https?://[^'\s]+", text) == ["http://www.w3.org/2000/svg"]
@@ -49,7 +49,7 @@ def test_picture__file__has_words_for_those_who_do_not_see_it_and_both_pages(nam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_picture__file__keeps_its_words_within_its_frame(name: str) -> None:
+def test_picture__texts_in_the_file__stay_within_its_frame(name: str) -> None:
     svg = ET.fromstring(path_of(name).read_text("utf-8"))  # noqa: S314 - our own file
     for text in svg.iter(f"{SVG}text"):
         x, width = float(text.get("x", "0")), 7 * len(text.text or "")
@@ -58,13 +58,13 @@ def test_picture__file__keeps_its_words_within_its_frame(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_picture__in_a_guide__has_a_sentence_in_its_place(name: str) -> None:
-    target = path_of(name).relative_to(ROOT / "docs").as_posix()
+def test_picture__on_a_page__has_a_sentence_as_alternative_text(name: str) -> None:
+    target = path_of(name)
     shown = [
         alt
         for page, text in pages()
         for alt, path in re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", text)
-        if path == target
+        if (page.parent / path).resolve() == target
     ]
     assert shown
     assert all(len(alt) > 30 for alt in shown)

@@ -1,4 +1,4 @@
-"""What the repository and the built wheel hold, and what they must not."""
+"""What the repository and the built wheel contain, and what they must not contain."""
 
 import re
 import subprocess
@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
-# A path into somebody's machine, an address of a package index, a file on a disk.
-NOT_OURS = re.compile(
+# A path on a developer's machine, the address of a package index, the URL of a local file.
+MACHINE_SPECIFIC = re.compile(
     r"""
       (?<![\w.]) /(?:work|root|home|Users)/
     | https?://\S+/simple\b
@@ -27,7 +27,7 @@ NOT_OURS = re.compile(
 
 
 def texts() -> Iterator[tuple[Path, str]]:
-    """Every text file that git would take, found without git: a download has none."""
+    """Yield every text file that git would track. Works without git, which a downloaded archive lacks."""
     ignored = GitIgnoreSpec.from_lines(
         [".git", *(ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
     )
@@ -40,44 +40,44 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 def test_text_files__all__name_no_machine_and_no_package_index() -> None:
-    found = [
+    lines = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path, text in texts()
         for number, line in enumerate(text.splitlines(), start=1)
-        if NOT_OURS.search(line)
+        if MACHINE_SPECIFIC.search(line)
     ]
-    assert found == []
+    assert lines == []
 
 
 @pytest.mark.parametrize("line", ["cd /{}/main", '"/{}/x"'])
 @pytest.mark.parametrize("folder", ["work", "root", "home", "Users"])
-def test_not_ours__path_of_a_machine__is_recognised(line: str, folder: str) -> None:
-    assert NOT_OURS.search(line.format(folder))
+def test_machine_specific__path_of_a_machine__matches(line: str, folder: str) -> None:
+    assert MACHINE_SPECIFIC.search(line.format(folder))
 
 
-def test_lock_files__all__are_there() -> None:
+def test_lock_files__all__exist() -> None:
     assert [path.name for path in LOCKS] == ["bench.txt", "demo.txt", "dev.txt"]
 
 
-def test_lock_file_of_the_demo__versions__are_those_of_contributors() -> None:
+def test_lock_file_of_the_demo__versions__equal_those_for_contributors() -> None:
     pinned = [set(re.findall(r"^\S+==\S+", lock.read_text(encoding="utf-8"), re.MULTILINE)) for lock in LOCKS]
     _, demo, dev = pinned
     assert demo < dev
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_lock_file__every_package__is_pinned_by_hash_and_has_no_address(lock: Path) -> None:
+def test_lock_file__every_package__is_pinned_by_version_and_hash_without_url(lock: Path) -> None:
     text = lock.read_text(encoding="utf-8")
     assert "://" not in text
-    assert not re.search(r"^-", text, re.MULTILINE), "an option, such as an index"
+    assert not re.search(r"^-", text, re.MULTILINE), "the file contains an option, such as an index URL"
     packages = re.findall(r"^\w.*(?:\n\s+--hash=.*)*", text, re.MULTILINE)
-    loose = [package for package in packages if "==" not in package or "--hash=" not in package]
+    unpinned = [package for package in packages if "==" not in package or "--hash=" not in package]
     assert packages
-    assert loose == []
+    assert unpinned == []
 
 
-def test_wheel__built_from_the_tree__holds_every_file_of_the_package(tmp_path: Path) -> None:
-    """Above all the Lua files, which no import would miss until Redis is asked."""
+def test_wheel__built_from_the_tree__contains_every_file_of_the_package(tmp_path: Path) -> None:
+    """This matters most for Lua files: an import succeeds without them, and the first Redis call fails."""
     built = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
         cwd=ROOT,

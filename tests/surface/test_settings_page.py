@@ -1,9 +1,10 @@
-"""docs/settings.md has every setting: its variable, what it may be and its default, as in the code."""
+"""docs/reference/settings.md lists every setting with its variable, range and default, as in the code."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -15,8 +16,8 @@ import comporta
 from comporta.breaker.config import BreakerConfig
 from comporta.breaker.registry import DEFAULTS
 from comporta.limits.config import LimitConfig, LimitStrategy
-from comporta.limits.degradation import Degradation
 from comporta.limits.limiter import BaseLimiter
+from comporta.limits.overrides.degradation import Degradation
 from comporta.retry.budget import Budget
 from comporta.retry.retry import Retry
 from comporta.service.config import ServiceConfig
@@ -31,17 +32,17 @@ from comporta.settings import (
     ServiceSettings,
     UpstreamSettings,
 )
-from comporta.settings.environment import FAMILIES
-from comporta.settings.service import TABLES, service_variable
-from comporta.settings.written import Written, kinds, names
+from comporta.settings.environment import VARIABLE_FAMILIES
+from comporta.settings.service_schema import SERVICE_TABLES, service_variable
+from comporta.settings.toml_table import SettingsTable, setting_fields, setting_names
 from comporta.stores.memory import MemoryStore
-from comporta.upstream.upstream import Upstream
+from comporta.upstream.upstream import DEGRADATION_RULE, Upstream
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
 
-FEW_MORE = 1.000_001
-READ = re.compile(
+JUST_ABOVE = 1.000_001
+VARIABLES_READ = re.compile(
     r"""
       environ(?:\.get\(|\[)\s*"([A-Z_]+)"
     | _VARIABLE\w*(?::\ Final)?\ =\ "([A-Z_]+)"
@@ -51,17 +52,17 @@ READ = re.compile(
 )
 
 
-class Table(NamedTuple):
-    """A table of settings: what its fields are without a word, and who says no to a value."""
+class DocumentedTable(NamedTuple):
+    """A settings table: its heading, its class, its defaults, and a function that validates one field."""
 
     heading: str
-    written: type[Written]
+    settings: type[SettingsTable]
     defaults: Mapping[str, Any]
     build: Callable[[str, Any], object]
 
 
-class Row(NamedTuple):
-    """A row of the page."""
+class PageRow(NamedTuple):
+    """A row of a table on the page."""
 
     field: str
     variable: str
@@ -70,90 +71,102 @@ class Row(NamedTuple):
     meaning: str
 
 
-def _defaults(made_by: Callable[..., Any]) -> dict[str, Any]:
-    return {name: one.default for name, one in inspect.signature(made_by).parameters.items()}
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    return {name: each.default for name, each in inspect.signature(function).parameters.items()}
 
 
-def _in_table(written: type[Written]) -> Callable[[str, Any], object]:
-    return lambda field, value: written(**{field: value})
+def _table_builder(settings: type[SettingsTable]) -> Callable[[str, Any], object]:
+    return lambda field, value: settings(**{field: value})
 
 
-def _limit(field: str, value: Any) -> object:
+def _build_limit(field: str, value: Any) -> object:
     numbers = {"rate": 1.0, "capacity": 1, "window": 1.0, "strategy": LimitStrategy.SLIDING_WINDOW}
     if field == "rate":
         numbers["strategy"] = LimitStrategy.TOKEN_BUCKET
     return LimitConfig(**{**numbers, field: value})
 
 
-def _upstream(field: str, value: Any) -> object:
+def _build_upstream(field: str, value: Any) -> object:
     return Upstream("a", "1/s", state=MemoryStore(), **{"max_concurrent": 1, field: value})
 
 
-def _retry(field: str, value: Any) -> object:
+def _build_retry(field: str, value: Any) -> object:
     if field.startswith("budget_"):
         return Budget(**{field.removeprefix("budget_"): value})
-    return Retry(**{field: value})
+    longest = {"max_delay": 86_400} if field == "min_delay" else {}
+    return Retry(**{**longest, field: value})
 
 
-def _own(written: type[Written]) -> dict[str, Any]:
-    return {one.name: one.default for one in kinds(written)}
+def _field_defaults(settings: type[SettingsTable]) -> dict[str, Any]:
+    return {each.name: each.default for each in setting_fields(settings)}
 
 
 _BUDGET = {f"budget_{name}": default for name, default in _defaults(Budget).items()}
 
-ALL = [
-    Table("[limits.<name>]", LimitSettings, _own(LimitSettings), _limit),
-    Table(
+TABLES = [
+    DocumentedTable("[limits.<name>]", LimitSettings, _field_defaults(LimitSettings), _build_limit),
+    DocumentedTable(
         "[breakers.<name>]",
         BreakerSettings,
         _defaults(BreakerConfig),
         lambda field, value: BreakerConfig(**{"slow_seconds": 1, "slow_ratio": 1, field: value}),
     ),
-    Table("[upstreams.<name>]", UpstreamSettings, _defaults(Upstream), _upstream),
-    Table("[upstreams.<name>.retry]", RetrySettings, {**_defaults(Retry), **_BUDGET}, _retry),
-    Table(
+    DocumentedTable("[upstreams.<name>]", UpstreamSettings, _defaults(Upstream), _build_upstream),
+    DocumentedTable("[upstreams.<name>.retry]", RetrySettings, {**_defaults(Retry), **_BUDGET}, _build_retry),
+    DocumentedTable(
         "[upstreams.<name>.degradation]",
         DegradationSettings,
-        _defaults(Degradation),
+        {**_defaults(Degradation), "rule": DEGRADATION_RULE},
         lambda field, value: Degradation(BaseLimiter("1/s"), **{field: value}),
     ),
-    Table("[service]", ServiceSettings, _own(ServiceSettings), _in_table(ServiceSettings)),
-    Table("[service.search]", SearchSettings, _own(SearchSettings), _in_table(SearchSettings)),
-    Table("[service.batch]", BatchSettings, _own(BatchSettings), _in_table(BatchSettings)),
-    Table("[service.addresses]", AddressesSettings, _own(AddressesSettings), _in_table(AddressesSettings)),
+    DocumentedTable(
+        "[service]", ServiceSettings, _field_defaults(ServiceSettings), _table_builder(ServiceSettings)
+    ),
+    DocumentedTable(
+        "[service.search]", SearchSettings, _field_defaults(SearchSettings), _table_builder(SearchSettings)
+    ),
+    DocumentedTable(
+        "[service.batch]", BatchSettings, _field_defaults(BatchSettings), _table_builder(BatchSettings)
+    ),
+    DocumentedTable(
+        "[service.addresses]",
+        AddressesSettings,
+        _field_defaults(AddressesSettings),
+        _table_builder(AddressesSettings),
+    ),
 ]
 FIELDS = [
     pytest.param(table, field, id=f"{table.heading}.{field}")
-    for table in ALL
-    for field in names(table.written)
-    if not (table.written is ServiceSettings and field in TABLES)
+    for table in TABLES
+    for field in setting_names(table.settings)
+    if not (table.settings is ServiceSettings and field in SERVICE_TABLES)
 ]
 
 
-def rows(heading: str) -> Iterator[Row]:
-    """Yield the rows under a heading."""
+def rows(heading: str) -> Iterator[PageRow]:
+    """Yield the rows of the table below a heading."""
     section = re.search(rf"^## `{re.escape(heading)}`\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
-    assert section, f"no heading {heading}"
+    assert section, f"the page has no heading {heading}"
     for line in section[1].splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if len(cells) == len(Row._fields) and cells[0].startswith("`"):
-            yield Row(cells[0].strip("`"), *cells[1:])
+        if len(cells) == len(PageRow._fields) and cells[0].startswith("`"):
+            yield PageRow(cells[0].strip("`"), *cells[1:])
 
 
-def row_of(table: Table, field: str) -> Row:
-    """Return the one row about a field."""
-    found = [row for row in rows(table.heading) if row.field == field]
-    assert len(found) == 1, f"{table.heading} {field} must have one row, got {len(found)}"
-    return found[0]
+def row_of(table: DocumentedTable, field: str) -> PageRow:
+    """Return the only row of a field."""
+    matches = [row for row in rows(table.heading) if row.field == field]
+    assert len(matches) == 1, f"{table.heading} {field} must have one row, got {len(matches)}"
+    return matches[0]
 
 
-def variable_of(table: Table, field: str) -> str:
-    """Return the variable that lays a value over a field, as the code reads it."""
+def variable_of(table: DocumentedTable, field: str) -> str:
+    """Return the environment variable that overrides a field."""
     head, _, rest = table.heading.strip("[]").partition(".")
     if head == "service":
         return f"`{service_variable('.'.join(filter(None, (rest, field))))}`"
     path = (*rest.split(".")[1:], field)
-    for family in FAMILIES:
+    for family in VARIABLE_FAMILIES:
         if family.table == head and family.prefix:
             for ending, target in family.fields.items():
                 if target == path or (field == "limit" and target == ("limit", "limit")):
@@ -161,20 +174,20 @@ def variable_of(table: Table, field: str) -> str:
     return "none"
 
 
-def shown(value: Any) -> str:
-    """Return a default as the page shows it."""
+def default_text(value: Any) -> str:
+    """Return a default as the page has to show it."""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, str):
         return f'`"{value}"`'
     if isinstance(value, tuple):
-        return f"`[{', '.join(f'{one:g}' for one in value)}]`"
+        return f"`[{', '.join(f'{each:g}' for each in value)}]`"
     return f"`{value:.15g}`"
 
 
 @pytest.mark.parametrize(("table", "field"), FIELDS)
-def test_page__field_of_a_table__has_a_row_with_its_variable_default_and_meaning(
-    table: Table, field: str
+def test_page__each_field__has_a_row_with_its_variable_default_and_meaning(
+    table: DocumentedTable, field: str
 ) -> None:
     row = row_of(table, field)
     default = table.defaults[field]
@@ -182,58 +195,67 @@ def test_page__field_of_a_table__has_a_row_with_its_variable_default_and_meaning
     assert row.allowed
     assert row.meaning
     if default is None or default is inspect.Parameter.empty:
-        assert not row.default.startswith("`"), "nothing is the default: say in words what that means"
+        assert not row.default.startswith("`"), (
+            "there is no default: the page must explain what happens without a value"
+        )
     else:
-        assert row.default.partition(" ")[0] == shown(default).partition(" ")[0]
-        assert row.default.startswith(shown(default))
+        assert row.default.partition(" ")[0] == default_text(default).partition(" ")[0]
+        assert row.default.startswith(default_text(default))
 
 
 @pytest.mark.parametrize(("table", "field"), FIELDS)
-def test_page__range_of_a_field__is_where_the_code_begins_to_refuse(table: Table, field: str) -> None:
+def test_page__range_of_a_field__is_the_one_that_the_code_enforces(
+    table: DocumentedTable, field: str
+) -> None:
     allowed = row_of(table, field).allowed
-    whole = "whole" in allowed
+    is_integer = "whole" in allowed
     for low, high in re.findall(r"\b([\d.]+) to ([\d.]+)\b", allowed):
-        least, most = (int(low), int(high)) if whole else (float(low), float(high))
+        least, most = (int(low), int(high)) if is_integer else (float(low), float(high))
         table.build(field, least)
         table.build(field, most)
-        for beyond in (least - 1 if whole else least - 0.000_1, most + 1 if whole else most * FEW_MORE):
+        for beyond in (
+            least - 1 if is_integer else least - 0.000_1,
+            most + 1 if is_integer else most * JUST_ABOVE,
+        ):
             with pytest.raises(ValueError, match=field.removeprefix("budget_")):
                 table.build(field, beyond)
     for high in re.findall(r"above 0, at most ([\d.]+)", allowed):
         table.build(field, float(high))
-        for beyond in (0, float(high) * FEW_MORE):
+        for beyond in (0, float(high) * JUST_ABOVE):
             with pytest.raises(ValueError, match=field):
                 table.build(field, beyond)
 
 
-@pytest.mark.parametrize("table", ALL, ids=lambda table: table.heading)
-def test_page__rows_of_a_table__are_of_fields_that_there_are(table: Table) -> None:
-    assert [row.field for row in rows(table.heading) if row.field not in names(table.written)] == []
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.heading)
+def test_page__each_row__describes_a_field_that_exists(table: DocumentedTable) -> None:
+    assert [row.field for row in rows(table.heading) if row.field not in setting_names(table.settings)] == []
 
 
-def test_page__breakers_with_defaults_of_their_own__are_named() -> None:
+def test_page__breakers_with_different_defaults__are_named() -> None:
     for name, values in DEFAULTS.items():
         for value in values.values():
             assert re.search(rf"`{name}`[^\n]*\b{value:g}\b", PAGE)
 
 
-def test_page__variables_that_the_code_reads__are_all_there() -> None:
+def test_page__variables_that_the_code_reads__are_all_listed() -> None:
     texts = [path.read_text(encoding="utf-8") for path in Path(comporta.__file__).parent.rglob("*.py")]
-    found = {"".join(names) for text in texts for names in READ.findall(text)}
-    assert {"COMPORTA_STATE", "DATABASE_URL", "WEB_CONCURRENCY"} <= found
-    plain = {name for name in found if not name.startswith(("COMPORTA_SERVICE_", "COMPORTA_UPSTREAM_"))}
+    variables = {"".join(names) for text in texts for names in VARIABLES_READ.findall(text)}
+    assert {"COMPORTA_STATE", "DATABASE_URL", "WEB_CONCURRENCY"} <= variables
+    plain = {name for name in variables if not name.startswith(("COMPORTA_SERVICE_", "COMPORTA_UPSTREAM_"))}
     assert {name for name in plain if f"`{name}`" not in PAGE} == set()
 
 
-def test_every_settings_table__is_on_the_page() -> None:
-    """A new kind of table that nobody wrote of would pass by everything above."""
-    written = {one for one in Written.__subclasses__() if one.__module__.startswith("comporta.settings")}
-    assert {one.__name__ for one in written} - {"Settings"} == {table.written.__name__ for table in ALL}
-    assert {one.name for one in fields(ServiceSettings)} >= set(TABLES)
+def test_page__every_settings_table__has_a_heading() -> None:
+    """The tests above check only the tables in ``TABLES``, so a new table has to be added there."""
+    defined = {
+        each for each in SettingsTable.__subclasses__() if each.__module__.startswith("comporta.settings")
+    }
+    assert {each.__name__ for each in defined} - {"Settings"} == {table.settings.__name__ for table in TABLES}
+    assert {each.name for each in fields(ServiceSettings)} >= set(SERVICE_TABLES)
 
 
-def test_toml__shown_on_any_page__is_read_without_a_mistake(tmp_path: Path) -> None:
-    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+def test_toml__settings_shown_on_any_page__load_without_an_error(tmp_path: Path) -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     blocks = [
         (page, block)
         for page in pages
@@ -243,6 +265,8 @@ def test_toml__shown_on_any_page__is_read_without_a_mistake(tmp_path: Path) -> N
     ]
     assert len(blocks) > 2
     for page, block in blocks:
+        if "project" in tomllib.loads(block):
+            continue  # an excerpt of a pyproject.toml
         file = tmp_path / f"{page.stem}.toml"
         file.write_text(block, encoding="utf-8")
         ServiceConfig.load(file, {})

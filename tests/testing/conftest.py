@@ -1,4 +1,4 @@
-"""A client that hides nothing, and the proxy it goes through."""
+"""A client that shows every byte, and the proxy that it connects through."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import Any
 import pytest
 
 from comporta.testing import FaultProxy, Server
-from comporta.testing.replies import Word, packed, read_reply
+from comporta.testing.resp import Word, encode_command, read_reply
 
-ANSWER_SECONDS = 30.0
+REPLY_SECONDS = 30.0
 
 
 class Client:
-    """One connection, to say things and to see every byte that comes back."""
+    """One connection that sends commands and shows every byte of the replies."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), ANSWER_SECONDS)
+        self.socket = socket.create_connection(("127.0.0.1", port), REPLY_SECONDS)
         self._replies = self.socket.makefile("rb")
 
     def send(self, *words: Word) -> None:
-        self.socket.sendall(packed(*words))
+        self.socket.sendall(encode_command(*words))
 
     def read(self) -> Any:
         return read_reply(self._replies)
 
-    def ask(self, *words: Word) -> Any:
+    def request(self, *words: Word) -> Any:
         self.send(*words)
         return self.read()
 
     def is_silent(self, seconds: float = 0.1) -> bool:
-        """Whether nothing comes for so long; neither bytes nor an end."""
+        """Return whether nothing arrives for ``seconds``: neither bytes nor the end of the connection."""
         self.socket.settimeout(seconds)
         try:
             self.socket.recv(1, socket.MSG_PEEK)
         except TimeoutError:
             return True
         finally:
-            self.socket.settimeout(ANSWER_SECONDS)
+            self.socket.settimeout(REPLY_SECONDS)
         return False
 
     def rest(self) -> bytes:
-        """Return what comes before the connection is reset; an end in good order fails."""
+        """Return the bytes that arrive before the connection is reset; an orderly end fails the test."""
         received = b""
         while True:
             try:
                 data = self.socket.recv(65536)
             except ConnectionResetError:
                 return received
-            assert data, f"ended in good order after {received!r}"
+            assert data, f"the connection was closed, not reset, after {received!r}"
             received += data
 
     def close(self) -> None:
@@ -67,8 +67,8 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def client(proxy: FaultProxy) -> Iterator[Client]:
-    """Give a connection that works already."""
+    """Provide a connection that has been used successfully."""
     client = Client(proxy.port)
-    assert client.ask("PING") == "PONG"
+    assert client.request("PING") == "PONG"
     yield client
     client.close()

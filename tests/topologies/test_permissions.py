@@ -1,4 +1,4 @@
-"""A user that may do what docs/state.md says and nothing else: enough for everything comporta does."""
+"""A user with exactly the permissions that docs/guides/stores.md lists can use every feature."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from comporta import (
     LimitGroup,
     LimitStrategy,
     RetryBudget,
-    StateDeniedError,
+    StateAuthError,
     Upstream,
 )
 from comporta.events import Event
+from comporta.fleet import FleetCounters, FleetPublisher, fleet_history_flow, fleet_status_flow
 from comporta.flow import run
-from comporta.stores.cluster import ClusterStore
-from comporta.stores.records import Delete, Read, Write
-from comporta.stores.redis import RedisStore
-from comporta.stores.wire import WORKERS_KEY
+from comporta.stores.records import DeleteRecord, ReadRecord, WriteRecord
+from comporta.stores.redis.cluster import ClusterStore
+from comporta.stores.redis.protocol import WORKERS_KEY
+from comporta.stores.redis.store import RedisStore
 from comporta.testing import Cluster, Sentinels, Server
-from comporta.watching import Tallies, Teller, looking, recalling
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "state.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "stores.md"
 HEARTBEAT = f"""
 local now = redis.call('TIME')[1]
 redis.call('ZADD', KEYS[1], now, 'me')
@@ -42,8 +42,8 @@ return redis.call('ZCARD', '{WORKERS_KEY}')
 """
 
 
-def rights() -> list[str]:
-    """Return the words of the rule shown on the page."""
+def page_permissions() -> list[str]:
+    """Return the words of the ACL rule on the page."""
     [rule] = re.findall(r"^ACL SETUSER comporta (.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return [word for word in rule.split() if word != "\\"]
 
@@ -51,7 +51,7 @@ def rights() -> list[str]:
 @pytest.fixture
 def limited(program: str) -> Iterator[Server]:
     with Server(program) as server:
-        server.command("ACL", "SETUSER", "comporta", *rights())
+        server.command("ACL", "SETUSER", "comporta", *page_permissions())
         yield server
 
 
@@ -60,8 +60,8 @@ def user_url(url: str) -> str:
 
 
 def work(store: RedisStore | ClusterStore) -> None:
-    """Do everything there is to do."""
-    store.reach()
+    """Use every feature that needs the store."""
+    store.probe()
     for strategy in LimitStrategy:
         limiter = BaseLimiter(LimitConfig(10, 10, 1, strategy), store, f"all.{strategy.value}").sync
         assert limiter.acquire("k")
@@ -69,7 +69,7 @@ def work(store: RedisStore | ClusterStore) -> None:
         limiter.peek("k")
         limiter.stats("k")
         limiter.release("k")
-        limiter.change(LimitConfig(5, 5, 1, strategy))
+        limiter.set_limit(LimitConfig(5, 5, 1, strategy))
         assert limiter.acquire("other")
         limiter.reset("k")
     leased = BaseLimiter(LimitConfig(100, 10, lease=True), store, "all.leased").sync
@@ -84,33 +84,33 @@ def work(store: RedisStore | ClusterStore) -> None:
     permits = ConcurrencyLimit("all", 1, state=store).sync
     with permits.slot():
         assert permits.in_use() == 1
-    assert run(RetryBudget("all", store).withdrawing())
+    assert run(RetryBudget("all", store)._withdraw_flow())
     limits = [BaseLimiter("5/s", store, f"all.{name}") for name in "ab"]
     assert LimitGroup(*limits).sync.acquire(["k", "k"])
-    assert store.apply(Write("comporta_notes", "k", b"x", 60))
-    assert store.apply(Read("comporta_notes", "k")) == b"x"
+    assert store.apply(WriteRecord("comporta_notes", "k", b"x", 60))
+    assert store.apply(ReadRecord("comporta_notes", "k")) == b"x"
     assert store.entries("comporta_notes") == {"k": b"x"}
-    assert store.apply(Delete("comporta_notes", "k", b"x"))
-    watch(store)
+    assert store.apply(DeleteRecord("comporta_notes", "k", b"x"))
+    publish_and_read_fleet(store)
 
 
-def watch(store: RedisStore | ClusterStore) -> None:
-    """Tell of an upstream, and read it back."""
+def publish_and_read_fleet(store: RedisStore | ClusterStore) -> None:
+    """Publish the status of upstreams and read it back."""
     upstreams = {name: Upstream(name, "5/s", max_concurrent=2, state=store) for name in ("api.one", "two")}
-    tallies = Tallies()
-    teller = Teller(store, upstreams, tallies)
+    counters = FleetCounters()
+    publisher = FleetPublisher(store, upstreams, counters)
     for name in upstreams:
-        tallies.counter("upstream_calls", 1, upstream=name, outcome="ok")
-        teller.heard(Event(1.0, "kind", name, "text", "info"))
-    teller.turn()
-    found = run(looking(store))
-    assert [(card["name"], card["minute"]["ok"]) for card in found["upstreams"]] == [
+        counters.counter("upstream_calls", 1, upstream=name, outcome="ok")
+        publisher._writer.events.record(Event(1.0, "kind", name, "text", "info"))
+    publisher.publish()
+    status = run(fleet_status_flow(store))
+    assert [(upstream["name"], upstream["minute"]["ok"]) for upstream in status["upstreams"]] == [
         ("api.one", 1),
         ("two", 1),
     ]
-    assert len(found["events"]) == 2
-    assert run(recalling(store))["series"]["two"]["calls"] == [1]
-    assert found["reasons"] == []
+    assert len(status["events"]) == 2
+    assert run(fleet_history_flow(store))["series"]["two"]["calls"] == [1]
+    assert status["reasons"] == []
 
 
 async def work_async(store: RedisStore | ClusterStore) -> None:
@@ -127,9 +127,9 @@ def test_permissions__of_the_page__are_enough_for_everything(limited: Server) ->
     store.close()
 
 
-def test_permissions__of_the_page__are_enough_to_report_as_a_worker(limited: Server) -> None:
+def test_permissions__of_the_page__are_enough_for_a_heartbeat(limited: Server) -> None:
     store = RedisStore(user_url(limited.url), timeout=5)
-    store.reach()
+    store.probe()
     connection: Any = store._pool.idle[0][0]
     for command in (("EVAL", HEARTBEAT, 1, WORKERS_KEY), ("ZADD", WORKERS_KEY, 1, "me"), ("TIME",)):
         connection.send_command(*command)
@@ -139,8 +139,8 @@ def test_permissions__of_the_page__are_enough_to_report_as_a_worker(limited: Ser
 
 def test_permissions__of_the_page__are_not_enough_for_anything_else(limited: Server) -> None:
     store = RedisStore(user_url(limited.url), timeout=5)
-    with pytest.raises(StateDeniedError):
-        store.apply(Read("somebody_elses", "k"))
+    with pytest.raises(StateAuthError):
+        store.apply(ReadRecord("other_application", "k"))
     store.close()
 
 
@@ -155,7 +155,7 @@ def test_permissions__of_the_page__are_enough_behind_sentinels(limited: Server) 
 def test_permissions__of_the_page__are_enough_on_a_cluster(cluster: Cluster) -> None:
     for node in cluster.nodes:
         node.command("FLUSHALL")
-        node.command("ACL", "SETUSER", "comporta", *rights(), *("+cluster|slots", "+asking"))
+        node.command("ACL", "SETUSER", "comporta", *page_permissions(), *("+cluster|slots", "+asking"))
     store = ClusterStore(user_url(cluster.url), 5, connect_timeout=5)
     work(store)
     asyncio.run(work_async(store))

@@ -1,4 +1,4 @@
-"""A clock moved by hand, state in memory, and both faces."""
+"""A manual clock, a store in memory, and upstreams for blocking and async code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.upstream.faces import Face, least
+from tests.upstream.drivers import Driver, lowest
 
 from comporta import Retry, Upstream
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, SimulatedUpstream
 
-Make = Callable[..., Face]
+Make = Callable[..., Driver]
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def store(clock: ManualClock) -> MemoryStore:
 
 @pytest.fixture
 def make(store: MemoryStore, runner: asyncio.Runner | None) -> Make:
-    """Make the upstream ``pncp``: no jitter in its retries, and by default nothing it has to wait for."""
+    """Make the upstream ``pncp``, without jitter in its retries and by default with a high limit."""
 
-    def made(limit: str = "1000/s", **options: Any) -> Face:
-        given = {"retry": Retry(draw=least, state=store), "state": store, **options}
-        return Face(Upstream("pncp", limit, **given), runner)
+    def make_driver(limit: str = "1000/s", **options: Any) -> Driver:
+        given = {"retry": Retry(draw=lowest, state=store), "state": store, **options}
+        return Driver(Upstream("pncp", limit, **given), runner)
 
-    return made
+    return make_driver
 
 
 @pytest.fixture

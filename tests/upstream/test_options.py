@@ -1,13 +1,13 @@
-"""What an upstream is made of: what it may be given, and that bad input is named."""
+"""The options of an upstream, and the errors for invalid ones."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -23,10 +23,11 @@ from comporta import (
     Retry,
     TokenBucketLimiter,
     Upstream,
+    classify,
     settings,
 )
 from comporta.database.sqlite import SqliteDatabase
-from comporta.limits import degradation
+from comporta.limits.overrides import degradation
 from comporta.retry import backoff
 from comporta.settings import (
     BreakerSettings,
@@ -34,7 +35,7 @@ from comporta.settings import (
     RetrySettings,
     UpstreamSettings,
 )
-from comporta.settings.written import names
+from comporta.settings.toml_table import setting_names
 from comporta.stores.memory import MemoryStore
 from comporta.upstream import upstream as module
 
@@ -49,19 +50,29 @@ from comporta.upstream import upstream as module
         ({"pause_max": 1e9}, "pause_max must be 0 to 86400 seconds, got 1000000000.0"),
         ({"timeout": 0}, "timeout must be above 0 and at most 3.16224e+07 seconds, got 0"),
         ({"max_concurrent": 0}, "max_concurrent must be 1 to 10000, got 0"),
-        ({"max_concurrent": 1, "hold_seconds": 0}, "hold_seconds must be 0.01 to 86400, got 0"),
+        ({"max_concurrent": 1, "permit_ttl": 0}, "permit_ttl must be 0.01 to 86400 seconds, got 0"),
         ({"count": "calls"}, "count must be one of 'attempts', 'series', got 'calls'"),
         ({"breaker": 5}, "breaker must be a CircuitBreaker, a BreakerConfig or a bool, got 5"),
         ({"retry": 5}, "retry must be a Retry or a bool, got 5"),
-        ({"degradation": 5}, "degradation must be a bool, or make a Degradation for a limiter, got 5"),
-        ({"judge": 5}, "judge must be a function of a result and an error, got 5"),
+        (
+            {"degradation": 5},
+            "degradation must be a bool or a function from a limiter to a Degradation, got 5",
+        ),
+        ({"classify": 5}, "classify must be a function of a result and an error, got 5"),
+        (
+            {"ignore": 5},
+            "ignore must be a subclass of Exception, a tuple of them or a function of one, got 5",
+        ),
+        ({"failures": int}, "failures must be a subclass of Exception, a tuple of them or a function of one"),
         ({"state": "http://x"}, "state must start with one of memory://"),
         ({"state": 5}, "state must be a URL or a store, got 5"),
         ({"limit": "ten"}, "limit must look like '10/s'"),
         ({"name": "a b"}, "name must be 1 to 100 of A-Z a-z 0-9 _ . -, got 'a b'"),
     ],
 )
-def test_option__makes_no_sense__is_named_with_what_is_allowed(options: dict[str, Any], message: str) -> None:
+def test_option__invalid__raises_naming_it_and_the_allowed_range(
+    options: dict[str, Any], message: str
+) -> None:
     given: dict[str, Any] = {"name": "pncp", "limit": "10/s", "state": MemoryStore(), **options}
     with pytest.raises((TypeError, ValueError)) as raised:
         Upstream(**given)
@@ -69,7 +80,7 @@ def test_option__makes_no_sense__is_named_with_what_is_allowed(options: dict[str
 
 
 @pytest.mark.parametrize(
-    "made",
+    "create",
     [
         lambda state: CircuitBreaker("pncp", state=state),
         lambda state: ConcurrencyLimit("pncp", 1, state=state),
@@ -79,23 +90,23 @@ def test_option__makes_no_sense__is_named_with_what_is_allowed(options: dict[str
         lambda state: TokenBucketLimiter(LimitConfig(1, 1), state),
     ],
 )
-def test_state__of_whatever_has_one__is_a_url_or_a_store(made: Callable[[Any], object]) -> None:
+def test_state__wrong_type__raises_in_every_class_that_takes_one(create: Callable[[Any], object]) -> None:
     with pytest.raises(TypeError, match="state must be a URL or a store, got 5"):
-        made(5)
+        create(5)
 
 
-def test_options__left_out__breaker_retry_and_degradation_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options__defaults__include_breaker_retry_and_degradation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPORTA_STATE", "memory://left-out")
     upstream = Upstream("plain", "10/s")
     assert upstream.breaker is not None
     assert upstream.retry is not None
-    assert upstream.parts.degradation is not None
+    assert upstream._policies.degradation is not None
     assert upstream.permits is None
-    assert (upstream.parts.max_wait, upstream.parts.pause_max) == (5, 300)
+    assert (upstream._policies.max_wait, upstream._policies.pause_max) == (5, 300)
     assert repr(upstream) == "<Upstream 'plain', 10/s burst 10 (token_bucket)>"
 
 
-def test_breaker__of_a_known_name__has_its_usual_numbers() -> None:
+def test_breaker__name_with_defaults__has_its_defaults() -> None:
     breaker = Upstream("pncp", "10/s", state=MemoryStore()).breaker
     assert breaker is not None
     assert (breaker.threshold, breaker.cooldown_seconds) == (50, 120)
@@ -104,91 +115,80 @@ def test_breaker__of_a_known_name__has_its_usual_numbers() -> None:
 @pytest.mark.parametrize(
     ("timeout", "hold", "seconds"), [(30.0, None, 45.0), (None, None, 86_400.0), (30.0, 7.0, 7.0)]
 )
-def test_permits__hold__outlives_the_longest_call(
+def test_permit_ttl__default__is_longer_than_the_longest_call(
     timeout: float | None, hold: float | None, seconds: float
 ) -> None:
     upstream = Upstream(
-        "pncp", "10/s", timeout=timeout, max_concurrent=1, hold_seconds=hold, state=MemoryStore()
+        "pncp", "10/s", timeout=timeout, max_concurrent=1, permit_ttl=hold, state=MemoryStore()
     )
     assert upstream.permits is not None
-    assert upstream.permits.hold_seconds == seconds
+    assert upstream.permits.permit_ttl == seconds
 
 
-def test_guard__any_function__stays_what_it_is() -> None:
+def test_guard__any_function__keeps_its_kind_and_name() -> None:
     upstream = Upstream("pncp", "10/s", state=MemoryStore())
 
     @upstream.guard
     def plain() -> None:
-        """Say so."""
+        """Documented."""
 
     @upstream.guard
     async def awaited() -> None:
-        """Say so."""
+        """Documented."""
 
     class Callable:
         async def __call__(self) -> str:
             return "called"
 
-    assert (plain.__name__, awaited.__doc__) == ("plain", "Say so.")
+    assert (plain.__name__, awaited.__doc__) == ("plain", "Documented.")
     assert not inspect.iscoroutinefunction(plain)
     assert inspect.iscoroutinefunction(awaited)
     assert inspect.iscoroutinefunction(upstream.guard(partial(awaited)))
     assert inspect.iscoroutinefunction(upstream.guard(Callable()))
 
 
-def test_guard__what_yields__is_refused() -> None:
+def test_transport__unknown_client__raises_naming_it() -> None:
     upstream = Upstream("pncp", "10/s", state=MemoryStore())
-
-    def pages() -> Iterator[int]:
-        yield 1
-
-    async def more() -> AsyncIterator[int]:
-        yield 1
-
-    for function in (pages, more):
-        with pytest.raises(TypeError, match="what yields cannot be decorated"):
-            upstream.guard(cast(Any, function))
-
-
-def test_transport__unknown_client__is_named() -> None:
-    upstream = Upstream("pncp", "10/s", state=MemoryStore())
+    client: Any = "aiohttp"
     with pytest.raises(ValueError, match="client must be one of 'httpx2', 'httpx', got 'aiohttp'"):
-        upstream.transport(client="aiohttp")
+        upstream.transport(client=client)
 
 
 def test_transport__package_is_missing__says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from comporta.upstream.httpx_like import transports  # noqa: PLC0415 - an extra
+    from comporta.upstream.httpx_transport import transport_classes  # noqa: PLC0415 - an extra
 
-    transports.cache_clear()
+    transport_classes.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "httpx", None)
     with pytest.raises(ImportError, match=r"pip install 'comporta\[httpx\]'"):
         Upstream("pncp", "10/s", state=MemoryStore()).sync.transport(client="httpx")
 
 
-def test_settings__names__are_those_of_what_is_built_from_them() -> None:
-    def parameters(made: Any) -> list[str]:
-        return [name for name in inspect.signature(made).parameters if name != "self"]
+def test_settings__fields__match_the_parameters_of_the_classes() -> None:
+    def parameters(cls: Any) -> list[str]:
+        return [name for name in inspect.signature(cls).parameters if name != "self"]
 
-    assert list(names(BreakerSettings)) == [field.name for field in fields(BreakerConfig)]
-    assert ["limiter", *names(DegradationSettings)] == parameters(Degradation)
-    own = {"on", "budget", "name", "state", "clock", "draw"}
+    assert list(setting_names(BreakerSettings)) == [field.name for field in fields(BreakerConfig)]
+    assert ["limiter", *setting_names(DegradationSettings)] == parameters(Degradation)
+    own = {"on", "retry_if", "before_attempt", "after_attempt", "budget", "name", "state", "clock", "draw"}
     budget = [f"budget_{field.name}" for field in fields(Budget) if field.name != "window"]
-    assert list(names(RetrySettings)) == [
+    assert list(setting_names(RetrySettings)) == [
         *(name for name in parameters(Retry) if name not in own),
         *budget,
     ]
-    assert set(names(UpstreamSettings)) == set(parameters(Upstream)) - {"name", "judge", "state"}
+    own = {"name", "classify", "ignore", "failures", "on_refusal", "state"}
+    assert set(setting_names(UpstreamSettings)) == set(parameters(Upstream)) - own
 
 
-def test_settings__choices__are_those_of_what_is_built_from_them() -> None:
-    assert settings.COUNTS == module.COUNTS
-    assert settings.RULES == degradation.RULES
+def test_settings__choices__match_those_of_the_classes() -> None:
+    assert settings.COUNTS == module.COUNT_MODES
+    assert settings.DEGRADATION_RULES == degradation.RULES
     [_, words] = get_args(backoff.Jitter)
     assert get_args(words) == settings.JITTERS
 
 
-def test_page__options__are_all_there_with_their_defaults() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "upstream.md").read_text()
+def test_guide__options__lists_all_with_their_defaults() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "upstreams.md").read_text()
     for name, option in list(inspect.signature(Upstream).parameters.items())[1:]:
-        default = "" if option.default is option.empty else f"`{option.default!r}` "
+        shown = "comporta.classify" if option.default is classify else repr(option.default)
+        default = "" if option.default is option.empty else f"`{shown}` "
         assert f"| `{name}` | {default}|" in page, name

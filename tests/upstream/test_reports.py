@@ -1,4 +1,4 @@
-"""What a call can tell afterwards: its report, and the figures."""
+"""The report of a call, and its metrics."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from typing import Any
 
 import pytest
 from tests.upstream.conftest import Make
-from tests.upstream.faces import Scripted
+from tests.upstream.drivers import Scripted
 
 from comporta import CallReport, Upstream, last_call
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text()
 
 
-def test_last_call__while_it_runs__is_the_report_so_far(make: Make) -> None:
-    face = make()
+def test_last_call__during_the_call__is_the_unfinished_report(make: Make) -> None:
+    driver = make()
     seen: list[Any] = []
 
-    def looks() -> None:
+    def reads_report() -> None:
         report = last_call()
         assert report is not None
         seen.append((report.source, report.attempts, report.outcome))
 
-    face.call(looks)
+    driver.call(reads_report)
     assert seen == [("pncp", 1, "cancelled")]
 
 
-def test_last_call__calls_within_a_call__afterwards_it_is_the_outer_one(
-    make: Make, store: MemoryStore
-) -> None:
-    face, inner = make(), Upstream("inner", "10/s", state=store)
+def test_last_call__after_nested_calls__is_the_outer_call(make: Make, store: MemoryStore) -> None:
+    driver, inner = make(), Upstream("inner", "10/s", state=store)
     sources: list[str] = []
 
     def nested() -> None:
@@ -45,13 +43,13 @@ def test_last_call__calls_within_a_call__afterwards_it_is_the_outer_one(
         assert report is not None
         sources.append(report.source)
 
-    face.call(nested)
+    driver.call(nested)
     assert sources == ["inner"]
-    assert face.report is not None
-    assert face.report.source == "pncp"
+    assert driver.report is not None
+    assert driver.report.source == "pncp"
 
 
-def test_last_call__in_another_thread_or_task__is_its_own(store: MemoryStore) -> None:
+def test_last_call__other_threads_and_tasks__have_their_own(store: MemoryStore) -> None:
     upstream = Upstream("pncp", "100/s", state=store)
     reports: list[CallReport | None] = []
 
@@ -89,19 +87,21 @@ def test_last_call__in_another_thread_or_task__is_its_own(store: MemoryStore) ->
 def test_metrics__calls_of_every_kind__are_counted_and_timed(
     make: Make, clock: ManualClock, metrics: InMemoryMetrics
 ) -> None:
-    face = make("1/s")
-    face.call(Scripted(clock, OSError()))
-    with pytest.raises(KeyError):
-        face.call(Scripted(clock, KeyError()))
+    driver = make("1/s")
+    driver.call(Scripted(clock, OSError()))
+    with pytest.raises(ZeroDivisionError):
+        driver.call(Scripted(clock, ZeroDivisionError()))
     assert metrics.value("upstream_calls", upstream="pncp", outcome="ok") == 1
     assert metrics.value("upstream_calls", upstream="pncp", outcome="failure") == 1
     assert metrics.value("upstream_attempts", upstream="pncp") == 3
-    figures = metrics.snapshot()
-    assert figures['upstream_wait_seconds{upstream="pncp"}'].total == pytest.approx(3)  # type: ignore[union-attr]
-    assert figures['upstream_call_seconds{upstream="pncp"}'].count == 2  # type: ignore[union-attr]
+    metrics_now = metrics.snapshot()
+    assert metrics_now['upstream_wait_seconds{upstream="pncp"}'].total == pytest.approx(3)  # type: ignore[union-attr]
+    assert metrics_now['upstream_call_seconds{upstream="pncp"}'].count == 2  # type: ignore[union-attr]
 
 
-def test_metrics__page__names_each_with_its_kind_and_labels(make: Make, metrics: InMemoryMetrics) -> None:
+def test_metrics__reference_page__lists_each_with_type_and_labels(
+    make: Make, metrics: InMemoryMetrics
+) -> None:
     make().call(lambda: None)
     shown = [name for name in metrics.snapshot() if name.startswith("upstream_")]
     assert len(shown) == 4
@@ -113,7 +113,7 @@ def test_metrics__page__names_each_with_its_kind_and_labels(make: Make, metrics:
             assert f"`{label}`" in row
 
 
-def test_metrics__sink_fails__the_call_does_not(make: Make) -> None:
+def test_metrics__sink_raises__the_call_succeeds(make: Make) -> None:
     class Broken:
         def counter(self, name: str, value: float, /, **labels: str) -> None:
             raise RuntimeError("full")

@@ -1,4 +1,4 @@
-"""All upstreams from one file: what is in it is what is made, and mistakes are told with their line."""
+"""Upstreams from a settings file, and errors with their line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from comporta import Upstreams
 from comporta.settings import load_settings
 
-GOOD = """
+VALID = """
 state = "memory://from-file"
 
 [upstreams.pncp]
 limit = "10/s burst 5"
 max_wait = 2
 max_concurrent = 7
-hold_seconds = 90
+permit_ttl = 90
 timeout = false
 pause_max = 60
 count = "series"
@@ -42,55 +42,61 @@ threshold = 8
 """
 
 
-def written(folder: Path, text: str) -> Path:
+def write_file(folder: Path, text: str) -> Path:
     path = folder / "f.toml"
     path.write_text(text)
     return path
 
 
-def test_file__good__every_upstream_is_as_it_says(tmp_path: Path) -> None:
-    upstreams = Upstreams.from_file(written(tmp_path, GOOD))
+def test_file__valid__configures_every_upstream(tmp_path: Path) -> None:
+    upstreams = Upstreams.from_file(write_file(tmp_path, VALID))
     assert list(upstreams) == ["pncp", "bare", "plain"]
     assert len(upstreams) == 3
     pncp = upstreams["pncp"]
     assert pncp.limiter.config.capacity == 5
-    assert (pncp.parts.max_wait, pncp.parts.pause_max, pncp.parts.per_attempt) == (2, 60, False)
-    assert pncp._timeouts is None
+    assert (pncp._policies.max_wait, pncp._policies.pause_max, pncp._policies.counts_attempts) == (
+        2,
+        60,
+        False,
+    )
+    assert pncp._options.timeouts is None
     assert pncp.permits is not None
-    assert (pncp.permits.max_concurrent, pncp.permits.hold_seconds) == (7, 90)
+    assert (pncp.permits.max_concurrent, pncp.permits.permit_ttl) == (7, 90)
     assert pncp.breaker is not None
     assert (pncp.breaker.name, pncp.breaker.threshold, pncp.breaker.config.probes) == ("pncp", 3, 2)
-    assert pncp.breaker.cooldown_seconds == 120  # the name's own
+    assert pncp.breaker.cooldown_seconds == 120  # the default of this name
     assert pncp.retry is not None
     assert (pncp.retry.backoff.retries, pncp.retry.backoff.jitter) == (1, "full")
     assert pncp.retry.backoff.deadline is None
-    budget = pncp.parts.budget
+    budget = pncp._policies.budget
     assert budget is not None
     assert (budget.name, budget.budget.ratio, budget.budget.least) == ("pncp", 0.5, 3)
-    assert pncp.parts.degradation is not None
-    assert (pncp.parts.degradation.drop, pncp.parts.degradation.rule) == (0.2, "accepted")
+    assert pncp._policies.degradation is not None
+    assert (pncp._policies.degradation.drop, pncp._policies.degradation.rule) == (0.2, "accepted")
 
 
-def test_file__parts_left_out_or_named_elsewhere__are_so(tmp_path: Path) -> None:
-    upstreams = Upstreams(load_settings(written(tmp_path, GOOD), {}))
+def test_file__policies_disabled_or_defined_elsewhere__are_applied(tmp_path: Path) -> None:
+    upstreams = Upstreams(load_settings(write_file(tmp_path, VALID), {}))
     bare, plain = upstreams["bare"], upstreams["plain"]
-    assert (bare.breaker, bare.retry, bare.parts.degradation) == (None, None, None)
+    assert (bare.breaker, bare.retry, bare._policies.degradation) == (None, None, None)
     assert bare.limiter.config.window == 60
     assert plain.breaker is not None
     assert (plain.breaker.name, plain.breaker.threshold) == ("other", 8)
     assert plain.retry is not None
-    assert plain.parts.degradation is not None
+    assert plain._policies.degradation is not None
     assert plain.store is bare.store
     asyncio.run(upstreams.aclose())
 
 
-def test_name__unknown__is_answered_with_those_there_are(tmp_path: Path) -> None:
-    upstreams = Upstreams.from_file(written(tmp_path, GOOD))
+def test_name__unknown__raises_listing_the_known_names(tmp_path: Path) -> None:
+    upstreams = Upstreams.from_file(write_file(tmp_path, VALID))
     with pytest.raises(KeyError, match="upstream must be one of 'pncp', 'bare', 'plain', got 'pcp'"):
         upstreams["pcp"]
     assert "pcp" not in upstreams
-    with pytest.raises(KeyError, match="upstream cannot be any: none is described, got 'pcp'"):
-        Upstreams.from_file(written(tmp_path, "state = 'memory://none'"))["pcp"]
+    with pytest.raises(
+        KeyError, match=r"upstream is not defined: the settings have no \[upstreams\], got 'pcp'"
+    ):
+        Upstreams.from_file(write_file(tmp_path, "state = 'memory://none'"))["pcp"]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +104,11 @@ def test_name__unknown__is_answered_with_those_there_are(tmp_path: Path) -> None
     [
         ("", "f.toml:1: [upstreams.a]: limit must be given, such as '10/s', got nothing"),
         ("limit = 'ten'", "f.toml:2: [upstreams.a]: limit must look like '10/s'"),
-        ("limit = '0/s'", "f.toml:2: [upstreams.a]: amount must be positive and at most 1000000000, got 0"),
-        ("limit = '1/s'\nmax_wait = -1", "f.toml:3: [upstreams.a]: max_wait must be at least 0, got -1"),
+        ("limit = '0/s'", "f.toml:2: [upstreams.a]: amount must be 1 to 1000000000, got 0"),
+        (
+            "limit = '1/s'\nmax_wait = -1",
+            "f.toml:3: [upstreams.a]: max_wait must be at least 0 seconds, got -1",
+        ),
         ("limit = '1/s'\nmax_wait = 1e9", "f.toml:3: [upstreams.a]: max_wait must be 0 to 86400 seconds"),
         (
             "limit = '1/s'\nmax_concurrent = 0",
@@ -117,7 +126,7 @@ def test_name__unknown__is_answered_with_those_there_are(tmp_path: Path) -> None
         ),
         (
             "limit = '1/s'\n[upstreams.a.breaker]\ncooldown_seconds = -1",
-            "f.toml:4: [upstreams.a.breaker]: cooldown_seconds must be positive, got -1",
+            "f.toml:4: [upstreams.a.breaker]: cooldown_seconds must be above 0 seconds, got -1",
         ),
         (
             "limit = '1/s'\n[upstreams.a.breaker]\ncooldown_seconds = 1e9",
@@ -141,13 +150,13 @@ def test_name__unknown__is_answered_with_those_there_are(tmp_path: Path) -> None
         ),
     ],
 )
-def test_file__mistake__is_told_once_with_its_line(text: str, message: str, tmp_path: Path) -> None:
-    path = written(tmp_path, f"[upstreams.a]\n{text}\n")
+def test_file__invalid_value__raises_once_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    path = write_file(tmp_path, f"[upstreams.a]\n{text}\n")
     with pytest.raises(ValueError, match=r"f\.toml") as raised:
         Upstreams(load_settings(path, {"COMPORTA_STATE": "memory://mistakes"}))
-    said = str(raised.value).replace(str(path), "f.toml")
-    assert message in said
-    assert said.count("f.toml") == 1
+    raised_message = str(raised.value).replace(str(path), "f.toml")
+    assert message in raised_message
+    assert raised_message.count("f.toml") == 1
 
 
 @pytest.mark.parametrize(
@@ -157,19 +166,21 @@ def test_file__mistake__is_told_once_with_its_line(text: str, message: str, tmp_
         ("shared://bad name", "f.toml:1: "),
     ],
 )
-def test_file__state_nobody_can_open__is_told_with_its_line(
+def test_file__unusable_state__raises_with_its_line(
     state: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COMPORTA_STATE", raising=False)
-    path = written(tmp_path, f"state = '{state}'\n[upstreams.a]\nlimit = '1/s'\n")
+    path = write_file(tmp_path, f"state = '{state}'\n[upstreams.a]\nlimit = '1/s'\n")
     with pytest.raises(ValueError, match=r"f\.toml") as raised:
         Upstreams.from_file(path)
     assert str(raised.value).replace(str(path), "f.toml").startswith(message)
 
 
-def test_file__name_in_use_for_something_else__is_told_with_its_line(tmp_path: Path) -> None:
-    first = Upstreams.from_file(written(tmp_path, "state = 'memory://twice'\n[upstreams.a]\nlimit = '1/s'"))
-    other = written(tmp_path, "state = 'memory://twice'\n[upstreams.a]\nlimit = '2/s'")
-    with pytest.raises(ValueError, match=r"f\.toml:2: \[upstreams\.a\]: name 'a' is in use on this state"):
+def test_file__limit_name_in_use__raises_with_its_line(tmp_path: Path) -> None:
+    first = Upstreams.from_file(
+        write_file(tmp_path, "state = 'memory://twice'\n[upstreams.a]\nlimit = '1/s'")
+    )
+    other = write_file(tmp_path, "state = 'memory://twice'\n[upstreams.a]\nlimit = '2/s'")
+    with pytest.raises(ValueError, match=r"f\.toml:2: \[upstreams\.a\]: name 'a' is in use on this store"):
         Upstreams.from_file(other)
     assert list(first) == ["a"]

@@ -1,4 +1,4 @@
-"""What worker processes do with upstreams: the program of ``tests/processes/fleet.py`` for these tests."""
+"""The program of the worker processes in these tests, started by ``tests/processes/fleet.py``."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import time
 from typing import Any
 
 import httpx2
-from tests.processes.jobs import ready, say
+from tests.processes.jobs import send_result, wait_for_start
 
 from comporta import RefusedError, Retry, Upstream, last_call
 
 
 def steps(url: str, state: str, number: int = 0, **options: Any) -> None:
-    """Make one call, blocking, for each word that comes, and tell how it went."""
+    """Make one blocking call for each line on standard input, and send its result."""
     retry = Retry(base=0.0, jitter=(0, 0), state="memory://")
     upstream = Upstream("simulated", state=state, retry=retry, **options)
     with httpx2.Client(transport=upstream.sync.transport(), trust_env=False, timeout=30) as client:
-        ready()
+        wait_for_start()
         while True:
-            say(_told(client, url))
+            send_result(_call(client, url))
             if not sys.stdin.readline():
                 return
 
 
-def _told(client: httpx2.Client, url: str) -> dict[str, Any]:
+def _call(client: httpx2.Client, url: str) -> dict[str, Any]:
     status, retry_after = 0, 0.0
     try:
         status = client.get(url).status_code
@@ -44,9 +44,9 @@ def _told(client: httpx2.Client, url: str) -> dict[str, Any]:
 
 
 def together(url: str, state: str, calls: int, number: int = 0, **options: Any) -> None:
-    """Make calls, awaiting, all at once; tell statuses, circuits, and when the last was answered.
+    """Make async calls all at once; send statuses, circuits, and the time of the last answer.
 
-    One request before that, past all rules, so that the first that counts is no slower than the others.
+    One request before that bypasses the policies, so that the first call is not slower than the others.
     """
     upstream = Upstream("simulated", state=state, **options)
 
@@ -58,10 +58,10 @@ def together(url: str, state: str, calls: int, number: int = 0, **options: Any) 
         inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=calls))
         transport = upstream.transport(inner)
         async with httpx2.AsyncClient(transport=transport, trust_env=False, timeout=60) as client:
-            await upstream.get_state()  # connected, and known to the others, before it begins
+            await upstream.get_state()  # connects, and registers this worker, before the start
             warm = await inner.handle_async_request(client.build_request("GET", url))
             await warm.aclose()
-            ready()
+            wait_for_start()
             answers = await asyncio.gather(*(fetch(client) for _ in range(calls)))
         ended_ns = time.monotonic_ns()
         await upstream.aclose()
@@ -71,7 +71,7 @@ def together(url: str, state: str, calls: int, number: int = 0, **options: Any) 
             "ended_ns": ended_ns,
         }
 
-    say(asyncio.run(main()))
+    send_result(asyncio.run(main()))
 
 
 JOBS: dict[str, Any] = {"steps": steps, "together": together}

@@ -1,1 +1,1 @@
-"""One file for each picture: the load, the policy, and what came of it."""
+"""One module for each picture: the load, the policy, and the result."""

@@ -1,4 +1,4 @@
-"""How rules of degradation follow a quota that falls and rises, as ``benchmarks/degradation.py`` plays it."""
+"""How the degradation rules follow a quota that falls and rises, from ``benchmarks/degradation.py``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _ENDS = float(sum(seconds for seconds, _ in PHASES))
 
 
 def picture() -> Picture:
-    """Play the phases under each rule."""
+    """Simulate the phases with each rule."""
     return Picture(
         "A limit of 100/s, ten workers, and an upstream whose quota falls to 30/s and rises again",
-        "Degradation follows the quota without being told it: hardly anything is refused, and most "
-        "of it is used.",
+        "Degradation follows a quota that it does not know: few calls are refused, most of the quota is "
+        "used.",
         [_panel(name, run) for name, run in all_runs().items()],
         ends=_ENDS,
         every=30,

@@ -1,4 +1,4 @@
-"""Two clients of one service under a limit for each: one that keeps to it, and one that does not."""
+"""Two clients of a service with a limit for each: one stays below it, the other does not."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from benchmarks.pictures.drawing import Bars, Mark, Note, Panel, Picture, Point, Steps
-from benchmarks.pictures.simulated import SimulatedClock, arrivals, counted, evenly, played
+from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import SlidingWindowLimiter
 from comporta.integrations.asgi import RateLimitMiddleware
 from comporta.stores.memory import MemoryStore
 
 _ENDS = 40.0
 _CLIENTS = {
-    "192.0.2.1": ("a client that asks once a second", evenly(0.5, _ENDS, 1)),
+    "192.0.2.1": ("a client that sends one request a second", evenly(0.5, _ENDS, 1)),
     "192.0.2.2": (
-        "a client that asks five times a second, then stops, and comes back",
+        "a client that sends five requests a second, stops, and returns",
         [*evenly(5, 20, 5), *evenly(30, 36, 5)],
     ),
 }
@@ -26,7 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Client:
-    """What one client was answered."""
+    """The responses to one client."""
 
     def __init__(self) -> None:
         self.answers: dict[int, list[float]] = {200: [], 429: []}
@@ -35,14 +35,13 @@ class Client:
 
 
 def picture() -> Picture:
-    """Send both clients' requests through the middleware."""
+    """Send the requests of both clients through the middleware."""
     panels = []
-    for address, client in _played().items():
+    for address, client in _run().items():
         panels += _panels(_CLIENTS[address][0], client)
     return Picture(
-        "A limit on what comes in: 20 requests in any 10 seconds, for each client",
-        "The one is not harmed by the other. Every answer says what is left; a refusal says when to "
-        "come again.",
+        "A limit on inbound requests: 20 in any 10 seconds, for each client",
+        "One client does not affect the other. Every response says what is left; a refusal, when to retry.",
         panels,
         ends=_ENDS,
         every=5,
@@ -50,7 +49,7 @@ def picture() -> Picture:
 
 
 def _panels(title: str, client: Client) -> list[Panel]:
-    well, refused = (counted(client.answers[status], 1, _ENDS) for status in (200, 429))
+    well, refused = (counts_per_slot(client.answers[status], 1, _ENDS) for status in (200, 429))
     marks: list[Mark] = [
         Bars("200", "blue", well),
         Bars("429", "orange", refused, below=well),
@@ -61,8 +60,8 @@ def _panels(title: str, client: Client) -> list[Panel]:
     return [
         Panel(title, marks, 8, (0, 5), 70),
         Panel(
-            "its header RateLimit: r=",
-            [Steps("requests left, as last told", "green", client.remaining, filled=True)],
+            "r= of its RateLimit header",
+            [Steps("remaining requests, in the last response", "green", client.remaining, filled=True)],
             22,
             (0, 20),
             40,
@@ -75,7 +74,7 @@ async def _app(_: Message, __: Any, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"found"})
 
 
-def _played() -> dict[str, Client]:
+def _run() -> dict[str, Client]:
     clock = SimulatedClock()
     limiter = SlidingWindowLimiter("20/10s", MemoryStore(clock), "api")
     app = RateLimitMiddleware(_app, limiter)
@@ -89,7 +88,7 @@ def _played() -> dict[str, Client]:
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _noted(clients[address], clock.seconds, message)
+                _record(clients[address], clock.seconds, message)
 
         await app(scope, nothing, send)
 
@@ -98,11 +97,11 @@ def _played() -> dict[str, Client]:
         addresses = iter([address for _, address in moments])
         await arrivals([moment for moment, _ in moments], lambda: request(next(addresses)))
 
-    played(scene(), clock)
+    run_scene(scene(), clock)
     return clients
 
 
-def _noted(client: Client, moment: float, message: Message) -> None:
+def _record(client: Client, moment: float, message: Message) -> None:
     headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
     client.answers[message["status"]].append(moment)
     found = _REMAINING.search(headers["ratelimit"])

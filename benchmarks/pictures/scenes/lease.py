@@ -1,64 +1,55 @@
-"""How often the state is asked, with leases and without, while the load rises above the limit."""
+"""Calls to the store with leases and without, while the load rises above the limit."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from benchmarks.pictures.drawing import Bars, Level, Note, Panel, Picture
-from benchmarks.pictures.simulated import BEGINS_NS, SimulatedClock, counted, the_same_each_time
+from benchmarks.pictures.simulated import BEGINS_NS, SimulatedClock, counts_per_slot, deterministic
 from comporta import LimitConfig, TokenBucketLimiter
+from comporta.stores.base import Store
 from comporta.stores.memory import MemoryStore
 
 _ENDS, _SLOT, _TICK_NS, _WORKERS = 6.0, 0.1, 1_000_000, 3
 _RATE, _BURST = 3000, 300
 _LOADS = ((2.0, 0.2), (4.0, 0.8), (6.0, 2.0))
-"""Until when each worker asks how often in a millisecond."""
+"""The end of each phase, and the calls per millisecond of each worker."""
 
 
-class AskedStore:
-    """A state that is elsewhere: every operation on it is a call, and is counted."""
+class RemoteStore(Store):
+    """A store on another machine: every operation counts as a call."""
+
+    worker_count = _WORKERS
 
     def __init__(self, inner: MemoryStore, calls: list[float]) -> None:
         self._inner = inner
         self._calls = calls
         self.clock = inner.clock
-        self.workers = _WORKERS
 
     def apply(self, operation: Any) -> Any:
-        """Count it and carry it out."""
+        """Count and apply an operation."""
         self._calls.append((self.clock.now_ns() - BEGINS_NS) / 1e9)
         return self._inner.apply(operation)
 
     async def apply_async(self, operation: Any) -> Any:
-        """Do the same."""
+        """Count and apply an operation."""
         return self.apply(operation)
-
-    def entries(self, space: str) -> dict[str, bytes]:
-        """Return the records of a space."""
-        return self._inner.entries(space)
-
-    async def entries_async(self, space: str) -> dict[str, bytes]:
-        """Do the same."""
-        return self.entries(space)
-
-    def close(self) -> None:
-        """Let go of nothing."""
 
 
 def picture() -> Picture:
-    """Play the same load under both."""
-    granted, leased = _played(lease=True)
-    _, asked = _played(lease=False)
-    before = [sum(moment < _LOADS[1][0] for moment in calls) for calls in (asked, leased)]
+    """Simulate the same load with and without leases."""
+    granted, leased = _run(lease=True)
+    _, exact = _run(lease=False)
+    before = [sum(moment < _LOADS[1][0] for moment in calls) for calls in (exact, leased)]
     return Picture(
-        "Many decisions in one call: a limit on lease",
-        "Three workers, one limit of 3000/s. Each decides with what it has in hand, and asks for more when "
-        "that is used up.",
+        "Many decisions with one call: a leased limit",
+        "Three workers, one limit of 3000/s. Each decides with its leased tokens, and leases more when they "
+        "are used.",
         [
             Panel(
-                "granted in each 100 ms, with leases",
+                "granted per 100 ms, with leases",
                 [
-                    Bars("granted", "blue", counted(granted, _SLOT, _ENDS), _SLOT),
+                    Bars("granted", "blue", counts_per_slot(granted, _SLOT, _ENDS), _SLOT),
                     Level("3000/s", "red", _RATE * _SLOT),
                 ],
                 620,
@@ -66,12 +57,17 @@ def picture() -> Picture:
                 80,
             ),
             Panel(
-                "calls to the state in each 100 ms",
+                "calls to the store per 100 ms",
                 [
-                    Bars("without leases: one a decision", "grey", counted(asked, _SLOT, _ENDS), _SLOT),
-                    Bars("with leases", "green", counted(leased, _SLOT, _ENDS), _SLOT),
-                    Note(0, 400, f"{before[1]} calls in the place of {before[0]}"),
-                    Note(6, 650, "above the limit refusals cost no call", "end"),
+                    Bars(
+                        "without leases: one per decision",
+                        "grey",
+                        counts_per_slot(exact, _SLOT, _ENDS),
+                        _SLOT,
+                    ),
+                    Bars("with leases", "green", counts_per_slot(leased, _SLOT, _ENDS), _SLOT),
+                    Note(0, 400, f"{before[1]} calls instead of {before[0]}"),
+                    Note(6, 650, "above the limit, refusals need no call", "end"),
                 ],
                 720,
                 (0, 300, 600),
@@ -83,15 +79,15 @@ def picture() -> Picture:
     )
 
 
-def _played(*, lease: bool) -> tuple[list[float], list[float]]:
+def _run(*, lease: bool) -> tuple[list[float], list[float]]:
     clock = SimulatedClock()
     granted: list[float] = []
     calls: list[float] = []
     state = MemoryStore(clock)
     config = LimitConfig(_RATE, _BURST, lease=lease)
-    workers = [TokenBucketLimiter(config, AskedStore(state, calls), "all").sync for _ in range(_WORKERS)]
+    workers = [TokenBucketLimiter(config, RemoteStore(state, calls), "all").sync for _ in range(_WORKERS)]
     due = 0.0
-    with the_same_each_time():
+    with deterministic():
         while clock.seconds < _ENDS:
             due += next(load for until, load in _LOADS if clock.seconds < until)
             for _ in range(int(due)):

@@ -1,11 +1,11 @@
-"""What an upstream is asked for while everything fails: retries with a budget, and without."""
+"""The load on a failing upstream: retries with a budget, and without."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
 from benchmarks.pictures.drawing import Bars, Mark, Note, Panel, Picture, Shade
-from benchmarks.pictures.simulated import SimulatedClock, arrivals, counted, evenly, played
+from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import Budget, Retry
 from comporta.stores.memory import MemoryStore
 
@@ -13,13 +13,13 @@ _ENDS, _FAILS, _HEALS, _RATE = 80.0, 20.0, 50.0, 20.0
 
 
 def picture() -> Picture:
-    """Play the same load under both."""
+    """Simulate the same load both ways."""
     return Picture(
-        "Three retries for each call, while everything fails",
-        "Without a budget an upstream in trouble gets four times its usual load; with one, over a minute, a "
-        "fifth more.",
+        "Three retries for each call, while every call fails",
+        "Without a budget a failing upstream gets four times its usual load; with one, a fifth more, over a "
+        "minute.",
         [
-            _panel("no budget", None, "each call is tried four times"),
+            _panel("no budget", None, "four attempts for each call"),
             _panel("Budget(0.2)", Budget(), "a fifth of the calls of the last minute, then 4/s"),
         ],
         ends=_ENDS,
@@ -27,14 +27,14 @@ def picture() -> Picture:
     )
 
 
-def _panel(title: str, budget: Budget | None, said: str) -> Panel:
+def _panel(title: str, budget: Budget | None, note: str) -> Panel:
     calls = evenly(0, _ENDS, _RATE)
-    first, retries = counted(calls, 1, _ENDS), counted(_retries(calls, budget), 1, _ENDS)
+    first, retries = counts_per_slot(calls, 1, _ENDS), counts_per_slot(_retries(calls, budget), 1, _ENDS)
     marks: list[Mark] = [
-        Shade(_FAILS, _HEALS, "every try fails"),
-        Bars("first tries", "blue", first),
+        Shade(_FAILS, _HEALS, "every attempt fails"),
+        Bars("first attempts", "blue", first),
         Bars("retries", "orange", retries, below=first),
-        Note(60, 60, said) if budget is None else Note(29, 40, said),
+        Note(60, 60, note) if budget is None else Note(29, 40, note),
     ]
     return Panel(f"{title}: {sum(retries):.0f} retries", marks, 100, (0, 20, 40, 80), 120)
 
@@ -45,10 +45,10 @@ def _retries(calls: list[float], budget: Budget | None) -> list[float]:
     retries: list[float] = []
 
     async def call() -> None:
-        begun = clock.seconds
+        began = clock.seconds
 
         async def attempt() -> None:
-            if clock.seconds > begun:
+            if clock.seconds > began:
                 retries.append(clock.seconds)
             if _FAILS <= clock.seconds < _HEALS:
                 raise OSError
@@ -56,5 +56,5 @@ def _retries(calls: list[float], budget: Budget | None) -> list[float]:
         with suppress(OSError):
             await retry.call(attempt)
 
-    played(arrivals(calls, call), clock)
+    run_scene(arrivals(calls, call), clock)
     return retries

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 from benchmarks.pictures.drawing import Bars, Key, Mark, Note, Panel, Picture, Point, Shade, Steps
-from benchmarks.pictures.simulated import SimulatedClock, arrivals, counted, evenly, played
+from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import LimitConfig, LimitStrategy
 from comporta.limits.limiter import BaseLimiter
 from comporta.stores.memory import MemoryStore
@@ -20,21 +20,21 @@ _STRATEGIES = {
     "fixed window, 10 in 2 s": LimitConfig(5, 10, window=_WINDOW, strategy=LimitStrategy.FIXED_WINDOW),
     "sliding window, 10 in 2 s": LimitConfig(5, 10, window=_WINDOW, strategy=LimitStrategy.SLIDING_WINDOW),
 }
-_SAID = {
-    LimitStrategy.TOKEN_BUCKET: (6.0, "ten at once, then 5 a second"),
-    LimitStrategy.LEAKY_BUCKET: (6.0, "evenly: each waits for its turn"),
+_NOTES = {
+    LimitStrategy.TOKEN_BUCKET: (6.0, "a burst of ten, then 5 a second"),
+    LimitStrategy.LEAKY_BUCKET: (6.0, "evenly: each waits its turn"),
     LimitStrategy.FIXED_WINDOW: (11.3, "two windows: 19"),
     LimitStrategy.SLIDING_WINDOW: (11.3, "never over 10"),
 }
 
 
 def picture() -> Picture:
-    """Play the load through each strategy."""
+    """Simulate the load with each strategy."""
     panels = [panel for title, config in _STRATEGIES.items() for panel in _panels(title, config)]
     return Picture(
         "Four strategies under the same bursts",
-        "All allow about 5 a second. The bars are quarters of a second; below them, what could still be "
-        "taken at once.",
+        "All allow about 5 a second. Each bar is a quarter of a second; below the bars is the remaining "
+        "capacity.",
         panels,
         ends=_ENDS,
         every=1,
@@ -42,12 +42,12 @@ def picture() -> Picture:
 
 
 def _panels(title: str, config: LimitConfig) -> Iterator[Panel]:
-    granted, left = _played(config)
-    start, words = _SAID[config.strategy]
+    granted, left = _run(config)
+    start, words = _NOTES[config.strategy]
     marks: list[Mark] = [
-        Bars("asked", "grey", counted(_MOMENTS, _SLOT, _ENDS), _SLOT),
-        Bars("granted", "blue", counted(granted, _SLOT, _ENDS), _SLOT),
-        Key("left", "green"),
+        Bars("requested", "grey", counts_per_slot(_MOMENTS, _SLOT, _ENDS), _SLOT),
+        Bars("granted", "blue", counts_per_slot(granted, _SLOT, _ENDS), _SLOT),
+        Key("remaining", "green"),
         Note(start, 7, words),
     ]
     if config.strategy is LimitStrategy.FIXED_WINDOW:
@@ -56,31 +56,31 @@ def _panels(title: str, config: LimitConfig) -> Iterator[Panel]:
     yield Panel("", [Steps("", "green", left, filled=True)], 10, (0, 10), 30)
 
 
-def _played(config: LimitConfig) -> tuple[list[float], list[Point]]:
+def _run(config: LimitConfig) -> tuple[list[float], list[Point]]:
     clock = SimulatedClock()
     limiter = BaseLimiter(config, MemoryStore(clock), "search")
     granted: list[float] = []
     left: list[Point] = []
     timeout = 2.0 if config.strategy is LimitStrategy.LEAKY_BUCKET else 0.0
 
-    async def asked() -> None:
+    async def request() -> None:
         if await limiter.acquire(timeout=timeout):
             granted.append(clock.seconds)
 
-    async def watched() -> None:
+    async def observe() -> None:
         while clock.seconds < _ENDS:
             left.append((clock.seconds, limiter.sync.peek().remaining))
             await asyncio.sleep(0.05)
 
     async def scene() -> None:
-        await asyncio.gather(arrivals(_MOMENTS, asked), watched())
+        await asyncio.gather(arrivals(_MOMENTS, request), observe())
 
-    played(scene(), clock)
+    run_scene(scene(), clock)
     return granted, left
 
 
 def _windows(granted: list[float]) -> Iterator[float]:
-    """Yield when windows begin: with the first grant after the last one's end."""
+    """Yield the start of each window: the first grant after the end of the previous one."""
     ends = 0.0
     for moment in granted:
         if moment >= ends:

@@ -1,4 +1,4 @@
-"""A limit for all and one for each partition, while the calls of one partition fail."""
+"""A total limit and one for each partition, while the calls of one partition fail."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from benchmarks.pictures.drawing import Bars, Level, Note, Panel, Picture, Point, Shade, Steps
-from benchmarks.pictures.simulated import SimulatedClock, counted, played
+from benchmarks.pictures.simulated import SimulatedClock, counts_per_slot, run_scene
 from comporta import HierarchicalThrottle
 from comporta.stores.memory import MemoryStore
 
@@ -15,7 +15,7 @@ _WHOLE, _EACH, _CALLERS = 35, 20, 40
 
 
 class Partition:
-    """What became of one partition's calls."""
+    """The calls of one partition, and its limit."""
 
     def __init__(self) -> None:
         self.well: list[float] = []
@@ -24,21 +24,20 @@ class Partition:
 
 
 def picture() -> Picture:
-    """Play both partitions on one throttle."""
-    north, south = _played()
-    every = counted([*north.well, *north.failed, *south.well, *south.failed], 1, _ENDS)
+    """Simulate both partitions on one throttle."""
+    north, south = _run()
+    every = counts_per_slot([*north.well, *north.failed, *south.well, *south.failed], 1, _ENDS)
     return Picture(
-        "A limit of 35/s for all, 20/s for each partition, and one partition fails",
-        "Only the partition that fails is slowed down; the other one takes what it leaves, up to "
-        "its own limit.",
+        "A limit of 35/s in total, 20/s for each partition, and one partition fails",
+        "Only the failing partition slows down; the other one uses the rest, up to its own limit.",
         [
-            Panel("north, whose calls go well", [*_marks(north)], 24, (0, 10, 20), 80),
+            Panel("north, whose calls succeed", [*_marks(north)], 24, (0, 10, 20), 80),
             Panel(
                 "south",
                 [
                     Shade(_FAILS, _HEALS, "every call fails"),
                     *_marks(south),
-                    Note(31, 17, "then it climbs back, 2/s every 5 s"),
+                    Note(31, 17, "then it recovers by 2/s every 5 s"),
                 ],
                 24,
                 (0, 10, 20),
@@ -46,7 +45,7 @@ def picture() -> Picture:
             ),
             Panel(
                 "both together",
-                [Bars("calls in each second", "blue", every), Level("limit for all", "red", _WHOLE)],
+                [Bars("calls per second", "blue", every), Level("total limit", "red", _WHOLE)],
                 42,
                 (0, 35),
                 70,
@@ -58,21 +57,21 @@ def picture() -> Picture:
 
 
 def _marks(partition: Partition) -> tuple[Bars, Bars, Steps]:
-    well, failed = counted(partition.well, 1, _ENDS), counted(partition.failed, 1, _ENDS)
+    well, failed = counts_per_slot(partition.well, 1, _ENDS), counts_per_slot(partition.failed, 1, _ENDS)
     return (
-        Bars("done", "blue", well),
+        Bars("succeeded", "blue", well),
         Bars("failed", "orange", failed, below=well),
         Steps("its limit", "red", partition.limit, dashed=True),
     )
 
 
-def _played() -> tuple[Partition, Partition]:
+def _run() -> tuple[Partition, Partition]:
     clock = SimulatedClock()
     throttle = HierarchicalThrottle(_WHOLE, _EACH, state=MemoryStore(clock))
     north, south = Partition(), Partition()
 
     async def caller(name: str, partition: Partition) -> None:
-        """Call without end, as soon as the throttle lets it."""
+        """Call continuously, as fast as the throttle allows."""
 
         async def call() -> None:
             if partition is south and _FAILS <= clock.seconds < _HEALS:
@@ -98,5 +97,5 @@ def _played() -> tuple[Partition, Partition]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    played(scene(), clock)
+    run_scene(scene(), clock)
     return north, south

@@ -1,4 +1,4 @@
-"""Rows that come quickly, slowly, and faster than the sink can take them."""
+"""Rows that arrive fast, slowly, and faster than the sink can write them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 from benchmarks.pictures.drawing import Bars, Dots, Level, Note, Panel, Picture, Point, Shade, Steps, Ticks
-from benchmarks.pictures.simulated import SimulatedClock, arrivals, counted, evenly, played
+from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import BatchWriter
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.writing import delivery, gathering
+from comporta.pipeline.writer import core, delivery
 
 _ENDS, _SLOW = 30.0, 20.0
 _MOMENTS = [*evenly(1, 5, 60), *evenly(7, 17, 6), *evenly(20, 25, 100)]
@@ -18,7 +18,7 @@ _ROWS, _ROOM = 50, 150
 
 
 class SlowSink:
-    """Keeps rows, after a moment; from some time on, after a second."""
+    """A sink that takes 50 ms per batch, and 1 s after a certain time."""
 
     def __init__(self, clock: SimulatedClock) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class SlowSink:
         """Do nothing."""
 
     async def write(self, rows: Sequence[Row]) -> None:
-        """Take as long as it is told."""
+        """Record a batch and take the time for it."""
         self.batches.append((self._clock.seconds, len(rows)))
         await asyncio.sleep(1.0 if self._clock.seconds >= _SLOW else 0.05)
 
@@ -37,26 +37,25 @@ class SlowSink:
 
 
 def picture() -> Picture:
-    """Play all rows through one writer."""
-    batches, waiting, taken = _played()
+    """Simulate all rows through one writer."""
+    batches, waiting, accepted = _run()
     return Picture(
         "A batch writer: 50 rows, or 2 seconds after the first of them",
-        "Quick rows go in full batches, slow ones every two seconds; a sink that cannot follow makes whoever "
-        "writes wait.",
+        "Fast rows are written in full batches, slow ones every two seconds; a slow sink makes write() wait.",
         [
             Panel(
-                "rows in each half second",
+                "rows per half second",
                 [
-                    Shade(_SLOW, _ENDS, "the sink takes 1 s a batch"),
-                    Bars("offered", "grey", counted(_MOMENTS, 0.5, _ENDS), 0.5),
-                    Bars("taken by write()", "blue", counted(taken, 0.5, _ENDS), 0.5),
+                    Shade(_SLOW, _ENDS, "the sink takes 1 s per batch"),
+                    Bars("offered", "grey", counts_per_slot(_MOMENTS, 0.5, _ENDS), 0.5),
+                    Bars("accepted by write()", "blue", counts_per_slot(accepted, 0.5, _ENDS), 0.5),
                 ],
                 75,
                 (0, 25, 50),
                 80,
             ),
             Panel(
-                "rows that wait in the writer",
+                "rows in the writer",
                 [Steps("rows", "violet", waiting, filled=True), Level("capacity=150", "red", _ROOM)],
                 200,
                 (0, 50, 150),
@@ -81,31 +80,31 @@ def picture() -> Picture:
     )
 
 
-def _played() -> tuple[list[Point], list[Point], list[float]]:
+def _run() -> tuple[list[Point], list[Point], list[float]]:
     clock = SimulatedClock()
     sink = SlowSink(clock)
     waiting: list[Point] = []
-    taken: list[float] = []
+    accepted: list[float] = []
 
     async def scene() -> None:
         writer = BatchWriter(sink, max_rows=_ROWS, max_delay=2.0, capacity=_ROOM, retry=None)
 
         async def row() -> None:
-            await writer.write({"id": len(taken)})
-            taken.append(clock.seconds)
+            await writer.write({"id": len(accepted)})
+            accepted.append(clock.seconds)
 
-        async def watched() -> None:
+        async def observe() -> None:
             while clock.seconds < _ENDS:
                 waiting.append((clock.seconds, writer.statistics().rows_waiting))
                 await asyncio.sleep(0.05)
 
         async with writer:
-            await asyncio.gather(arrivals(_MOMENTS, row), watched())
+            await asyncio.gather(arrivals(_MOMENTS, row), observe())
 
-    # It has no store to get a clock from, and reads the system's.
+    # The writer has no store with a clock, and reads the system clock.
     with (
-        patch.object(gathering, "monotonic_ns", clock.now_ns),
+        patch.object(core, "monotonic_ns", clock.now_ns),
         patch.object(delivery, "monotonic_ns", clock.now_ns),
     ):
-        played(scene(), clock)
-    return sink.batches, waiting, taken
+        run_scene(scene(), clock)
+    return sink.batches, waiting, accepted

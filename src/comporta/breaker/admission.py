@@ -1,152 +1,183 @@
-"""What a breaker answers: whether a call may be made, and how the circuit stands."""
+"""The answers of a breaker: whether a call may be made, and the state of the circuit for a health page.
+
+Also the name under which other workers know this process. Values only: nothing here reads a store.
+"""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Final
 
 from comporta.breaker.codec import OWNER_BYTES_MAX
 from comporta.breaker.state import FORCED_CLOSED, FORCED_OPEN, WHY_BYTES_MAX
-from comporta.errors import CircuitOpenError, RefusedError
-from comporta.stores.failover import Fallback
+from comporta.errors import CircuitOpenError
+from comporta.stores.base import Fallback
 
 PHASES = ("closed", "open", "half_open", "ramp")
-"""The names of the phases, by their numbers in ``state.py``."""
+"""The names of the phases; the index is the number that ``state`` uses."""
 
-SUCCESS, FAILURE, REFUSED, CANCELLED = "success", "failure", "refused", "cancelled"
-"""What became of a call; the last two say nothing of the upstream."""
+SUCCESS, FAILURE = "success", "failure"
+REFUSED, NEITHER, CANCELLED = "refused", "neither", "cancelled"
+"""The outcomes of a call; those in the second line say nothing about whether the upstream works."""
 
-NOTHING: Final = object()
-"""In place of a result: there is none to be judged."""
+NO_RESULT: Final = object()
+"""Passed instead of a result when the call has none to classify."""
 
-FORCES = {FORCED_OPEN: "open", FORCED_CLOSED: "closed"}
+FORCE_NAMES = {FORCED_OPEN: "open", FORCED_CLOSED: "closed"}
 
 _HOST_CHARS_MAX = 32
-_TOO_MANY_REQUESTS = 429
 
 
 class Admission:
-    """Whether a call may be made; true if so. Its result is told with it, so that a late one can be known.
+    """Whether a call may be made; true if it may. Pass it along with the result of the call.
 
-    ``retry_after`` (seconds), ``why`` and ``since`` (Unix seconds, or ``None``) are for a refusal.
+    The breaker recognizes by the admission a result that arrives after the circuit has opened or closed.
+    A refusal has ``retry_after`` (seconds), ``reason`` and ``since`` (Unix seconds, or ``None``). If an
+    operator holds the circuit open, ``forced`` is true and ``retry_after`` only a sensible interval.
     """
 
-    __slots__ = ("allowed", "began_ns", "generation", "phase", "probe", "retry_after", "since", "why")
+    __slots__ = (
+        *("allowed", "forced", "generation", "own_generation", "own_probe", "phase", "probe", "reason"),
+        *("retry_after", "since", "started_ns"),
+    )
 
     def __init__(
         self,
         phase: str,
         generation: int,
         probe: int = 0,
-        began_ns: int = 0,
+        started_ns: int = 0,
         *,
         allowed: bool = True,
         retry_after: float = 0.0,
-        why: str = "",
+        reason: str = "",
         since: float | None = None,
+        forced: bool = False,
     ) -> None:
         self.phase = phase
         self.generation = generation
         self.probe = probe
-        self.began_ns = began_ns
+        self.started_ns = started_ns
         self.allowed = allowed
         self.retry_after = retry_after
-        self.why = why
+        self.reason = reason
         self.since = since
+        self.forced = forced
+        self.own_generation = 0  # of the worker's own circuit
+        self.own_probe = 0
 
     def __bool__(self) -> bool:
         return self.allowed
 
     def __repr__(self) -> str:
-        said = "allowed" if self.allowed else f"refused for {self.retry_after:.3f} s"
-        return f"<Admission {said}, {self.phase}{', a probe' if self.probe else ''}>"
+        refused = "held open by an operator" if self.forced else f"refused for {self.retry_after:.3f} s"
+        answer = "allowed" if self.allowed else refused
+        return f"<Admission {answer}, {self.phase}{', a probe' if self.probe else ''}>"
 
     def refusal(self, name: str) -> CircuitOpenError:
-        """Return the error of a refusal."""
-        return CircuitOpenError(name, self.why, self.since, self.retry_after)
-
-
-class BadResultError(Exception):
-    """Stands for a result that counts as a failure; it is told to the breaker, and never raised."""
-
-    def __str__(self) -> str:
-        return f"{self.args[0]!r:.100}"
+        """Return the error to raise for a refused call to ``name``."""
+        return CircuitOpenError(name, self.reason, self.since, self.retry_after, self.forced)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
-    """A probe that is out: whose it is, and for how many seconds its result still counts."""
+    """A running probe: the worker that makes it, and for how many seconds its result still counts."""
 
     owner: str
     seconds_left: float
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerState:
-    """How a circuit stands, for a health page.
+class BreakerWindow:
+    """The calls of all workers that the ratios are computed from.
 
-    ``degraded`` is that it is open; ``degraded_until`` and ``since`` are in Unix seconds. ``share`` is the
-    part of calls that is let through. ``forced`` is what an operator said, ``"open"`` or ``"closed"``.
-    ``fallback``: since when and why this worker is on its own.
+    ``since`` is when the first of them ended, in Unix seconds, or ``None`` if there are none. Successes of
+    other workers are up to a few seconds late: workers report them together.
+    """
+
+    calls: int
+    failures: int
+    slow: int
+    since: float | None
+
+    @property
+    def failure_ratio(self) -> float:
+        """The share of failed calls, from 0 to 1."""
+        return self.failures / self.calls if self.calls else 0.0
+
+    @property
+    def slow_ratio(self) -> float:
+        """The share of slow calls, from 0 to 1."""
+        return self.slow / self.calls if self.calls else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts and the ratios as plain values, for JSON."""
+        return {**asdict(self), "failure_ratio": self.failure_ratio, "slow_ratio": self.slow_ratio}
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerState:
+    """The state of a circuit, for a health page.
+
+    ``degraded`` is true while the circuit is open; ``degraded_until`` and ``since`` are in Unix seconds.
+    ``share`` is the part of the calls that is admitted, from 0 to 1. ``forced`` is ``"open"`` or ``"closed"``
+    while an operator holds the circuit. ``cooldown_seconds`` is the length of the last cooldown of a circuit
+    that has not closed since, else ``None``. ``window`` is ``None`` unless a ratio can open the circuit.
+    ``worker_phase`` is the phase of this worker's own circuit, ``None`` without a ``local_threshold``.
+    ``fallback``: since when and why this worker cannot reach the store.
     """
 
     failures: int
     degraded: bool
     degraded_until: float | None
     phase: str
-    why: str
+    reason: str
     since: float | None
     probes: tuple[ProbeState, ...]
     forced: str | None
     share: float
     fallback: Fallback | None
+    cooldown_seconds: float | None = None
+    window: BreakerWindow | None = None
+    worker_phase: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for JSON."""
+        """Return the state as plain values, for JSON."""
         plain = asdict(self)
         plain["probes"] = [asdict(probe) for probe in self.probes]
+        plain["window"] = None if self.window is None else self.window.as_dict()
         plain["fallback"] = None if self.fallback is None else self.fallback._asdict()
         return plain
 
 
-def was_refused(error: Exception) -> bool:
-    """Whether nobody tried, or the upstream only wants fewer calls: an HTTP client's error with a 429."""
-    if isinstance(error, RefusedError):
-        return True
-    with suppress(Exception):  # somebody else's property
-        return bool(getattr(getattr(error, "response", None), "status_code", None) == _TOO_MANY_REQUESTS)
-    return False
-
-
-def why_of(error: object) -> str:
-    """Return a failure in a few printable words; nothing for no error."""
+def error_summary(error: object) -> str:
+    """Return an error as printable text of at most 200 bytes; an empty string for ``None``."""
     if error is None:
         return ""
     try:
         text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
-    except Exception:  # an error that cannot even be shown is still one
+    except Exception:  # __str__ of another library may raise
         text = type(error).__name__
-    clean = "".join(letter if letter.isprintable() else " " for letter in text[:WHY_BYTES_MAX])
+    clean = "".join(char if char.isprintable() else " " for char in text[:WHY_BYTES_MAX])
     return clean.strip().encode("utf-8", "replace")[:WHY_BYTES_MAX].decode("utf-8", "ignore").rstrip(": ")
 
 
-def owner() -> str:
-    """Return who this process is to the others."""
-    return _owner(os.getpid())
+def worker_name() -> str:
+    """Return the name under which other workers know this process: ``host:pid``."""
+    return _worker_name(os.getpid())
 
 
 @cache
-def _owner(pid: int) -> str:
-    return owner_named(os.uname().nodename or "localhost", pid)
+def _worker_name(pid: int) -> str:
+    return format_worker_name(os.uname().nodename or "localhost", pid)
 
 
-def owner_named(host: str, pid: int) -> str:
-    """Return who a process of some machine is to the others."""
+def format_worker_name(host: str, pid: int) -> str:
+    """Return the name of the worker with this process id on ``host``."""
     plain = "".join(
-        letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_"
-        for letter in host[:_HOST_CHARS_MAX]
+        char if char.isascii() and (char.isalnum() or char in "_.-") else "_"
+        for char in host[:_HOST_CHARS_MAX]
     )
     return f"{plain}:{pid}"[:OWNER_BYTES_MAX]

@@ -1,24 +1,26 @@
--- The steps of circuit breakers, each on its own. Twin of machine.py.
+-- Applies one request to each of several circuits. The same algorithm as state_machine.py, result_counts.py and
+-- normalization.py.
 --
--- KEYS  for each breaker five: the count of failures (a string), until when it is open (a string, Unix seconds),
---       what is remembered of one that has tripped (a hash), what was counted (a hash), and what an operator said
--- ARGV  1: now in µs, or 0 for the server's clock; then for each breaker twenty: the verb (look, admit, fail,
---       succeed, give_back, reset, open); the eleven numbers of its rules; generation, probe, age_us, calls, slow,
---       left_us, owner, why
--- reply for each breaker twelve: the moment in µs, phase (0 closed, 1 open, 2 half-open, 3 ramp), generation, µs
---       left, failures, forced (0, 1 open, 2 closed), share in millionths, µs since it opened or -1, why, the
---       probe granted or 0, what changed (0, 1 opened, 2 closed, 3 ramp begun, 4 reset), and the probes that are
---       out ("left owner,..."); an error in place of the first when a key could not be used
+-- KEYS  five for each circuit: the number of failures (a string), the end of the cooldown (a string, Unix seconds),
+--       the state of a tripped circuit (a hash), the counts (a hash), and the operator's record
+-- ARGV  1: now in µs, or 0 for the server's clock; then 27 for each circuit: the command (read, admit, fail, succeed,
+--       release, reset, report_open, report_failures); the 14 numbers of its rules; generation, probe, succeeded_us,
+--       calls, slow, remaining_us, age_us, cooldown_us, total, streak, owner, reason
+-- reply 18 for each circuit: the time in µs, phase (0 closed, 1 open, 2 half-open, 3 ramp), generation, remaining µs,
+--       failures, forced (0 no, 1 open, 2 closed), share in millionths, µs since it opened or -1, its last cooldown in
+--       µs, the failures of this owner, the calls, failures and slow calls of the window, µs since the window began or
+--       -1, reason, the granted probe or 0, the change (0 none, 1 opened, 2 closed, 3 ramp started, 4 reset), and the
+--       running probes ("remaining owner,..."); where a key holds another type, the error text takes the first place
 
 local call, pcall = redis.call, redis.pcall
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local format, match, gmatch = string.format, string.match, string.gmatch
 
 local SECOND_US = 1000000
-local FAILURES_US = 300 * SECOND_US
-local SLICES, FAILING_MAX, PROBES_MAX, COUNT_MAX, BARE = 10, 16, 16, 1000000000, -1
+local FAILURES_TTL_US, TTL_MARGIN_US = 300 * SECOND_US, 60 * SECOND_US
+local SLICES, FAILING_WORKERS_MAX, PROBES_MAX, COUNT_MAX, NO_ADMISSION = 10, 16, 16, 1000000000, -1
 local CLOSED, OPEN, HALF_OPEN, RAMP = 0, 1, 2, 3
-local UNCHANGED, OPENED, SHUT, RAMPED, RESET = 0, 1, 2, 3, 4
+local CHANGE_NONE, CHANGE_OPENED, CHANGE_CLOSED, CHANGE_RAMP, CHANGE_RESET = 0, 1, 2, 3, 4
 
 local now_us = tonumber(ARGV[1])
 if now_us == 0 then
@@ -26,54 +28,56 @@ if now_us == 0 then
   now_us = time[1] * SECOND_US + time[2]
 end
 
--- A stored whole number; nil for what cannot be one.
-local function whole(text)
+-- Parse a stored integer; nil if the text is not one.
+local function parse_integer(text)
   if text and #text <= 16 and match(text, '^%d+$') then return tonumber(text) end
   return nil
 end
 
-local function digits(value) return format('%.0f', value) end
+local function format_integer(value) return format('%.0f', value) end
 
--- An instant in Unix seconds as µs; nil for what cannot be one.
-local function instant(text)
+-- Parse a time in Unix seconds as µs; nil if the text is not one.
+local function parse_time(text)
   if text and #text <= 20 and match(text, '^%d+%.?%d*$') then return floor(tonumber(text) * SECOND_US + 0.5) end
   return nil
 end
 
-local keys, rules, asked, c -- of the breaker whose turn it is
+local keys, rules, request, c -- of the circuit that the loop at the end is at
 
-local function joined(rows, write)
+local function join(rows, write)
   local parts = {}
   for i, row in ipairs(rows) do parts[i] = write(row) end
   return table.concat(parts, ',')
 end
 
-local function failed(value) return type(value) == 'table' and value.err end
+local function error_of(value) return type(value) == 'table' and value.err end
 
--- Read the state and bring it up to date; what that changes is written in the end. Returns an error, if any.
+-- Read the state and normalize it; save() writes what that changes. Returns an error text, if any.
 local function load()
   local failures, mark = pcall('GET', keys[1]), pcall('GET', keys[2])
-  local trip = pcall('HMGET', keys[3], 'since', 'why', 'successes', 'ramp', 'probes')
+  local trip = pcall('HMGET', keys[3], 'since', 'reason', 'successes', 'ramp', 'probes', 'cooldown')
   local counted = pcall('HMGET', keys[4], 'generation', 'last', 'run', 'slices', 'failing')
-  local err = failed(failures) or failed(mark) or failed(trip) or failed(counted)
+  local err = error_of(failures) or error_of(mark) or error_of(trip) or error_of(counted)
   if err then return err end
 
-  c = {failures = min(COUNT_MAX, whole(failures) or 0), open_until = instant(mark) or 0, probes = {},
+  c = {failures = min(COUNT_MAX, parse_integer(failures) or 0), open_until = parse_time(mark) or 0, probes = {},
     slices = {}, failing = {}}
 
-  local until_us = min(c.open_until, now_us + rules.cooldown_us)
+  local until_us = min(c.open_until, now_us + rules.longest_us)
   if until_us <= now_us then until_us = 0 end
   c.mark_dirty = until_us ~= c.open_until
   c.open_until = until_us
 
-  local since = whole(trip[1])
+  local since = parse_integer(trip[1])
   c.tripped = since ~= nil
   if c.tripped then
-    c.opened, c.why, c.successes, c.ramp = min(since, now_us), trip[2] or '', whole(trip[3]) or 0, whole(trip[4]) or 0
-    if c.opened ~= since or c.ramp > now_us then c.trip_dirty = true end
-    c.ramp = min(c.ramp, now_us)
+    c.opened, c.reason = min(since, now_us), trip[2] or ''
+    c.successes, c.ramp_start = parse_integer(trip[3]) or 0, parse_integer(trip[4]) or 0
+    c.cooldown = min(parse_integer(trip[6]) or 0, rules.longest_us)
+    if c.opened ~= since or c.ramp_start > now_us then c.trip_dirty = true end
+    c.ramp_start = min(c.ramp_start, now_us)
     for id, deadline, owner in gmatch(trip[5] or '', '(%d+) (%d+) ([^,%s]+)') do
-      local n, stored = whole(id), whole(deadline)
+      local n, stored = parse_integer(id), parse_integer(deadline)
       local deadline_us = stored and min(stored, now_us + rules.probe_us)
       if deadline_us ~= stored or not n or n == 0 then c.trip_dirty = true end
       if n and n > 0 and deadline_us and deadline_us > now_us and #c.probes < PROBES_MAX then
@@ -82,44 +86,46 @@ local function load()
         c.trip_dirty = true
       end
     end
-    if c.ramp > 0 and now_us - c.ramp >= rules.ramp_steps * rules.ramp_us then
+    if c.ramp_start > 0 and now_us - c.ramp_start >= rules.ramp_steps * rules.ramp_step_us then
       c.tripped, c.probes, c.trip_dirty = false, {}, true
     end
   end
-  if not c.tripped then c.opened, c.why, c.successes, c.ramp = 0, '', 0, 0 end
+  if not c.tripped then c.opened, c.reason, c.successes, c.ramp_start, c.cooldown = 0, '', 0, 0, 0 end
 
-  c.generation, c.last, c.run = whole(counted[1]) or 0, whole(counted[2]) or 0, whole(counted[3]) or 0
-  if c.last > now_us or c.run > now_us then c.calls_dirty = true end
-  c.last, c.run = min(c.last, now_us), min(c.run, now_us)
+  c.generation = parse_integer(counted[1]) or 0
+  c.last_failure, c.streak_start = parse_integer(counted[2]) or 0, parse_integer(counted[3]) or 0
+  if c.last_failure > now_us or c.streak_start > now_us then c.calls_dirty = true end
+  c.last_failure, c.streak_start = min(c.last_failure, now_us), min(c.streak_start, now_us)
   local latest = floor(now_us / rules.slice_us)
   for n, calls, failures, slow in gmatch(counted[4] or '', '(%d+):(%d+):(%d+):(%d+)') do
-    local row = {whole(n), whole(calls), whole(failures), whole(slow)}
+    local row = {parse_integer(n), parse_integer(calls), parse_integer(failures), parse_integer(slow)}
     if row[1] and row[2] and row[3] and row[4] and latest - SLICES < row[1] and row[1] <= latest then
       c.slices[#c.slices + 1] = row
     else
       c.calls_dirty = true
     end
   end
-  for last, owner in gmatch(counted[5] or '', '(%d+) ([^,%s]+)') do
-    local stored = whole(last)
-    if stored and #c.failing < FAILING_MAX then
+  for last, total, owner in gmatch(counted[5] or '', '(%d+) (%d+) ([^,%s]+)') do
+    local stored, failures = parse_integer(last), parse_integer(total)
+    if stored and failures and #c.failing < FAILING_WORKERS_MAX then
       if stored > now_us then c.calls_dirty = true end
-      c.failing[#c.failing + 1] = {owner, min(stored, now_us)}
+      c.failing[#c.failing + 1] = {owner, min(stored, now_us), min(COUNT_MAX, failures)}
     end
   end
 
   local change = pcall('GET', keys[5])
   change = string.gsub(type(change) == 'string' and change or '', '%c', ' ')
-  local word, why = match(change, '^ *(%l+) ?(.-) *$')
+  local word, reason = match(change, '^ *(%l+) ?(.-) *$')
   c.forced = word == 'open' and 1 or word == 'closed' and 2 or 0
-  c.forced_why = c.forced > 0 and why or ''
+  c.forced_reason = c.forced > 0 and reason or ''
 end
 
 local function hash(key, dirty, renewed, empty, ...)
   if dirty and empty then call('DEL', key) end
   if empty then return end
   if dirty then call('HSET', key, ...) end
-  if renewed then call('PEXPIRE', key, digits(ceil(rules.memory_us / 1000))) end
+  local ttl_us = c.tripped and max(rules.ttl_us, c.cooldown + TTL_MARGIN_US) or rules.ttl_us
+  if renewed then call('PEXPIRE', key, format_integer(ceil(ttl_us / 1000))) end
 end
 
 local function save()
@@ -127,40 +133,47 @@ local function save()
     if c.failures == 0 then
       call('DEL', keys[1])
     else
-      call('SET', keys[1], digits(c.failures), 'PX', digits(FAILURES_US / 1000))
+      call('SET', keys[1], format_integer(c.failures), 'PX', format_integer(FAILURES_TTL_US / 1000))
     end
   end
   if c.mark_dirty then
     if c.open_until == 0 then
       call('DEL', keys[2])
     else
-      call('SET', keys[2], format('%.6f', c.open_until / SECOND_US), 'PX', digits(ceil((c.open_until - now_us) / 1000)))
+      local ttl_ms = ceil((c.open_until - now_us) / 1000)
+      call('SET', keys[2], format('%.6f', c.open_until / SECOND_US), 'PX', format_integer(ttl_ms))
     end
   end
   hash(keys[3], c.trip_dirty or c.trip_renewed, c.trip_renewed, not c.tripped,
-    'since', digits(c.opened), 'why', c.why, 'successes', digits(c.successes), 'ramp', digits(c.ramp), 'probes',
-    joined(c.probes, function(p) return digits(p[1]) .. ' ' .. digits(p[2]) .. ' ' .. p[3] end))
+    'since', format_integer(c.opened), 'reason', c.reason, 'successes', format_integer(c.successes),
+    'ramp', format_integer(c.ramp_start), 'cooldown', format_integer(c.cooldown), 'probes',
+    join(c.probes, function(p) return format_integer(p[1]) .. ' ' .. format_integer(p[2]) .. ' ' .. p[3] end))
   hash(keys[4], c.calls_dirty or c.calls_renewed, c.calls_renewed,
-    c.generation == 0 and c.last == 0 and #c.slices == 0 and #c.failing == 0,
-    'generation', digits(c.generation), 'last', digits(c.last), 'run', digits(c.run),
-    'slices', joined(c.slices, function(s)
+    c.generation == 0 and c.last_failure == 0 and #c.slices == 0 and #c.failing == 0,
+    'generation', format_integer(c.generation), 'last', format_integer(c.last_failure),
+    'run', format_integer(c.streak_start),
+    'slices', join(c.slices, function(s)
       return format('%.0f:%.0f:%.0f:%.0f', s[1], s[2], s[3], s[4])
     end),
-    'failing', joined(c.failing, function(f) return digits(f[2]) .. ' ' .. f[1] end))
+    'failing', join(c.failing, function(f)
+      return format_integer(f[2]) .. ' ' .. format_integer(f[3]) .. ' ' .. f[1]
+    end))
 end
 
-local function current()
-  return asked.generation == BARE or asked.generation == c.generation or c.generation == 0
+local function is_current()
+  return request.generation == NO_ADMISSION or request.generation == c.generation or c.generation == 0
 end
 
-local function half_open() return c.tripped and c.ramp == 0 end
+local function is_half_open() return c.tripped and c.ramp_start == 0 end
 
-local function counting() return c.open_until == 0 and not half_open() end
+local function counts_results() return c.open_until == 0 and not is_half_open() end
 
-local function has_probe() return #c.probes < max(1, rules.probes - c.successes) end
+local function has_free_probe()
+  return #c.probes < min(rules.probes_at_once, max(1, rules.probes - c.successes))
+end
 
--- Take a probe off the list; returns whether it was there.
-local function taken(id)
+-- Remove a probe; returns whether it was running.
+local function remove_probe(id)
   for i, probe in ipairs(c.probes) do
     if probe[1] == id then
       table.remove(c.probes, i)
@@ -173,13 +186,20 @@ end
 
 local function next_generation() return max(now_us, c.generation + 1) end
 
+-- Return the cooldown of a circuit that opens now: longer than the last one if it has not closed since.
+local function next_cooldown()
+  if not c.tripped then return rules.cooldown_us end
+  return min(rules.longest_us, floor(max(c.cooldown, rules.cooldown_us) * rules.cooldown_permille / 1000))
+end
+
 local function trip()
-  c.open_until, c.mark_dirty = now_us + rules.cooldown_us, true
+  c.cooldown = next_cooldown()
+  c.open_until, c.mark_dirty = now_us + c.cooldown, true
   if not c.tripped then c.opened = now_us end
-  c.tripped, c.why, c.successes, c.ramp, c.probes = true, asked.why, 0, 0, {}
+  c.tripped, c.reason, c.successes, c.ramp_start, c.probes = true, request.reason, 0, 0, {}
   c.generation, c.slices, c.failing = next_generation(), {}, {}
   c.trip_renewed, c.calls_renewed = true, true
-  return OPENED
+  return CHANGE_OPENED
 end
 
 local function close()
@@ -189,14 +209,14 @@ local function close()
   c.successes, c.probes = 0, {}
   c.trip_dirty, c.calls_renewed = true, true
   if ramped then
-    c.ramp, c.trip_renewed = now_us, true
-    return RAMPED
+    c.ramp_start, c.trip_renewed = now_us, true
+    return CHANGE_RAMP
   end
-  c.tripped, c.ramp, c.opened, c.why = false, 0, 0, ''
-  return SHUT
+  c.tripped, c.ramp_start, c.opened, c.reason, c.cooldown = false, 0, 0, '', 0
+  return CHANGE_CLOSED
 end
 
-local function add(calls, failures, slow)
+local function add_to_window(calls, failures, slow)
   if rules.failure_ppm == 0 and rules.slow_ppm == 0 then return end
   local n, kept = floor(now_us / rules.slice_us), {}
   for _, row in ipairs(c.slices) do
@@ -210,186 +230,229 @@ local function add(calls, failures, slow)
   c.slices = kept
 end
 
-local function trouble()
-  local kept = {}
+local function own_failures()
   for _, row in ipairs(c.failing) do
-    if row[1] ~= asked.owner then kept[#kept + 1] = row end
+    if row[1] == request.owner then return row[3] end
   end
-  kept[#kept + 1] = {asked.owner, now_us}
-  if #kept > FAILING_MAX then table.remove(kept, 1) end
+  return 0
+end
+
+local function add_failing_worker(failures)
+  local kept, total = {}, min(COUNT_MAX, own_failures() + failures)
+  for _, row in ipairs(c.failing) do
+    if row[1] ~= request.owner then kept[#kept + 1] = row end
+  end
+  kept[#kept + 1] = {request.owner, now_us, total}
+  if #kept > FAILING_WORKERS_MAX then table.remove(kept, 1) end
   c.failing = kept
 end
 
-local function report()
-  if asked.calls == 0 and asked.slow == 0 then return end
-  add(asked.calls, 0, asked.slow)
-  if asked.slow > 0 then trouble() end
+local function count_report()
+  if request.calls == 0 and request.slow == 0 then return end
+  add_to_window(request.calls, 0, request.slow)
+  if request.slow > 0 then add_failing_worker(0) end
   c.calls_renewed = true
 end
 
-local function count()
-  local again = asked.generation ~= BARE and asked.age_us >= 0 and c.last > 0 and c.last < now_us - asked.age_us
-  c.failures, c.failures_dirty = again and 1 or min(COUNT_MAX, c.failures + 1), true
-  add(1, 1, 0)
-  c.last = now_us
-  if c.failures == 1 then c.run = now_us end
-  trouble()
+-- Count failures of one worker, of which the last `streak` are in a row. They start a new streak if their worker
+-- succeeded after the previous failure.
+local function count_failures(count, streak)
+  local restarts = request.generation ~= NO_ADMISSION
+    and c.last_failure > 0 and c.last_failure < request.succeeded_us and request.succeeded_us <= now_us
+  if restarts or c.failures == 0 then c.streak_start = now_us end
+  c.failures, c.failures_dirty = restarts and streak or min(COUNT_MAX, c.failures + streak), true
+  add_to_window(count, count, 0)
+  if streak > 0 then c.last_failure = now_us end
+  add_failing_worker(count)
   c.calls_renewed = true
 end
 
--- How many workers had trouble at that moment or later.
-local function agreed(since_us)
-  local found = 0
+-- Return how many workers failed at since_us or later.
+local function failing_worker_count(since_us)
+  local count = 0
   for _, row in ipairs(c.failing) do
-    if row[2] >= since_us then found = found + 1 end
+    if row[2] >= since_us then count = count + 1 end
   end
-  return found
+  return count
 end
 
-local function in_a_row()
-  if c.ramp > 0 then
+local function reaches_threshold()
+  if c.ramp_start > 0 then
     return c.failures >= min(rules.threshold > 0 and rules.threshold or rules.probes, rules.probes)
   end
-  return rules.threshold > 0 and c.failures >= rules.threshold and agreed(c.run) >= rules.quorum
+  return rules.threshold > 0 and c.failures >= rules.threshold
+    and failing_worker_count(c.streak_start) >= rules.quorum
 end
 
-local function too_many()
-  if rules.failure_ppm == 0 and rules.slow_ppm == 0 then return false end
-  local calls, failures, slow = 0, 0, 0
+-- Return the calls, failures and slow calls of the window, and the number of its oldest slice or -1.
+local function window_counts()
+  local calls, failures, slow, first = 0, 0, 0, -1
   for _, row in ipairs(c.slices) do
     calls, failures, slow = calls + row[2], failures + row[3], slow + row[4]
+    first = first < 0 and row[1] or min(first, row[1])
   end
-  if calls < rules.minimum_calls or agreed(now_us - rules.window_us + 1) < rules.quorum then return false end
+  return calls, failures, slow, first
+end
+
+local function exceeds_ratio()
+  if rules.failure_ppm == 0 and rules.slow_ppm == 0 then return false end
+  local calls, failures, slow = window_counts()
+  if calls < rules.minimum_calls then return false end
+  if failing_worker_count(now_us - rules.window_us + 1) < rules.quorum then return false end
   return rules.failure_ppm > 0 and failures * 1000000 >= rules.failure_ppm * calls
     or rules.slow_ppm > 0 and slow * 1000000 >= rules.slow_ppm * calls
 end
 
-local acts = {}
+local function must_open() return reaches_threshold() or exceeds_ratio() end
 
-function acts.look()
-  if not (current() and counting() and (asked.calls > 0 or asked.slow > 0)) then return UNCHANGED, 0 end
-  report()
-  if c.forced == 0 and too_many() then return trip(), 0 end
-  return UNCHANGED, 0
+local commands = {}
+
+function commands.read()
+  if not (is_current() and counts_results() and (request.calls > 0 or request.slow > 0)) then return CHANGE_NONE, 0 end
+  count_report()
+  if c.forced == 0 and exceeds_ratio() then return trip(), 0 end
+  return CHANGE_NONE, 0
 end
 
-function acts.admit()
-  if c.forced > 0 or c.open_until > 0 or not half_open() or not has_probe() then return UNCHANGED, 0 end
-  c.probes[#c.probes + 1] = {asked.probe, now_us + rules.probe_us, asked.owner}
+function commands.admit()
+  if c.forced > 0 or c.open_until > 0 or not is_half_open() or not has_free_probe() then return CHANGE_NONE, 0 end
+  c.probes[#c.probes + 1] = {request.probe, now_us + rules.probe_us, request.owner}
   c.trip_renewed, c.calls_renewed = true, true
-  return UNCHANGED, asked.probe
+  return CHANGE_NONE, request.probe
 end
 
-function acts.fail()
-  if not current() then return UNCHANGED, 0 end
-  local probing = c.open_until == 0 and half_open()
-  if asked.probe > 0 or asked.generation ~= BARE and probing then
-    local known = taken(asked.probe) and c.open_until == 0
-    if c.forced > 0 or not known then return UNCHANGED, 0 end
-    count()
+function commands.fail()
+  if not is_current() then return CHANGE_NONE, 0 end
+  local probing = c.open_until == 0 and is_half_open()
+  if request.probe > 0 or request.generation ~= NO_ADMISSION and probing then
+    local running = remove_probe(request.probe) and c.open_until == 0
+    if c.forced > 0 or not running then return CHANGE_NONE, 0 end
+    count_failures(1, 1)
     return trip(), 0
   end
-  local counts = counting()
-  if counts then report() end
-  count()
-  if c.forced == 0 and (probing or counts and (in_a_row() or too_many())) then return trip(), 0 end
-  return UNCHANGED, 0
+  local counts = counts_results()
+  if counts then count_report() end
+  count_failures(1, 1)
+  if c.forced == 0 and (probing or counts and must_open()) then return trip(), 0 end
+  return CHANGE_NONE, 0
 end
 
-function acts.succeed()
-  if asked.generation == BARE then
-    if c.open_until > 0 or half_open() then return close(), 0 end
-  elseif not current() then
-    return UNCHANGED, 0
-  elseif asked.probe > 0 then
-    if c.open_until > 0 or not taken(asked.probe) then return UNCHANGED, 0 end
+function commands.succeed()
+  if request.generation == NO_ADMISSION then
+    if c.open_until > 0 or is_half_open() then return close(), 0 end
+  elseif not is_current() then
+    return CHANGE_NONE, 0
+  elseif request.probe > 0 then
+    if c.open_until > 0 or not remove_probe(request.probe) then return CHANGE_NONE, 0 end
     c.successes = c.successes + 1
     if c.successes >= rules.probes then return close(), 0 end
-    return UNCHANGED, 0
+    return CHANGE_NONE, 0
   end
-  if not counting() then return UNCHANGED, 0 end
+  if not counts_results() then return CHANGE_NONE, 0 end
   if c.failures > 0 then c.failures, c.failures_dirty = 0, true end
-  return acts.look()
+  return commands.read()
 end
 
-function acts.give_back()
-  taken(asked.probe)
-  return UNCHANGED, 0
+function commands.release()
+  remove_probe(request.probe)
+  return CHANGE_NONE, 0
 end
 
-function acts.reset()
+function commands.reset()
   local generation = next_generation()
   c.failures, c.failures_dirty, c.open_until, c.mark_dirty = 0, true, 0, true
-  c.tripped, c.opened, c.why, c.successes, c.ramp, c.probes, c.trip_dirty = false, 0, '', 0, 0, {}, true
-  c.generation, c.last, c.run, c.slices, c.failing, c.calls_renewed = generation, 0, 0, {}, {}, true
-  return RESET, 0
+  c.tripped, c.opened, c.reason, c.successes, c.ramp_start, c.probes, c.trip_dirty = false, 0, '', 0, 0, {}, true
+  c.cooldown = 0
+  c.generation, c.last_failure, c.streak_start, c.slices, c.failing, c.calls_renewed = generation, 0, 0, {}, {}, true
+  return CHANGE_RESET, 0
 end
 
--- Not if it has changed since that time began; and where several have to agree, who reports is one of them.
-function acts.open()
-  local left_us = min(max(1, asked.left_us), rules.cooldown_us)
-  local began_us = now_us - (rules.cooldown_us - left_us)
-  if c.open_until > 0 or c.forced > 0 or c.generation > began_us then return UNCHANGED, 0 end
-  trouble()
+-- Open the circuit for the rest of a cooldown that a worker began during an outage; not if the circuit changed
+-- after that cooldown began. With a quorum, the reporting worker counts as one of the failing ones.
+function commands.report_open()
+  local cooldown_us = min(request.cooldown_us > 0 and request.cooldown_us or rules.cooldown_us, rules.longest_us)
+  local remaining_us = min(max(1, request.remaining_us), cooldown_us)
+  local started_us = now_us - (cooldown_us - remaining_us)
+  if c.open_until > 0 or c.forced > 0 or c.generation > started_us then return CHANGE_NONE, 0 end
+  add_failing_worker(0)
   c.calls_renewed = true
-  if agreed(began_us) < rules.quorum then return UNCHANGED, 0 end
+  if failing_worker_count(started_us) < rules.quorum then return CHANGE_NONE, 0 end
   trip()
-  c.open_until = now_us + left_us
-  c.opened = now_us - max(0, asked.age_us)
-  return OPENED, 0
+  c.open_until = now_us + remaining_us
+  c.opened = now_us - max(0, request.age_us)
+  c.cooldown = cooldown_us
+  return CHANGE_OPENED, 0
+end
+
+-- Count the failures of a worker during an outage of the store, without those that did reach it.
+function commands.report_failures()
+  local missing = request.total - own_failures()
+  if missing <= 0 or not (is_current() and counts_results()) then return CHANGE_NONE, 0 end
+  count_failures(missing, min(missing, request.streak))
+  if c.forced == 0 and must_open() then return trip(), 0 end
+  return CHANGE_NONE, 0
 end
 
 local function phase()
   if c.forced > 0 then return c.forced == 1 and OPEN or CLOSED end
   if c.open_until > 0 then return OPEN end
-  if half_open() then return HALF_OPEN end
-  return c.ramp > 0 and RAMP or CLOSED
+  if is_half_open() then return HALF_OPEN end
+  return c.ramp_start > 0 and RAMP or CLOSED
 end
 
-local function left(phase)
+local function remaining(phase)
   if phase == OPEN then return c.forced > 0 and rules.cooldown_us or c.open_until - now_us end
-  if phase == HALF_OPEN and not has_probe() then
+  if phase == HALF_OPEN and not has_free_probe() then
     local first = c.probes[1][2]
     for _, probe in ipairs(c.probes) do first = min(first, probe[2]) end
     return first - now_us
   end
-  if phase == RAMP then return rules.ramp_us - (now_us - c.ramp) % rules.ramp_us end
+  if phase == RAMP then return rules.ramp_step_us - (now_us - c.ramp_start) % rules.ramp_step_us end
   return 0
 end
 
 local function share(phase)
   if phase == CLOSED then return 1000000 end
   if phase ~= RAMP then return 0 end
-  return max(1, floor((floor((now_us - c.ramp) / rules.ramp_us) + 1) * 1000000 / (rules.ramp_steps + 1)))
+  local steps = floor((now_us - c.ramp_start) / rules.ramp_step_us) + 1
+  return max(1, floor(steps * 1000000 / (rules.ramp_steps + 1)))
 end
 
-local NUMBERS = {'threshold', 'cooldown_us', 'failure_ppm', 'slow_ppm', 'window_us', 'minimum_calls', 'quorum',
-  'probes', 'probe_us', 'ramp_steps', 'ramp_us'}
-local TOLD = {'generation', 'probe', 'age_us', 'calls', 'slow', 'left_us'}
+local NUMBERS = {'threshold', 'cooldown_us', 'cooldown_permille', 'cooldown_max_us', 'failure_ppm', 'slow_ppm',
+  'window_us', 'minimum_calls', 'quorum', 'probes', 'probes_at_once', 'probe_us', 'ramp_steps', 'ramp_step_us'}
+local ARGUMENTS = {'generation', 'probe', 'succeeded_us', 'calls', 'slow', 'remaining_us', 'age_us', 'cooldown_us',
+  'total', 'streak'}
+local KEY_COUNT, REPLY_SIZE = 5, 18
+local ARG_COUNT = 1 + #NUMBERS + #ARGUMENTS + 2
 
 local reply = {}
-for turn = 0, #KEYS / 5 - 1 do
-  local k, a, r = turn * 5, turn * 20 + 2, turn * 12
-  keys, rules, asked = {KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4], KEYS[k + 5]}, {}, {}
+for turn = 0, #KEYS / KEY_COUNT - 1 do
+  local k, a, r = turn * KEY_COUNT, turn * ARG_COUNT + 2, turn * REPLY_SIZE
+  keys, rules, request = {KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4], KEYS[k + 5]}, {}, {}
   for i, name in ipairs(NUMBERS) do rules[name] = tonumber(ARGV[a + i]) end
-  for i, name in ipairs(TOLD) do asked[name] = tonumber(ARGV[a + 11 + i]) end
-  asked.owner, asked.why = ARGV[a + 18], ARGV[a + 19]
+  for i, name in ipairs(ARGUMENTS) do request[name] = tonumber(ARGV[a + #NUMBERS + i]) end
+  request.owner, request.reason = ARGV[a + ARG_COUNT - 2], ARGV[a + ARG_COUNT - 1]
   rules.slice_us = max(1, floor(rules.window_us / SLICES))
-  rules.memory_us = max(300 * SECOND_US, max(rules.cooldown_us, rules.probe_us) + 60 * SECOND_US, rules.window_us,
-    rules.ramp_steps * rules.ramp_us)
+  rules.longest_us = max(rules.cooldown_us, rules.cooldown_max_us)
+  rules.ttl_us = max(300 * SECOND_US, max(rules.cooldown_us, rules.probe_us) + TTL_MARGIN_US, rules.window_us,
+    rules.ramp_steps * rules.ramp_step_us)
   local err = load()
   if err then
     reply[r + 1] = err
-    for i = 2, 12 do reply[r + i] = 0 end
+    for i = 2, REPLY_SIZE do reply[r + i] = 0 end
   else
-    local change, probe = acts[ARGV[a]]()
+    local change, probe = commands[ARGV[a]]()
     save()
     local now = phase()
-    reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = now_us, now, c.generation, left(now)
+    local calls, failed, slow, first = window_counts()
+    reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = now_us, now, c.generation, remaining(now)
     reply[r + 5], reply[r + 6], reply[r + 7] = c.failures, c.forced, share(now)
-    reply[r + 8], reply[r + 9] = c.tripped and now_us - c.opened or -1, c.forced > 0 and c.forced_why or c.why
-    reply[r + 10], reply[r + 11] = probe, change
-    reply[r + 12] = joined(c.probes, function(p) return digits(p[2] - now_us) .. ' ' .. p[3] end)
+    reply[r + 8], reply[r + 9], reply[r + 10] = c.tripped and now_us - c.opened or -1, c.cooldown, own_failures()
+    reply[r + 11], reply[r + 12], reply[r + 13] = calls, failed, slow
+    reply[r + 14] = first >= 0 and now_us - first * rules.slice_us or -1
+    reply[r + 15] = c.forced > 0 and c.forced_reason or c.reason
+    reply[r + 16], reply[r + 17] = probe, change
+    reply[r + 18] = join(c.probes, function(p) return format_integer(p[2] - now_us) .. ' ' .. p[3] end)
   end
 end
 return reply

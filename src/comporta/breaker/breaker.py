@@ -1,63 +1,68 @@
-"""The faces of a breaker: ``async with breaker``, ``@breaker``, ``breaker.sync``, and the verbs one by one.
+"""The public class of circuit breakers: ``@breaker``, ``async with breaker.admit()``, ``breaker.sync``.
 
-They decide nothing: what a worker knows is in ``view.py``, what it asks is a flow in ``verbs.py``, and the
-way of a decorated function through a closed circuit is in ``guard.py``.
+It validates arguments and drives flows. It decides nothing: ``guard`` and ``flows`` do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, TypeVar
 
-from comporta.breaker.admission import (
-    CANCELLED,
-    FAILURE,
-    NOTHING,
-    PHASES,
-    REFUSED,
-    SUCCESS,
-    Admission,
-    BadResultError,
-    BreakerState,
-    was_refused,
-)
+from comporta.breaker.admission import PHASES, Admission, BreakerState
+from comporta.breaker.block import AsyncBlock, SyncBlock, decorate_async_generator, decorate_generator
 from comporta.breaker.config import BreakerConfig
-from comporta.breaker.guard import guarded, guarded_async
-from comporta.breaker.state import OPEN, Reply
-from comporta.breaker.verbs import Verbs
-from comporta.breaker.view import count, view_of
-from comporta.callables import is_awaited
-from comporta.errors import StateError
-from comporta.flow import Flow, run, run_async
-from comporta.metrics import current_metrics
-from comporta.names import checked_name
-from comporta.stores.base import Store
-from comporta.stores.failover import Fallback, fallback_of
-from comporta.stores.urls import default_url, store_of
-from comporta.threads import clear_up
+from comporta.breaker.guard import CallGuard, decorate, decorate_async
+from comporta.breaker.local_view import local_view
+from comporta.breaker.state import OPEN, CircuitReply
+from comporta.flow import run, run_async
+from comporta.names import validate_name
+from comporta.outcome import CountingRules
+from comporta.refusals import RAISE, refusal_handler
+from comporta.signatures import ASYNC_GENERATOR, COROUTINE, GENERATOR, PLAIN, callable_kind
+from comporta.stores.base import Fallback, Store
+from comporta.stores.registry import default_url, resolve_store
+from comporta.validators import ErrorFilter
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_entered: ContextVar[tuple[Any, ...] | None] = ContextVar("comporta_breakers_entered", default=None)
-"""The calls under way in this task or thread: (breaker's verbs, admission, the one before)."""
+_DECORATORS: dict[str, Callable[[CallGuard, Any], Any]] = {
+    PLAIN: decorate,
+    COROUTINE: decorate_async,
+    GENERATOR: decorate_generator,
+    ASYNC_GENERATOR: decorate_async_generator,
+}
 
 
 class CircuitBreaker:
-    """A circuit shared by whoever uses the same state and name.
+    """A circuit breaker, shared by all workers that use the same name and state.
 
-    ``state`` is a URL or a store; left out it is what the environment says, and otherwise this machine. The
-    other keywords are those of :class:`BreakerConfig`, which may be given whole as ``config``.
+    ``state`` is a URL or a store; by default it comes from the environment, else it is this machine. The
+    other keywords are the options of :class:`BreakerConfig`, which you can also pass as ``config``.
 
-    ``counts_error`` says of an exception whether it is a failure of the upstream (default: every
-    ``Exception``); one that is not shows that it answered, and counts as a success. ``counts_result`` says so
-    of what a decorated function returns. A cancelled call is neither; nor is one that was refused: by another
-    breaker or a limit on its way (:class:`comporta.RefusedError`), or by the upstream with status 429.
+    :func:`comporta.classify` decides what a call counts as: by the status, if the call returned a response or
+    raised an exception with one; any other exception is a failure. Cancelled and refused calls, calls that
+    did not reach the upstream and mistakes of the program count for nothing.
 
-    A refused call raises :class:`comporta.CircuitOpenError`.
+    ``ignore`` and ``failures`` make exceptions to that. Each is a class, a tuple of classes or a function of
+    an exception; those that match count for nothing, or as a failure. Two functions replace the rule:
+    ``counts_error(error)`` is true for exceptions and ``counts_result(result)`` for results of decorated
+    functions that count as failures; the others count as successes.
+
+    A call that the breaker refuses raises :class:`comporta.CircuitOpenError`. With ``on_refusal``, a refused
+    call of a decorated function returns that value instead, or what that function of the error returns.
     """
+
+    name: str
+    """The name that workers share."""
+
+    config: BreakerConfig
+    """The options."""
+
+    store: Store
+    """The store that holds the circuit."""
+
+    sync: SyncBreaker
+    """The same breaker for blocking code."""
 
     def __init__(
         self,
@@ -67,294 +72,197 @@ class CircuitBreaker:
         *,
         state: str | Store | None = None,
         config: BreakerConfig | None = None,
+        ignore: ErrorFilter | None = None,
+        failures: ErrorFilter | None = None,
         counts_error: Callable[[Exception], bool] | None = None,
         counts_result: Callable[[Any], bool] | None = None,
-        **others: Any,
+        on_refusal: Any = RAISE,
+        **options: Any,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, got {name!r:.50}")
-        checked_name(name)
+        validate_name(name)
         if config is None:
-            config = BreakerConfig(threshold, cooldown_seconds, **others)
+            config = BreakerConfig(threshold, cooldown_seconds, **options)
         elif not isinstance(config, BreakerConfig):
             raise TypeError(f"config must be a BreakerConfig, got {config!r:.50}")
-        elif others or (threshold, cooldown_seconds) != (5, 30.0):
-            raise TypeError(
-                f"config says it all: leave out {', '.join(others) or 'threshold and cooldown_seconds'}"
-            )
-        for field, predicate in (("counts_error", counts_error), ("counts_result", counts_result)):
-            if predicate is not None and not callable(predicate):
-                raise TypeError(f"{field} must be a function, got {predicate!r:.50}")
+        elif options or (threshold, cooldown_seconds) != (5, 30.0):
+            given = ", ".join(options) or "threshold and cooldown_seconds"
+            raise TypeError(f"config already has all options: leave out {given}, or config")
+        rules = CountingRules.from_options(ignore, failures, counts_error, counts_result)
         if state is None:
             state = default_url(distributed=True)
         self.name = name
         self.config = config
-        self.store = store_of(state)
-        self.counts_error = counts_error
-        self.counts_result = counts_result
-        self.view = view_of(self.store, name, config)
-        self.verbs = Verbs(self.view)
-        self.admit_now = self.view.admit_now
-        self.succeed_now = self.view.succeed_now
+        self.store = resolve_store(state)
+        self._view = local_view(self.store, name, config)
+        self._guard = CallGuard(self._view, rules, refusal_handler(on_refusal))
+        self._flows = self._guard.flows
         self.sync = SyncBreaker(self)
 
     def __repr__(self) -> str:
         return f"<CircuitBreaker {self.name!r}, {self.config}>"
 
     @property
+    def counts_error(self) -> Callable[[Exception], bool] | None:
+        """The function that decides which exceptions count as failures, if there is one."""
+        return self._guard.rules.counts_error
+
+    @property
+    def counts_result(self) -> Callable[[Any], bool] | None:
+        """The function that decides which results count as failures, if there is one."""
+        return self._guard.rules.counts_result
+
+    @property
     def threshold(self) -> int | None:
-        """After how many failures in a row it opens."""
+        """The number of failures in a row that opens the circuit."""
         return self.config.threshold
 
     @property
     def cooldown_seconds(self) -> float:
-        """For how long it stays open."""
+        """How long the circuit stays open."""
         return self.config.cooldown_seconds
 
     @property
     def fallback(self) -> Fallback | None:
-        """Since when and why this worker is on its own; nothing if it is not."""
-        return fallback_of(self.store)
+        """Since when and why this worker cannot reach the store; ``None`` while it can."""
+        return self.store.fallback
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the circuit is open: exact on one machine; on a server as of ``staleness`` seconds ago.
+        """Whether the circuit is open: exact on one machine, at most ``staleness`` seconds old on a server.
 
-        Without such knowledge it is one blocking read, within the store's deadline.
+        If the local view is older than that, reading this property blocks for one round trip to the store.
         """
-        return self._seen().phase == OPEN
+        return self._current_reply().phase == OPEN
 
     @property
     def consecutive_failures(self) -> int:
-        """How many calls in a row have failed, in the whole fleet."""
-        return self._seen().failures
+        """The number of failures in a row, over all workers."""
+        return self._current_reply().failures
 
     @property
     def degraded_until(self) -> float | None:
-        """Until when it is open, in Unix seconds; nothing if it is not, or is held open by hand."""
-        self._seen()
-        return self.view.open_until()
+        """When the cooldown ends, in Unix seconds; ``None`` if the circuit is not open, or forced open."""
+        self._current_reply()
+        return self._view.state.open_until()
 
     @property
     def phase(self) -> str:
         """``"closed"``, ``"open"``, ``"half_open"`` or ``"ramp"``."""
-        return PHASES[self._seen().phase]
+        return PHASES[self._current_reply().phase]
 
-    def _seen(self) -> Reply:
-        """Return what is known, unless time alone may have changed it; on this machine a look is cheap."""
-        view = self.view
-        known = view.standing is not None if view.exact else not view.instant
-        return (view.good() if known else None) or run(self.verbs.looking())
+    def _current_reply(self) -> CircuitReply:
+        return self._view.current_reply() or run(self._flows.read_flow())
 
     async def is_degraded_async(self) -> bool:
-        """Ask the state whether the circuit is open."""
-        return (await run_async(self.verbs.looking())).phase == OPEN
+        """Read from the store whether the circuit is open."""
+        return (await run_async(self._flows.read_flow())).phase == OPEN
 
     async def allow(self) -> Admission:
-        """Ask whether a call may be made; its result is to be told with the admission."""
-        return await run_async(self.verbs.admitting())
+        """Return whether a call may be made. Pass the admission along with the call's result."""
+        return await run_async(self._flows.admit_flow())
+
+    def admit(self) -> AsyncBlock:
+        """Return a block that makes a call: ``async with breaker.admit() as admission:``.
+
+        It raises :class:`comporta.CircuitOpenError` if the call may not be made, and records how it ended.
+        """
+        return AsyncBlock(self._guard)
 
     async def record_failure(self, error: object = None, admission: Admission | None = None) -> None:
-        """Tell that a call failed, and why: an exception, or a few words."""
-        await run_async(self.verbs.failing(admission, error))
+        """Record a failed call; ``error`` is an exception or a text that says why."""
+        await run_async(self._flows.fail_flow(admission, error))
 
     async def record_success(self, admission: Admission | None = None) -> None:
-        """Tell that a call succeeded; without an admission it closes the circuit whatever its phase."""
-        await run_async(self.verbs.succeeding(admission))
+        """Record a successful call; without an admission it closes the circuit whatever its phase."""
+        await run_async(self._flows.succeed_flow(admission))
 
     async def give_back(self, admission: Admission) -> None:
-        """Tell that an admitted call had no result, so that another may try."""
-        await run_async(self.verbs.giving_back(admission))
+        """Record that an admitted call had no result, so that another worker may make the probe."""
+        await run_async(self._flows.release_flow(admission))
 
     async def try_recover(self) -> bool:
-        """Ask the state; true if the circuit is not open, or not any more. Time alone ends a cooldown."""
+        """Return whether the circuit is not open (any more). You need not call it: cooldowns end by time."""
         return not await self.is_degraded_async()
 
     async def reset(self) -> None:
-        """Forget everything: closed, no failures. Calls under way no longer count."""
-        await run_async(self.verbs.resetting())
+        """Close the circuit and delete its counts. Results of calls in progress no longer count."""
+        await run_async(self._flows.reset_flow())
 
-    async def force(self, how: str | None, why: str = "") -> None:
-        """Hold the circuit ``"open"`` or ``"closed"`` for all who share it, until revoked with ``None``."""
-        await run_async(self.verbs.forcing(how, why))
+    async def force(self, how: str | None, reason: str = "") -> None:
+        """Hold the circuit ``"open"`` or ``"closed"`` for all workers, until you call it with ``None``."""
+        await run_async(self._flows.force_flow(how, reason))
 
     async def get_state(self) -> BreakerState:
-        """Ask the state how the circuit stands, for a health page."""
-        return await run_async(self.verbs.telling())
+        """Read the state of the circuit from the store, for a health page."""
+        return await run_async(self._flows.state_flow())
 
     async def aclose(self) -> None:
-        """Close the store's connections, those of this event loop included; they open again when needed."""
-        if hasattr(self.store, "aclose"):
-            await self.store.aclose()
+        """Close the store's connections, including those of this event loop; they reopen when needed."""
+        await self.store.aclose()
 
     def __call__(self, function: F) -> F:
-        """Guard a function or whatever can be called, blocking or async as it is."""
-        made = guarded_async if is_awaited(function) else guarded
-        return made(self, function)  # type: ignore[return-value]
+        """Decorate a function, a coroutine function, a generator function or any other callable.
 
-    async def __aenter__(self) -> Admission:
-        admission = self.standing_now()
-        if admission is None:
-            admission = await run_async(self.verbs.admitting())
-        _enter(self, admission)
-        return admission
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        admission = _left(self)
-        if error is not None or not self.well(admission):
-            await self.ended_async(admission, error)
-
-    def standing_now(self) -> Admission | None:
-        """Return the admission for everybody, if the circuit is closed and nothing has failed."""
-        view = self.view
-        standing = view.standing
-        if standing is None or view.exact:
-            return standing
-        if view.now_ns() >= view.good_until_ns:
-            return None
-        view.used = True
-        return standing
-
-    def well(self, admission: Admission) -> bool:
-        """Note a success on the shortest way; false if there is more to be done about it."""
-        view = self.view
-        if not view.plain or admission is not view.standing or current_metrics() is not None:
-            return False
-        if not view.exact:
-            view.succeeded_ns = view.now_ns()
-        return True
-
-    def ended(self, admission: Admission, error: BaseException | None, result: object = NOTHING) -> None:
-        """Tell how an admitted call ended, blocking; the call's own error goes before one of the state."""
-        run(self._ending(admission, error, result))
-
-    async def ended_async(
-        self, admission: Admission, error: BaseException | None, result: object = NOTHING
-    ) -> None:
-        """Tell how an admitted call ended, awaiting."""
-        if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
-            clear_up(self.ended, admission, error)  # whoever ends so can no longer wait
-        else:
-            await run_async(self._ending(admission, error, result))
-
-    def _ending(self, admission: Admission, error: BaseException | None, result: object) -> Flow[None]:
-        outcome = CANCELLED
-        try:
-            outcome, error = self._judged(error, result)
-        finally:
-            count("breaker_calls", self.name, outcome=outcome)
-            with suppress(StateError):
-                if outcome != SUCCESS or not self.succeed_now(admission):
-                    yield from self.verbs.ending(admission, outcome, error)
-
-    def _judged(self, error: BaseException | None, result: object) -> tuple[str, BaseException | None]:
-        """Return what a call was to the upstream, and why.
-
-        A predicate may raise: then nobody knows what the call was, and its error is for all to see.
+        The admission of a generator lasts from its first item until it ends, fails or is closed.
         """
-        if error is None:
-            if self.counts_result is None or result is NOTHING or not self.counts_result(result):
-                return SUCCESS, None
-            return FAILURE, BadResultError(result)
-        if not isinstance(error, Exception):
-            return CANCELLED, error
-        if was_refused(error):
-            return REFUSED, error
-        counts = self.counts_error is None or self.counts_error(error)
-        return (FAILURE if counts else SUCCESS), error
+        decorated: F = _DECORATORS[callable_kind(function)](self._guard, function)
+        return decorated
 
 
 class SyncBreaker:
-    """The verbs of a breaker, blocking: ``breaker.sync``."""
+    """A breaker for blocking code: ``breaker.sync``."""
 
-    __slots__ = ("_breaker", "_verbs")
+    __slots__ = ("_flows", "_guard")
 
     def __init__(self, breaker: CircuitBreaker) -> None:
-        self._breaker = breaker
-        self._verbs = breaker.verbs
+        self._guard = breaker._guard
+        self._flows = breaker._flows
 
     def allow(self) -> Admission:
-        """Ask whether a call may be made; its result is to be told with the admission."""
-        return run(self._verbs.admitting())
+        """Return whether a call may be made. Pass the admission along with the call's result."""
+        return run(self._flows.admit_flow())
+
+    def admit(self) -> SyncBlock:
+        """Return a block that makes a call: ``with breaker.sync.admit() as admission:``.
+
+        It raises :class:`comporta.CircuitOpenError` if the call may not be made, and records how it ended.
+        """
+        return SyncBlock(self._guard)
 
     def record_failure(self, error: object = None, admission: Admission | None = None) -> None:
-        """Tell that a call failed, and why: an exception, or a few words."""
-        run(self._verbs.failing(admission, error))
+        """Record a failed call; ``error`` is an exception or a text that says why."""
+        run(self._flows.fail_flow(admission, error))
 
     def record_success(self, admission: Admission | None = None) -> None:
-        """Tell that a call succeeded; without an admission it closes the circuit whatever its phase."""
-        run(self._verbs.succeeding(admission))
+        """Record a successful call; without an admission it closes the circuit whatever its phase."""
+        run(self._flows.succeed_flow(admission))
 
     def give_back(self, admission: Admission) -> None:
-        """Tell that an admitted call had no result, so that another may try."""
-        run(self._verbs.giving_back(admission))
+        """Record that an admitted call had no result, so that another worker may make the probe."""
+        run(self._flows.release_flow(admission))
 
     def is_degraded(self) -> bool:
-        """Ask the state whether the circuit is open."""
-        return run(self._verbs.looking()).phase == OPEN
+        """Read from the store whether the circuit is open."""
+        return run(self._flows.read_flow()).phase == OPEN
 
     def try_recover(self) -> bool:
-        """Ask the state; true if the circuit is not open, or not any more."""
+        """Return whether the circuit is not open (any more)."""
         return not self.is_degraded()
 
     def reset(self) -> None:
-        """Forget everything: closed, no failures. Calls under way no longer count."""
-        run(self._verbs.resetting())
+        """Close the circuit and delete its counts. Results of calls in progress no longer count."""
+        run(self._flows.reset_flow())
 
-    def force(self, how: str | None, why: str = "") -> None:
-        """Hold the circuit ``"open"`` or ``"closed"`` for all who share it, until revoked with ``None``."""
-        run(self._verbs.forcing(how, why))
+    def force(self, how: str | None, reason: str = "") -> None:
+        """Hold the circuit ``"open"`` or ``"closed"`` for all workers, until you call it with ``None``."""
+        run(self._flows.force_flow(how, reason))
 
     def get_state(self) -> BreakerState:
-        """Ask the state how the circuit stands, for a health page."""
-        return run(self._verbs.telling())
+        """Read the state of the circuit from the store, for a health page."""
+        return run(self._flows.state_flow())
 
-    def __enter__(self) -> Admission:
-        admission = self._breaker.standing_now()
-        if admission is None:
-            admission = run(self._verbs.admitting())
-        _enter(self._breaker, admission)
-        return admission
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        admission = _left(self._breaker)
-        if error is not None or not self._breaker.well(admission):
-            self._breaker.ended(admission, error)
-
-
-def _enter(breaker: CircuitBreaker, admission: Admission) -> None:
-    """Note that a call of this task or thread is under way, or refuse it."""
-    if not admission:
-        count("breaker_calls", breaker.name, outcome=REFUSED)
-        raise admission.refusal(breaker.name)
-    _entered.set((breaker.view, admission, _entered.get()))
-
-
-def _left(breaker: CircuitBreaker) -> Admission:
-    """Return the admission of the latest call of this breaker that was under way here.
-
-    One that was begun in another context (a framework may enter a block in one thread and leave it in
-    another) is not known here: its result is of the circuit as it is now, and a probe is lost until its
-    deadline.
-    """
-    entry = _entered.get()
-    if entry is not None and entry[0] is breaker.view:
-        _entered.set(entry[2])
-        latest: Admission = entry[1]
-        return latest
-    skipped: list[tuple[Any, Admission]] = []
-    while entry is not None:
-        view, admission, before = entry
-        if view is breaker.view:
-            for others in reversed(skipped):
-                before = (*others, before)
-            _entered.set(before)
-            found: Admission = admission
-            return found
-        skipped.append((view, admission))
-        entry = before
-    return breaker.view.unknown()
+    def close(self) -> None:
+        """Close the store's blocking connections; they reopen when needed."""
+        self._guard.view.store.close_connections()

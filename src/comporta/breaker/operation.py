@@ -1,6 +1,6 @@
-"""A step of a circuit as an operation that any store can apply, and its form for a worker that is alone.
+"""One request to a circuit as an operation that every store can apply, and its form during an outage.
 
-Twin: ``breaker.lua``.
+Knows the keys and the script; ``state_machine`` and ``breaker.lua`` know what a request does.
 """
 
 from __future__ import annotations
@@ -10,193 +10,323 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from comporta.breaker.codec import CIRCUIT
-from comporta.breaker.machine import anchored, step
+from comporta.breaker.normalization import normalize
+from comporta.breaker.result_counts import own_failures
 from comporta.breaker.state import (
-    EMPTY,
-    GIVE_BACK,
-    OPEN_UP,
-    Asked,
+    EMPTY_CIRCUIT,
+    RELEASE,
+    REPORT_FAILURES,
+    REPORT_OPEN,
     Circuit,
-    Forced,
-    Reply,
-    Rules,
-    forced_by,
+    CircuitReply,
+    CircuitRequest,
+    CircuitRules,
+    ForcedState,
+    parse_forced_state,
 )
+from comporta.breaker.state_machine import step
+from comporta.breaker.store_clock import StoreClock
 from comporta.errors import StateTypeError
-from comporta.stores.base import GONE, Codec, Outage, Part, Script, State, key_text
+from comporta.stores.base import GONE, Codec, Operation, Outage, Script, State, StateKey, StateType, key_text
 from comporta.stores.lua import lua
-from comporta.stores.naming import named
 from comporta.stores.records import RECORD
+from comporta.stores.redis.errors import translate_error
 
 SPACE = "circuit_breaker"
-CHANGES = "circuit_breaker_change"
+FORCED_SPACE = "circuit_breaker_change"
 _KEYS = ("failures", "degraded_until", "half_open", "calls")
-_FIELDS = 12
+_REPLY_SIZE = 18
 
 
-SCRIPT = Script("breaker", partial(lua, "breaker", "breaker"), joins=True)
+SCRIPT = Script("breaker", partial(lua, "breaker/breaker"), batchable=True)
 
 
-class Known(NamedTuple):
-    """What a worker knew of a circuit when it lost sight of the shared one, by its own clock."""
+_SAME_CLOCK = StoreClock(is_same=True)
+
+
+class CircuitSnapshot(NamedTuple):
+    """What a worker knows about a circuit, with times of its own clock, for use during an outage.
+
+    ``is_local``: the counts are those of this worker's own circuit, and not of the shared one.
+    ``succeeded_us`` is when this worker last succeeded (-1: unknown).
+    """
 
     circuit: Circuit
-    forced: Forced
+    forced: ForcedState
+    is_local: bool = False
+    succeeded_us: int = -1
 
 
-class Step:
-    """One step of one circuit.
+class BreakerOperation(Operation[CircuitReply]):
+    """One request to one circuit.
 
-    ``known`` tells what this worker knows, should it have to go on alone. ``live`` is how many workers there
-    are: no more can agree.
+    ``snapshot`` returns what this worker knows about the circuit; it is called when the store is unreachable.
+    ``worker_count`` bounds the quorum: no more than all workers can fail. ``store_clock`` converts the times
+    of the request, which are those of this machine.
     """
 
-    __slots__ = ("_asked", "_known", "_live", "_name", "_rules")
+    __slots__ = ("_name", "_request", "_rules", "_snapshot", "_store_clock", "_worker_count")
 
     script = SCRIPT
-    followed = False
-    fields = _FIELDS
+    reply_size = _REPLY_SIZE
 
     def __init__(
-        self, name: str, rules: Rules, asked: Asked, known: Callable[[], Known], live: int = 16
+        self,
+        name: str,
+        rules: CircuitRules,
+        request: CircuitRequest,
+        snapshot: Callable[[], CircuitSnapshot],
+        worker_count: int = 16,
+        *,
+        store_clock: StoreClock = _SAME_CLOCK,
     ) -> None:
         self._name = name
+        self._store_clock = store_clock
         self._rules = rules
-        self._asked = asked
-        self._known = known
-        self._live = live
+        self._request = request
+        self._snapshot = snapshot
+        self._worker_count = worker_count
 
     @property
-    def parts(self) -> list[Part]:
-        """The circuit, and what an operator said of it."""
-        return [Part(f"{SPACE}:{self._name}", "", CIRCUIT), Part(CHANGES, self._name, RECORD)]
+    def state_keys(self) -> list[StateKey]:
+        """The circuit, and the operator's record."""
+        return [StateKey(f"{SPACE}:{self._name}", "", CIRCUIT), StateKey(FORCED_SPACE, self._name, RECORD)]
 
-    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], Reply]:
-        """Do it; a state that says nothing is not kept."""
-        own, change = states
-        forced = forced_by(None if change is None else change[1])
-        old = EMPTY if own is None else Circuit._make(own)
-        new, reply = step(old, self._in_force(), self._asked, now_us, forced)
-        return [_kept(own, new, now_us), None], reply
+    def step(
+        self, states: Sequence[State | None], now_us: int
+    ) -> tuple[Sequence[State | None], CircuitReply]:
+        """Carry out the request. A circuit without information is deleted."""
+        stored, record = states
+        forced = parse_forced_state(None if record is None else record[1])
+        old = EMPTY_CIRCUIT if stored is None else Circuit._make(stored)
+        new, reply = step(old, self._effective_rules(), self._stored_request(), now_us, forced)
+        return [_state_change(stored, new, now_us), None], reply
 
-    def key_names(self) -> list[str]:
-        """Four keys that operators can read, and their own."""
+    def script_keys(self) -> list[str]:
+        """Return the four keys of the circuit, which operators can read, and the operator's key."""
         space = f"{SPACE}:{self._name}"
-        return [*(key_text(space, key) for key in _KEYS), key_text(CHANGES, self._name)]
+        return [*(key_text(space, key) for key in _KEYS), key_text(FORCED_SPACE, self._name)]
 
-    def arguments(self) -> list[int | str | bytes]:
-        """The verb, the rules, and what is told."""
-        verb, *told, owner, why = self._asked
-        return [verb, *self._in_force(), *told, owner, why.encode("utf-8", "replace")]
+    def script_args(self) -> list[int | str | bytes]:
+        """Return the command, the rules, and the arguments of the request."""
+        command, *arguments, owner, reason = self._stored_request()
+        return [command, *self._effective_rules(), *arguments, owner, reason.encode("utf-8", "replace")]
 
-    def undo(self, reply: Reply) -> Step | None:
-        """Give back a probe that was granted to a caller that is gone."""
+    def undo(self, reply: CircuitReply) -> BreakerOperation | None:
+        """Return the operation that releases a probe granted to a caller that was cancelled."""
         if not reply.probe:
             return None
-        return Step(self._name, self._rules, Asked(GIVE_BACK, probe=reply.probe), self._known)
+        return BreakerOperation(
+            self._name, self._rules, CircuitRequest(RELEASE, probe=reply.probe), self._snapshot
+        )
 
-    def alone(self, outage: Outage) -> StepAlone:
-        """Go by what this worker knew, with its part of the threshold and one probe of its own."""
-        return StepAlone(self._name, self._rules, self._asked, self._known(), outage.workers)
+    def fallback(self, outage: Outage) -> FallbackBreakerOperation:
+        """Return the request to this worker's own circuit: its share of the threshold, and one probe."""
+        return FallbackBreakerOperation(
+            self._name,
+            self._rules,
+            self._request,
+            self._snapshot,
+            outage.worker_count,
+            store_clock=self._store_clock,
+        )
 
-    def parse(self, raw: Sequence[Any]) -> Reply:
-        """Read the reply; an error in its place is that of a key."""
-        moment_us, *_ = raw
-        if isinstance(moment_us, bytes):
-            raise _unusable(self._name, moment_us)
-        *before, why, probe, change, probes = raw
+    def parse(self, raw: Sequence[Any]) -> CircuitReply:
+        """Parse the script's reply; bytes in the first place are the error of a key."""
+        now_us, *_ = raw
+        if isinstance(now_us, bytes):
+            raise _key_error(self._name, now_us)
+        *before, reason, probe, change, probes = raw
         for number in (*before, probe, change):
             if not isinstance(number, int):
-                raise TypeError("no number")
-        if len(raw) != _FIELDS:
-            raise ValueError("wrong length")
-        return Reply._make([*before, _text(why), probe, change, _probes(_text(probes)), False])
+                raise TypeError(f"expected an integer, got {number!r:.50}")
+        if len(raw) != _REPLY_SIZE:
+            raise ValueError(f"expected {_REPLY_SIZE} values, got {len(raw)}")
+        return CircuitReply._make(
+            [*before, _decode(reason), probe, change, _parse_probes(_decode(probes)), False]
+        )
 
-    def _in_force(self) -> Rules:
-        rules = self._rules
-        return rules if rules.quorum <= self._live else rules._replace(quorum=max(1, self._live))
+    def _stored_request(self) -> CircuitRequest:
+        """Return the request with times of the store's clock."""
+        request = self._request
+        return request._replace(succeeded_us=self._store_clock.to_store_us(request.succeeded_us))
+
+    def _effective_rules(self) -> CircuitRules:
+        rules, worker_count = self._rules, self._worker_count
+        return rules if rules.quorum <= worker_count else rules._replace(quorum=max(1, worker_count))
 
 
-class StepAlone(Step):
-    """The same step on this worker's own circuit, which begins as the shared one was when last seen."""
+class FallbackBreakerOperation(BreakerOperation):
+    """The same request to this worker's own circuit, which starts as a copy of the shared one."""
 
-    __slots__ = ("_forced", "_kind")
+    __slots__ = ("_forced", "_state_type")
 
-    def __init__(self, name: str, rules: Rules, asked: Asked, known: Known, workers: int) -> None:
-        own = rules._replace(threshold=-(-rules.threshold // workers), quorum=1, probes=1)
-        super().__init__(name, own, asked, lambda: known, 1)
+    def __init__(
+        self,
+        name: str,
+        rules: CircuitRules,
+        request: CircuitRequest,
+        snapshot: Callable[[], CircuitSnapshot],
+        worker_count: int,
+        *,
+        store_clock: StoreClock,
+    ) -> None:
+        share = rules._replace(
+            threshold=-(-rules.threshold // worker_count), quorum=1, probes=1, probes_at_once=1
+        )
+        super().__init__(name, share, request, snapshot, 1)
+        known = snapshot()
         self._forced = known.forced
-        self._kind = CircuitAlone(name, rules, known.circuit, asked.owner, workers)
+        initial = known.circuit if known.is_local else _share_streak(known.circuit, rules, worker_count)
+        self._state_type = FallbackCircuitType(
+            name,
+            rules,
+            initial,
+            request.owner,
+            snapshot,
+            worker_count=worker_count,
+            store_clock=store_clock,
+        )
 
     @property
-    def parts(self) -> list[Part]:
-        """This worker's circuit; an operator's word is known, or cannot be."""
-        return [Part(f"{SPACE}:{self._name}", "", self._kind)]
+    def state_keys(self) -> list[StateKey]:
+        """This worker's circuit; the operator's record is part of the snapshot."""
+        return [StateKey(f"{SPACE}:{self._name}", "", self._state_type)]
 
-    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], Reply]:
-        """Do it."""
-        [own] = states
-        old = self._kind.begun if own is None else Circuit._make(own)
-        new, reply = step(old, self._rules, self._asked, now_us, self._forced)
-        return [_kept(own, new, now_us)], reply._replace(alone=True)
+    def step(
+        self, states: Sequence[State | None], now_us: int
+    ) -> tuple[Sequence[State | None], CircuitReply]:
+        """Carry out the request on the local circuit."""
+        [stored] = states
+        old = self._state_type.initial if stored is None else Circuit._make(stored)
+        new, reply = step(old, self._rules, self._request, now_us, self._forced)
+        return [_state_change(stored, new, now_us)], reply._replace(is_fallback=True)
 
 
-class CircuitAlone:
-    """The kind of a worker's own circuit: if it is open it is told to the others on return.
+def _share_streak(circuit: Circuit, rules: CircuitRules, worker_count: int) -> Circuit:
+    """Return the circuit with as many failures that this worker's part of those left opens it.
 
-    Also if it was open before: a server that was started anew, or a replica in its place, may not know that.
+    Without this an outage would restart the streak, and each worker would let its whole part through.
+    """
+    if not (rules.threshold and circuit.failures):
+        return circuit
+    left = -(-max(1, rules.threshold - circuit.failures) // worker_count)
+    return circuit._replace(failures=-(-rules.threshold // worker_count) - left)
+
+
+class FallbackCircuitType(StateType):
+    """The state type of a worker's own circuit, which is reported when the store recovers.
+
+    An open circuit is reported also if it was open before the outage: a server that restarted empty, or a
+    replica that took over, may have lost it. Otherwise the failures are reported. Both reports may be sent
+    again without being counted twice.
     """
 
-    __slots__ = ("_name", "_owner", "_rules", "_told", "_workers", "begun")
+    __slots__ = (
+        *("_name", "_owner", "_reported_failures", "_reported_generation", "_rules", "_snapshot"),
+        *("_store_clock", "_worker_count", "initial"),
+    )
 
     codec: Codec = CIRCUIT.codec
 
-    def __init__(self, name: str, rules: Rules, begun: Circuit, owner: str, workers: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        rules: CircuitRules,
+        initial: Circuit,
+        owner: str,
+        snapshot: Callable[[], CircuitSnapshot],
+        *,
+        worker_count: int,
+        store_clock: StoreClock,
+    ) -> None:
         self._name = name
         self._rules = rules
         self._owner = owner
-        self._workers = workers
-        self._told = 0
-        self.begun = begun
+        self._snapshot = snapshot
+        self._worker_count = worker_count
+        self._store_clock = store_clock
+        self._reported_generation = 0
+        self._reported_failures = own_failures(initial, owner)
+        self.initial = initial
 
     @staticmethod
     def expires_us(state: State) -> int:
-        """As long as the shared one would be."""
+        """Return the time at which the shared circuit would expire."""
         return CIRCUIT.expires_us(state)
 
-    def settle(self, space: str, key: str, state: State, now_us: int) -> tuple[Step | None, State | None]:
-        """Return what opens the shared circuit for the time that is left, once for each opening."""
-        circuit = anchored(Circuit._make(state), self._rules, now_us)
-        if circuit.generation == self._told or not circuit.open_until_us:
-            return None, None
-        self._told = circuit.generation
-        left_us, age_us = circuit.open_until_us - now_us, now_us - circuit.opened_us
-        asked = Asked(OPEN_UP, left_us=left_us, age_us=age_us, owner=self._owner, why=circuit.why)
-        return Step(self._name, self._rules, asked, lambda: Known(circuit, Forced()), self._workers), None
+    def take_report(
+        self, space: str, key: str, state: State, now_us: int
+    ) -> tuple[BreakerOperation | None, State | None]:
+        """Return the operation that reports the open circuit, or the failures since the last report."""
+        circuit = normalize(Circuit._make(state), self._rules, now_us)
+        if circuit.open_until_us:
+            return self._report_open(circuit, now_us), None
+        return self._report_failures(circuit), None
+
+    def _report_open(self, circuit: Circuit, now_us: int) -> BreakerOperation | None:
+        if circuit.generation == self._reported_generation:
+            return None
+        self._reported_generation = circuit.generation
+        return self._report(
+            CircuitRequest(
+                REPORT_OPEN,
+                remaining_us=circuit.open_until_us - now_us,
+                age_us=now_us - circuit.opened_us,
+                cooldown_us=circuit.cooldown_us,
+                owner=self._owner,
+                reason=circuit.reason,
+            ),
+            CircuitSnapshot(circuit, ForcedState()),
+        )
+
+    def _report_failures(self, circuit: Circuit) -> BreakerOperation | None:
+        total = own_failures(circuit, self._owner)
+        if circuit.generation != self.initial.generation or total <= self._reported_failures:
+            return None
+        self._reported_failures = total
+        known = self._snapshot()
+        return self._report(
+            CircuitRequest(
+                REPORT_FAILURES,
+                circuit.generation,
+                succeeded_us=known.succeeded_us,
+                total=total,
+                streak=circuit.failures,
+                owner=self._owner,
+                reason="failures during an outage of the store",
+            ),
+            known,
+        )
+
+    def _report(self, request: CircuitRequest, known: CircuitSnapshot) -> BreakerOperation:
+        return BreakerOperation(
+            self._name, self._rules, request, lambda: known, self._worker_count, store_clock=self._store_clock
+        )
 
 
-def _kept(old: State | None, new: Circuit, now_us: int) -> State | None:
-    """Return what a store shall do about a circuit: keep the new one, none, or let it be."""
+def _state_change(old: State | None, new: Circuit, now_us: int) -> State | None:
+    """Return the new state for the store: the circuit, ``GONE``, or ``None`` if nothing changes."""
     if new.ends_us <= now_us:
         return None if old is None else GONE
     return None if new == old else new
 
 
-def _unusable(name: str, error: bytes) -> Exception:
+def _key_error(name: str, error: bytes) -> Exception:
     text, key = error.decode("utf-8", "replace"), f"{SPACE}:{name}"
     if "WRONGTYPE" not in text:
-        return named(RuntimeError(text), repr(key))
+        return translate_error(RuntimeError(text), repr(key))
     return StateTypeError(
-        f"one of the keys {key!r}:* does not hold the state of a breaker, left as it is: {text}"
+        f"one of the keys {key!r}:* does not hold the state of a breaker and was left unchanged: {text}"
     )
 
 
-def _text(value: Any) -> str:
+def _decode(value: Any) -> str:
     if not isinstance(value, bytes):
-        raise TypeError("no text")
+        raise TypeError(f"expected bytes, got {value!r:.50}")
     return value.decode("utf-8", "replace")
 
 
-def _probes(text: str) -> tuple[tuple[int, str], ...]:
+def _parse_probes(text: str) -> tuple[tuple[int, str], ...]:
     rows = [row.split(" ") for row in text.split(",") if row]
-    return tuple((int(left_us), owner) for left_us, owner in rows)
+    return tuple((int(remaining_us), owner) for remaining_us, owner in rows)

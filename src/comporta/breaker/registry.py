@@ -1,9 +1,9 @@
-"""``get_circuit_breaker("pncp")``: the one breaker of a name in this process, as file and environment say.
+"""Breakers by name: ``get_circuit_breaker("pncp")``, configured from the settings file and the environment.
 
-``<NAME>_CIRCUIT_BREAKER_THRESHOLD`` and ``<NAME>_CIRCUIT_BREAKER_COOLDOWN`` (seconds) are for any name, with
-``-`` and ``.`` written ``_``; the rest of them, and the file, are in :mod:`comporta.settings`.
-``USE_REDIS_CIRCUIT_BREAKER=false`` keeps every breaker in its own process; otherwise it is shared through
-``COMPORTA_STATE``, else what the file says, else ``REDIS_URL``, else this machine.
+``<NAME>_CIRCUIT_BREAKER_THRESHOLD`` and ``<NAME>_CIRCUIT_BREAKER_COOLDOWN`` (seconds) configure the breaker
+of any name, with ``-`` and ``.`` written as ``_``; :mod:`comporta.settings` reads the other variables and the
+file. ``USE_REDIS_CIRCUIT_BREAKER=false`` keeps every breaker in its own process. Otherwise workers share them
+through ``COMPORTA_STATE``, else the file's ``state``, else ``REDIS_URL``, else this machine.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from comporta import forks
+from comporta import fork_safety
 from comporta.breaker.breaker import CircuitBreaker
 from comporta.breaker.config import BreakerConfig
-from comporta.stores.urls import default_url
+from comporta.stores.registry import default_url
 
 if TYPE_CHECKING:
     from comporta.settings import BreakerSettings, Settings
@@ -28,76 +28,81 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "pcp": {"threshold": 30, "cooldown_seconds": 120.0},
     }
 )
-"""What is different for these names where nobody says otherwise."""
+"""The defaults of these names, where they differ from those of ``BreakerConfig``."""
 
-NAMES_MAX = 1000
-"""How many breakers a process has by name; names are written in programs, not sent by strangers."""
+BREAKERS_MAX = 1000
+"""The largest number of named breakers in a process. Names belong to the program, not to its input."""
 
-SHARING = "USE_REDIS_CIRCUIT_BREAKER"
+SHARING_VARIABLE = "USE_REDIS_CIRCUIT_BREAKER"
 _YES = ("true", "1", "yes", "on")
 _NO = ("false", "0", "no", "off")
 
 _breakers: dict[str, CircuitBreaker] = {}
 _lock = Lock()
 
-forks.renew_after_fork(_lock)
+fork_safety.reinit_lock_after_fork(_lock)
 
 
 def get_circuit_breaker(source: str = "pncp") -> CircuitBreaker:
-    """Return the breaker of a source; the same one to all who ask in this process."""
+    """Return the breaker of a source: the same object for every caller in this process."""
     with _lock:
         if source not in _breakers:
-            if len(_breakers) >= NAMES_MAX:
+            if len(_breakers) >= BREAKERS_MAX:
                 raise ValueError(
-                    f"breakers by name must be at most {NAMES_MAX}, got one more: {source!r:.100}"
+                    f"a process has at most {BREAKERS_MAX} named breakers, got one more: {source!r:.100}"
                 )
-            _breakers[source] = _made(source, os.environ)
+            _breakers[source] = _create(source, os.environ)
         return _breakers[source]
 
 
 def forget_circuit_breakers() -> None:
-    """Let all be made anew when next asked for, as the environment says then; for tests."""
+    """Drop all named breakers, so that the next call creates them from the current environment; for tests."""
     with _lock:
         _breakers.clear()
 
 
 def config_for(name: str) -> BreakerConfig:
-    """Return how the breaker of a name is to behave: as file and environment say, or as is usual for it."""
-    return _config(name, _settings())
+    """Return the configuration of a named breaker: from the file and the environment, else its defaults."""
+    return _config_for(name, _load_settings())
 
 
-def _settings() -> Settings:
-    from comporta.settings import load_settings  # noqa: PLC0415 - a fifth of all that importing comporta costs
+def _load_settings() -> Settings:
+    from comporta.settings import load_settings  # noqa: PLC0415 - a fifth of the import time of comporta
 
     return load_settings()
 
 
-def _config(name: str, settings: Settings) -> BreakerConfig:
-    from comporta.settings.environment import capitals  # noqa: PLC0415 - see above
+def _config_for(name: str, settings: Settings) -> BreakerConfig:
+    from comporta.settings.environment import upper_snake  # noqa: PLC0415 - as above
 
-    own = [written for other, written in settings.breakers.items() if capitals(other) == capitals(name)]
-    return configured(name, own[0]) if own else BreakerConfig(**DEFAULTS.get(name, {}))
-
-
-def configured(name: str, written: BreakerSettings) -> BreakerConfig:
-    """Return what the settings of a breaker say; what they leave open is as is usual for its name."""
-    try:
-        return BreakerConfig(**{**DEFAULTS.get(name, {}), **written.given()})
-    except (TypeError, ValueError) as error:
-        raise written.blamed(error) from error
-
-
-def _made(source: str, environ: Mapping[str, str]) -> CircuitBreaker:
-    settings = _settings()
-    state = settings.state or default_url(distributed=True)
-    return CircuitBreaker(
-        source, state=state if sharing(environ) else "memory://", config=_config(source, settings)
+    tables = [table for other, table in settings.breakers.items() if upper_snake(other) == upper_snake(name)]
+    return (
+        breaker_config_from_settings(name, tables[0]) if tables else BreakerConfig(**DEFAULTS.get(name, {}))
     )
 
 
-def sharing(environ: Mapping[str, str]) -> bool:
-    """Whether breakers are shared: ``USE_REDIS_CIRCUIT_BREAKER`` says no, if anything."""
-    said = environ.get(SHARING, "").strip().lower() or _YES[0]
-    if said not in (*_YES, *_NO):
-        raise ValueError(f"{SHARING} must be one of {', '.join((*_YES, *_NO))}, got {environ[SHARING]!r:.50}")
-    return said in _YES
+def breaker_config_from_settings(name: str, table: BreakerSettings) -> BreakerConfig:
+    """Return the configuration that a table of the settings describes; the rest is the name's defaults."""
+    try:
+        return BreakerConfig(**{**DEFAULTS.get(name, {}), **table.keyword_arguments()})
+    except (TypeError, ValueError) as error:
+        raise table.error_with_origin(error) from error
+
+
+def _create(source: str, environ: Mapping[str, str]) -> CircuitBreaker:
+    settings = _load_settings()
+    state = settings.state or default_url(distributed=True)
+    return CircuitBreaker(
+        source,
+        state=state if is_sharing_enabled(environ) else "memory://",
+        config=_config_for(source, settings),
+    )
+
+
+def is_sharing_enabled(environ: Mapping[str, str]) -> bool:
+    """Whether workers share breakers: yes, unless ``USE_REDIS_CIRCUIT_BREAKER`` is false."""
+    value = environ.get(SHARING_VARIABLE, "").strip().lower() or _YES[0]
+    if value not in (*_YES, *_NO):
+        choices = ", ".join((*_YES, *_NO))
+        raise ValueError(f"{SHARING_VARIABLE} must be one of {choices}, got {value!r:.50}")
+    return value in _YES

@@ -1,8 +1,8 @@
-"""The cache users call: awaiting, and blocking as ``cache.sync``.
+"""The cache that users call: ``HealthCache``, and ``cache.sync`` for blocking code.
 
-``fetch`` is the verb for people; ``save_to_cache``, ``get_from_cache``, ``record_cache_fetch_failure`` and
-``is_cache_key_degraded`` are for those who fetch by themselves. An answer that is in memory and still good is
-given at once, and so is one that a file tells at a glance; everything else is a flow, in ``asking.py``.
+``fetch`` is the main method. ``save_to_cache``, ``get_from_cache``, ``record_cache_fetch_failure`` and
+``is_cache_key_degraded`` are for callers that fetch themselves. A result in the local cache is returned
+directly, and so is one that a SQLite file returns without blocking. Everything else is a flow in ``core.py``.
 """
 
 from __future__ import annotations
@@ -12,44 +12,49 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from comporta.cache.answers import Loader, Merge
-from comporta.cache.asking import Asking
-from comporta.cache.books import LATER
-from comporta.cache.cached import Cached
 from comporta.cache.config import BY_PARAMS, CacheConfig
+from comporta.cache.core import CacheCore
 from comporta.cache.coverage import Coverage
-from comporta.cache.flights import Landing, in_thread
-from comporta.cache.params import check_hash, hashed
+from comporta.cache.entry import Cached
+from comporta.cache.loader_result import Loader, Merge
+from comporta.cache.params import check_hash, hash_params
+from comporta.cache.repository import MUST_WAIT
+from comporta.cache.single_flight import WaitForFuture, run_in_thread
 from comporta.clock import MONOTONIC, Clock
 from comporta.flow import run, run_async
 from comporta.stores.base import Store
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import Health
+    from comporta.cache.rows import KeyHealth
     from comporta.database.base import Database
 
 CLOSE_SECONDS = 5.0
-"""How long the end of a cache may take."""
+"""How long closing a cache may take."""
 
 _HOUR = 3600.0
 
 
 class HealthCache:
-    """A cache that knows of every key how it fares.
+    """A cache in a SQL database that shares the health of every key between all workers.
 
-    ``database`` is a URL or a database; left out it is ``DATABASE_URL``, else a file of this user's. An
-    answer is ``fresh`` for so many seconds, then stale until it is ``stale`` seconds old: it is served at
-    once while one worker of the fleet fetches it anew. When that fails the key is left alone for 1, 5, 15,
-    then 30 minutes, by all workers. Who fetches and who waits goes by the parameters, whoever asks; with
-    ``scope="user"`` each user is apart. Caches of another ``name`` have answers of their own.
+    ``database`` is a URL or a database; the default is ``DATABASE_URL``, or else a SQLite file in the user's
+    data folder. A result is fresh for ``fresh`` seconds and usable for ``stale`` seconds. A stale result is
+    served immediately while one worker of the fleet refreshes it. After a failure all workers leave the key
+    alone for 1, 5, 15, then 30 minutes. Single flight and backoff go by the parameters, whichever user asks;
+    with ``scope="user"`` users have separate results. Caches with different names have separate results.
 
-    ``lease_seconds``: after so long another worker takes over from one that was killed. ``soft_timeout``:
-    wait so long for a fresh answer before a stale one is served. A fetch may take ``refresh_timeout``; at
-    most ``refreshes_max`` run in the background, each key once in ``refresh_every`` (or in ``fresh``, if that
-    is less), none while ``breaker_open()`` is true. A user keeps ``entries_per_user`` answers. This process
-    keeps ``level_entries`` of them in memory (``level_bytes`` at the most), each for ``level_seconds``, or
-    until another worker says through ``state`` that it has changed. ``migrate``: bring the tables up to date
-    first; left out that is done to a file, and not to a server.
+    ``lease_seconds``: after this time another worker takes over from a fetcher that was killed.
+    ``soft_timeout``: wait up to this long for a fresh result before serving a stale one.
+    ``refresh_timeout``: how long a load may take.
+    ``refreshes_max``: how many background refreshes run at once in this process.
+    ``refresh_every``: seconds between two refreshes of a key (or ``fresh``, if that is less).
+    ``entries_per_user``: how many rows a user keeps.
+    ``local_entries``, ``local_bytes``, ``local_ttl``: bounds of the in-process cache. Entries also end when
+    another worker publishes a change through the store ``state``.
+    ``breaker_open``: no background refresh starts while this function returns true.
+    ``migrate``: create or update the tables first; the default does so for SQLite files only.
+
+    ``config`` holds the validated options, ``name`` the name, and ``sync`` the methods for blocking code.
     """
 
     def __init__(
@@ -66,9 +71,9 @@ class HealthCache:
         refreshes_max: int = 3,
         refresh_every: float = 600.0,
         entries_per_user: int = 10,
-        level_entries: int = 10_000,
-        level_bytes: int = 64 * 1024 * 1024,
-        level_seconds: float = 60.0,
+        local_entries: int = 10_000,
+        local_bytes: int = 64 * 1024 * 1024,
+        local_ttl: float = 60.0,
         state: str | Store | None = None,
         clock: Clock | None = None,
         breaker_open: Callable[[], bool] | None = None,
@@ -84,12 +89,12 @@ class HealthCache:
             refreshes_max=refreshes_max,
             refresh_every=refresh_every,
             entries_per_user=entries_per_user,
-            level_entries=level_entries,
-            level_bytes=level_bytes,
-            level_seconds=level_seconds,
+            local_entries=local_entries,
+            local_bytes=local_bytes,
+            local_ttl=local_ttl,
         )
         self.name = name
-        self._asking = Asking(
+        self._core = CacheCore(
             self.config,
             name,
             database=database,
@@ -99,10 +104,10 @@ class HealthCache:
             migrate=migrate,
         )
         self._by_params = scope == BY_PARAMS
-        self._hit = self._asking.level.hit
-        self._users = self._asking.users
-        self._prefix = self._asking.prefix
-        self.sync = SyncHealthCache(self._asking)
+        self._local_get = self._core.local.get
+        self._valid_users = self._core.valid_users
+        self._hash_prefix = self._core.hash_prefix
+        self.sync = SyncHealthCache(self._core)
 
     async def fetch(
         self,
@@ -115,37 +120,40 @@ class HealthCache:
         saved: bool | None = None,
         merge: Merge | None = None,
     ) -> Cached:
-        """Return the answer to ``params``, from memory, the table, or ``loader``.
+        """Return the result for ``params`` from memory, from the database, or from ``loader``.
 
-        ``loader`` takes no arguments, or ``missing``: the parts that a partial answer lacks. It returns the
-        value, or a ``Loaded`` with its coverage; plain functions run in a thread. ``force``: fetch it anew,
-        or wait for whoever does. ``merge(old, new)`` joins what was missing to what there was; lists and
-        mappings need none. Nothing to serve and the source left alone: ``CacheUnavailableError``.
+        ``loader`` takes no arguments, or ``missing``: the units that a partial result lacks. It returns the
+        value, or a ``Loaded`` with its coverage; a plain function runs in a thread. ``force``: load now, or
+        wait for the load that is running. ``saved``: whether the user keeps this search. ``merge(old, new)``
+        combines a partial result with its missing units; lists and mappings need none. Raises
+        ``CacheUnavailableError`` if nothing is cached and the key is in backoff.
         """
-        params_hash, text = hashed(params, self._prefix)
-        hit = None
-        if not force and type(user_id) is str and user_id in self._users:
-            hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
-        if hit is None:
-            job = self._asking.wanted(
-                user_id, params_hash, text, loader, force=force, soft_timeout=soft_timeout, merge=merge
+        params_hash, params_json = hash_params(params, self._hash_prefix)
+        cached = None
+        if not force and type(user_id) is str and user_id in self._valid_users:
+            cached = self._local_get(params_hash if self._by_params else f"{user_id}:{params_hash}")
+        if cached is None:
+            job = self._core.prepare_job(
+                user_id, params_hash, params_json, loader, force=force, soft_timeout=soft_timeout, merge=merge
             )
-            hit = self._asking.at_once(job)
-            if hit is None:
-                hit = await run_async(self._asking.fetching(job))
+            cached = self._core.try_fetch(job)
+            if cached is None:
+                cached = await run_async(self._core.fetch_flow(job))
         if saved is not None:
-            self._asking.note_saved(user_id, hit, saved=saved)
-        return hit
+            self._core.mark_saved(user_id, cached, saved=saved)
+        return cached
 
     async def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
-        """Return what is kept for ``params`` (or their hash), however old; nothing is fetched."""
-        params_hash = check_hash(params) if isinstance(params, str) else hashed(params, self._prefix)[0]
-        if type(user_id) is str and user_id in self._users:
-            hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
-            if hit is not None:
-                return hit
-        found = self._asking.got_at_once(user_id, params_hash)
-        return await run_async(self._asking.getting(user_id, params_hash)) if found is LATER else found
+        """Return the cached result for ``params`` (or their hash), however old it is; load nothing."""
+        params_hash = (
+            check_hash(params) if isinstance(params, str) else hash_params(params, self._hash_prefix)[0]
+        )
+        if type(user_id) is str and user_id in self._valid_users:
+            local = self._local_get(params_hash if self._by_params else f"{user_id}:{params_hash}")
+            if local is not None:
+                return local
+        cached = self._core.try_get(user_id, params_hash)
+        return await run_async(self._core.get_flow(user_id, params_hash)) if cached is MUST_WAIT else cached
 
     async def save_to_cache(
         self,
@@ -158,9 +166,9 @@ class HealthCache:
         fetch_duration_ms: int | None = None,
         total_results: int | None = None,
     ) -> bool:
-        """Keep an answer that was fetched elsewhere; false if the database could not."""
+        """Store a result that was fetched elsewhere; return false if the database could not store it."""
         return await run_async(
-            self._asking.saving(
+            self._core.save_flow(
                 user_id,
                 params,
                 results,
@@ -171,34 +179,34 @@ class HealthCache:
             )
         )
 
-    async def record_cache_fetch_failure(self, user_id: str, params: Mapping[str, Any] | str) -> Health:
-        """Note that fetching ``params`` (or their hash) failed; returns how the key fares."""
-        return await run_async(self._asking.recording(user_id, params))
+    async def record_cache_fetch_failure(self, user_id: str, params: Mapping[str, Any] | str) -> KeyHealth:
+        """Count a failure to fetch ``params`` (or their hash); return the health of the key."""
+        return await run_async(self._core.record_failure_flow(user_id, params))
 
     async def is_cache_key_degraded(self, user_id: str, params: Mapping[str, Any] | str) -> bool:
         """Whether ``params`` (or their hash) failed too recently to be fetched again."""
-        return await run_async(self._asking.degraded(user_id, params))
+        return await run_async(self._core.is_degraded_flow(user_id, params))
 
     async def refresh_due(self, loader: Callable[..., Any], limit: int = 100) -> int:
-        """Refresh, with ``loader(params)``, what an operator asked for and hot keys that are soon stale.
+        """Refresh keys that an operator marked and hot keys that are soon stale, with ``loader(params)``.
 
-        A loader that takes ``user_id`` is told whose it is; with ``scope="user"`` it must. For a service to
-        call every minute or so, on each worker; returns how many were begun.
+        A loader with a parameter ``user_id`` gets that, too; with ``scope="user"`` it must have one. Call
+        this every minute or so in each worker. Returns the number of refreshes that it started.
         """
-        return await run_async(self._asking.refreshing_due(loader, limit))
+        return await run_async(self._core.refresh_due_flow(loader, limit))
 
-    async def figures(self) -> dict[str, Any]:
-        """Return how the keys fare, and how all workers answered in the last 24 hours."""
-        return await run_async(self._asking.figuring())
+    async def stats(self) -> dict[str, Any]:
+        """Return statistics of all keys, and of the answers of all workers in the last 24 hours."""
+        return await run_async(self._core.stats_flow())
 
-    def forget_memory(self) -> None:
-        """Forget what this process keeps in front of the table."""
-        self._asking.level.clear()
+    def clear_local_cache(self) -> None:
+        """Drop all entries of the in-process cache; the database keeps its rows."""
+        self._core.local.clear()
 
     async def aclose(self) -> None:
-        """End what runs in the background, within five seconds, and write down what was counted."""
-        await self._asking.loads.flights.aclose(CLOSE_SECONDS)
-        await Landing(in_thread(partial(self._asking.close, CLOSE_SECONDS))).wait()
+        """End background work within 5 s, and write pending counts to the database."""
+        await self._core.fetcher.single_flight.aclose(CLOSE_SECONDS)
+        await WaitForFuture(run_in_thread(partial(self._core.close, CLOSE_SECONDS))).wait()
 
     async def __aenter__(self) -> Self:
         return self
@@ -213,16 +221,16 @@ class HealthCache:
 
 
 class SyncHealthCache:
-    """The verbs of a cache, blocking: ``cache.sync``; loaders are plain functions."""
+    """The methods of a cache for blocking code (``cache.sync``); loaders are plain functions."""
 
-    __slots__ = ("_asking", "_by_params", "_hit", "_prefix", "_users")
+    __slots__ = ("_by_params", "_core", "_hash_prefix", "_local_get", "_valid_users")
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
-        self._by_params = asking.config.scope == BY_PARAMS
-        self._hit = asking.level.hit
-        self._users = asking.users
-        self._prefix = asking.prefix
+    def __init__(self, core: CacheCore) -> None:
+        self._core = core
+        self._by_params = core.config.scope == BY_PARAMS
+        self._local_get = core.local.get
+        self._valid_users = core.valid_users
+        self._hash_prefix = core.hash_prefix
 
     def fetch(
         self,
@@ -235,31 +243,33 @@ class SyncHealthCache:
         saved: bool | None = None,
         merge: Merge | None = None,
     ) -> Cached:
-        """Return the answer to ``params``; see :meth:`HealthCache.fetch`."""
-        params_hash, text = hashed(params, self._prefix)
-        hit = None
-        if not force and type(user_id) is str and user_id in self._users:
-            hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
-        if hit is None:
-            job = self._asking.wanted(
-                user_id, params_hash, text, loader, force=force, soft_timeout=soft_timeout, merge=merge
+        """Return the result for ``params``; see :meth:`HealthCache.fetch`."""
+        params_hash, params_json = hash_params(params, self._hash_prefix)
+        cached = None
+        if not force and type(user_id) is str and user_id in self._valid_users:
+            cached = self._local_get(params_hash if self._by_params else f"{user_id}:{params_hash}")
+        if cached is None:
+            job = self._core.prepare_job(
+                user_id, params_hash, params_json, loader, force=force, soft_timeout=soft_timeout, merge=merge
             )
-            hit = self._asking.at_once(job)
-            if hit is None:
-                hit = run(self._asking.fetching(job))
+            cached = self._core.try_fetch(job)
+            if cached is None:
+                cached = run(self._core.fetch_flow(job))
         if saved is not None:
-            self._asking.note_saved(user_id, hit, saved=saved)
-        return hit
+            self._core.mark_saved(user_id, cached, saved=saved)
+        return cached
 
     def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
-        """Return what is kept, however old; nothing is fetched."""
-        params_hash = check_hash(params) if isinstance(params, str) else hashed(params, self._prefix)[0]
-        if type(user_id) is str and user_id in self._users:
-            hit = self._hit(params_hash if self._by_params else f"{user_id}:{params_hash}")
-            if hit is not None:
-                return hit
-        found = self._asking.got_at_once(user_id, params_hash)
-        return run(self._asking.getting(user_id, params_hash)) if found is LATER else found
+        """Return the cached result, however old it is; load nothing."""
+        params_hash = (
+            check_hash(params) if isinstance(params, str) else hash_params(params, self._hash_prefix)[0]
+        )
+        if type(user_id) is str and user_id in self._valid_users:
+            local = self._local_get(params_hash if self._by_params else f"{user_id}:{params_hash}")
+            if local is not None:
+                return local
+        cached = self._core.try_get(user_id, params_hash)
+        return run(self._core.get_flow(user_id, params_hash)) if cached is MUST_WAIT else cached
 
     def save_to_cache(
         self,
@@ -272,9 +282,9 @@ class SyncHealthCache:
         fetch_duration_ms: int | None = None,
         total_results: int | None = None,
     ) -> bool:
-        """Keep an answer that was fetched elsewhere; false if the database could not."""
+        """Store a result that was fetched elsewhere; return false if the database could not store it."""
         return run(
-            self._asking.saving(
+            self._core.save_flow(
                 user_id,
                 params,
                 results,
@@ -285,23 +295,23 @@ class SyncHealthCache:
             )
         )
 
-    def record_cache_fetch_failure(self, user_id: str, params: Mapping[str, Any] | str) -> Health:
-        """Note that fetching failed; returns how the key fares."""
-        return run(self._asking.recording(user_id, params))
+    def record_cache_fetch_failure(self, user_id: str, params: Mapping[str, Any] | str) -> KeyHealth:
+        """Count a failure to fetch; return the health of the key."""
+        return run(self._core.record_failure_flow(user_id, params))
 
     def is_cache_key_degraded(self, user_id: str, params: Mapping[str, Any] | str) -> bool:
-        """Whether it failed too recently to be fetched."""
-        return run(self._asking.degraded(user_id, params))
+        """Whether the key failed too recently to be fetched again."""
+        return run(self._core.is_degraded_flow(user_id, params))
 
     def refresh_due(self, loader: Callable[..., Any], limit: int = 100) -> int:
-        """Refresh what is due; see :meth:`HealthCache.refresh_due`."""
-        return run(self._asking.refreshing_due(loader, limit))
+        """Refresh keys that are due; see :meth:`HealthCache.refresh_due`."""
+        return run(self._core.refresh_due_flow(loader, limit))
 
-    def figures(self) -> dict[str, Any]:
-        """Return how the keys fare, and how all workers answered in the last 24 hours."""
-        return run(self._asking.figuring())
+    def stats(self) -> dict[str, Any]:
+        """Return statistics of all keys, and of the answers of all workers in the last 24 hours."""
+        return run(self._core.stats_flow())
 
     def close(self) -> None:
-        """End what runs in the background, within five seconds, and write down what was counted."""
-        self._asking.loads.flights.close(CLOSE_SECONDS)
-        self._asking.close(CLOSE_SECONDS)
+        """End background work within 5 s, and write pending counts to the database."""
+        self._core.fetcher.single_flight.close(CLOSE_SECONDS)
+        self._core.close(CLOSE_SECONDS)

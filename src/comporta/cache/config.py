@@ -1,10 +1,11 @@
-"""How a cache behaves, checked once."""
+"""The validated options of a cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Final
+
+from comporta.validators import require_choice, require_integer, require_number
 
 SECONDS_MAX: Final = 10 * 366 * 86_400.0
 LEASE_SECONDS_MAX: Final = 3600.0
@@ -14,7 +15,7 @@ BY_USER: Final = "user"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """Durations are in seconds; see :class:`comporta.cache.cache.HealthCache`."""
+    """Durations are in seconds; :class:`comporta.cache.cache.HealthCache` says what each option means."""
 
     fresh: float
     stale: float
@@ -25,43 +26,30 @@ class CacheConfig:
     refreshes_max: int
     refresh_every: float
     entries_per_user: int
-    level_entries: int
-    level_bytes: int
-    level_seconds: float
+    local_entries: int
+    local_bytes: int
+    local_ttl: float
 
     def __post_init__(self) -> None:
-        check_seconds("fresh", self.fresh, 0.001)
-        check_seconds("stale", self.stale, self.fresh)
-        if self.scope not in (BY_PARAMS, BY_USER):
-            raise ValueError(f"scope must be {BY_PARAMS!r} or {BY_USER!r}, got {self.scope!r:.50}")
-        check_seconds("lease_seconds", self.lease_seconds, 0.05, LEASE_SECONDS_MAX)
+        _require_seconds("fresh", self.fresh, 0.001)
+        _require_seconds("stale", self.stale, self.fresh)
+        require_choice("scope", self.scope, (BY_PARAMS, BY_USER))
+        _require_seconds("lease_seconds", self.lease_seconds, 0.05, LEASE_SECONDS_MAX)
         if self.soft_timeout is not None:
-            check_seconds("soft_timeout", self.soft_timeout)
-        check_seconds("refresh_timeout", self.refresh_timeout, 0.001, 86_400)
-        check_seconds("refresh_every", self.refresh_every)
-        check_seconds("level_seconds", self.level_seconds, 0.001)
-        check_count("refreshes_max", self.refreshes_max, 0, 1000)
-        check_count("entries_per_user", self.entries_per_user, 1, 100_000)
-        check_count("level_entries", self.level_entries, 1, 10_000_000)
-        check_count("level_bytes", self.level_bytes, 1, 2**40)
+            _require_seconds("soft_timeout", self.soft_timeout)
+        _require_seconds("refresh_timeout", self.refresh_timeout, 0.001, 86_400)
+        _require_seconds("refresh_every", self.refresh_every)
+        _require_seconds("local_ttl", self.local_ttl, 0.001)
+        require_integer("refreshes_max", self.refreshes_max, 0, 1000)
+        require_integer("entries_per_user", self.entries_per_user, 1, 100_000)
+        require_integer("local_entries", self.local_entries, 1, 10_000_000)
+        require_integer("local_bytes", self.local_bytes, 1, 2**40)
 
     @property
     def refresh_pause(self) -> float:
-        """How soon after a success a refresh is allowed: what is fresh for less than that needs it sooner."""
+        """Seconds after a success before a refresh is allowed; a short ``fresh`` shortens it."""
         return min(self.refresh_every, self.fresh)
 
 
-def check_seconds(field: str, value: object, least: float = 0.0, most: float = SECONDS_MAX) -> None:
-    """Refuse what is no length of time."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{field} must be a number of seconds, got {value!r:.50}")
-    if not (isfinite(value) and least <= value <= most):
-        raise ValueError(f"{field} must be {least:g} to {most:g} seconds, got {value}")
-
-
-def check_count(field: str, value: object, least: int, most: int) -> None:
-    """Refuse what is no number of things."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{field} must be an int, got {value!r:.50}")
-    if not least <= value <= most:
-        raise ValueError(f"{field} must be {least} to {most}, got {value}")
+def _require_seconds(name: str, value: object, minimum: float = 0.0, maximum: float = SECONDS_MAX) -> None:
+    require_number(name, value, minimum, maximum, unit="seconds")

@@ -1,6 +1,6 @@
-"""How a key fares: fresh or stale, hot or cold, how long it is left alone, which answer is the better one.
+"""Rules about the health of a key: freshness, priority, backoff, and which of two results is better.
 
-Pure: ages and counts come in, words go out.
+Pure: ages and counts in, words and numbers out. It knows neither the database nor a clock.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from comporta.cache.coverage import Coverage
+from comporta.validators import require_integer
 
 FRESH: Final = "fresh"
 STALE: Final = "stale"
@@ -19,7 +20,7 @@ COLD: Final = "cold"
 PRIORITIES: Final = (HOT, WARM, COLD)
 
 HOT_ACCESSES: Final = 10
-"""From so many accesses in 24 hours on a key is hot; a saved search needs a third of that."""
+"""Accesses in 24 hours from which a key is hot; a saved search is hot from ``WARM_ACCESSES`` on."""
 
 WARM_ACCESSES: Final = 3
 
@@ -27,35 +28,31 @@ _BACKOFF_MINUTES = (0, 1, 5, 15, 30)
 
 
 def calculate_backoff_minutes(fail_streak: int) -> int:
-    """Return for how many minutes a key that failed so often in a row is left alone: 0, 1, 5, 15, then 30."""
-    if isinstance(fail_streak, bool) or not isinstance(fail_streak, int):
-        raise TypeError(f"fail_streak must be an int, got {fail_streak!r:.50}")
-    if fail_streak < 0:
-        raise ValueError(f"fail_streak must be at least 0, got {fail_streak}")
+    """Return how many minutes to wait after this many failures in a row: 0, 1, 5, 15, then 30."""
+    require_integer("fail_streak", fail_streak, 0)
     return _BACKOFF_MINUTES[min(fail_streak, len(_BACKOFF_MINUTES) - 1)]
 
 
 def freshness(age: float, fresh: float, stale: float) -> str:
-    """Return what an answer of this age is, all in seconds."""
+    """Return ``fresh``, ``stale`` or ``expired`` for a result of this age; all arguments in one unit."""
     if age < fresh:
         return FRESH
     return STALE if age < stale else EXPIRED
 
 
 def priority(accesses: int, *, saved: bool = False) -> str:
-    """Return how much a key is wanted, by its accesses in 24 hours; a saved search is never cold."""
+    """Return ``hot``, ``warm`` or ``cold`` by the accesses in 24 hours; saved keys are never cold."""
     if accesses >= (WARM_ACCESSES if saved else HOT_ACCESSES):
         return HOT
     return WARM if saved or accesses >= WARM_ACCESSES else COLD
 
 
 def is_better(new: Coverage | None, old: Coverage | None, *, usable: bool) -> bool:
-    """Whether a new answer takes the place of the old one.
+    """Whether a new result replaces the old one; ``usable`` says whether the old one has not expired.
 
-    It does if the old one is no longer usable, if the new one is complete (one without coverage is), or if it
-    has all that the old one has. So a fresh answer with a hole never takes the place of one that is whole and
-    still good.
+    It does if the old one is no longer usable, if the new one is complete (a result without coverage is), or
+    if it covers at least the same units. So a partial result never replaces a complete one that is usable.
     """
-    if not usable or new is None or new.complete:
+    if not usable or new is None or new.is_complete:
         return True
-    return old is not None and set(new.succeeded_ufs) >= set(old.succeeded_ufs)
+    return old is not None and set(new.succeeded) >= set(old.succeeded)

@@ -1,13 +1,13 @@
-"""The tables of the cache, step by step.
+"""The migrations of the cache's tables.
 
-The first is the table as it was found in the service this cache was made for, so that one which exists
-already is taken over (PostgreSQL) with all its rows. Moments are ``timestamptz`` on PostgreSQL and Unix
+The first one creates the table of the service that this cache was first built for, unless it exists: an
+existing PostgreSQL table is adopted with all its rows. Timestamps are ``timestamptz`` on PostgreSQL and Unix
 seconds on SQLite, which has no type for them.
 
-The fourth step changes three types on PostgreSQL. ``results`` and ``search_params`` become ``json`` in the
-place of ``jsonb``: still readable and still checked, but kept as the very text that was written; ``jsonb``
-takes a body apart when it comes and puts it together for every hit. ``user_id`` becomes text: what a user is
-called is up to the service, and SQLite would take any text anyway.
+The fourth migration changes three types on PostgreSQL. ``results`` and ``search_params`` become ``json``
+instead of ``jsonb``: still readable and still validated, but stored as the text that was written, while
+``jsonb`` parses every body when it is written and formats it again for every hit. ``user_id`` becomes text,
+because the service decides what a user id looks like.
 """
 
 from __future__ import annotations
@@ -17,30 +17,33 @@ from typing import Final
 
 from comporta.database.migrations import Migration
 
-_MOMENT = {"sqlite": "REAL", "postgresql": "TIMESTAMPTZ"}
+_TIMESTAMP_TYPES = {"sqlite": "REAL", "postgresql": "TIMESTAMPTZ"}
 _NOW_IN_SQLITE = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
-def _columns(dialect: str, *columns: str) -> Iterator[str]:
-    """Add columns; SQLite takes one at a time, and cannot be asked whether it is there."""
-    only_new = "IF NOT EXISTS " if dialect == "postgresql" else ""
+def _add_columns(dialect: str, *columns: str) -> Iterator[str]:
+    """Return statements that add columns; SQLite adds one at a time, and has no IF NOT EXISTS for them."""
+    if_new = "IF NOT EXISTS " if dialect == "postgresql" else ""
     for column in columns:
-        text = column.replace("MOMENT", _MOMENT[dialect])
+        text = column.replace("TIMESTAMP", _TIMESTAMP_TYPES[dialect])
         if dialect == "sqlite":
             text = text.replace("JSONB", "TEXT")
-        yield f"ALTER TABLE search_results_cache ADD COLUMN {only_new}{text}"
+        yield f"ALTER TABLE search_results_cache ADD COLUMN {if_new}{text}"
 
 
-def _both(number: int, name: str, columns: tuple[str, ...], *rest: str) -> Migration:
-    """Make a step that differs in the types only."""
+def _migration(number: int, name: str, columns: tuple[str, ...], *rest: str) -> Migration:
+    """Return a migration whose statements differ between the databases only in their types."""
     texts = {
-        dialect: (*_columns(dialect, *columns), *(text.replace("MOMENT", moment) for text in rest))
-        for dialect, moment in _MOMENT.items()
+        dialect: (
+            *_add_columns(dialect, *columns),
+            *(text.replace("TIMESTAMP", timestamp_type) for text in rest),
+        )
+        for dialect, timestamp_type in _TIMESTAMP_TYPES.items()
     }
     return Migration(number, name, texts["sqlite"], texts["postgresql"])
 
 
-_FOUND = Migration(
+_RESULTS = Migration(
     1,
     "the results of searches",
     (
@@ -77,14 +80,14 @@ _FOUND = Migration(
     ),
 )
 
-_HEALTH = _both(
+_HEALTH = _migration(
     2,
     "the health of every key",
     (
-        "last_success_at MOMENT",
-        "last_attempt_at MOMENT",
+        "last_success_at TIMESTAMP",
+        "last_attempt_at TIMESTAMP",
         "fail_streak INTEGER NOT NULL DEFAULT 0",
-        "degraded_until MOMENT",
+        "degraded_until TIMESTAMP",
         "coverage JSONB",
         "fetch_duration_ms INTEGER",
     ),
@@ -92,10 +95,10 @@ _HEALTH = _both(
     " WHERE degraded_until IS NOT NULL",
 )
 
-_USE = _both(
+_ACCESSES = _migration(
     3,
     "how much a key is used",
-    ("priority TEXT", "access_count INTEGER NOT NULL DEFAULT 0", "last_accessed_at MOMENT"),
+    ("priority TEXT", "access_count INTEGER NOT NULL DEFAULT 0", "last_accessed_at TIMESTAMP"),
     "CREATE INDEX IF NOT EXISTS idx_search_cache_accessed ON search_results_cache (last_accessed_at)"
     " WHERE last_accessed_at IS NOT NULL",
 )
@@ -107,13 +110,13 @@ _TYPES = """
         ALTER COLUMN results TYPE json
 """
 
-_FETCHES = _both(
+_FETCHES = _migration(
     4,
     "who fetches",
     (
         "has_value BOOLEAN NOT NULL DEFAULT TRUE",
         "saved BOOLEAN NOT NULL DEFAULT FALSE",
-        "due_at MOMENT",
+        "due_at TIMESTAMP",
     ),
     "CREATE INDEX IF NOT EXISTS idx_search_cache_due ON search_results_cache (due_at)"
     " WHERE due_at IS NOT NULL",
@@ -123,11 +126,11 @@ _FETCHES = _both(
         fetch_key TEXT PRIMARY KEY NOT NULL,
         token BIGINT NOT NULL,
         owner TEXT NOT NULL DEFAULT '',
-        lease_until MOMENT,
-        last_attempt_at MOMENT,
-        last_success_at MOMENT,
+        lease_until TIMESTAMP,
+        last_attempt_at TIMESTAMP,
+        last_success_at TIMESTAMP,
         fail_streak INTEGER NOT NULL DEFAULT 0,
-        degraded_until MOMENT
+        degraded_until TIMESTAMP
     )
     """,
     """
@@ -138,7 +141,7 @@ _FETCHES = _both(
     """,
 )
 
-_ANSWERS = _both(
+_ANSWERS = _migration(
     5,
     "how the fleet answered, by the hour",
     (),
@@ -153,10 +156,10 @@ _ANSWERS = _both(
 )
 
 MIGRATIONS: Final = (
-    _FOUND,
+    _RESULTS,
     _HEALTH,
-    _USE,
+    _ACCESSES,
     _FETCHES._replace(postgresql=(_TYPES, *_FETCHES.postgresql)),
     _ANSWERS,
 )
-"""All of them, in order."""
+"""All migrations of the cache, in order."""

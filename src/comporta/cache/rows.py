@@ -1,14 +1,15 @@
-"""What the table tells: rows as they are read. Moments are Unix seconds by the database's clock."""
+"""Rows as the database returns them. Times are Unix seconds by the database's clock."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
-    """A user's row. Without ``has_value`` nothing was ever fetched: it only remembers failures.
+class CacheRow(NamedTuple):
+    """One user's result for one set of parameters.
 
-    Fields that came with a later migration are ``None`` in rows that are older. ``now`` is when it was read.
+    ``has_value`` is false if no fetch has succeeded yet: the row only records failures. Columns that a later
+    migration added are ``None`` in older rows. ``now`` is the database's time when the row was read.
     """
 
     user_id: str
@@ -32,10 +33,11 @@ class Entry(NamedTuple):
     now: float
 
 
-class Claim(NamedTuple):
-    """Who may fetch. ``token`` grows with every grant of a key, so that a late one is known; 0: none yet.
+class FetchClaim(NamedTuple):
+    """The answer to a worker that wants to fetch a key, and the state of that key.
 
-    ``lease_until`` and ``owner`` are those of the fetch under way; ``None`` if there is none.
+    ``token`` grows with every grant, so that a fetcher whose lease was replaced is recognized; 0 means that
+    no worker has claimed the key yet. ``lease_until`` and ``owner`` belong to the current fetch, if any.
     """
 
     granted: bool
@@ -48,16 +50,16 @@ class Claim(NamedTuple):
     now: float
 
 
-class Health(NamedTuple):
-    """How a key fares after a failure."""
+class KeyHealth(NamedTuple):
+    """The health of a key after a failure: failures in a row, end of the backoff, and the database's time."""
 
     fail_streak: int
     degraded_until: float | None
     now: float
 
 
-class Touch(NamedTuple):
-    """Accesses to a row since it was last told; ``saved``: whether the user keeps this search."""
+class AccessRecord(NamedTuple):
+    """Accesses to a row since the last flush; ``saved`` sets whether the user keeps this search."""
 
     user_id: str
     params_hash: str
@@ -66,22 +68,22 @@ class Touch(NamedTuple):
     saved: bool | None = None
 
 
-class Answers(NamedTuple):
-    """How often callers were answered with something fresh, something stale, or only by a fetch."""
+class AnswerCounts(NamedTuple):
+    """How many callers got a fresh result, a stale one, or had to wait for a fetch."""
 
     hits: int = 0
     stale: int = 0
     misses: int = 0
 
     def as_dict(self) -> dict[str, float]:
-        """Return how many there were, and what part of them was which."""
+        """Return the total and the share of each."""
         total = sum(self)
         shares = [count / total if total else 0.0 for count in self]
         return {"answers": total, **dict(zip(("hit_rate", "stale_rate", "miss_rate"), shares, strict=True))}
 
 
-class Listed(NamedTuple):
-    """A row for people to look at, without its body."""
+class ListedRow(NamedTuple):
+    """A row for an operator's listing, without its body."""
 
     user_id: str
     params_hash: str
@@ -100,8 +102,8 @@ class Listed(NamedTuple):
     now: float
 
 
-class Top(NamedTuple):
-    """A key with how often it was asked for of late, by how many users, and how fresh its freshest row is."""
+class TopKey(NamedTuple):
+    """A key with its accesses of the last 24 hours, its number of users, and its newest ``fetched_at``."""
 
     params_hash: str
     accesses: int
@@ -111,12 +113,12 @@ class Top(NamedTuple):
     now: float
 
 
-class Due(NamedTuple):
-    """A row that is to be refreshed: because somebody ``wanted`` it, or because it is hot and soon stale."""
+class DueRow(NamedTuple):
+    """A row to refresh, because an operator ``requested`` it or because it is hot and soon stale."""
 
     user_id: str
     params_hash: str
     search_params: bytes
     fetched_at: float
-    wanted: bool
+    requested: bool
     now: float

@@ -1,23 +1,35 @@
-"""The command line: one file per command. Needs the extra ``cli``."""
+"""The command line, ``comporta``. It needs the extra ``cli``.
+
+Each command is a module of the same name: ``top``, ``workers``, ``doctor``, ``cache``, ``run``, ``serve``,
+``demo``, ``config``, ``db``, ``batch`` and ``completion``. The others support them:
+
+- ``root_command``: the list of commands, which it imports on demand, and the handling of errors
+- ``console``: tables, JSON and the spinner
+- ``state_option``: the argument STATE, and a store to inspect without becoming one of its workers
+- ``redis_connection``: a plain connection for commands that the store itself never sends
+- ``doctor_checks``, ``doctor_redis``, ``doctor_shared``: the checks of ``doctor``
+- ``run_files``, ``run_step``, ``run_transport``, ``run_url_template``: the parts of ``run``
+- ``top_source``, ``top_database``, ``top_render``, ``top_screen``: the parts of ``top``
+"""
 
 from __future__ import annotations
 
 import sys
 
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line, or say in one sentence what is missing."""
+    """Run the command line; if its extra is not installed, exit with one sentence that says so."""
     try:
-        from comporta.cli.commands import comporta  # noqa: PLC0415 - so that a missing extra is one sentence
+        from comporta.cli.root_command import comporta  # noqa: PLC0415 - a missing extra is one sentence
 
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without our signs
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # the terminal may lack our characters
         comporta(prog_name="comporta")
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
         sys.exit(f"comporta: the command line needs {error.name}: pip install 'comporta[cli]'")
-    except KeyboardInterrupt:  # before there was a command
-        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt:  # before a command started
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,4 +1,4 @@
-"""So that ``python -m comporta.cli`` is the same as ``comporta``."""
+"""Lets ``python -m comporta.cli`` run the same command line as ``comporta``."""
 
 from comporta.cli import main
 

@@ -1,4 +1,7 @@
-"""``comporta batch``: who may have sheets, by their own record or by that of their team."""
+"""``comporta batch``: manages which users may configure sheets for their batch jobs.
+
+A user's own record decides, or that of the user's team.
+"""
 
 from __future__ import annotations
 
@@ -8,108 +11,119 @@ from contextlib import contextmanager
 import click
 from rich.table import Table
 
-from comporta.cli.db import DATABASE_HELP, opened
-from comporta.cli.output import database_option, json_option, plain, print_json, print_table, table_of
-from comporta.database.migrations import check
+from comporta.cli.console import (
+    database_option,
+    json_option,
+    limit_option,
+    new_table,
+    print_json,
+    print_table,
+    printable_text,
+)
+from comporta.cli.db import DATABASE_OPTION_HELP, connect_database
+from comporta.database.migrations import check_applied
 from comporta.service.batch.migrations import MIGRATIONS
-from comporta.service.batch.whitelist import Listed, Whitelist
+from comporta.service.batch.whitelist import Whitelist, WhitelistEntry
 
-ROWS_MAX = 10_000
-_HEARD = "Workers that asked before hear of it within five minutes."
+_DELAY_NOTE = "Workers cache this permission for up to 5 minutes."
 
-_team = click.option("--team", "is_team", is_flag=True, help="NAME is a team: all of its users.")
-_help = DATABASE_HELP.replace("DATABASE is a URL", "URL is that of a database")
+_team_option = click.option("--team", "is_team", is_flag=True, help="Treat NAME as a team of users.")
 
 
 @click.group()
 def batch() -> None:
-    """Say which users may have sheets for their batches."""
+    """Manage which users may configure sheets for their batch jobs."""
 
 
-@batch.command(epilog=_help)
+@batch.command(epilog=DATABASE_OPTION_HELP)
 @click.argument("name")
-@_team
+@_team_option
 @database_option
 @json_option
 def allow(name: str, is_team: bool, database: str | None, as_json: bool) -> None:
-    """Let a user have sheets."""
-    _say(name, database, is_team=is_team, digital=True, as_json=as_json)
+    """Allow a user or a team to configure sheets."""
+    _set_permission(name, database, is_team=is_team, digital=True, as_json=as_json)
 
 
-@batch.command(epilog=_help)
+@batch.command(epilog=DATABASE_OPTION_HELP)
 @click.argument("name")
-@_team
+@_team_option
 @database_option
 @json_option
 def deny(name: str, is_team: bool, database: str | None, as_json: bool) -> None:
-    """Let a user have no sheets any more.
+    """Stop allowing a user or a team to configure sheets.
 
-    Sheets that are there are filled on.
+    Sheets that are already configured continue to receive rows.
     """
-    _say(name, database, is_team=is_team, digital=False, as_json=as_json)
+    _set_permission(name, database, is_team=is_team, digital=False, as_json=as_json)
 
 
-@batch.command(epilog=_help)
+@batch.command(epilog=DATABASE_OPTION_HELP)
 @click.argument("user")
 @click.argument("team")
 @database_option
 @json_option
 def join(user: str, team: str, database: str | None, as_json: bool) -> None:
-    """Let what is said of a team go for a user.
+    """Add a user to a team, whose permission then applies to the user.
 
-    What was said of the user before is forgotten.
+    This deletes a permission that was given to the user directly.
     """
-    with _whitelist(database) as whitelist:
+    with _open_whitelist(database) as whitelist:
         whitelist.set_user(user, team=team)
         digital = whitelist.is_digital(user)
     if as_json:
         print_json({"kind": "user", "name": user, "team": team, "digital": digital})
     else:
-        click.echo(f"Joined: what is said of team {team} goes for {user}. {_HEARD}")
+        click.echo(f"Joined: the permission of team {team} applies to {user}. {_DELAY_NOTE}")
 
 
-@batch.command(epilog=_help)
+@batch.command("list", epilog=DATABASE_OPTION_HELP)
 @database_option
-@click.option("--limit", type=click.IntRange(1, ROWS_MAX), default=100, show_default=True, help="At most.")
+@limit_option
 @json_option
-def ls(database: str | None, limit: int, as_json: bool) -> None:
-    """List users and teams, and who may have sheets."""
-    with _whitelist(database) as whitelist:
-        rows = whitelist.listed(limit)
+def list_permissions(database: str | None, limit: int, as_json: bool) -> None:
+    """List users and teams with their permissions."""
+    with _open_whitelist(database) as whitelist:
+        rows = whitelist.list_entries(limit)
     if as_json:
         print_json([row._asdict() for row in rows])
     elif rows:
         print_table(_table(rows))
     else:
-        click.echo("Nobody may have sheets yet: `comporta batch allow USER` lets a user.")
+        click.echo("No user may configure sheets yet. To allow one, run `comporta batch allow USER`.")
 
 
-def _say(name: str, database: str | None, *, is_team: bool, digital: bool, as_json: bool) -> None:
-    with _whitelist(database) as whitelist:
+def _set_permission(name: str, database: str | None, *, is_team: bool, digital: bool, as_json: bool) -> None:
+    with _open_whitelist(database) as whitelist:
         if is_team:
             whitelist.set_team(name, digital=digital)
         else:
-            whitelist.let_user(name, digital=digital)
+            whitelist.set_user_digital(name, digital=digital)
     if as_json:
         print_json({"kind": "team" if is_team else "user", "name": name, "digital": digital})
         return
-    who = f"team {name}" if is_team else name
-    said = f"Allowed: {who} may have sheets." if digital else f"Denied: {who} may have no sheets."
-    click.echo(f"{said} {_HEARD}")
+    subject = f"team {name}" if is_team else name
+    result = f"Allowed: {subject} may" if digital else f"Denied: {subject} may not"
+    click.echo(f"{result} configure sheets. {_DELAY_NOTE}")
 
 
 @contextmanager
-def _whitelist(url: str | None) -> Iterator[Whitelist]:
-    with opened(url) as database:
-        check(database, MIGRATIONS)
+def _open_whitelist(url: str | None) -> Iterator[Whitelist]:
+    with connect_database(url) as database:
+        check_applied(database, MIGRATIONS)
         try:
             yield Whitelist(database)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
 
 
-def _table(rows: Sequence[Listed]) -> Table:
-    table = table_of("kind", "name", "team", "sheets")
+def _table(rows: Sequence[WhitelistEntry]) -> Table:
+    table = new_table("kind", "name", "team", "sheets")
     for row in rows:
-        table.add_row(row.kind, plain(row.name), plain(row.team or "-"), "yes" if row.digital else "no")
+        table.add_row(
+            row.kind,
+            printable_text(row.name),
+            printable_text(row.team or "-"),
+            "yes" if row.digital else "no",
+        )
     return table

@@ -1,6 +1,6 @@
-"""``comporta cache``: what is kept, how each key fares, and having one refreshed or removed.
+"""``comporta cache``: lists the entries of a cache, shows their health, and refreshes or removes them.
 
-A command has no loader: ``refresh`` marks a key, and whichever worker next calls ``refresh_due`` fetches it.
+A command has no loader: ``refresh`` marks a key, and the next worker that calls ``refresh_due`` fetches it.
 """
 
 from __future__ import annotations
@@ -13,157 +13,162 @@ from typing import Any
 import click
 from rich.table import Table
 
-from comporta.cache.changes import Announce
-from comporta.cache.level import digest_of
+from comporta.cache.invalidation import PublishInvalidation
+from comporta.cache.local import key_digest
 from comporta.cache.params import check_hash, check_user
-from comporta.cache.rows import Entry, Listed
-from comporta.cache.table import CacheTable
-from comporta.cli.completion import states
-from comporta.cli.db import DATABASE_HELP, opened
-from comporta.cli.output import (
+from comporta.cache.rows import CacheRow, ListedRow
+from comporta.cache.tables import CacheTables
+from comporta.cli.completion import complete_state
+from comporta.cli.console import (
     database_option,
     json_option,
-    plain,
+    limit_option,
+    new_table,
     print_json,
     print_table,
-    rough,
-    table_of,
+    printable_text,
+    rough_duration,
 )
-from comporta.cli.states import opened as opened_state
-from comporta.cli.states import shared_url, state_url
+from comporta.cli.db import DATABASE_OPTION_HELP, connect_database
+from comporta.cli.state_option import inspect_store, shared_url, state_url
 from comporta.errors import StateError
 
-ROWS_MAX = 10_000
-_UNTOLD = "workers that hold it in memory forget it within level_seconds (a minute)."
-
-_help = DATABASE_HELP.replace("DATABASE is a URL", "URL is that of a database")
+_NOT_NOTIFIED = "workers may serve it from their local cache for up to local_ttl (default: 1 minute)."
 
 
 @click.group()
 def cache() -> None:
-    """See what a cache keeps, and how its keys fare."""
+    """Inspect, refresh and remove the entries of a cache."""
 
 
-@cache.command(epilog=_help)
+@cache.command("list", epilog=DATABASE_OPTION_HELP)
 @database_option
-@click.option("--user", metavar="USER", help="Only this user's.")
-@click.option("--degraded", is_flag=True, help="Only keys that are left alone for now.")
-@click.option("--limit", type=click.IntRange(1, ROWS_MAX), default=100, show_default=True, help="At most.")
+@click.option("--user", metavar="USER", help="List only the entries of this user.")
+@click.option("--degraded", is_flag=True, help="List only degraded keys: they failed and are in backoff.")
+@limit_option
 @json_option
-def ls(database: str | None, user: str | None, degraded: bool, limit: int, as_json: bool) -> None:
-    """List what is kept, the freshest first."""
-    with opened(database) as found:
-        rows = _checked(found).rows(limit, user_id=user, degraded=degraded)
+def list_entries(database: str | None, user: str | None, degraded: bool, limit: int, as_json: bool) -> None:
+    """List the entries, the most recently fetched first."""
+    with connect_database(database) as connection:
+        rows = _open_table(connection).list_rows(limit, user_id=user, degraded=degraded)
     if as_json:
         print_json([row._asdict() for row in rows])
     elif rows:
-        print_table(_listing(rows))
+        print_table(_list_table(rows))
     else:
-        click.echo("No key is left alone." if degraded else "Nothing is kept yet.")
+        click.echo("No key is degraded." if degraded else "The cache is empty.")
 
 
-@cache.command(epilog=_help)
+@cache.command(epilog=DATABASE_OPTION_HELP)
 @click.argument("user")
 @click.argument("params_hash")
 @database_option
-@click.option("--value", "with_value", is_flag=True, help="Print the value itself, as JSON.")
+@click.option("--value", "with_value", is_flag=True, help="Print the cached value as JSON.")
 @json_option
 def show(user: str, params_hash: str, database: str | None, with_value: bool, as_json: bool) -> None:
-    """Show how one key of a user fares."""
-    _check(user, params_hash)
-    with opened(database) as found:
-        entry = _checked(found).read(user, params_hash)
+    """Show the health of one entry of a user."""
+    _check_arguments(user, params_hash)
+    with connect_database(database) as connection:
+        entry = _open_table(connection).read(user, params_hash)
     if entry is None:
-        raise _nothing_kept(f" for {user}", params_hash)
+        raise _not_found(f" for {user}", params_hash)
     if with_value:
         click.echo(entry.results.decode())
     elif as_json:
         print_json(_as_dict(entry))
     else:
-        print_table(_shown(entry))
+        print_table(_entry_table(entry))
 
 
-@cache.command(epilog=_help)
+@cache.command(epilog=DATABASE_OPTION_HELP)
 @click.argument("params_hash")
 @database_option
-@click.option("--user", metavar="USER", help="Only this user's.")
+@click.option("--user", metavar="USER", help="Refresh only the entry of this user.")
 @json_option
 def refresh(params_hash: str, database: str | None, user: str | None, as_json: bool) -> None:
-    """Have a key fetched anew by the service.
+    """Mark a key to be fetched again.
 
-    It is marked; the next worker to call refresh_due fetches it.
+    The next worker that calls refresh_due fetches it.
     """
-    _check(user, params_hash)
-    with opened(database) as found:
-        marked = _checked(found).mark_due(params_hash, user)
+    _check_arguments(user, params_hash)
+    with connect_database(database) as connection:
+        marked = _open_table(connection).mark_due(params_hash, user)
     if not marked:
-        raise _nothing_kept("", params_hash)
+        raise _not_found("", params_hash)
     if as_json:
         print_json({"params_hash": params_hash, "marked": marked})
     else:
-        click.echo(f"Marked: {marked} to be fetched anew by the next worker that looks for what is due.")
+        entries = "1 entry" if marked == 1 else f"{marked} entries"
+        click.echo(f"Marked {entries}. The next worker that calls refresh_due fetches the key.")
 
 
-@cache.command(epilog=_help)
+@cache.command(epilog=DATABASE_OPTION_HELP)
 @click.argument("user")
 @click.argument("params_hash")
 @database_option
 @click.option(
     "--state",
     metavar="STATE",
-    shell_complete=states,
-    help="Where the workers hear of changes, as in HealthCache.",
+    shell_complete=complete_state,
+    help="Notify the workers through this state; use the same as in HealthCache.",
 )
-@click.option("--name", default="cache", show_default=True, help="The name of the cache, as in HealthCache.")
+@click.option(
+    "--name",
+    default="cache",
+    show_default=True,
+    help="Notify the workers of the cache with this name; use the same as in HealthCache.",
+)
 @json_option
-def rm(
+def remove(
     user: str, params_hash: str, *, database: str | None, state: str | None, name: str, as_json: bool
 ) -> None:
-    """Remove what is kept for a user under a key.
+    """Remove the entry of a user, and notify the workers.
 
-    The workers are told through the state (left out: COMPORTA_STATE, else REDIS_URL, else shared://).
+    Without --state, the command uses COMPORTA_STATE, or else REDIS_URL, or else shared://.
     """
-    _check(user, params_hash)
-    with opened(database) as found:
-        table = _checked(found)
-        removed = table.rm(user, params_hash)
-        table.rm(user, params_hash, f"{user}:{params_hash}")  # where users are kept apart
+    _check_arguments(user, params_hash)
+    with connect_database(database) as connection:
+        table = _open_table(connection)
+        removed = table.remove(user, params_hash)
+        table.remove(user, params_hash, f"{user}:{params_hash}")  # the key of a cache that separates users
     if not removed:
-        raise _nothing_kept(f" for {user}", params_hash)
-    why = _told(state, name, params_hash)
+        raise _not_found(f" for {user}", params_hash)
+    problem = _notify_workers(state, name, params_hash)
     if as_json:
-        print_json({"user_id": user, "params_hash": params_hash, "told": not why, "why": why or None})
+        result = {"user_id": user, "params_hash": params_hash}
+        print_json({**result, "notified": not problem, "reason": problem or None})
     else:
-        click.echo(f"Removed. {why or 'Workers that hold it in memory forget it now.'}")
+        click.echo(f"Removed. {problem or 'The workers were notified.'}")
 
 
-def _told(state: str | None, name: str, params_hash: str) -> str:
-    """Tell the workers that a key has changed; returns why they could not be told, if so."""
+def _notify_workers(state: str | None, name: str, params_hash: str) -> str:
+    """Publish an invalidation of the key; return why that was not possible, or an empty string."""
     url = state_url(state)
     shared = shared_url(url)
     if url.startswith("memory://") or (shared is not None and not os.path.lexists(shared.path)):
-        return f"Nobody shares {url}: {_UNTOLD}"
+        return f"No worker shares {url}: {_NOT_NOTIFIED}"
     try:
-        with opened_state(url) as (store, _):
-            store.apply(Announce(name, digest_of(params_hash)))
+        with inspect_store(url) as (store, _):
+            store.apply(PublishInvalidation(name, key_digest(params_hash)))
     except (StateError, click.ClickException) as error:
-        return f"The workers could not be told ({str(error).rstrip('.')}): {_UNTOLD}"
+        return f"The workers were not notified ({str(error).rstrip('.')}): {_NOT_NOTIFIED}"
     return ""
 
 
-def _checked(database: Any) -> CacheTable:
-    table = CacheTable(database)
+def _open_table(database: Any) -> CacheTables:
+    table = CacheTables(database)
     table.check()
     return table
 
 
-def _nothing_kept(whose: str, params_hash: str) -> click.ClickException:
+def _not_found(of_user: str, params_hash: str) -> click.ClickException:
     return click.ClickException(
-        f"nothing is kept{whose} under {params_hash}. `comporta cache ls` lists what is."
+        f"there is no entry{of_user} with the key {params_hash}. To list the entries, run "
+        "`comporta cache list`."
     )
 
 
-def _check(user: str | None, params_hash: str) -> None:
+def _check_arguments(user: str | None, params_hash: str) -> None:
     try:
         check_hash(params_hash)
         if user is not None:
@@ -172,34 +177,34 @@ def _check(user: str | None, params_hash: str) -> None:
         raise click.UsageError(str(error)) from None
 
 
-def _listing(rows: Sequence[Listed]) -> Table:
-    right = ("results", "age", "failed", "tried again", "used", "priority")
-    table = table_of("user", "key", *right, right=right, shortened=("user", "key"))
+def _list_table(rows: Sequence[ListedRow]) -> Table:
+    right = ("results", "age", "failures", "next try", "reads", "priority")
+    table = new_table("user", "key", *right, right=right, shortened=("user", "key"))
     for row in rows:
         table.add_row(
-            plain(row.user_id),
+            printable_text(row.user_id),
             row.params_hash,
             f"{row.total_results:,}" if row.has_value else "none",
-            rough(row.now - row.fetched_at) if row.has_value else "-",
+            rough_duration(row.now - row.fetched_at) if row.has_value else "-",
             str(row.fail_streak),
-            _until(row.degraded_until, row.now),
+            _time_left(row.degraded_until, row.now),
             str(row.access_count),
             row.priority,
         )
     return table
 
 
-def _shown(entry: Entry) -> Table:
-    table = table_of("field", "value")
+def _entry_table(entry: CacheRow) -> Table:
+    table = new_table("field", "value")
     for name, value in _as_dict(entry).items():
-        if name == "now":  # times are said by how long ago they were
+        if name == "now":  # the table shows times relative to it
             continue
-        table.add_row(name, plain("-" if value is None else _text(name, value, entry.now)))
+        table.add_row(name, printable_text("-" if value is None else _field_text(name, value, entry.now)))
     return table
 
 
-def _as_dict(entry: Entry) -> dict[str, Any]:
-    """Return a row without its body."""
+def _as_dict(entry: CacheRow) -> dict[str, Any]:
+    """Return the fields of an entry without its value."""
     fields = entry._asdict()
     del fields["results"]
     fields["search_params"] = json.loads(entry.search_params)
@@ -208,13 +213,13 @@ def _as_dict(entry: Entry) -> dict[str, Any]:
     return fields
 
 
-def _text(name: str, value: Any, now: float) -> str:
+def _field_text(name: str, value: Any, now: float) -> str:
     if name == "degraded_until":
-        return _until(value, now)
+        return _time_left(value, now)
     if name.endswith("_at"):
-        return f"{rough(now - value)} ago"
+        return f"{rough_duration(now - value)} ago"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _until(moment: float | None, now: float) -> str:
-    return "-" if moment is None or moment <= now else f"in {rough(moment - now)}"
+def _time_left(moment: float | None, now: float) -> str:
+    return "-" if moment is None or moment <= now else f"in {rough_duration(moment - now)}"

@@ -1,7 +1,7 @@
-"""``comporta completion``: what a shell reads to complete commands, options and values.
+"""``comporta completion``: prints a script that makes a shell complete commands, options and values.
 
-The scripts are click's own. They ask the program itself, so that what is offered is what there is: a state
-that is in use on this machine, too.
+The scripts are click's own. They run ``comporta`` at each press of TAB, so the suggestions include the
+``shared://`` states in use on this machine.
 """
 
 from __future__ import annotations
@@ -19,82 +19,87 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from comporta.cli.commands import COMPLETING
-from comporta.stores.folder import path_of
+from comporta.cli.root_command import COMPLETION_FLAG
+from comporta.state_schemes import BUILT_IN_SCHEMES, scheme_names
+from comporta.stores.shared.directory import directory_path
 
 SHELLS = ("bash", "zsh", "fish")
-STATES = (
+STATE_PREFIXES = (
     *("shared://", "redis://", "rediss://", "valkey://", "valkeys://", "unix://"),
     *("redis+sentinel://", "redis+cluster://", "memory://"),
 )
-DATABASES = ("sqlite:///", "postgresql://")
+DATABASE_PREFIXES = ("sqlite:///", "postgresql://")
 NAMES_MAX = 50
-_ADDED = "COMPREPLY+=($value)"
+_REPLY_LINE = "COMPREPLY+=($value)"
 
 
 @add_completion_class
-class Bash(BashComplete):
-    """Bash takes words apart at colons, and puts a space behind whatever is complete: not so in a URL."""
+class UrlBashComplete(BashComplete):
+    """Completes URLs in bash, which splits words at colons and appends a space to a completed word."""
 
     source_template = BashComplete.source_template.replace(
-        _ADDED, f"{_ADDED}; [[ $value == *// ]] && compopt -o nospace"
+        _REPLY_LINE, f"{_REPLY_LINE}; [[ $value == *// ]] && compopt -o nospace"
     )
-    _before = ""
+    _typed_prefix = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Put together again what was taken apart."""
+        """Return the words with URLs joined again that bash split at colons."""
         args, last = super().get_completion_args()
-        *args, whole = _joined([*args, last])
-        self._before = whole.removesuffix("" if last == ":" else last)
+        *args, whole = _rejoin_words([*args, last])
+        self._typed_prefix = whole.removesuffix("" if last == ":" else last)
         return args, whole
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """Return only what comes after the last colon typed: that is what bash replaces."""
-        return f"{item.type},{item.value.removeprefix(self._before)}"
+        """Return the part after the last colon typed, which is what bash replaces."""
+        return f"{item.type},{item.value.removeprefix(self._typed_prefix)}"
 
 
-def _joined(words: list[str]) -> list[str]:
-    found: list[str] = []
+def _rejoin_words(words: list[str]) -> list[str]:
+    joined: list[str] = []
     for word in words:
-        if found and (word == ":" or found[-1].endswith(":")):
-            found[-1] += word
+        if joined and (word == ":" or joined[-1].endswith(":")):
+            joined[-1] += word
         else:
-            found.append(word)
-    return found
+            joined.append(word)
+    return joined
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what a shell needs to complete `comporta`.
+    """Print the completion script for a shell.
 
-    To try it at once: eval "$(comporta completion bash)", or zsh, or comporta completion fish | source.
+    To try it in the current shell, run: eval "$(comporta completion bash)", or the same with zsh, or
+    comporta completion fish | source.
     """
     root = context.find_root().command
-    click.echo(_SCRIPTS[shell](root, {}, "comporta", COMPLETING).source())
+    click.echo(_SCRIPTS[shell](root, {}, "comporta", COMPLETION_FLAG).source())
 
 
-_SCRIPTS: dict[str, type[ShellComplete]] = {"bash": Bash, "zsh": ZshComplete, "fish": FishComplete}
+_SCRIPTS: dict[str, type[ShellComplete]] = {"bash": UrlBashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
-def states(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return what a state could be called: those of this machine by name, of others how they begin."""
-    named = [url for url in (f"shared://{name}" for name in _names()) if url.startswith(incomplete)]
-    begun = [url for url in STATES if url.startswith(incomplete)]
-    return [CompletionItem(url) for url in (*named[:NAMES_MAX], *begun)]
-
-
-def databases(
+def complete_state(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return how the URL of a database begins."""
-    return [CompletionItem(url) for url in DATABASES if url.startswith(incomplete)]
+    """Return URLs of states: those of ``shared://`` in use on this machine, and prefixes of others."""
+    in_use = [url for url in (f"shared://{name}" for name in _shared_names()) if url.startswith(incomplete)]
+    others = (f"{scheme}://" for scheme in scheme_names() if scheme not in BUILT_IN_SCHEMES)
+    prefixes = [url for url in (*STATE_PREFIXES, *others) if url.startswith(incomplete)]
+    return [CompletionItem(url) for url in (*in_use[:NAMES_MAX], *prefixes)]
 
 
-def _names() -> list[str]:
-    """Return the names under which processes of this machine share something."""
-    example = Path(path_of("NAME"))
+def complete_database(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Return the prefixes of database URLs."""
+    return [CompletionItem(url) for url in DATABASE_PREFIXES if url.startswith(incomplete)]
+
+
+def _shared_names() -> list[str]:
+    """Return the names of the ``shared://`` states on this machine."""
+    example = Path(directory_path("NAME"))
     before, after = example.name.split("NAME")
     pattern = re.compile(f"{re.escape(before)}(.+){re.escape(after)}")
     matches = (pattern.fullmatch(path.name) for path in example.parent.glob(f"{before}*{after}"))

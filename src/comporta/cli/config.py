@@ -1,4 +1,7 @@
-"""``comporta config check``: what is in force, and who said so; nothing is opened for it."""
+"""``comporta config check``: validates the configuration and shows where each value comes from.
+
+It opens neither the state nor the database.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +10,47 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from comporta.cli.output import json_option, plain, print_json, print_table, table_of
-from comporta.settings import Explained
+from comporta.cli.console import json_option, new_table, print_json, print_table, printable_text
+from comporta.settings import ExplainedSetting, Settings
 
 if TYPE_CHECKING:
     from comporta.service.config import ServiceConfig
 
 FILE_HELP = (
-    "FILE is a TOML file; left out, it is COMPORTA_CONFIG, else none. COMPORTA_SERVICE_<FIELD> and the "
-    "variables of limits, breakers and upstreams are laid over it."
+    "FILE is a TOML file. Without it, the command uses the file that COMPORTA_CONFIG names, or none. "
+    "Environment variables such as COMPORTA_SERVICE_<FIELD> override the file."
 )
 
 
 @click.group()
 def config() -> None:
-    """See what is configured, and by whom."""
+    """Check the configuration and show where each value comes from."""
 
 
 @config.command(epilog=FILE_HELP)
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
-@click.option("--all", "everything", is_flag=True, help="What is only a default, too.")
+@click.option("--all", "everything", is_flag=True, help="Show default values too.")
 @json_option
 def check(file: str | None, everything: bool, as_json: bool) -> None:
-    """Check the configuration of the service, and show what is in force.
+    """Check the configuration of the service and show its values.
 
-    Exits with 2 if something is wrong. No password or token is shown.
+    Exits with 2 if the configuration is invalid. Never shows a password or a token.
     """
-    found = [one for one in loaded(file).explained() if everything or one.where != "default"]
+    service_config = load_service_config(file)
+    _check_limits(service_config.settings)
+    explained = service_config.explain()
+    settings = [setting for setting in explained if everything or setting.where != "default"]
     if as_json:
-        print_json([one._asdict() for one in found])
-    elif found:
-        print_table(_table(found))
+        print_json([setting._asdict() for setting in settings])
+    elif settings:
+        print_table(_table(settings))
     else:
-        click.echo("All is as it is by default; --all shows it.")
+        click.echo("All values are defaults. To show them, add --all.")
 
 
-def loaded(file: str | None) -> ServiceConfig:
-    """Return what is configured; what is wrong is a usage error, with its place."""
-    from comporta.service.config import ServiceConfig  # noqa: PLC0415 - only who serves needs it
+def load_service_config(file: str | None) -> ServiceConfig:
+    """Load the configuration; report a mistake in it as a usage error that names the file and the line."""
+    from comporta.service.config import ServiceConfig  # noqa: PLC0415 - slow to import
 
     try:
         return ServiceConfig.load(file)
@@ -54,8 +60,22 @@ def loaded(file: str | None) -> ServiceConfig:
         raise click.UsageError(f"{error.filename}: {error.strerror}") from None
 
 
-def _table(found: list[Explained]) -> Table:
-    table = table_of("name", "value", "from")
-    for one in found:
-        table.add_row(plain(one.name), plain("-" if one.value is None else str(one.value)), plain(one.where))
+def _check_limits(settings: Settings) -> None:
+    """Build every limit, because only that reveals an unknown strategy or a number out of range."""
+    from comporta.limits.manager import limit_config_from_settings  # noqa: PLC0415 - slow to import
+
+    upstream_limits = (upstream.limit for upstream in settings.upstreams.values())
+    for limit in (*settings.limits.values(), *upstream_limits):
+        if limit is not None:
+            try:
+                limit_config_from_settings(limit)
+            except ValueError as error:
+                raise click.UsageError(str(limit.error_with_origin(error))) from None
+
+
+def _table(settings: list[ExplainedSetting]) -> Table:
+    table = new_table("name", "value", "from")
+    for name, value, where in settings:
+        text = "-" if value is None else str(value)
+        table.add_row(printable_text(name), printable_text(text), printable_text(where))
     return table

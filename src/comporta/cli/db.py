@@ -1,6 +1,6 @@
-"""``comporta db``: whether the tables are up to date, and bringing them there.
+"""``comporta db``: shows and runs the migrations of a database.
 
-``status`` changes nothing: a file that is not there is not made.
+``status`` changes nothing: it does not create a missing database file.
 """
 
 from __future__ import annotations
@@ -15,67 +15,69 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cli.completion import databases
-from comporta.cli.output import busy, json_option, print_json, print_table, table_of
+from comporta.cli.completion import complete_database
+from comporta.cli.console import json_option, new_table, print_json, print_table, show_spinner
 from comporta.database import migrations
 from comporta.database.base import Database
-from comporta.database.migrations import Applied, Migration
+from comporta.database.migrations import Migration, MigrationStatus
 from comporta.database.urls import open_database
 from comporta.errors import DatabaseError, DatabaseUnavailableError
 from comporta.service.migrations import MIGRATIONS
 
-DATABASE_HELP = (
-    "DATABASE is a URL, such as sqlite:///file.db or postgresql://user:password@host/name; left out, it is "
-    "DATABASE_URL, else a file in the user's data folder."
+_DATABASE_URLS = (
+    "is a URL such as sqlite:///file.db or postgresql://user:password@host/name. Without it, the command "
+    "uses DATABASE_URL, or else a file in your data directory."
 )
+DATABASE_HELP = f"DATABASE {_DATABASE_URLS}"
+DATABASE_OPTION_HELP = f"URL {_DATABASE_URLS}"
 
 
 @click.group()
 def db() -> None:
-    """Bring the tables of a database up to date."""
+    """Create and update the tables of a database."""
 
 
 @db.command(epilog=DATABASE_HELP)
-@click.argument("database", required=False, shell_complete=databases)
+@click.argument("database", required=False, shell_complete=complete_database)
 @json_option
 def migrate(database: str | None, as_json: bool) -> None:
-    """Run the migrations that are missing, in order.
+    """Run the pending migrations in order.
 
-    Safe while others do the same.
+    Several processes may run this at the same time.
     """
-    with opened(database) as found:
-        done = {each.number for each in MIGRATIONS if _ran(found, each)}
-        ran = [each for each in migrations.status(found, MIGRATIONS) if each.number in done]
-    _show(ran, f"Nothing to do: {found.address} is up to date.", as_json=as_json)
+    with connect_database(database) as connection:
+        completed = {each.number for each in MIGRATIONS if _run_migration(connection, each)}
+        rows = [each for each in migrations.status(connection, MIGRATIONS) if each.number in completed]
+    _print_rows(rows, f"Nothing to do: {connection.address} is up to date.", as_json=as_json)
 
 
 @db.command(epilog=DATABASE_HELP)
-@click.argument("database", required=False, shell_complete=databases)
+@click.argument("database", required=False, shell_complete=complete_database)
 @json_option
 def status(database: str | None, as_json: bool) -> None:
-    """Show which migrations were run.
+    """Show which migrations have run.
 
-    Exits with 1 if one is missing.
+    Exits with 1 if a migration is pending.
     """
-    with opened(database) as found:
-        rows = _untouched() if _absent(found) else migrations.status(found, MIGRATIONS)
-    _show(rows, as_json=as_json)
-    missing = sum(each.applied_at is None for each in rows)
+    with connect_database(database) as connection:
+        rows = _all_pending() if _is_missing(connection) else migrations.status(connection, MIGRATIONS)
+    _print_rows(rows, as_json=as_json)
+    pending = sum(each.applied_at is None for each in rows)
     if not as_json:
-        click.echo(f"{missing} missing: `comporta db migrate` runs them." if missing else "Up to date.")
-    if missing:
+        click.echo(f"{pending} pending. To run them: `comporta db migrate`." if pending else "Up to date.")
+    if pending:
         sys.exit(1)
 
 
-def _ran(database: Database, migration: Migration) -> bool:
-    """Run a migration that is missing: a large table may take minutes."""
-    with busy(f"Migration {migration.number}, {migration.name}"):
+def _run_migration(database: Database, migration: Migration) -> bool:
+    """Run a migration if it is pending, with a spinner: a large table may take minutes."""
+    with show_spinner(f"Migration {migration.number}, {migration.name}"):
         return bool(migrations.migrate(database, [migration]))
 
 
 @contextmanager
-def opened(url: str | None) -> Iterator[Database]:
-    """Open the database that is meant; what is wrong is one sentence."""
+def connect_database(url: str | None) -> Iterator[Database]:
+    """Open the database at a URL, or the default one; report every error in one sentence."""
     try:
         database = open_database(url)
     except ValueError as error:
@@ -85,41 +87,40 @@ def opened(url: str | None) -> Iterator[Database]:
     try:
         yield database
     except DatabaseUnavailableError as error:
-        said = str(error).rstrip(".")
-        asked = (
-            "" if said.endswith("?") else ". Is it running, and is the URL right?"
-        )  # PostgreSQL asks itself
-        raise click.ClickException(f"{said}{asked}") from None
+        message = str(error).rstrip(".")
+        has_hint = message.endswith("?")  # PostgreSQL's messages already ask whether the server runs
+        hint = "" if has_hint else ". Check that the server is running and that the URL is right."
+        raise click.ClickException(f"{message}{hint}") from None
     except DatabaseError as error:
         raise click.ClickException(str(error)) from None
     finally:
         database.close()
 
 
-def _absent(database: Database) -> bool:
+def _is_missing(database: Database) -> bool:
     path: Path | None = getattr(database, "path", None)
     return path is not None and not path.exists()
 
 
-def _untouched() -> list[Applied]:
-    return [Applied(each.number, each.name, None) for each in MIGRATIONS]
+def _all_pending() -> list[MigrationStatus]:
+    return [MigrationStatus(each.number, each.name, None) for each in MIGRATIONS]
 
 
-def _show(rows: Sequence[Applied], otherwise: str = "", *, as_json: bool) -> None:
+def _print_rows(rows: Sequence[MigrationStatus], empty_message: str = "", *, as_json: bool) -> None:
     if as_json:
         print_json([row._asdict() for row in rows])
     elif rows:
         print_table(_table(rows))
     else:
-        click.echo(otherwise)
+        click.echo(empty_message)
 
 
-def _table(rows: Sequence[Applied]) -> Table:
-    table = table_of("number", "migration", "run", right=("number",))
+def _table(rows: Sequence[MigrationStatus]) -> Table:
+    table = new_table("number", "migration", "run", right=("number",))
     for row in rows:
-        table.add_row(str(row.number), Text(row.name), _moment(row.applied_at))
+        table.add_row(str(row.number), Text(row.name), _applied_time(row.applied_at))
     return table
 
 
-def _moment(at: float | None) -> str:
-    return "missing" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+def _applied_time(at: float | None) -> str:
+    return "pending" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"

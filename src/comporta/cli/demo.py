@@ -1,4 +1,4 @@
-"""``comporta demo``: the service, simulated portals and users, and a story, as ``comporta.demo`` has them."""
+"""``comporta demo``: parses the options and runs ``comporta.demo``."""
 
 from __future__ import annotations
 
@@ -9,77 +9,84 @@ from importlib.util import find_spec
 
 import click
 
-_NEEDED = ("fastapi", "httpx2", "msgspec", "prometheus_client", "uvicorn")
-_STORIES = ("outage", "throttled", "slow", "redis-dies")
+_REQUIRED_MODULES = ("fastapi", "httpx2", "msgspec", "prometheus_client", "uvicorn")
+_SCENARIOS = ("outage", "throttled", "slow", "redis-dies")
 
 
 @click.command()
 @click.option(
     "--scenario",
-    type=click.Choice(_STORIES),
-    help="The story to play; left out, some of them in turn.",
+    type=click.Choice(_SCENARIOS),
+    help="Run this scenario.  [default: several of them in turn]",
 )
 @click.option(
-    "--workers", default=3, show_default=True, type=click.IntRange(1, 16), help="Workers of the service."
+    "--workers",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 16),
+    help="Start this many workers of the service.",
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), help="Of the dashboard.  [default: 8000, or a free one]"
+    "--port",
+    type=click.IntRange(0, 65_535),
+    help="Serve the dashboard on this port; 0 picks a free one.  [default: 8000, or a free one]",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 86_400),
-    help="End after so long.  [default: with Ctrl-C; off a terminal, after one story]",
+    help="End after this many seconds.  [default: run until Ctrl-C; in a pipe, end after one scenario]",
 )
 def demo(scenario: str | None, workers: int, port: int | None, seconds: float | None) -> None:
-    """Show it all: several workers, failing portals, a page to watch them on.
+    """Run a demo: several workers, failing portals and a live dashboard.
 
     Starts the real service with simulated portals and users on this machine,
-    breaks things, and tells in the terminal and on the dashboard what happens
-    and what to look at. Ctrl-C ends everything and leaves nothing behind.
+    breaks things, and explains in the terminal and on the dashboard what
+    happens and where to look. Ctrl-C ends everything and leaves no files and
+    no processes behind.
 
     \b
-    outage      a portal dies and comes back
-    throttled   a portal wants fewer requests
-    slow        a portal answers, but too late
-    redis-dies  the server of the shared state is killed and comes back
+    outage      a portal goes down and recovers
+    throttled   a portal rejects requests with 429
+    slow        a portal answers too slowly
+    redis-dies  the state server dies and returns empty
 
-    Exits with 1 if a promise was not kept: a portal saw more than its limit,
-    or a step of the story did not come to be.
-    """  # noqa: D301 - the sign by which click leaves lines as they are
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    Exits with 1 if a portal received more requests than its limit allows, or
+    if a step of a scenario failed.
+    """  # noqa: D301 - \b makes click keep the line breaks
+    missing = [name for name in _REQUIRED_MODULES if find_spec(name) is None]
     if missing:
         raise click.ClickException(f"the demo needs {missing[0]}: pip install 'comporta[cli,service]'")
-    from comporta.demo.plan import UNWATCHED, WATCHED  # noqa: PLC0415 - only who wants it pays for it
+    from comporta.demo.config import INTERACTIVE_PACE, PIPED_PACE  # noqa: PLC0415 - slow to import
     from comporta.demo.processes import DemoError  # noqa: PLC0415 - likewise
-    from comporta.demo.show import Asked, run  # noqa: PLC0415 - likewise
-    from comporta.demo.stories import STORIES  # noqa: PLC0415 - likewise
+    from comporta.demo.runner import DemoOptions, run_demo  # noqa: PLC0415 - likewise
+    from comporta.demo.scenarios import SCENARIOS  # noqa: PLC0415 - likewise
 
-    watched = sys.stdout.isatty()
-    asked = Asked(
-        None if scenario is None else STORIES[scenario],
+    is_interactive = sys.stdout.isatty()
+    options = DemoOptions(
+        None if scenario is None else SCENARIOS[scenario],
         workers,
         seconds,
-        WATCHED if watched else UNWATCHED,
-        endless=watched,
+        INTERACTIVE_PACE if is_interactive else PIPED_PACE,
+        run_forever=is_interactive,
     )
-    with _listening(port) as listener:
+    with _bind_listener(port) as listener:
         try:
-            status = run(asked, listener)
+            status = run_demo(options, listener)
         except DemoError as error:
             raise click.ClickException(str(error)) from None
     sys.exit(status)
 
 
-def _listening(port: int | None) -> socket.socket:
-    from comporta.demo.plan import HOST, PORT  # noqa: PLC0415 - as above
-    from comporta.service.listening import listening  # noqa: PLC0415 - as above
+def _bind_listener(port: int | None) -> socket.socket:
+    from comporta.demo.config import HOST, PORT  # noqa: PLC0415 - as above
+    from comporta.service.listener import open_listener  # noqa: PLC0415 - as above
 
     try:
-        return listening(HOST, PORT if port is None else port)
+        return open_listener(HOST, PORT if port is None else port)
     except OSError as error:
         if port is None and error.errno == errno.EADDRINUSE:
-            return listening(HOST, 0)
+            return open_listener(HOST, 0)
         raise click.ClickException(
-            f"{HOST}:{port} cannot be listened at: {error.strerror or error}. "
-            "Choose another with --port, or none: a free one is taken then."
+            f"cannot listen on {HOST}:{port}: {error.strerror or error}. "
+            "Choose another port with --port, or leave it out to use a free one."
         ) from None

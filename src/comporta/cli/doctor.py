@@ -1,81 +1,89 @@
-"""``comporta doctor``: is a state fit for limits, and if not, what is to be done.
+"""``comporta doctor``: checks whether a state is fit for limits, and says what to fix.
 
-The checks are in ``checks.py``, ``server_checks.py`` and ``shared_checks.py``; this file chooses among them
-and prints what they found.
+This module selects the checks for a kind of state and prints their findings. The checks themselves are in
+``doctor_checks``, ``doctor_redis`` and ``doctor_shared``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cli.checks import Finding, decisions, good, mind, workers
-from comporta.cli.output import busy, json_option, plain, print_json, print_table, table_of
-from comporta.cli.shared_checks import examine as examine_shared
-from comporta.cli.states import STATE_HELP, Opened, opened, shared_url, state_argument, state_url
-from comporta.stores.redis import RedisStore
+from comporta.cli.console import json_option, new_table, print_json, print_table, printable_text, show_spinner
+from comporta.cli.doctor_checks import Finding, check_decisions, check_workers, ok, warn
+from comporta.cli.doctor_shared import check_shared
+from comporta.cli.state_option import (
+    STATE_HELP,
+    inspect_store,
+    is_single_server,
+    shared_url,
+    state_argument,
+    state_url,
+)
+from comporta.stores.base import Store
+from comporta.stores.redis.store import RedisStore
 
-_STYLES = {"good": "green", "mind": "yellow", "mend": "bold red"}
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @click.command(epilog=STATE_HELP)
 @state_argument
 @json_option
 def doctor(state: str | None, as_json: bool) -> None:
-    """Check a state: what is good, what to mind, what to mend.
+    """Check whether a state is fit for limits, and say what to fix.
 
-    Exits with 1 if something has to be mended. Whatever is tried, is tried on keys that are thrown away.
+    Exits with 1 if a check fails. The checks use only temporary keys of their own.
     """
     url = state_url(state)
-    with busy("Checking"):
-        findings = list(examined(url))
+    with show_spinner("Checking"):
+        findings = list(findings_for(url))
     if as_json:
         print_json([finding._asdict() for finding in findings])
-    elif len(findings) == 1 and findings[0].verdict == "mend":
+    elif len(findings) == 1 and findings[0].status == "fail":
         raise click.ClickException(findings[0].detail)
     else:
         print_table(_table(findings))
         click.echo(_summary(findings))
-    if any(finding.verdict == "mend" for finding in findings):
+    if any(finding.status == "fail" for finding in findings):
         raise click.exceptions.Exit(1)
 
 
-def examined(url: str) -> Iterator[Finding]:
-    """Return the findings of whatever checks there are for this kind of state."""
+def findings_for(url: str) -> Iterator[Finding]:
+    """Run the checks for this kind of state, and yield their findings."""
     shared = shared_url(url)
     if shared is not None:
-        yield from examine_shared(url, shared)
+        yield from check_shared(url, shared)
         return
-    with opened(url) as found:
+    with inspect_store(url) as (store, deadline):
         if url.startswith("memory://"):
-            yield good("state", "memory:// lives in this process alone: there is nothing to check")
+            yield ok("state", "memory:// exists only inside each process: there is nothing to check")
+        elif is_single_server(url):
+            from comporta.cli.doctor_redis import check_server  # noqa: PLC0415 - an extra
+
+            yield from check_server(cast(RedisStore, store), deadline)
         else:
-            yield from _examined_server(found)
+            yield from check_engine(url.partition("://")[0], store)
 
 
-def _examined_server(found: Opened) -> Iterator[Finding]:
-    store, deadline = found
-    if type(store) is RedisStore:
-        from comporta.cli.server_checks import examine  # noqa: PLC0415 - an extra
-
-        yield from examine(store, deadline)
-        return
-    yield mind("servers", "a group of them: memory, eviction and clock are each one's own and not checked")
-    yield decisions(store)
-    yield workers(store)
+def check_engine(scheme: str, store: Store) -> Iterator[Finding]:
+    """Run the checks that work with every engine, such as a cluster or a third-party one."""
+    yield warn("engine", f"doctor checks only decisions and workers on {scheme}://, not each server")
+    yield check_decisions(store)
+    yield check_workers(store)
 
 
 def _table(findings: list[Finding]) -> Table:
-    table = table_of("check", "result", "detail")
-    for check, verdict, detail in findings:
-        table.add_row(check, Text(verdict, style=_STYLES[verdict]), plain(detail))
+    table = new_table("check", "result", "detail")
+    for check, status, detail in findings:
+        table.add_row(check, Text(status, style=_STYLES[status]), printable_text(detail))
     return table
 
 
 def _summary(findings: list[Finding]) -> str:
-    verdicts = [finding.verdict for finding in findings]
-    to_mind, to_mend = verdicts.count("mind"), verdicts.count("mend")
-    return f"{to_mind} to mind, {to_mend} to mend." if to_mind or to_mend else "All well."
+    statuses = [finding.status for finding in findings]
+    warnings, failures = statuses.count("warn"), statuses.count("fail")
+    return f"Warnings: {warnings}, failures: {failures}." if warnings or failures else "All checks passed."

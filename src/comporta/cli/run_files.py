@@ -1,4 +1,4 @@
-"""The files of ``comporta run``: what it reads, what it writes, and that none of them is written over."""
+"""The files of ``comporta run``: resolves which it reads and writes, and protects existing ones."""
 
 from __future__ import annotations
 
@@ -9,144 +9,155 @@ from typing import Any, TypeVar
 
 import click
 
-from comporta.cli.run_address import fields_of
-from comporta.cli.run_calls import COLUMNS
+from comporta.cli.run_step import COLUMNS
+from comporta.cli.run_url_template import fields_of
 from comporta.errors import CheckpointError, ComportaError
-from comporta.pipeline.runs.checkpoint import Checkpoint
-from comporta.pipeline.runs.sources import FileSource
+from comporta.pipeline.run.checkpoint import Checkpoint
+from comporta.pipeline.run.sources import FileSource
 from comporta.pipeline.sinks import CsvSink, JsonLinesSink, Sink, SqliteSink
 
 T = TypeVar("T")
 
 LINE = "line"
-KEY = (LINE, "input", "url")
-"""What makes a row the same: a line alone would take that of another INPUT for one that is there already."""
+ROW_KEY = (LINE, "input", "url")
+"""The columns that identify a row. The line alone would confuse rows of different INPUT files."""
 
-DATABASES = (".db", ".sqlite", ".sqlite3")
+DATABASE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
 
-class Input(FileSource):
-    """INPUT, known also by the table its rows go to, if any: another one would lack the rows of before."""
+class InputFile(FileSource):
+    """INPUT, whose identity includes the SQLite table: resuming into another table would lack rows."""
 
     def __init__(self, path: str, form: str | None, table: str | None) -> None:
         super().__init__(path, form)
         self._table = table
 
     def identity(self) -> Mapping[str, Any] | None:
-        """Say which file it is, and which table it is for."""
-        known = super().identity()
-        return None if known is None else {**known, "table": self._table}
+        """Return what identifies the file and its table in a checkpoint."""
+        identity = super().identity()
+        return None if identity is None else {**identity, "table": self._table}
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """What a run reads and writes."""
+class RunFiles:
+    """The files that a run reads and writes."""
 
     source: FileSource
     output: Path
-    letters: Path
+    dead_letters: Path
     checkpoint: Path | None
 
 
-def files_of(given: str, options: dict[str, Any]) -> Files:
-    """Find out which files are meant, and that none of them is written over."""
+def resolve_files(given: str, options: dict[str, Any]) -> RunFiles:
+    """Return the files of a run; raise a usage error if one of them would be overwritten."""
     output = Path(options["output"])
-    table = options["table"] if output.suffix.lower() in DATABASES else None
-    source = typed("INPUT", lambda: Input(given, options["form"], table))
-    letters = Path(options["letters"] or f"{output}.dead.jsonl")
-    if not source.rereadable:
-        if options["resume"]:
-            raise click.BadParameter(f"{given} cannot be read again: it is a pipe", param_hint="--resume")
-        files = Files(source, output, letters, None)
-    else:
-        files = Files(source, output, letters, Path(f"{output}.{source.path.name}.checkpoint"))
-        if source.path.resolve() in (output.resolve(), letters.resolve()):
-            raise click.BadParameter(f"{given} is read: results and dead letters need other files")
-    if output.resolve() == letters.resolve():  # each would wait for the other's lock
-        raise click.BadParameter(
-            f"must be another file than the results', got {str(letters)!r:.200}", param_hint="--dead-letters"
-        )
-    if not output.absolute().parent.is_dir():
-        raise click.BadParameter(
-            f"must be in a folder that is there, got {str(output)!r:.200}", param_hint="--output"
-        )
-    if output.exists() and not options["append"] and not (options["resume"] and _is_begun(files)):
-        raise click.BadParameter(
-            f"{output} is there already: --resume goes on with a run, --append adds to it",
-            param_hint="--output",
-        )
-    if options["resume"] and not output.exists() and (written := _written_before(files)):
-        raise click.BadParameter(
-            f"{output} is gone, and {written:,} rows were written to it: put it back, or remove "
-            f"{files.checkpoint} to begin anew",
-            param_hint="--resume",
-        )
-    if _is_begun(files) and not options["resume"]:
-        raise click.BadParameter(
-            f"a run of these files was begun ({files.checkpoint}): --resume goes on with it, removing that "
-            "file begins anew"
-        )
+    table = options["table"] if output.suffix.lower() in DATABASE_SUFFIXES else None
+    source = parse_option("INPUT", lambda: InputFile(given, options["form"], table))
+    if options["resume"] and not source.rereadable:
+        raise click.BadParameter(f"cannot resume {given}: it is a pipe", param_hint="--resume")
+    checkpoint = Path(f"{output}.{source.path.name}.checkpoint") if source.rereadable else None
+    dead_letters = Path(options["dead_letters"] or f"{output}.dead.jsonl")
+    files = RunFiles(source, output, dead_letters, checkpoint)
+    _check_paths(files, given)
+    _check_existing(files, resume=options["resume"], append=options["append"])
     return files
 
 
-def check_columns(source: FileSource, wanted: dict[str, list[str]]) -> None:
-    """See that all lines have the columns one wants, where the first tells: a slip would cost every line."""
+def _check_paths(files: RunFiles, given: str) -> None:
+    """Check that the files are different ones, and that the directory of the output exists."""
+    output, dead_letters = files.output.resolve(), files.dead_letters.resolve()
+    if files.source.rereadable and files.source.path.resolve() in (output, dead_letters):
+        raise click.BadParameter(f"{given} is INPUT: results and dead letters need other files")
+    if output == dead_letters:  # each would wait for the other's lock
+        raise click.BadParameter(
+            f"must not be the same file as --output, got {str(files.dead_letters)!r:.200}",
+            param_hint="--dead-letters",
+        )
+    if not files.output.absolute().parent.is_dir():
+        raise click.BadParameter(
+            f"must be in an existing directory, got {str(files.output)!r:.200}", param_hint="--output"
+        )
+
+
+def _check_existing(files: RunFiles, *, resume: bool, append: bool) -> None:
+    """Check that an existing output or checkpoint is wanted, and that a resumed run has its output."""
+    output, exists = files.output, files.output.exists()
+    if exists and not append and not (resume and _has_checkpoint(files)):
+        raise click.BadParameter(
+            f"{output} already exists: use --resume to continue a run, or --append to add rows",
+            param_hint="--output",
+        )
+    if resume and not exists and (written := _rows_written(files)):
+        raise click.BadParameter(
+            f"{output} is missing, but {written:,} rows were written to it: restore it, or remove "
+            f"{files.checkpoint} to start over",
+            param_hint="--resume",
+        )
+    if _has_checkpoint(files) and not resume:
+        raise click.BadParameter(
+            f"an earlier run of these files left the checkpoint {files.checkpoint}: use --resume to "
+            "continue that run, or remove the checkpoint to start over"
+        )
+
+
+def check_columns(source: FileSource, required: dict[str, list[str]]) -> None:
+    """Check the columns against the first line: a typo would turn every line into a dead letter."""
     if source.form not in ("lines", "csv") or not source.rereadable:
         return
     try:
-        first = next((entry for entry in source.entries() if not entry.trouble), None)
+        first = next((entry for entry in source.entries() if not entry.error), None)
     except ComportaError as error:
         raise click.ClickException(str(error)) from None
-    known = None if first is None else fields_of(first.item)
-    for option, columns in wanted.items():
+    fields = None if first is None else fields_of(first.item)
+    for option, columns in required.items():
         for column in columns:
-            if known is not None and column not in known:
-                shown = ", ".join(map(repr, list(known)[:20]))
-                text = f"{source.path} has no column {column!r}, only {shown}"
+            if fields is not None and column not in fields:
+                available = ", ".join(map(repr, list(fields)[:20]))
+                text = f"{source.path} has no column {column!r}, only {available}"
                 raise click.BadParameter(text[:500], param_hint=option)
 
 
-def _is_begun(files: Files) -> bool:
+def _has_checkpoint(files: RunFiles) -> bool:
     return files.checkpoint is not None and files.checkpoint.exists()
 
 
-def _written_before(files: Files) -> int:
-    """Return how many rows an earlier run has put into the output."""
+def _rows_written(files: RunFiles) -> int:
+    """Return how many rows an earlier run has written to the output."""
     try:
-        standing = None if files.checkpoint is None else Checkpoint(files.checkpoint).peek()
+        progress = None if files.checkpoint is None else Checkpoint(files.checkpoint).peek()
     except CheckpointError as error:
         raise click.ClickException(str(error)) from None
-    return 0 if standing is None else standing.written
+    return 0 if progress is None else progress.written
 
 
-def sink_of(output: Path, table: str) -> Sink:
-    """Return what writes the results, by the end of the file's name."""
-    made: dict[str, Callable[[], Sink]] = {
-        ".jsonl": lambda: JsonLinesSink(output, key=KEY),
-        ".ndjson": lambda: JsonLinesSink(output, key=KEY),
-        ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=KEY),
+def build_sink(output: Path, table: str) -> Sink:
+    """Return the sink for the suffix of the output."""
+    factories: dict[str, Callable[[], Sink]] = {
+        ".jsonl": lambda: JsonLinesSink(output, key=ROW_KEY),
+        ".ndjson": lambda: JsonLinesSink(output, key=ROW_KEY),
+        ".csv": lambda: CsvSink(output, columns=[LINE, *COLUMNS], key=ROW_KEY),
         **dict.fromkeys(
-            DATABASES, lambda: SqliteSink(output, table=table, key=KEY, columns=[LINE, *COLUMNS])
+            DATABASE_SUFFIXES, lambda: SqliteSink(output, table=table, key=ROW_KEY, columns=[LINE, *COLUMNS])
         ),
     }
-    make = made.get(output.suffix.lower())
+    make = factories.get(output.suffix.lower())
     if make is None:
         raise click.BadParameter(
-            f"must end in one of {', '.join(made)}, got {str(output)!r:.200}", param_hint="--output"
+            f"must end in one of {', '.join(factories)}, got {str(output)!r:.200}", param_hint="--output"
         )
-    return typed("--output", make)
+    return parse_option("--output", make)
 
 
-def typed(option: str, make: Callable[[], T]) -> T:
-    """Make something of what was typed; what is wrong with it is a usage error."""
+def parse_option(option: str, make: Callable[[], T]) -> T:
+    """Build a value from an option; report an error in it as a usage error."""
     try:
         return make()
     except OSError as error:
-        raise click.BadParameter(why(error, "read"), param_hint=option) from None
+        raise click.BadParameter(os_error_text(error, "read"), param_hint=option) from None
     except (ValueError, TypeError, KeyError) as error:
         raise click.BadParameter(str(error.args[0]), param_hint=option) from None
 
 
-def why(error: OSError, done: str) -> str:
-    """Say which file cannot be used, and why."""
-    return f"{error.filename or 'a file'} cannot be {done}: {error.strerror or error}"
+def os_error_text(error: OSError, verb: str) -> str:
+    """Return a sentence that says which file cannot be used, and why."""
+    return f"cannot {verb} {error.filename or 'a file'}: {error.strerror or error}"

@@ -1,6 +1,6 @@
-"""``comporta serve``: the search and the batches, over HTTP.
+"""``comporta serve``: serves searches and batch jobs over HTTP.
 
-What is typed is laid over the environment, so that worker processes find it there.
+The command writes its options to environment variables, where the worker processes read them.
 """
 
 from __future__ import annotations
@@ -13,56 +13,65 @@ from pathlib import Path
 
 import click
 
-from comporta.cli.config import FILE_HELP, loaded
-from comporta.database.urls import default_path, file_of
+from comporta.cli.config import FILE_HELP, load_service_config
+from comporta.database.urls import default_path, sqlite_path
 from comporta.settings import CONFIG_VARIABLE, service_variable
 
 
 @click.command(epilog=FILE_HELP)
-@click.option("--host", help="The address to listen at.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65_535), help="The port; 0: a free one.  [default: 8000]")
-@click.option("--workers", type=click.IntRange(1, 64), help="How many processes.  [default: 1]")
-@click.option("--config", "file", metavar="FILE", type=click.Path(dir_okay=False), help="The file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the address as JSON, for scripts.")
+@click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    help="Listen on this port; 0 picks a free one.  [default: 8000]",
+)
+@click.option("--workers", type=click.IntRange(1, 64), help="Start this many processes.  [default: 1]")
+@click.option(
+    "--config", "file", metavar="FILE", type=click.Path(dir_okay=False), help="Read this settings file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
 def serve(host: str | None, port: int | None, workers: int | None, file: str | None, as_json: bool) -> None:
-    """Serve searches and batches until told to end.
+    """Serve searches and batch jobs over HTTP.
 
-    State is in shared://, data in SQLite in the user's data folder; REDIS_URL
-    and DATABASE_URL move them to servers. SIGTERM: what is under way is
-    finished.
+    By default the state is in shared:// and the data in a SQLite file in your
+    data directory; set REDIS_URL and DATABASE_URL to use servers. On SIGTERM
+    the service finishes the requests in flight and exits.
     """
-    typed = {"host": host, "port": port, "workers": workers}
-    for field, value in typed.items():
+    options = {"host": host, "port": port, "workers": workers}
+    for field, value in options.items():
         if value is not None:
             os.environ[service_variable(field)] = str(value)
     if file is not None:
-        os.environ[CONFIG_VARIABLE] = os.path.abspath(file)  # noqa: PTH100 - as it was written, links and all
-    config = loaded(None)
-    _check_folder(config.database)
-    sys.path.append(str(Path.cwd()))  # a processor may lie here; whatever is installed comes first
+        os.environ[CONFIG_VARIABLE] = os.path.abspath(file)  # noqa: PTH100 - keeps symbolic links
+    config = load_service_config(None)
+    _check_directory(config.database)
+    sys.path.append(str(Path.cwd()))  # for a processor in this directory; installed packages come first
     try:
-        from comporta.service.serving import serve as run  # noqa: PLC0415 - an extra
-        from comporta.service.sources.addresses import PrivateAddressError  # noqa: PLC0415 - likewise
+        from comporta.service.server import serve as run  # noqa: PLC0415 - an extra
+        from comporta.service.sources.ssrf_guard import PrivateAddressError  # noqa: PLC0415 - likewise
     except ModuleNotFoundError as error:
         raise click.ClickException(f"serving needs {error.name}: pip install 'comporta[service]'") from None
     try:
-        run(config, partial(tell, as_json=as_json))
+        run(config, partial(print_address, as_json=as_json))
     except OSError as error:
         raise click.ClickException(
-            f"{config.host}:{config.port} cannot be listened at: {error.strerror or error}. "
-            "Choose another with --host or --port."
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}. "
+            "Choose another address with --host or --port."
         ) from None
     except PrivateAddressError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _check_folder(database: str) -> None:
-    """Refuse a file that can never be: of a server that is away, or a file that is locked, one may wait."""
-    path = file_of(database)
+def _check_directory(database: str) -> None:
+    """Raise an error if the directory of the database file is missing.
+
+    The service waits for an unreachable server or a locked file, but this error does not go away.
+    """
+    path = sqlite_path(database)
     if path is not None and path != default_path() and not path.parent.is_dir():
-        raise click.ClickException(f"the database {path} must be in a folder that is there: make it first.")
+        raise click.ClickException(f"the directory of the database {path} does not exist. Create it first.")
 
 
-def tell(address: str, *, as_json: bool) -> None:
-    """Say where it serves."""
+def print_address(address: str, *, as_json: bool) -> None:
+    """Print the address of the service."""
     click.echo(json.dumps({"address": address}) if as_json else f"Serving at {address}")

@@ -1,6 +1,6 @@
-"""``comporta top``: the dashboard at a glance, in a terminal.
+"""``comporta top``: the dashboard in a terminal.
 
-The parts: ``top_looking.py`` finds out, ``top_drawing.py`` lays out, ``top_screen.py`` keeps it live.
+``top_source`` and ``top_database`` read the data, ``top_render`` lays it out, ``top_screen`` keeps it live.
 """
 
 from __future__ import annotations
@@ -12,53 +12,57 @@ from contextlib import closing
 import click
 from rich.console import Console
 
-from comporta.cli.output import database_option, json_option, print_drawn, print_json
-from comporta.cli.states import STATE_HELP, shown, state_argument, state_url
-from comporta.cli.top_drawing import drawn
-from comporta.cli.top_looking import Looking, empty
-from comporta.cli.top_screen import live, paper_of
+from comporta.cli.console import database_option, json_option, print_json, print_renderable
+from comporta.cli.state_option import STATE_HELP, display_url, state_argument, state_url
+from comporta.cli.top_render import render
+from comporta.cli.top_screen import canvas_for, run_live
+from comporta.cli.top_source import FleetSource, empty_document
 
-_WIDTH_IN_FILES_CHARS = 160
+_PIPED_WIDTH_CHARS = 160
 
 
 @click.command(epilog=STATE_HELP)
 @state_argument
 @click.option(
-    "--every", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between looks."
+    "--every",
+    type=click.FloatRange(0.2, 3600),
+    default=1.0,
+    show_default=True,
+    help="Refresh every this many seconds.",
 )
-@click.option("--once", is_flag=True, help="Print one picture and end, as without a terminal.")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit, as in a pipe.")
 @database_option
 @json_option
 def top(state: str | None, every: float, once: bool, database: str | None, as_json: bool) -> None:
-    """Watch a fleet: upstreams, workers, events.
+    """Watch a fleet live: upstreams, workers and events.
 
-    Live until q or Ctrl-C. Figures are those of the whole fleet in the last minute. With a database
-    (left out: DATABASE_URL), what the cache keeps and how batches fare, too.
+    Press q or Ctrl-C to quit. Counts are those of the whole fleet in the last minute. With --database, or
+    DATABASE_URL, it also shows the cache and the batch jobs.
     """
     url = state_url(state)
     if url.startswith("memory://"):
         raise click.UsageError(
-            "memory:// is one process's own and cannot be seen from here: use shared:// or a server"
+            "top cannot read memory://, which exists only inside one process: use shared:// or a server"
         )
-    with closing(Looking(url, database or os.environ.get("DATABASE_URL"))) as looking:
-        if once or as_json or not _is_watched():
-            _print(looking, shown(url), as_json=as_json)
+    with closing(FleetSource(url, database or os.environ.get("DATABASE_URL"))) as source:
+        if once or as_json or not _is_interactive():
+            _print_once(source, display_url(url), as_json=as_json)
         else:
-            live(looking, every, shown(url))
+            run_live(source, every, display_url(url))
 
 
-def _is_watched() -> bool:
-    """Whether there is a terminal on which something can move."""
+def _is_interactive() -> bool:
+    """Whether standard input and output are a terminal that can redraw the screen."""
     return sys.stdin.isatty() and sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
-def _print(looking: Looking, where: str, *, as_json: bool) -> None:
-    nobody = looking.nobody()
+def _print_once(source: FleetSource, where: str, *, as_json: bool) -> None:
+    missing = source.missing_reason()
     if as_json:
-        print_json(empty(nobody, "shared") if nobody else looking.look().document)
-    elif nobody:
-        click.echo(f"{nobody}.")
+        print_json(empty_document(missing, "shared") if missing else source.read().document)
+    elif missing:
+        click.echo(f"{missing}.")
     else:
-        wide = sys.stdout.isatty() or "COLUMNS" in os.environ
-        console = Console(width=None if wide else _WIDTH_IN_FILES_CHARS)
-        print_drawn(console, drawn(looking.look(), paper_of(console), where))
+        has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+        console = Console(width=None if has_width else _PIPED_WIDTH_CHARS)
+        print_renderable(console, render(source.read(), canvas_for(console), where))

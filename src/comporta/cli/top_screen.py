@@ -1,7 +1,7 @@
-"""The live picture of ``comporta top``: a terminal taken over, and given back as it was.
+"""The live screen of ``comporta top``: takes over the terminal, and restores it at the end.
 
-A thread looks, because a look at a server that hangs takes its time; this one draws and listens to keys, so
-that ``q`` and Ctrl-C are obeyed at once. Nothing is kept but the last picture.
+A background thread polls the state, because a server that hangs may take seconds to time out. The main thread
+draws and reads keys, so that ``q`` and Ctrl-C work at once. Only the last snapshot is kept.
 """
 
 from __future__ import annotations
@@ -22,69 +22,69 @@ from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from comporta.cli.output import rough
-from comporta.cli.top_drawing import BARS, BARS_ASCII, Paper, Picture, clock, drawn
-from comporta.cli.top_looking import Looking
-from comporta.threads import Run
+from comporta.cli.console import rough_duration
+from comporta.cli.top_render import BARS, BARS_ASCII, Canvas, TopSnapshot, clock_time, render
+from comporta.cli.top_source import FleetSource
+from comporta.threads import BackgroundThread
 
 FRAME_SECONDS = 0.2
-"""How long a key, a new size or a new picture may go unnoticed."""
+"""The longest delay until a key, a new terminal size or a new snapshot takes effect."""
 
-LOST_SECONDS_MAX = 5.0
-"""How long is waited, at the most, before a state that cannot be seen is looked at again."""
+RETRY_SECONDS_MAX = 5.0
+"""The longest delay between two polls of an unreachable state."""
 
-_ENDING_SECONDS = 0.5
-_SIGNALLED = 128
+_STOP_SECONDS = 0.5
+_SIGNAL_EXIT_BASE = 128
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_NO_KEY = b"\0"  # how a terminal is told that a sign means nothing
-_QUITS = (b"q", b"Q", b"\x04")
+_NO_KEY = b"\0"  # disables a special character of the terminal
+_QUIT_KEYS = (b"q", b"Q", b"\x04")
 
 
-class Watching:
-    """Looks every so often; ``seen`` is the last picture, ``lost`` why there is no newer one."""
+class TopPoller:
+    """Polls in a background thread; ``snapshot`` is the last one, ``error`` why there is no newer one."""
 
-    def __init__(self, looking: Looking, every: float) -> None:
-        self._looking = looking
-        self._every = every
-        self._run = Run()
-        self.seen: Picture | None = None
-        self.lost = ""
+    def __init__(self, source: FleetSource, interval: float) -> None:
+        self._source = source
+        self._interval = interval
+        self._thread = BackgroundThread()
+        self.snapshot: TopSnapshot | None = None
+        self.error = ""
 
     def start(self) -> None:
-        """Begin to look."""
-        self._run.start(self._look_on, name="comporta-top")
+        """Start the thread."""
+        self._thread.start(self._poll_loop, name="comporta-top")
 
     def close(self) -> None:
-        """Stop; a look under way is left to itself."""
-        self._run.end(_ENDING_SECONDS)
+        """Stop the thread; do not wait long for a poll in progress."""
+        self._thread.stop(_STOP_SECONDS)
 
-    def looked(self) -> bool:
-        """Look once; whether there is a new picture."""
+    def poll(self) -> bool:
+        """Poll once; return whether there is a new snapshot."""
         try:
-            self.seen = self._looking.look()
+            self.snapshot = self._source.read()
         except click.ClickException as error:
-            self.lost = error.message
-        except Exception as error:  # on a thread of its own: nobody else would say it
-            self.lost = f"{type(error).__name__}: {error}"
+            self.error = error.message
+        except Exception as error:  # in a thread, where it would be lost
+            self.error = f"{type(error).__name__}: {error}"
         else:
-            self.lost = ""
+            self.error = ""
             return True
         return False
 
-    def wait_after(self, misses: int) -> float:
-        """Return how long to wait after so many looks in vain: longer each time, up to a bound."""
-        return max(self._every, min(self._every * 2.0 ** min(misses, 16), LOST_SECONDS_MAX))
+    def delay_after(self, failures: int) -> float:
+        """Return the delay after this many failed polls in a row: it doubles, up to a maximum."""
+        return max(self._interval, min(self._interval * 2.0 ** min(failures, 16), RETRY_SECONDS_MAX))
 
-    def _look_on(self) -> None:
-        misses = 0
-        while not self._run.over:
-            misses = 0 if self.looked() else misses + 1
-            self._run.wake.wait(self.wait_after(misses) if misses else self._every)
-        self._looking.close()
+    def _poll_loop(self) -> None:
+        failures = 0
+        while not self._thread.stop_requested:
+            failures = 0 if self.poll() else failures + 1
+            self._thread.wake.wait(self.delay_after(failures) if failures else self._interval)
+        self._source.close()
 
 
-class Ending:
-    """Notes that the program is to end: an interrupt could fall between taking and giving back a screen."""
+class SignalFlag:
+    """A signal handler that only records the signal, so that it cannot interrupt terminal changes."""
 
     number = 0
 
@@ -92,69 +92,70 @@ class Ending:
         self.number = number
 
 
-def live(looking: Looking, every: float, where: str) -> None:
-    """Draw until somebody has seen enough. What is wrong from the start is said without a screen."""
-    watching = Watching(looking, every)
-    if not looking.nobody():
-        watching.seen = looking.look()
-    console, ending = Console(), Ending()
+def run_live(source: FleetSource, interval: float, where: str) -> None:
+    """Draw until the user quits. An error in the first poll is raised before the screen is taken over."""
+    poller = TopPoller(source, interval)
+    if not source.missing_reason():
+        poller.snapshot = source.read()
+    console, flag = Console(), SignalFlag()
     try:
-        with _taken_over(console, ending) as screen:
-            watching.start()
-            _draw_on(screen, console, watching, where, ending)
+        with _full_screen(console, flag) as screen:
+            poller.start()
+            _draw_loop(screen, console, poller, where, flag)
     except (OSError, termios.error):
-        ending.number = ending.number or signal.SIGHUP  # the terminal is gone, and nobody can be told
+        flag.number = flag.number or signal.SIGHUP  # the terminal is gone
     finally:
-        watching.close()
-    if ending.number not in (0, signal.SIGINT):
-        sys.exit(_SIGNALLED + ending.number)
+        poller.close()
+    if flag.number not in (0, signal.SIGINT):
+        sys.exit(_SIGNAL_EXIT_BASE + flag.number)
 
 
-def _draw_on(screen: Live, console: Console, watching: Watching, where: str, ending: Ending) -> None:
+def _draw_loop(screen: Live, console: Console, poller: TopPoller, where: str, flag: SignalFlag) -> None:
     last: object = None
-    while not ending.number:
+    while not flag.number:
         size = os.get_terminal_size(console.file.fileno())
-        state = (watching.seen, watching.lost, size, int(time.time()) if watching.lost else 0)
+        state = (poller.snapshot, poller.error, size, int(time.time()) if poller.error else 0)
         if state != last:
             console.size = ConsoleDimensions(*size)
-            screen.update(shown(watching, console, where), refresh=True)
+            screen.update(render_screen(poller, console, where), refresh=True)
             last = state
-        if _pressed(FRAME_SECONDS) in _QUITS:
+        if _read_key(FRAME_SECONDS) in _QUIT_KEYS:
             return
 
 
-def shown(watching: Watching, console: Console, where: str) -> RenderableType:
-    """Return what is on the screen now."""
-    seen, lost = watching.seen, watching.lost
-    if seen is None:
-        return Text(f"{lost}.\nLooking again; q ends." if lost else f"Looking at {where} ...")
-    if lost:
-        at = seen.document["at"]
-        lost = f"{lost}. Seen last at {clock(at)}, {rough(time.time() - at)} ago; looking again."
-    return drawn(seen, paper_of(console, console.height), where, lost)
+def render_screen(poller: TopPoller, console: Console, where: str) -> RenderableType:
+    """Return the current content of the screen."""
+    snapshot, error = poller.snapshot, poller.error
+    if snapshot is None:
+        return Text(f"{error}.\nRetrying; q quits." if error else f"Reading {where} ...")
+    if error:
+        at = snapshot.document["at"]
+        age = rough_duration(time.time() - at)
+        error = f"{error}. Showing the snapshot of {clock_time(at)}, {age} ago; retrying."
+    return render(snapshot, canvas_for(console, console.height), where, error)
 
 
-def paper_of(console: Console, height: int | None = None) -> Paper:
-    """Return what a console can show."""
-    return Paper(console.width, height, BARS if console.encoding.startswith("utf") else BARS_ASCII)
+def canvas_for(console: Console, height: int | None = None) -> Canvas:
+    """Return the size and the bar characters of a console."""
+    return Canvas(console.width, height, BARS if console.encoding.startswith("utf") else BARS_ASCII)
 
 
-def _pressed(seconds: float) -> bytes:
-    """Wait for a key; nothing if none is pressed. A terminal that is gone counts as Ctrl-D."""
+def _read_key(seconds: float) -> bytes:
+    """Wait for a key and return it, or nothing after ``seconds``. A closed terminal returns Ctrl-D."""
     if not select.select([sys.stdin], [], [], seconds)[0]:
         return b""
     return os.read(sys.stdin.fileno(), 1) or b"\x04"
 
 
 @contextmanager
-def _taken_over(console: Console, ending: Ending) -> Iterator[Live]:
-    """Have keys at once and unseen, and a screen of our own; both are given back however it ends."""
+def _full_screen(console: Console, flag: SignalFlag) -> Iterator[Live]:
+    """Switch to the alternate screen and to unbuffered keys without echo; restore both at the end."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    handlers = {number: signal.signal(number, ending) for number in _SIGNALS}
+    handlers = {number: signal.signal(number, flag) for number in _SIGNALS}
     try:
         tty.setcbreak(fd)
-        _forget_suspending(fd)
+        _disable_suspend(fd)
         with Live(console=console, screen=True, auto_refresh=False) as screen:
             yield screen
     finally:
@@ -163,8 +164,8 @@ def _taken_over(console: Console, ending: Ending) -> Iterator[Live]:
             signal.signal(number, handler)
 
 
-def _forget_suspending(fd: int) -> None:
-    """Have Ctrl-Z do nothing: it would leave the screen to the shell as it is."""
-    found = termios.tcgetattr(fd)
-    found[6][termios.VSUSP] = _NO_KEY
-    termios.tcsetattr(fd, termios.TCSADRAIN, found)
+def _disable_suspend(fd: int) -> None:
+    """Disable Ctrl-Z, which would return to the shell without restoring the screen."""
+    attributes = termios.tcgetattr(fd)
+    attributes[6][termios.VSUSP] = _NO_KEY
+    termios.tcsetattr(fd, termios.TCSADRAIN, attributes)

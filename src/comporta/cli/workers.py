@@ -1,6 +1,6 @@
-"""``comporta workers``: who shares a state at this moment.
+"""``comporta workers``: lists the live workers of a state.
 
-It reads the registry that the workers keep (``stores/workers.py``) and does not enter itself.
+It reads the worker registry (``stores/failover/worker_registry.py``) and does not register itself.
 """
 
 from __future__ import annotations
@@ -12,19 +12,33 @@ from typing import NamedTuple
 import click
 from rich.table import Table
 
-from comporta.cli.output import json_option, plain, print_json, print_table, rough, table_of
-from comporta.cli.states import STATE_HELP, doctor, opened, shared_url, state_argument, state_url
+from comporta.cli.console import (
+    json_option,
+    new_table,
+    print_json,
+    print_table,
+    printable_text,
+    rough_duration,
+)
+from comporta.cli.state_option import (
+    STATE_HELP,
+    doctor_command,
+    inspect_store,
+    shared_url,
+    state_argument,
+    state_url,
+)
 from comporta.errors import StateError
-from comporta.stores.workers import Roll, Sign
+from comporta.stores.failover.worker_registry import ListWorkers, LiveWorker
 
 
-class Row(NamedTuple):
-    """A worker as it is listed: ``started`` in Unix seconds, the last sign of life in milliseconds ago."""
+class WorkerRow(NamedTuple):
+    """A row of the list: ``started`` in Unix seconds, the age of the last heartbeat in milliseconds."""
 
     host: str
     pid: int
     started: int
-    last_sign_ms: int
+    last_heartbeat_ms: int
 
 
 @click.command(epilog=STATE_HELP)
@@ -34,41 +48,41 @@ def workers(state: str | None, as_json: bool) -> None:
     """List the live workers of a state."""
     url = state_url(state)
     shared = shared_url(url)
-    rows: list[Row] = []
-    why = ""
-    if shared is not None and not os.path.lexists(shared.path):  # to open it would make it
-        why = f": nobody on this machine uses shared://{shared.name}"
+    rows: list[WorkerRow] = []
+    reason = ""
+    if shared is not None and not os.path.lexists(shared.path):  # opening it would create it
+        reason = f": no process on this machine uses shared://{shared.name}"
     elif url.startswith("memory://"):
-        why = ": memory:// is not shared between processes"
+        reason = ": processes do not share memory://"
     else:
-        rows = _listed(url)
+        rows = _live_workers(url)
     if as_json:
         print_json([row._asdict() for row in rows])
     elif rows:
         print_table(_table(rows, time.time()))
     else:
-        click.echo(f"No workers{why}.")
+        click.echo(f"No live workers{reason}.")
 
 
-def _listed(url: str) -> list[Row]:
-    with opened(url) as (store, _):
+def _live_workers(url: str) -> list[WorkerRow]:
+    with inspect_store(url) as (store, _):
         try:
-            signs = store.apply(Roll())
+            signs = store.apply(ListWorkers())
         except StateError as error:
-            said = str(error).rstrip(".")
-            raise click.ClickException(f"{said}. `{doctor(url)}` tells what to mend.") from None
-    return sorted(map(_row, signs))
+            message = str(error).rstrip(".")
+            raise click.ClickException(f"{message}. To diagnose it, run `{doctor_command(url)}`.") from None
+    return sorted(map(_worker_row, signs))
 
 
-def _row(sign: Sign) -> Row:
+def _worker_row(sign: LiveWorker) -> WorkerRow:
     worker = sign.worker
-    return Row(worker.host, worker.pid, worker.started, round(sign.age * 1000))
+    return WorkerRow(worker.host, worker.pid, worker.started, round(sign.age * 1000))
 
 
-def _table(rows: list[Row], now: float) -> Table:
-    right = ("pid", "started", "last sign of life")
-    table = table_of("host", *right, right=right)
+def _table(rows: list[WorkerRow], now: float) -> Table:
+    right = ("pid", "started", "last heartbeat")
+    table = new_table("host", *right, right=right)
     for row in rows:
-        age = f"{rough(now - row.started)} ago"
-        table.add_row(plain(row.host), str(row.pid), age, f"{row.last_sign_ms:,} ms ago")
+        age = f"{rough_duration(now - row.started)} ago"
+        table.add_row(printable_text(row.host), str(row.pid), age, f"{row.last_heartbeat_ms:,} ms ago")
     return table

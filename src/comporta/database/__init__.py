@@ -1,5 +1,11 @@
-"""SQL databases: a file of SQLite's, or a PostgreSQL server, behind one small protocol.
+"""SQL databases behind one small protocol: a SQLite file or a PostgreSQL server.
 
-``base.py`` says what a database does and in which words it is asked; ``sqlite.py`` and ``postgres.py`` do it;
-``crew.py`` has the threads that wait for them; ``migrations.py`` brings the tables up to date.
+==================  ===================================================================================
+``base.py``         ``Database``, the protocol, and ``Statement``, one SQL text for both databases
+``command.py``      ``Command``: statements, parameters and how to read the result, as one value
+``sqlite.py``       a SQLite file
+``postgres.py``     a PostgreSQL server
+``urls.py``         opens the database that a URL names
+``migrations.py``   creates and updates tables, once, however many processes start together
+==================  ===================================================================================
 """

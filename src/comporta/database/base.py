@@ -1,24 +1,24 @@
-"""What a database does, and the words in which it is asked.
+"""The protocol of a database, and SQL statements that are written once for SQLite and PostgreSQL.
 
-A statement is written once, in the SQL that SQLite and PostgreSQL share, with named parameters (``:key``) and
-a few words for what they do not share:
+A statement is written in the SQL that both databases share, with named parameters (``:key``) and a few macros
+for what they do not share:
 
-==================  ==================================  ===========================================
-word                SQLite                              PostgreSQL
-==================  ==================================  ===========================================
-``:now``            the machine's clock, once a call    the server's, once a transaction
-``AT(seconds)``     a moment: a number, as it is        ``timestamptz``
-``UNIX(moment)``    as it is                            its Unix seconds
-``JSON(text)``      as it is                            ``json``
-``TEXT(json)``      bytes                               text
-``NEW_ID()``        32 random hex digits                a random UUID
-``LOCK()``          nothing: all of it is locked        the rows found are, in their order
-``FREE()``          nothing                             those that nobody locked are, others left out
-``EACH(texts)``     a table of a JSON list's texts: ``item``, and its ``place`` in the list
-==================  ==================================  ===========================================
+====================  ==================================  ===============================================
+macro                 SQLite                              PostgreSQL
+====================  ==================================  ===============================================
+``:now``              the machine's clock, once a call    the server's clock, once a transaction
+``AT(seconds)``       Unix seconds, as they are           ``timestamptz``
+``UNIX(timestamp)``   as it is                            its Unix seconds
+``JSON(text)``        as it is                            ``json``
+``TEXT(json)``        bytes                               text
+``NEW_ID()``          32 random hex digits                a random UUID
+``LOCK()``            nothing: a writer locks the file    ``FOR UPDATE``: locks the selected rows in order
+``FREE()``            nothing                             ``FOR UPDATE SKIP LOCKED``: skips locked rows
+``EACH(texts)``       a table of the texts in a JSON list: column ``item``, and its position ``place``
+====================  ==================================  ===============================================
 
-What stands in their brackets has none of its own. No statement knows a clock of this process: several
-machines write to one server.
+The argument of a macro must not contain brackets. No statement uses the clock of a client process, because
+several machines write to one server.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
+from comporta.validators import require_number
+
 Parameters = Mapping[str, Any]
 Rows = list[tuple[Any, ...]]
 Execute = Callable[[str], Rows]
-"""Run a text in its own dialect, inside a transaction that somebody else ends."""
+"""Run a text in the database's own dialect, inside a transaction that the caller does not end."""
 
 TIMEOUT_SECONDS: Final = 5.0
-"""How long a call may take, unless the URL says otherwise: ``?timeout=``."""
+"""How long a call may take by default; ``?timeout=`` in the URL changes it."""
 
 TIMEOUT_SECONDS_MAX: Final = 3600.0
 
-_WORDS = re.compile(r"\b(AT|UNIX|JSON|TEXT|NEW_ID|LOCK|FREE|EACH)\(([^()]*)\)")
-_NAMES = re.compile(r":([a-z_][a-z_0-9]*)")
+_MACROS = re.compile(r"\b(AT|UNIX|JSON|TEXT|NEW_ID|LOCK|FREE|EACH)\(([^()]*)\)")
+_PARAMETERS = re.compile(r":([a-z_][a-z_0-9]*)")
 
 _IN_SQLITE = {
     "AT": "({})",
@@ -68,24 +70,24 @@ _NOW_IN_POSTGRESQL = "COALESCE(CAST(%(now)s AS float8), CAST(extract(epoch FROM 
 
 
 class Statement:
-    """One statement, in both dialects."""
+    """One SQL statement in both dialects."""
 
     __slots__ = ("postgresql", "sqlite")
 
     def __init__(self, text: str) -> None:
-        self.sqlite = _WORDS.sub(lambda word: _IN_SQLITE[word[1]].format(word[2]), text)
-        server = _WORDS.sub(lambda word: _IN_POSTGRESQL[word[1]].format(word[2]), text)
-        self.postgresql = _NAMES.sub(_named, server)
+        self.sqlite = _MACROS.sub(lambda macro: _IN_SQLITE[macro[1]].format(macro[2]), text)
+        server = _MACROS.sub(lambda macro: _IN_POSTGRESQL[macro[1]].format(macro[2]), text)
+        self.postgresql = _PARAMETERS.sub(_postgresql_parameter, server)
 
 
-def _named(name: re.Match[str]) -> str:
+def _postgresql_parameter(name: re.Match[str]) -> str:
     return _NOW_IN_POSTGRESQL if name[1] == "now" else f"%({name[1]})s"
 
 
 class Database(Protocol):
-    """A database. Every call is bounded in time; whatever is wrong is one of the errors of ``errors.py``.
+    """A database. Every call is bounded in time, and raises a ``DatabaseError`` if it fails.
 
-    Parameters may hold ``now`` in Unix seconds, for tests that move time by hand.
+    Parameters may contain ``now`` in Unix seconds, which replaces the database's clock in tests.
     """
 
     @property
@@ -94,35 +96,33 @@ class Database(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it is, for messages: no user, no password."""
+        """Its URL for messages, without user and password."""
 
-    def glance(self, statement: Statement, parameters: Parameters) -> Rows | None:
-        """Return what a small read finds if it can be had in microseconds, even on an event loop.
+    def try_read(self, statement: Statement, parameters: Parameters) -> Rows | None:
+        """Return the rows of a short read if that takes microseconds; safe on an event loop.
 
-        Nothing if it cannot: then it is to be read as anything else.
+        Return ``None`` if it would block; then use ``read`` or ``read_async``.
         """
 
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
-        """Return what a statement finds that changes nothing."""
+        """Return the rows of a statement that changes nothing."""
 
     async def read_async(self, statement: Statement, parameters: Parameters) -> Rows:
-        """Do the same, on a thread of the database's own."""
+        """Do what ``read`` does, on a thread of the database."""
 
     def write(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
-        """Run statements in one transaction, and return what each of them returns."""
+        """Run statements in one transaction, and return the rows of each."""
 
     async def write_async(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
-        """Do the same, on a thread of the database's own."""
+        """Do what ``write`` does, on a thread of the database."""
 
     def transaction(self, seconds: float) -> AbstractContextManager[Execute]:
-        """Be alone with the database, to change its tables, for so long at the most."""
+        """Open an exclusive transaction for migrations, which may take up to ``seconds``."""
 
     def close(self) -> None:
-        """Give everything back; it opens anew if it is used again."""
+        """Close all connections; the next call opens new ones."""
 
 
 def check_timeout(seconds: float) -> float:
-    """Refuse a bound that is none."""
-    if not 0.001 <= seconds <= TIMEOUT_SECONDS_MAX:
-        raise ValueError(f"timeout must be 0.001 to {TIMEOUT_SECONDS_MAX:g} seconds, got {seconds}")
-    return seconds
+    """Return a timeout; raise unless it is 0.001 to 3600 seconds."""
+    return require_number("timeout", seconds, 0.001, TIMEOUT_SECONDS_MAX, unit="seconds")

@@ -1,7 +1,7 @@
-"""Bringing the tables up to date: in order, each once, however many processes start together.
+"""Runs migrations in order, each once, however many processes start together.
 
-Each migration is a transaction of its own, recorded in ``comporta_migrations`` in that same transaction; who
-comes second waits for the first and finds it done.
+Each migration is one transaction, which also records it in ``comporta_migrations``. A second process waits
+for the first one and then finds the migration done.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from comporta.errors import DatabaseSchemaError
 if TYPE_CHECKING:
     from comporta.database.base import Database, Execute
 
-PATIENCE_SECONDS: Final = 600.0
-"""How long a migration may take, the wait for another process included; a large table is rewritten once."""
+MIGRATION_SECONDS_MAX: Final = 600.0
+"""How long a migration may take, including the wait for another process; it may rewrite a large table."""
 
-_LOCK = 0x636F6D706F727461  # "comporta", as PostgreSQL's number for the lock
-_RECORDS = Statement(
+_LOCK = 0x636F6D706F727461  # "comporta" in ASCII, as the number of an advisory lock
+_CREATE_RECORDS = Statement(
     "CREATE TABLE IF NOT EXISTS comporta_migrations"
     " (number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at DOUBLE PRECISION NOT NULL)"
 )
-_APPLIED = Statement("SELECT number, applied_at FROM comporta_migrations")
+_READ_APPLIED = Statement("SELECT number, applied_at FROM comporta_migrations")
 _CLOCK = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
     "postgresql": "extract(epoch FROM clock_timestamp())",
@@ -32,7 +32,7 @@ _CLOCK = {
 
 
 class Migration(NamedTuple):
-    """A step, in each dialect; ``name`` says what it is for."""
+    """One migration in both dialects; ``name`` says what it creates."""
 
     number: int
     name: str
@@ -40,8 +40,8 @@ class Migration(NamedTuple):
     postgresql: tuple[str, ...]
 
 
-class Applied(NamedTuple):
-    """A migration and when it was run (Unix seconds), or ``None``."""
+class MigrationStatus(NamedTuple):
+    """A migration and when it was applied (Unix seconds), or ``None``."""
 
     number: int
     name: str
@@ -49,22 +49,22 @@ class Applied(NamedTuple):
 
 
 def migrate(
-    database: Database, migrations: Sequence[Migration], seconds: float = PATIENCE_SECONDS
+    database: Database, migrations: Sequence[Migration], seconds: float = MIGRATION_SECONDS_MAX
 ) -> list[Migration]:
-    """Run those that are missing, and return them."""
-    return [migration for migration in migrations if _ran(database, migration, seconds)]
+    """Run the migrations that are missing, and return them."""
+    return [migration for migration in migrations if _apply(database, migration, seconds)]
 
 
-def status(database: Database, migrations: Sequence[Migration]) -> list[Applied]:
-    """Return which were run and when; nothing is changed."""
+def status(database: Database, migrations: Sequence[Migration]) -> list[MigrationStatus]:
+    """Return which migrations were applied and when; change nothing."""
     applied: dict[int, float] = {}
-    with suppress(DatabaseSchemaError):  # not even the table of the records
-        applied.update(database.read(_APPLIED, {}))
-    return [Applied(each.number, each.name, applied.get(each.number)) for each in migrations]
+    with suppress(DatabaseSchemaError):  # the table of the records does not exist either
+        applied.update(database.read(_READ_APPLIED, {}))
+    return [MigrationStatus(each.number, each.name, applied.get(each.number)) for each in migrations]
 
 
-def check(database: Database, migrations: Sequence[Migration]) -> None:
-    """Refuse a database that misses one of them."""
+def check_applied(database: Database, migrations: Sequence[Migration]) -> None:
+    """Raise ``DatabaseSchemaError`` if a migration is missing."""
     missing = [each for each in status(database, migrations) if each.applied_at is None]
     if missing:
         names = ", ".join(f"{each.number} ({each.name})" for each in missing)
@@ -73,11 +73,11 @@ def check(database: Database, migrations: Sequence[Migration]) -> None:
         )
 
 
-def _ran(database: Database, migration: Migration, seconds: float) -> bool:
+def _apply(database: Database, migration: Migration, seconds: float) -> bool:
     with database.transaction(seconds) as execute:
         if database.dialect == "postgresql":
             execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
-        execute(getattr(_RECORDS, database.dialect))
+        execute(getattr(_CREATE_RECORDS, database.dialect))
         if (migration.number,) in execute("SELECT number FROM comporta_migrations"):
             return False
         for text in getattr(migration, database.dialect):
@@ -88,4 +88,4 @@ def _ran(database: Database, migration: Migration, seconds: float) -> bool:
 
 def _record(execute: Execute, migration: Migration, clock: str) -> None:
     name = migration.name.replace("'", "''")
-    execute(f"INSERT INTO comporta_migrations VALUES ({migration.number}, '{name}', {clock})")  # noqa: S608 - ours
+    execute(f"INSERT INTO comporta_migrations VALUES ({migration.number}, '{name}', {clock})")  # noqa: S608 - our own constants

@@ -1,9 +1,9 @@
-"""A PostgreSQL server, through a few blocking connections of psycopg's.
+"""A PostgreSQL server, through a small pool of blocking psycopg connections.
 
-Whoever wants one takes it from those at hand, or makes it, or waits for it, all within one bound. A write is
-one round trip, whatever it consists of: the statements of a transaction are sent together. Nothing is sent
-twice, except after a deadlock, which is sure to have undone everything; a connection that ended while nobody
-used it (a server that was restarted) is found out before it is used.
+A call takes an idle connection, opens one, or waits for one, all within its timeout. A write is one round
+trip: the statements of its transaction are sent together. Nothing is sent twice, except after a deadlock,
+which is sure to have rolled everything back. A connection that ended while it was idle (the server was
+restarted) is detected before it is used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from comporta import forks
+from comporta import fork_safety
 from comporta.database.base import TIMEOUT_SECONDS, Execute, Parameters, Rows, Statement, check_timeout
-from comporta.database.crew import Crew
 from comporta.errors import (
     DatabaseBusyError,
     DatabaseError,
@@ -30,6 +29,8 @@ from comporta.errors import (
     DatabaseSchemaError,
     DatabaseUnavailableError,
 )
+from comporta.thread_pool import ThreadPool
+from comporta.validators import require_integer
 
 T = TypeVar("T")
 
@@ -37,53 +38,53 @@ CONNECTIONS: Final = 4
 CONNECTIONS_MAX: Final = 100
 DEADLOCK_TRIES_MAX: Final = 5
 
-_CONNECT_SECONDS_MIN = 2  # libpq takes no less
-_DOWN_SECONDS = 0.5
-"""For so long after a connection could not be made nobody tries another: they would all wait in vain."""
+_CONNECT_SECONDS_MIN = 2  # the minimum of libpq
+_CONNECT_PAUSE_SECONDS = 0.5
+"""For this long after a failed connection no call tries another: each would wait in vain."""
 
 _DEADLOCKS = ("40001", "40P01")
-_KINDS: dict[str, type[DatabaseError]] = {
+_ERROR_TYPES: dict[str, type[DatabaseError]] = {
     "25006": DatabaseReadOnlyError,  # a replica, or a session that may only read
-    "42501": DatabaseReadOnlyError,  # a user without the right
+    "42501": DatabaseReadOnlyError,  # the user lacks the permission
     "53100": DatabaseFullError,
     "53200": DatabaseFullError,
-    "55P03": DatabaseBusyError,  # a lock was not free in time
-    "57014": DatabaseBusyError,  # a statement took too long
+    "55P03": DatabaseBusyError,  # a lock timeout
+    "57014": DatabaseBusyError,  # a statement timeout
     "3F000": DatabaseSchemaError,
     "42703": DatabaseSchemaError,
     "42P01": DatabaseSchemaError,
     **dict.fromkeys(_DEADLOCKS, DatabaseBusyError),
 }
-_left_behind: list[object] = []
-"""Connections of a parent process: a child must neither use nor close them."""
+_abandoned: list[object] = []
+"""Connections of a parent process, which a child must neither use nor close."""
 
 
-class NoAnswerError(Exception):
-    """The server did not answer by the deadline of the call."""
+class NoReplyError(Exception):
+    """The server did not answer before the deadline of the call."""
 
 
-class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """One that waits until a deadline, whatever the server does."""
+class PostgresConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection whose calls end at a deadline, even if the server does not answer."""
 
     deadline = float("inf")
 
     def wait(self, gen: Generator[Any, Any, T], *options: Any, **named: Any) -> T:
-        """Wait as psycopg does, which looks up from it ten times a second."""
+        """Wait as psycopg does, and check the deadline whenever it wakes up, ten times a second."""
         try:
-            return super().wait(_until(gen, self.deadline), *options, **named)
-        except NoAnswerError:
-            self.pgconn.finish()  # what comes after it would be answered with this
+            return super().wait(_with_deadline(gen, self.deadline), *options, **named)
+        except NoReplyError:
+            self.pgconn.finish()  # the late reply would answer the next call
             raise
 
 
-def _until(gen: Generator[Any, Any, T], deadline: float) -> Generator[Any, Any, T]:
+def _with_deadline(gen: Generator[Any, Any, T], deadline: float) -> Generator[Any, Any, T]:
     try:
-        wanted = next(gen)
+        request = next(gen)
         while True:
-            ready = yield wanted
+            ready = yield request
             if not ready and monotonic() > deadline:
-                raise NoAnswerError
-            wanted = gen.send(ready)
+                raise NoReplyError
+            request = gen.send(ready)
     except StopIteration as end:
         result: T = end.value
         return result
@@ -96,40 +97,42 @@ class PostgresDatabase:
 
     def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS, connections: int = CONNECTIONS) -> None:
         self.timeout = check_timeout(timeout)
-        if not 1 <= connections <= CONNECTIONS_MAX:
-            raise ValueError(f"connections must be 1 to {CONNECTIONS_MAX}, got {connections}")
-        self._conninfo, self.address = _read_url(url)
+        require_integer("connections", connections, 1, CONNECTIONS_MAX)
+        self._conninfo, self.address = _parse_url(url)
         self._lock = Lock()
         self._connections = connections
-        self._free = BoundedSemaphore(connections)
-        self._idle: list[Connection] = []
-        self._down: tuple[float, str] = (0.0, "")
-        self._crew = Crew(self.address, connections, self.timeout)
-        forks.register(self)
+        self._permits = BoundedSemaphore(connections)
+        self._idle: list[PostgresConnection] = []
+        self._connect_failure: tuple[float, str] = (0.0, "")
+        address = self.address  # the pool keeps no reference to the database
+        self._pool = ThreadPool(
+            "database", connections, refusal=lambda text: DatabaseBusyError(f"{address}: {text}")
+        )
+        fork_safety.register(self)
 
-    def glance(self, statement: Statement, parameters: Parameters) -> None:
-        """A server is never there without waiting."""
+    def try_read(self, statement: Statement, parameters: Parameters) -> None:
+        """Return ``None``: a server never answers without a wait."""
 
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
-        """Ask in one round trip."""
+        """Read in one round trip."""
         return self._read(statement, parameters, self.timeout)
 
     async def read_async(self, statement: Statement, parameters: Parameters) -> Rows:
-        """Do the same on a thread."""
-        return await self._crew.run(partial(self._read, statement, parameters))
+        """Do the same on a thread of the pool."""
+        return await self._pool.run_within(self.timeout, partial(self._read, statement, parameters))
 
     def write(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
-        """Run the transaction, again if it met another in a deadlock."""
+        """Run a transaction, and run it again after a deadlock."""
         return self._write(statements, parameters, self.timeout)
 
     async def write_async(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
-        """Do the same on a thread."""
-        return await self._crew.run(partial(self._write, statements, parameters))
+        """Do the same on a thread of the pool."""
+        return await self._pool.run_within(self.timeout, partial(self._write, statements, parameters))
 
     @contextmanager
     def transaction(self, seconds: float) -> Iterator[Execute]:
-        """Have a connection to oneself; statements may take as long as the whole."""
-        with self._connected(seconds) as connection:
+        """Open a transaction in which a statement may take as long as the whole."""
+        with self._connection(seconds) as connection:
             bound_ms = round(seconds * 1000)
             with connection.transaction():
                 connection.execute(
@@ -138,85 +141,85 @@ class PostgresDatabase:
                 yield lambda text: _rows(connection.execute(text))
 
     def close(self) -> None:
-        """End the threads and the connections at hand; those in use end when they are given back."""
-        self._crew.close()
+        """Stop the threads and close idle connections; those in use close when they are returned."""
+        self._pool.close(wait=True)
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
 
     def after_fork(self) -> None:
-        """Leave the parent's connections alone."""
-        forks.renew(self._lock)
-        _left_behind.extend(self._idle)
+        """Abandon the parent's connections."""
+        fork_safety.reinit_lock(self._lock)
+        _abandoned.extend(self._idle)
         self._idle = []
-        self._free = BoundedSemaphore(self._connections)
+        self._permits = BoundedSemaphore(self._connections)
 
     def _read(self, statement: Statement, parameters: Parameters, seconds: float) -> Rows:
-        told = {"now": None, **parameters}
-        with self._connected(seconds) as connection:
-            return connection.execute(statement.postgresql, told).fetchall()
+        values = {"now": None, **parameters}
+        with self._connection(seconds) as connection:
+            return connection.execute(statement.postgresql, values).fetchall()
 
     def _write(self, statements: Sequence[Statement], parameters: Parameters, seconds: float) -> list[Rows]:
-        deadline, told = monotonic() + seconds, {"now": None, **parameters}
+        deadline, values = monotonic() + seconds, {"now": None, **parameters}
         for _ in range(DEADLOCK_TRIES_MAX - 1):
             try:
-                return self._written(statements, told, deadline - monotonic())
+                return self._write_once(statements, values, deadline - monotonic())
             except DatabaseBusyError as error:
                 if not _was_deadlock(error):
                     raise
-        return self._written(statements, told, deadline - monotonic())
+        return self._write_once(statements, values, deadline - monotonic())
 
-    def _written(self, statements: Sequence[Statement], told: Parameters, seconds: float) -> list[Rows]:
-        with self._connected(seconds) as connection:
+    def _write_once(self, statements: Sequence[Statement], values: Parameters, seconds: float) -> list[Rows]:
+        with self._connection(seconds) as connection:
             with connection.pipeline(), connection.transaction():
-                asked = [connection.execute(statement.postgresql, told) for statement in statements]
-            return [_rows(cursor) for cursor in asked]
+                cursors = [connection.execute(statement.postgresql, values) for statement in statements]
+            return [_rows(cursor) for cursor in cursors]
 
     @contextmanager
-    def _connected(self, seconds: float) -> Iterator[Connection]:
-        """Have a connection for so long at the most, and give it back if it is still good."""
+    def _connection(self, seconds: float) -> Iterator[PostgresConnection]:
+        """Take a connection for up to ``seconds``, and return it if it is still usable."""
         deadline = monotonic() + seconds
-        free = self._free
+        free = self._permits
         if not free.acquire(timeout=max(seconds, 0)):
-            raise DatabaseBusyError(f"{self.address}: all {self._connections} connections were in use")
+            raise DatabaseBusyError(f"{self.address}: all {self._connections} connections are in use")
         connection = None
         try:
-            connection = self._at_hand() or self._made(deadline)
+            connection = self._pop_idle() or self._connect(deadline)
             connection.deadline = deadline
             yield connection
-        except NoAnswerError:
+        except NoReplyError:
             raise DatabaseUnavailableError(
                 f"{self.address}: no answer within {round(seconds, 3):g} s; whether it took effect is unknown"
             ) from None
         except psycopg.Error as error:
-            raise _translated(error, self.address) from error
+            raise _translate_error(error, self.address) from error
         finally:
             if connection is not None:
-                self._put_back(connection)
+                self._return(connection)
             free.release()
 
-    def _at_hand(self) -> Connection | None:
+    def _pop_idle(self) -> PostgresConnection | None:
         while True:
             with self._lock:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if _quiet(connection):
+            if _is_usable(connection):
                 return connection
             connection.close()
 
-    def _made(self, deadline: float) -> Connection:
-        until, why = self._down
+    def _connect(self, deadline: float) -> PostgresConnection:
+        until, reason = self._connect_failure
         if monotonic() < until:
-            raise DatabaseUnavailableError(why)
+            raise DatabaseUnavailableError(reason)
         seconds = max(_CONNECT_SECONDS_MIN, round(min(deadline - monotonic(), self.timeout)))
         try:
-            connection = Connection.connect(self._conninfo, autocommit=True, connect_timeout=seconds)
+            connection = PostgresConnection.connect(self._conninfo, autocommit=True, connect_timeout=seconds)
         except psycopg.Error as error:
-            named = _translated(error, self.address)
-            self._down = (monotonic() + _DOWN_SECONDS, str(named))
-            raise named from error
+            translated = _translate_error(error, self.address)
+            self._connect_failure = (monotonic() + _CONNECT_PAUSE_SECONDS, str(translated))
+            raise translated from error
         connection.deadline = min(deadline, monotonic() + self.timeout)
         try:
             connection.execute(f"SET statement_timeout = {round(self.timeout * 1000)}")
@@ -225,8 +228,8 @@ class PostgresDatabase:
             raise
         return connection
 
-    def _put_back(self, connection: Connection) -> None:
-        """Keep it only if nothing is under way on it."""
+    def _return(self, connection: PostgresConnection) -> None:
+        """Keep a connection idle, or close it if a transaction is still open on it."""
         idle = psycopg.pq.TransactionStatus.IDLE
         if not connection.closed and connection.info.transaction_status == idle:
             with self._lock:
@@ -240,8 +243,8 @@ def _rows(cursor: psycopg.Cursor[tuple[Any, ...]]) -> Rows:
     return cursor.fetchall() if cursor.description else []
 
 
-def _quiet(connection: Connection) -> bool:
-    """Whether nothing came while nobody listened; what comes then is good-bye."""
+def _is_usable(connection: PostgresConnection) -> bool:
+    """Whether an idle connection has no data: the server sends some only when it ends the connection."""
     if connection.closed:
         return False
     poll = select.poll()
@@ -253,35 +256,35 @@ def _was_deadlock(error: DatabaseBusyError) -> bool:
     return getattr(error.__cause__, "sqlstate", None) in _DEADLOCKS
 
 
-def _read_url(url: str) -> tuple[str, str]:
-    """Return what libpq connects with, and what may be shown; what is wrong is said without the URL."""
+def _parse_url(url: str) -> tuple[str, str]:
+    """Return the connection string for libpq and the address for messages; errors do not show the URL."""
     try:
-        found = conninfo_to_dict(url)
+        options = conninfo_to_dict(url)
     except psycopg.Error:
-        found = {"port": "?"}
-    ports, name = str(found.get("port") or ""), str(found.get("dbname") or found.get("user") or "")
-    where = str(found.get("host") or "localhost")
+        options = {"port": "?"}
+    ports, name = str(options.get("port") or ""), str(options.get("dbname") or options.get("user") or "")
+    where = str(options.get("host") or "localhost")
     if "@" in name + where or not all(port.isdecimal() for port in ports.split(",") if port):
         raise ValueError(
-            "database cannot be read: the port must be a number, an option one of libpq's, and in a user or "
-            "password / is written %2F, ? %3F, # %23, @ %40"
+            "database is not a valid PostgreSQL URL: the port must be a number, every option must be one of "
+            "libpq's, and in a user or password write / as %2F, ? as %3F, # as %23, @ as %40"
         )
-    found["client_encoding"] = "utf8"  # whatever the server's is: text comes as text
-    return make_conninfo("", **found), f"postgresql://{where}{ports and f':{ports}'}/{name}"
+    options["client_encoding"] = "utf8"  # independent of the server's encoding
+    return make_conninfo("", **options), f"postgresql://{where}{ports and f':{ports}'}/{name}"
 
 
-def _translated(error: psycopg.Error, address: str) -> DatabaseError:
-    said = " ".join(str(error).split()) or type(error).__name__
-    text = f"{address}: {said}"
+def _translate_error(error: psycopg.Error, address: str) -> DatabaseError:
+    message = " ".join(str(error).split()) or type(error).__name__
+    text = f"{address}: {message}"
     state = error.sqlstate
     if state is None:
-        kind: Callable[[str], DatabaseError] = DatabaseError
+        error_class: Callable[[str], DatabaseError] = DatabaseError
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            kind = DatabaseUnavailableError
-        return kind(text)
-    found = _KINDS.get(state)
-    if found is DatabaseSchemaError:
+            error_class = DatabaseUnavailableError
+        return error_class(text)
+    error_type = _ERROR_TYPES.get(state)
+    if error_type is DatabaseSchemaError:
         return DatabaseSchemaError(f"{text}; run `comporta db migrate`")
-    if found is None and state[:2] in ("08", "28", "3D", "53", "57", "58"):
-        found = DatabaseUnavailableError
-    return (found or DatabaseError)(text)
+    if error_type is None and state[:2] in ("08", "28", "3D", "53", "57", "58"):
+        error_type = DatabaseUnavailableError
+    return (error_type or DatabaseError)(text)

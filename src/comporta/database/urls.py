@@ -1,12 +1,12 @@
-"""From a URL to a database.
+"""Opens the database that a URL names.
 
 ======================================  ==========================================
-``sqlite:///file.db``                   a file, relative to where the program runs
+``sqlite:///file.db``                   a file, relative to the working directory
 ``sqlite:////var/lib/app/file.db``      a file
-``postgresql://user:password@host/db``  a server (and whatever else libpq reads)
+``postgresql://user:password@host/db``  a server; other libpq options are passed on
 ======================================  ==========================================
 
-Either takes ``?timeout=`` (seconds a call may take), a server ``?connections=`` as well.
+Both take ``?timeout=`` (seconds that a call may take); a server also takes ``?connections=``.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_OURS = ("timeout", "connections")
+_OPTION_NAMES = ("timeout", "connections")
 
 
 def default_url() -> str:
-    """Return where the database is when nobody says: ``DATABASE_URL``, or a file of this user's."""
+    """Return the default database: ``DATABASE_URL``, or a SQLite file in the user's data folder."""
     return os.environ.get("DATABASE_URL") or f"sqlite:///{default_path()}"
 
 
 def default_path() -> Path:
-    """Return the file in the user's data folder; whether there is one is another question."""
+    """Return the path of the SQLite file in the user's data folder; it may not exist."""
     base = os.environ.get("XDG_DATA_HOME") or ""
     folder = Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share"
     return folder / "comporta" / "comporta.db"
 
 
-def file_of(url: str) -> Path | None:
-    """Return the file that a URL names; nothing if it is a server's, or names none."""
-    rest, _ = _options(url)
+def sqlite_path(url: str) -> Path | None:
+    """Return the file that a URL names; ``None`` if it names a server, or no file."""
+    rest, _ = _split_options(url)
     name = unquote(rest.removeprefix("sqlite:///"))
     return None if rest == name or not name or "\0" in name else Path(name)
 
 
 def open_database(url: str | None = None) -> Database:
-    """Return the database of a URL; nothing is connected to before it is used."""
+    """Return the database that a URL names; it connects on first use."""
     if url is None:
         url = default_url()
     if not isinstance(url, str):
@@ -57,19 +57,23 @@ def open_database(url: str | None = None) -> Database:
         return _sqlite(url)
     if scheme in ("postgresql", "postgres"):
         return _postgres(url)
-    raise ValueError(f"database must start with sqlite:/// or postgresql://, got {_shown(scheme)!r}")
+    raise ValueError(
+        f"database must start with sqlite:/// or postgresql://, got {_printable_scheme(scheme)!r}"
+    )
 
 
 def _sqlite(url: str) -> Database:
     from comporta.database.sqlite import SqliteDatabase  # noqa: PLC0415 - costs 5 ms
 
-    path, (_, options) = file_of(url), _options(url)
+    path, (_, options) = sqlite_path(url), _split_options(url)
     if path is None:
-        raise ValueError("database must name a file, as in sqlite:///file.db, or with four / from the root")
+        raise ValueError(
+            "database must name a file: sqlite:///file.db, or sqlite:////path/to/file.db for an absolute path"
+        )
     if "connections" in options:
-        raise ValueError("sqlite:// takes timeout, got 'connections'")
-    timeout = _number(options, "timeout", float, TIMEOUT_SECONDS)
-    return SqliteDatabase(path, timeout, own_folder=path == default_path())
+        raise ValueError("sqlite:// takes only the option timeout, got 'connections'")
+    timeout = _parse_number(options, "timeout", float, TIMEOUT_SECONDS)
+    return SqliteDatabase(path, timeout, create_folder=path == default_path())
 
 
 def _postgres(url: str) -> Database:
@@ -79,30 +83,30 @@ def _postgres(url: str) -> Database:
         if error.name != "psycopg":
             raise
         raise ImportError("postgresql:// needs psycopg: pip install 'comporta[postgres]'") from None
-    rest, options = _options(url)
-    timeout = _number(options, "timeout", float, TIMEOUT_SECONDS)
-    return PostgresDatabase(rest, timeout, _number(options, "connections", int, CONNECTIONS))
+    rest, options = _split_options(url)
+    timeout = _parse_number(options, "timeout", float, TIMEOUT_SECONDS)
+    return PostgresDatabase(rest, timeout, _parse_number(options, "connections", int, CONNECTIONS))
 
 
-def _options(url: str) -> tuple[str, dict[str, str]]:
-    """Take our own options out of a URL; the rest of it stays as it was written."""
+def _split_options(url: str) -> tuple[str, dict[str, str]]:
+    """Split ``timeout`` and ``connections`` off a URL; the rest stays as it was written."""
     rest, _, query = url.partition("?")
-    words = [word.partition("=") for word in query.split("&") if word]
-    ours = {name: unquote(value) for name, _, value in words if name in _OURS}
-    theirs = "&".join(f"{name}{sign}{value}" for name, sign, value in words if name not in _OURS)
-    return (f"{rest}?{theirs}" if theirs else rest), ours
+    options = [option.partition("=") for option in query.split("&") if option]
+    own = {name: unquote(value) for name, _, value in options if name in _OPTION_NAMES}
+    passed_on = "&".join(f"{name}{sign}{value}" for name, sign, value in options if name not in _OPTION_NAMES)
+    return (f"{rest}?{passed_on}" if passed_on else rest), own
 
 
-def _number(options: dict[str, str], name: str, kind: Callable[[str], T], default: T) -> T:
+def _parse_number(options: dict[str, str], name: str, kind: Callable[[str], T], default: T) -> T:
     try:
         return kind(options[name]) if name in options else default
     except ValueError:
         raise ValueError(f"{name} must be a number, got {options[name]!r:.50}") from None
 
 
-def _shown(scheme: str) -> str:
-    """Return the beginning of a URL for an error message: nothing that could be a password.
+def _printable_scheme(scheme: str) -> str:
+    """Return the scheme of a URL for an error message, without anything that could be a password.
 
-    It may be none: ``host=db password=secret`` is a way to write it elsewhere.
+    The text may not be a URL at all: libpq also accepts ``host=db password=secret``.
     """
     return scheme[:30] if scheme.replace("+", "").isalnum() else "none"

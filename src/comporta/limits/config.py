@@ -1,42 +1,44 @@
-"""What a limit is: how much, how fast, by which strategy. Frozen, and checked once, here."""
+"""The configuration of a limit: how much, how fast, by which strategy. Frozen, and validated when created."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
-from fractions import Fraction
-from typing import cast
 
-from comporta.clock import SECOND_US, to_us
-from comporta.limits.fixed_window import FixedWindow
-from comporta.limits.leaky_bucket import LeakyBucket
-from comporta.limits.leased_bucket import LeasedTokenBucket
-from comporta.limits.rule import Rule
-from comporta.limits.sliding_window import LEASE_PART, SlidingWindow
-from comporta.limits.token_bucket import TokenBucket
+from comporta.limits.strategies.fixed_window import FixedWindowStrategy
+from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
+from comporta.limits.strategies.registered_strategy import RegisteredStrategy
+from comporta.limits.strategies.registry import strategy_type
+from comporta.limits.strategies.sliding_window import SlidingWindowStrategy
+from comporta.limits.strategies.token_bucket import TokenBucketStrategy
+from comporta.validators import require_choice, require_integer, require_number
 
 RATE_MAX = 1e9
 CAPACITY_MAX = 1_000_000_000
 WINDOW_MIN = 0.001
-WINDOW_MAX = 366 * 86_400.0
+WINDOW_MAX = 366 * 86_400
 LEASE_DEFAULT = 0.05
 LEASE_MIN = 0.001
 LEASE_MAX = 10.0
-LEVEL_MAX = 2**52
-"""The most fractions of a token in a bucket: sums stay exact in Lua, whose numbers are doubles."""
 
 
 class LimitStrategy(Enum):
-    """How a limit counts."""
+    """The built-in strategies: how a limit counts."""
 
-    TOKEN_BUCKET = "token_bucket"  # noqa: S105 - no secret
-    FIXED_WINDOW = "fixed_window"
-    SLIDING_WINDOW = "sliding_window"
-    LEAKY_BUCKET = "leaky_bucket"
+    TOKEN_BUCKET = TokenBucketStrategy.name
+    """``capacity`` units at once, refilled at ``rate`` units per second."""
+
+    FIXED_WINDOW = FixedWindowStrategy.name
+    """``capacity`` units in each window of ``window`` seconds, which starts with the first request."""
+
+    SLIDING_WINDOW = SlidingWindowStrategy.name
+    """``capacity`` units in any interval of ``window`` seconds."""
+
+    LEAKY_BUCKET = LeakyBucketStrategy.name
+    """``rate`` units per second, evenly spaced, while at most ``capacity`` callers wait for their turn."""
 
 
-WINDOWS = frozenset({LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW})
 FALLBACKS = ("share", "open", "closed")
 
 _UNITS = {
@@ -46,138 +48,128 @@ _UNITS = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86_400.0),
 }
-_TEXT = re.compile(
+_LIMIT_PATTERN = re.compile(
     r"\s*(?P<amount>\d{1,20})\s*(?:/|per)\s*(?P<periods>\d{1,20}(?:\.\d{1,20})?)?\s*(?P<unit>[a-z]+)"
     r"(?:\s*,?\s*burst\s+(?P<burst>\d{1,20}))?\s*"
 )
-_TIME = re.compile(r"\s*(?P<periods>\d{1,20}(?:\.\d{1,20})?)\s*(?P<unit>[a-z]+)\s*")
+_DURATION_PATTERN = re.compile(r"\s*(?P<periods>\d{1,20}(?:\.\d{1,20})?)\s*(?P<unit>[a-z]+)\s*")
 
 
 @dataclass(frozen=True)
 class LimitConfig:
-    """A limit: ``rate`` per second and at most ``capacity`` at once, or ``capacity`` in each ``window``.
+    """A limit: ``rate`` per second with a burst of ``capacity``, or ``capacity`` in each ``window`` seconds.
 
     Buckets use ``rate`` and ``capacity``; windows use ``capacity`` and ``window`` and ignore ``rate``.
-    ``distributed`` shares the state by default (see :func:`comporta.stores.urls.default_url`).
-    ``fallback`` is what each worker does while a shared state is out of reach: ``"share"`` grants the limit
-    divided by the number of workers, ``"open"`` everything, ``"closed"`` nothing.
-    ``lease`` lets workers take many units in one step and use them one by one, within the time given:
-    ``True`` for 50 ms, or text such as ``"20ms"``, or seconds.
+    ``strategy`` is a :class:`LimitStrategy` or the name of a registered strategy. ``distributed`` uses a
+    shared store by default (see :func:`comporta.stores.registry.default_url`). ``fallback`` is what each
+    worker does while a shared store is unreachable: ``"share"`` grants the limit divided by the number of
+    workers, ``"open"`` everything, ``"closed"`` nothing. ``lease`` lets workers take many units in one step
+    and use them one by one, within the given time: ``True`` for 50 ms, text such as ``"20ms"``, or seconds.
     """
 
     rate: float
     capacity: int
     window: float | None = None
-    strategy: LimitStrategy = LimitStrategy.TOKEN_BUCKET
+    strategy: LimitStrategy | str = LimitStrategy.TOKEN_BUCKET
     distributed: bool = False
     fallback: str = "share"
     lease: bool | float | str = False
 
     def __post_init__(self) -> None:
-        """Check as soon as it is made, so that no limiter ever sees a bad one."""
+        """Validate at once, so that no limiter ever sees an invalid configuration."""
+        object.__setattr__(self, "strategy", _normalize_strategy(self.strategy))
         object.__setattr__(self, "lease", _lease_seconds(self.lease))
         self.validate()
 
     def validate(self) -> None:
-        """Raise ``ValueError`` or ``TypeError`` for what no limit can be."""
-        if not isinstance(self.strategy, LimitStrategy):
-            raise TypeError(f"strategy must be a LimitStrategy, got {self.strategy!r}")
-        _check("rate", self.rate, f"positive and at most {RATE_MAX:g} per second", 0, RATE_MAX)
-        if isinstance(self.capacity, bool) or not isinstance(self.capacity, int):
-            raise TypeError(f"capacity must be an int, got {self.capacity!r}")
-        _check("capacity", self.capacity, f"positive and at most {CAPACITY_MAX}", 0, CAPACITY_MAX)
+        """Raise ``ValueError`` or ``TypeError`` for a value that no limit can have."""
+        require_number("rate", self.rate, above=0, maximum=RATE_MAX)
+        require_integer("capacity", self.capacity, 1, CAPACITY_MAX)
+        strategy = strategy_type(self.strategy_name)
         if self.window is not None:
-            allowed = f"positive, {WINDOW_MIN:g} to {WINDOW_MAX:g} seconds"
-            _check("window", self.window, allowed, WINDOW_MIN - 1e-9, WINDOW_MAX)
-        elif self.strategy in WINDOWS:
-            raise ValueError(f"window is required for {self.strategy.value}, got None")
-        if self.strategy not in WINDOWS:
-            exact_rate(self.rate, self.capacity)
-        if self.fallback not in FALLBACKS:
-            raise ValueError(f"fallback must be one of {', '.join(FALLBACKS)}, got {self.fallback!r:.50}")
+            require_number("window", self.window, WINDOW_MIN, WINDOW_MAX, unit="seconds")
+        elif strategy.needs_window:
+            raise ValueError(f"window is required for {self.strategy_name}, got None")
+        strategy.check_config(self)
+        require_choice("fallback", self.fallback, FALLBACKS)
         if self.lease is not False:
-            allowed = f"{LEASE_MIN:g} to {LEASE_MAX:g} seconds, True or False"
-            _check("lease", cast(float, self.lease), allowed, LEASE_MIN - 1e-9, LEASE_MAX)
+            require_number("lease", self.lease, LEASE_MIN, LEASE_MAX, unit="seconds")
 
     @classmethod
     def parse(
         cls,
         text: str,
-        strategy: LimitStrategy = LimitStrategy.TOKEN_BUCKET,
+        strategy: LimitStrategy | str = LimitStrategy.TOKEN_BUCKET,
         *,
         distributed: bool = False,
         fallback: str = "share",
         lease: bool | float | str = False,
     ) -> LimitConfig:
-        """Read ``"10/s"``, ``"100/minute burst 20"``, ``"5/15m"``.
+        """Parse ``"10/s"``, ``"100/minute burst 20"`` or ``"5/15m"``.
 
-        The burst of a bucket is the amount itself unless it is given. A window has no burst.
+        The burst of a bucket is the amount itself unless the text gives one. A window has no burst.
         """
         if not isinstance(text, str):
             raise TypeError(f"limit must be a LimitConfig or a str, got {text!r:.100}")
-        found = _TEXT.fullmatch(text.lower())
-        if found is None or found["unit"] not in _UNITS:
+        parts = _LIMIT_PATTERN.fullmatch(text.lower())
+        if parts is None or parts["unit"] not in _UNITS:
             raise ValueError(
                 f"limit must look like '10/s' or '100/minute burst 20' (units: {', '.join(_UNITS)}), "
                 f"got {text!r:.100}"
             )
-        amount, window = int(found["amount"]), float(found["periods"] or 1) * _UNITS[found["unit"]]
-        _check("amount", amount, f"positive and at most {CAPACITY_MAX}", 0, CAPACITY_MAX)
-        if strategy in WINDOWS and found["burst"]:
-            raise ValueError(f"burst does not apply to {strategy.value}, got {text!r}")
+        amount, window = int(parts["amount"]), float(parts["periods"] or 1) * _UNITS[parts["unit"]]
+        require_integer("amount", amount, 1, CAPACITY_MAX)
+        name = _strategy_name(strategy)
+        if parts["burst"] and strategy_type(name).needs_window:
+            raise ValueError(f"burst does not apply to {name}, got {text!r}")
         if window <= 0:
             raise ValueError(f"limit must have a positive period, got {text!r:.100}")
-        capacity = int(found["burst"] or amount)
+        capacity = int(parts["burst"] or amount)
         return cls(amount / window, capacity, window, strategy, distributed, fallback, lease)
 
     @classmethod
-    def of(cls, limit: LimitConfig | str, strategy: LimitStrategy | None = None) -> LimitConfig:
-        """Return a configuration for what users may write in its place."""
+    def coerce(cls, limit: LimitConfig | str, strategy: LimitStrategy | str | None = None) -> LimitConfig:
+        """Return a configuration for a configuration or for text; ``strategy`` replaces its strategy."""
         if isinstance(limit, LimitConfig):
             return limit if strategy is None else replace(limit, strategy=strategy)
         return cls.parse(limit, strategy or LimitStrategy.TOKEN_BUCKET)
 
     def __str__(self) -> str:
-        """Say it as people would."""
-        kind = (
-            self.strategy.value if self.lease is False else f"{self.strategy.value}, lease {self.lease:g} s"
-        )
-        if self.strategy in WINDOWS:
+        """Return the limit as people write it, with its strategy."""
+        kind = self.strategy_name if self.lease is False else f"{self.strategy_name}, lease {self.lease:g} s"
+        if strategy_type(self.strategy_name).needs_window:
             return f"{self.capacity} in {self.window:g} s ({kind})"
         return f"{self.rate:g}/s burst {self.capacity} ({kind})"
 
     @property
+    def strategy_name(self) -> str:
+        """The name of the strategy."""
+        return _strategy_name(self.strategy)
+
+    @property
     def lease_us(self) -> int:
-        """For how long a lease may keep units from others; for windows a small part of the window."""
-        lease_us = to_us(float(self.lease))
-        if self.strategy in WINDOWS:
-            return min(lease_us, to_us(self.window or 0) // LEASE_PART)
-        return lease_us
+        """How long a lease may keep units from other workers, in µs; a small part of a window."""
+        return strategy_type(self.strategy_name).lease_us(self)
 
-    def rule(self) -> Rule:
-        """Return the algorithm with this limit's numbers.
-
-        Units on lease are used late, within half of ``lease_us``. A sliding window counts them for so much
-        longer; a token bucket keeps a book of them.
-        """
-        window_us = to_us(self.window or 0)
-        if self.strategy is LimitStrategy.FIXED_WINDOW:
-            return FixedWindow(self.capacity, window_us)
-        if self.strategy is LimitStrategy.SLIDING_WINDOW:
-            return SlidingWindow(self.capacity, window_us + self.lease_us)
-        per_us, unit = exact_rate(self.rate, self.capacity)
-        if self.strategy is LimitStrategy.LEAKY_BUCKET:
-            return LeakyBucket(self.capacity, per_us, unit)
-        if self.lease is not False:
-            return LeasedTokenBucket(self.capacity, per_us, unit, self.lease_us // 2)
-        return TokenBucket(self.capacity, per_us, unit)
+    def build_strategy(self) -> RegisteredStrategy:
+        """Return the strategy with the numbers of this limit."""
+        return strategy_type(self.strategy_name).from_config(self)
 
 
-def _check(name: str, value: float, allowed: str, above: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not above < value <= most:  # false for nan, too
-        raise ValueError(f"{name} must be {allowed}, got {str(value)[:50]}")
+def _strategy_name(strategy: LimitStrategy | str) -> str:
+    return strategy.value if isinstance(strategy, LimitStrategy) else strategy
+
+
+def _normalize_strategy(strategy: LimitStrategy | str) -> LimitStrategy | str:
+    """Return the member of ``LimitStrategy`` for its name, so that equal limits compare equal."""
+    if isinstance(strategy, LimitStrategy):
+        return strategy
+    if not isinstance(strategy, str):
+        raise TypeError(
+            f"strategy must be a LimitStrategy or the name of a registered strategy, got {strategy!r:.50}"
+        )
+    strategy_type(strategy)
+    return next((member for member in LimitStrategy if member.value == strategy), strategy)
 
 
 def _lease_seconds(lease: bool | float | str) -> bool | float:
@@ -188,27 +180,7 @@ def _lease_seconds(lease: bool | float | str) -> bool | float:
         return lease
     if not isinstance(lease, str):
         raise TypeError(f"lease must be a bool, a number of seconds or a str, got {lease!r:.100}")
-    found = _TIME.fullmatch(lease.lower())
-    if found is None or found["unit"] not in _UNITS:
+    parts = _DURATION_PATTERN.fullmatch(lease.lower())
+    if parts is None or parts["unit"] not in _UNITS:
         raise ValueError(f"lease must look like '50ms' (units: {', '.join(_UNITS)}), got {lease!r:.100}")
-    return float(found["periods"]) * _UNITS[found["unit"]]
-
-
-def exact_rate(rate: float, capacity: int) -> tuple[int, int]:
-    """Return ``per_us`` and ``unit``: whole numbers whose quotient is the rate in tokens per microsecond.
-
-    What a person writes (10, 0.1, 100/60) comes out exactly; another rate is rounded down to the nearest
-    quotient for which a full bucket can still be counted, so the limit is never exceeded by rounding.
-    """
-    unit_max = LEVEL_MAX // (2 * capacity)
-    meant = Fraction(rate).limit_denominator(1_000_000)
-    exact = meant if abs(meant - Fraction(rate)) <= Fraction(rate) / 10**12 else Fraction(rate)
-    per_us = exact / SECOND_US
-    if per_us.denominator > unit_max:
-        per_us = Fraction(int(per_us * unit_max), unit_max)
-    if not per_us:
-        years = capacity / rate / (365 * 86_400)
-        raise ValueError(
-            f"capacity must be refilled within 70 years, got {capacity} at {rate} per second: {years:.0f}"
-        )
-    return per_us.numerator, per_us.denominator
+    return float(parts["periods"]) * _UNITS[parts["unit"]]

@@ -1,21 +1,22 @@
-"""What a limiter answers."""
+"""What a limiter returns to its callers: decisions and statistics, with times in seconds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from comporta.clock import to_seconds
-from comporta.limits.operation import Answer
-from comporta.stores.failover import Fallback
+from comporta.limits.reply import LimitReply
+from comporta.stores.base import Fallback
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether it may pass, and how the key stands now. Times are float seconds.
+    """Whether a request is allowed, and the use of its key. Times are float seconds.
 
-    ``retry_after`` is 0 when allowed; otherwise the same request is refused before and granted then, if
-    nobody else comes in between. ``reset_after`` is when the key will be as if never used. ``paused`` is for
-    how long nothing will be granted, whatever is left.
+    ``limit`` is the capacity in effect, and ``remaining`` how many units the key could still take now.
+    ``retry_after`` is 0 for an allowed request. Otherwise the limiter refuses the same request before that
+    time and grants it then, unless another caller takes the capacity first. ``reset_after`` is when the key
+    will be unused again. ``paused`` is how long the limit grants nothing, whatever remains.
     """
 
     allowed: bool
@@ -26,29 +27,18 @@ class Decision:
     paused: float = 0.0
 
     def __bool__(self) -> bool:
-        """So that ``if await limiter.decide(key):`` reads well."""
+        """Return ``allowed``, so that ``if await limiter.decide(key):`` works."""
         return self.allowed
-
-    @classmethod
-    def of(cls, answer: Answer, *, allowed: bool) -> Decision:
-        """Return the decision in a store's answer."""
-        return cls(
-            allowed,
-            answer.capacity,
-            answer.remaining,
-            to_seconds(answer.retry_us),
-            to_seconds(answer.reset_us),
-            to_seconds(answer.paused_us),
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How a key stands, for health pages (A10).
+    """The use of a key, for health pages (A10).
 
-    ``fallback`` says since when and why this worker is on its own; then the figures are those of its share.
-    ``limit`` is the capacity in force and ``original`` what it is if not degraded; ``paused`` the seconds for
-    which nothing will be granted.
+    ``tokens_available`` is how many units the key could take now, and ``requests_last_minute`` how many it
+    took in the last minute. ``limit`` is the capacity in effect, ``original`` the capacity without
+    degradation, and ``paused`` the seconds for which the limit grants nothing. ``fallback`` says since when
+    and why this worker decides from its local share; the numbers are then those of the share.
     """
 
     tokens_available: int
@@ -57,3 +47,15 @@ class Stats:
     fallback: Fallback | None = None
     paused: float = 0.0
     original: int = 0
+
+
+def decision_from_reply(reply: LimitReply, *, allowed: bool) -> Decision:
+    """Return the decision that a limit's reply means."""
+    return Decision(
+        allowed,
+        reply.capacity,
+        reply.remaining,
+        to_seconds(reply.retry_us),
+        to_seconds(reply.reset_us),
+        to_seconds(reply.paused_us),
+    )

@@ -1,17 +1,17 @@
-"""Whose limit it is: a key in a namespace, in a form that can be read back."""
+"""Keys of limits: a key in a namespace, as text that can be read back."""
 
 from __future__ import annotations
 
 from comporta.stores.base import KEY_BYTES_MAX
 
 _PLAIN_BYTES_MAX = 200
-_DIGEST_MARK = "~"
+_DIGEST_PREFIX = "~"
 
 
 class LimitKey:
-    """A key with its namespace and, if wanted, a version: ``namespace:key[:version]``.
+    """A key with its namespace and an optional version: ``namespace:key[:version]``.
 
-    Colons (and percent signs) inside a part are written ``%3A`` (``%25``), so ``from_str`` reads back
+    ``str`` writes colons and percent signs inside a part as ``%3A`` and ``%25``, so ``from_str`` reads back
     exactly what ``str`` wrote.
     """
 
@@ -26,57 +26,57 @@ class LimitKey:
                 raise TypeError(f"{name} must be a str, got {part!r:.100}")
             if not part:
                 raise ValueError(f"{name} must not be empty, got {part!r}")
-        self.namespace = _plain(namespace)
-        self.key = _plain(key)
-        self.version = None if version is None else _plain(version)
-        self._text = ":".join(_escaped(_plain(part)) for part in parts.values())
+        self.namespace = _plain_str(namespace)
+        self.key = _plain_str(key)
+        self.version = None if version is None else _plain_str(version)
+        self._text = ":".join(_escape(_plain_str(part)) for part in parts.values())
 
     @classmethod
     def from_str(cls, text: str) -> LimitKey:
-        """Read back what ``str`` wrote."""
+        """Parse the text that ``str`` returned."""
         if not isinstance(text, str):
             raise TypeError(f"key must be a str, got {text!r:.100}")
         parts = text.split(":")
         if not 2 <= len(parts) <= 3:
             raise ValueError(f"key must be 'namespace:key' or 'namespace:key:version', got {text!r:.100}")
-        return cls(*map(_unescaped, parts))
+        return cls(*map(_unescape, parts))
 
     def __str__(self) -> str:
-        """Return the key as it is stored."""
+        """Return the key as stores keep it."""
         return self._text
 
     def __repr__(self) -> str:
-        """Return what would make it."""
+        """Return the call that creates the key."""
         version = "" if self.version is None else f", {self.version!r}"
         return f"LimitKey({self.namespace!r}, {self.key!r}{version})"
 
     def __eq__(self, other: object) -> bool:
-        """Two keys are one if they are stored alike."""
+        """Two keys are equal if stores keep them under the same text."""
         return self._text == other._text if isinstance(other, LimitKey) else NotImplemented
 
     def __hash__(self) -> int:
-        """Hash what is stored."""
+        """Hash the text."""
         return hash(self._text)
 
 
-def _plain(text: str) -> str:
-    """Return the characters themselves: a member of ``class Key(str, Enum)`` writes itself otherwise."""
+def _plain_str(text: str) -> str:
+    """Return the characters of a ``str`` subclass: a member of ``Key(str, Enum)`` prints differently."""
     return text if type(text) is str else str.__str__(text)
 
 
-def _escaped(part: str) -> str:
+def _escape(part: str) -> str:
     return part.replace("%", "%25").replace(":", "%3A")
 
 
-def _unescaped(part: str) -> str:
+def _unescape(part: str) -> str:
     return part.replace("%3A", ":").replace("%25", "%")
 
 
-def state_key(key: LimitKey | str | None) -> str:
-    """Return the key under which a state is kept; ``None`` is the limiter as a whole.
+def normalize_key(key: LimitKey | str | None) -> str:
+    """Return the text under which a store keeps the state of a key; ``None`` is the limit as a whole.
 
-    A long key is replaced by its digest, so that a caller who sends megabytes costs no more than others.
-    A key that looks like such a digest is digested too, so that nobody can choose to meet another's.
+    A long key is replaced by its digest, so that a client that sends megabytes costs no more than others. A
+    key that looks like such a digest is digested too, so that no client can choose the key of another.
     """
     if key is None:
         return ""
@@ -84,17 +84,17 @@ def state_key(key: LimitKey | str | None) -> str:
         key = str(key)
     elif not isinstance(key, str):
         raise TypeError(f"key must be a LimitKey, a str or None, got {key!r:.100}")
-    text = _plain(key)
+    text = _plain_str(key)
     if not text:
-        raise ValueError("key must not be empty, got ''; None is the limiter as a whole")
+        raise ValueError("key must not be empty, got '': None is the limit as a whole")
     data = text.encode("utf-8", "surrogatepass")
-    if len(data) > _PLAIN_BYTES_MAX or text.startswith(_DIGEST_MARK):
+    if len(data) > _PLAIN_BYTES_MAX or text.startswith(_DIGEST_PREFIX):
         from hashlib import blake2b  # noqa: PLC0415 - loads OpenSSL, and few keys are that long
 
-        return _DIGEST_MARK + blake2b(data, digest_size=20).hexdigest()
+        return _DIGEST_PREFIX + blake2b(data, digest_size=20).hexdigest()
     return text
 
 
-def printable(text: str) -> str:
-    """Return a key for a log line: one line, no control characters, not too long."""
+def printable_text(text: str) -> str:
+    """Return a key for a log line: one line, no control characters, of bounded length."""
     return ascii(text)[1:-1][: KEY_BYTES_MAX // 4]

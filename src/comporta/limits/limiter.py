@@ -1,248 +1,255 @@
-"""The face of a limit: ``await limiter.acquire(key)``, or ``limiter.sync.acquire(key)``.
+"""Limiters, the classes that users call: ``await limiter.acquire(key)`` or ``limiter.sync.acquire(key)``.
 
-A limiter ties a configuration to a store under a name. It decides nothing itself: a rule does, inside the
-store. A single decision takes a direct path; everything else is a flow (``verbs.py``).
+A limiter ties a configuration to a store under a name. It decides nothing itself: a strategy does, inside the
+store. A single decision takes a fast path; every other method drives a flow (``flows.py``).
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, cast
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import ClassVar
 
 from comporta.flow import run, run_async
-from comporta.limits.config import WINDOWS, LimitConfig, LimitStrategy
+from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.limits.bound_limits import RemoteBoundLimit
+from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
-from comporta.limits.leased import LeasedBound
-from comporta.limits.remote import GuardedBound, RemoteBound, bind
-from comporta.limits.rule import Rule
-from comporta.limits.take import Asked
-from comporta.limits.verbs import Key, Verbs
-from comporta.names import checked_name
-from comporta.stores.base import Bound, Busy, LocalStore, Store
-from comporta.stores.failover import FailoverStore, Fallback, fallback_of
-from comporta.stores.urls import default_url, store_of
+from comporta.limits.flows import Key, LimitFlows
+from comporta.limits.key import normalize_key
+from comporta.limits.leases.client import LeaseClient
+from comporta.limits.scripts import OVERRIDE_SPACE
+from comporta.limits.strategies.base import Strategy
+from comporta.limits.strategies.registry import strategy_type
+from comporta.names import validate_name
+from comporta.stores.base import Binding, BoundLimit, Fallback, StateKey, Store, WouldBlock
+from comporta.stores.name_claims import NameClaims
+from comporta.stores.records import RECORD
+from comporta.stores.registry import default_url, resolve_store
 
-_in_use: WeakKeyDictionary[Store, WeakValueDictionary[str, BaseLimiter]] = WeakKeyDictionary()
+_CLAIMS = NameClaims()
 
 
 class BaseLimiter:
-    """A limit shared by whoever uses the same state and name.
+    """A limit that all workers with the same store and name share.
 
-    ``config`` is a :class:`LimitConfig` or text such as ``"10/s"``. ``state`` is a URL or a store; left
-    out it is this limiter alone, or for a distributed limit what the environment says. ``name``
-    identifies the limit in its state; left out it is made from the configuration. A key of ``None`` is
-    the limit as a whole.
+    ``config`` is a :class:`LimitConfig` or text such as ``"10/s"``. ``state`` is a store or its URL; by
+    default the limit belongs to this limiter alone, or to the store that the environment names if the
+    configuration says ``distributed``. ``name`` identifies the limit in its store; by default it is derived
+    from the configuration. The key ``None`` is the limit as a whole. ``sync`` has the same methods for
+    blocking code.
     """
 
-    fixed_strategy: ClassVar[LimitStrategy | None] = None
+    _fixed_strategy: ClassVar[LimitStrategy | None] = None
 
     def __init__(
         self, config: LimitConfig | str, state: str | Store | None = None, name: str | None = None
     ) -> None:
-        self.config = LimitConfig.of(config, self.fixed_strategy)
-        self.name = _made_name(self.config) if name is None else checked_name(name)
+        self.config = LimitConfig.coerce(config, self._fixed_strategy)
+        self.name = _default_name(self.config) if name is None else validate_name(name)
         if state is None:
             state = default_url(distributed=self.config.distributed)
-        self.store = store_of(state)
-        _claim(self)
-        asked = Asked(self.config.rule(), self.name, self.config.fallback)
-        bound = _bound(self.config, self.store, asked)
-        leases = bound if isinstance(bound, LeasedBound) else None
-        self.verbs = Verbs(self.config, self.store, self.name, bound, known=asked.known, leases=leases)
-        self._waiting = self.verbs.lines.by_key
-        self._attempt = None if isinstance(bound, RemoteBound) else bound.attempt
-        self._take_async = bound.take_async
-        self.sync = SyncLimiter(self.verbs)
+        self.store = resolve_store(state)
+        self._claim = _CLAIMS.claim(
+            self.store,
+            self.name,
+            self.config,
+            advice="choose another name, or call set_limit() on the existing limiter",
+        )
+        definition = LimitDefinition(self.config.build_strategy(), self.name, self.config.fallback)
+        bound = _bind_limit(self.config, self.store, definition)
+        self._flows = LimitFlows(
+            self.config,
+            self.store,
+            self.name,
+            bound,
+            current_strategy=definition.current_strategy,
+            lease_client=bound.leases,
+        )
+        self._waiters_by_key = self._flows.wait_queue.waiters_by_key
+        self._try_acquire = bound.try_acquire if bound.decides_in_process else None
+        self._acquire_async = bound.acquire_async
+        self.sync = SyncLimiter(self._flows)
 
     @property
     def fallback(self) -> Fallback | None:
-        """Since when and why this worker is on its own; nothing if it is not."""
-        return fallback_of(self.store)
+        """Since when and why this worker uses its local share; ``None`` while the store is reachable."""
+        return self.store.fallback
 
     @property
-    def strategy(self) -> LimitStrategy:
-        """How this limit counts."""
+    def strategy(self) -> LimitStrategy | str:
+        """The strategy of this limit: a ``LimitStrategy``, or the name of a registered strategy."""
         return self.config.strategy
 
     async def acquire(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> bool:
-        """Take ``cost`` from the limit of a key; true if it was there.
+        """Take ``cost`` from the limit of a key; true if it was granted.
 
-        ``timeout`` is how many seconds to wait for it: 0 not at all, ``None`` without bound. Those who
-        wait in this process are served in the order in which they came.
+        ``timeout`` is how many seconds to wait: 0 does not wait, ``None`` waits without a bound. The limiter
+        serves the waiting callers of this process in order of arrival.
         """
-        if timeout == 0 and cost == 1 and not self._waiting:
-            if self._attempt is not None:
+        if timeout == 0 and cost == 1 and not self._waiters_by_key:
+            if self._try_acquire is not None:
                 try:
-                    return not self._attempt(key, 1)
-                except Busy:
+                    return not self._try_acquire(key, 1)
+                except WouldBlock:
                     pass
-            return not await self._take_async(key, 1)
-        return await run_async(self.verbs.acquire(key, cost, timeout))
+            return not await self._acquire_async(key, 1)
+        return await run_async(self._flows.acquire_flow(key, cost, timeout))
 
     async def decide(self, key: Key = None, cost: int = 1) -> Decision:
-        """Take ``cost`` if it is there, and tell how the key stands then."""
-        return await run_async(self.verbs.decide(key, cost))
+        """Take ``cost`` if it is available, and return the decision with the use of the key."""
+        return await run_async(self._flows.decide_flow(key, cost))
 
     async def peek(self, key: Key = None) -> Decision:
-        """Tell how a key stands, taking nothing; allowed if there is anything left."""
-        return await run_async(self.verbs.peek(key))
+        """Return the use of a key without taking anything; ``allowed`` if anything is left."""
+        return await run_async(self._flows.peek_flow(key))
 
     async def release(self, key: Key = None, cost: int = 1) -> None:
-        """Give back what was taken and not used."""
-        await run_async(self.verbs.release(key, cost))
+        """Give back units that you took and did not use."""
+        await run_async(self._flows.release_flow(key, cost))
 
     async def reset(self, key: Key = None) -> None:
-        """Forget all about a key: it is as if never used."""
-        await run_async(self.verbs.reset(key))
+        """Delete the state of a key, as if it had never been used."""
+        await run_async(self._flows.reset_flow(key))
 
     async def stats(self, key: Key = None) -> Stats:
-        """Tell what is available and what was granted in the last minute, by all who share the state."""
-        return await run_async(self.verbs.stats(key))
+        """Return what is available and what all workers were granted in the last minute."""
+        return await run_async(self._flows.stats_flow(key))
 
-    async def change(self, limit: LimitConfig | str | None) -> None:
-        """Change the limit for all who share it, burst included, from their next decision on.
+    async def set_limit(self, limit: LimitConfig | str | None) -> None:
+        """Override the limit, burst included, for the next decision of every worker.
 
-        It lasts until it is changed again or, with ``None``, revoked.
+        The override lasts until the next one, or until you revoke it with ``None``.
         """
-        await run_async(self.verbs.change(limit))
+        await run_async(self._flows.set_limit_flow(limit))
 
     async def pause(self, seconds: float) -> None:
-        """Let nothing pass for so many seconds, a day at the most, for all who share the limit.
+        """Refuse every request of every worker for ``seconds``, at most a day.
 
-        A pause that ends later stays as it is; 0 ends it. Afterwards the limit goes on with what it holds,
-        and those who waited come back a little apart from each other.
+        A pause that ends later stays as it is; 0 ends the pause. Afterwards the limit continues with the
+        state it has, and waiting callers return slightly apart from each other.
         """
-        await run_async(self.verbs.pause(seconds))
+        await run_async(self._flows.pause_flow(seconds))
 
     async def resume(self) -> None:
         """End a pause."""
-        await run_async(self.verbs.resume())
+        await run_async(self._flows.resume_flow())
 
     async def aclose(self) -> None:
-        """Give back what is on lease, and close the store's connections; they open again when needed."""
-        if self.verbs.leases is not None:
-            await run_async(self.verbs.leases.giving_back())
-        if hasattr(self.store, "aclose"):
-            await self.store.aclose()
+        """Return leased units and close the store's connections; the limiter reopens them when needed."""
+        if self._flows.lease_client is not None:
+            await run_async(self._flows.lease_client.return_all_flow())
+        await self.store.aclose()
 
 
 class SyncLimiter:
-    """The verbs of a limiter, blocking: ``limiter.sync``."""
+    """The methods of a limiter, blocking: ``limiter.sync``."""
 
-    __slots__ = ("_attempt", "_take", "_verbs", "_waiting")
+    __slots__ = ("_acquire", "_flows", "_try_acquire", "_waiters_by_key")
 
-    def __init__(self, verbs: Verbs) -> None:
-        self._verbs = verbs
-        self._waiting = verbs.lines.by_key
-        self._attempt = verbs.bound.take if isinstance(verbs.bound, RemoteBound) else verbs.bound.attempt
-        self._take = verbs.bound.take
+    def __init__(self, flows: LimitFlows) -> None:
+        self._flows = flows
+        self._waiters_by_key = flows.wait_queue.waiters_by_key
+        self._try_acquire = flows.bound.try_acquire if flows.bound.decides_in_process else flows.bound.acquire
+        self._acquire = flows.bound.acquire
 
     def acquire(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> bool:
-        """Take ``cost`` from the limit of a key; true if it was there within ``timeout`` seconds."""
-        if timeout == 0 and cost == 1 and not self._waiting:
+        """Take ``cost`` from the limit of a key; true if it was granted within ``timeout`` seconds."""
+        if timeout == 0 and cost == 1 and not self._waiters_by_key:
             try:
-                return not self._attempt(key, 1)
-            except Busy:
-                return not self._take(key, 1)
-        return run(self._verbs.acquire(key, cost, timeout))
+                return not self._try_acquire(key, 1)
+            except WouldBlock:
+                return not self._acquire(key, 1)
+        return run(self._flows.acquire_flow(key, cost, timeout))
 
     def decide(self, key: Key = None, cost: int = 1) -> Decision:
-        """Take ``cost`` if it is there, and tell how the key stands then."""
-        return run(self._verbs.decide(key, cost))
+        """Take ``cost`` if it is available, and return the decision with the use of the key."""
+        return run(self._flows.decide_flow(key, cost))
 
     def peek(self, key: Key = None) -> Decision:
-        """Tell how a key stands, taking nothing; allowed if there is anything left."""
-        return run(self._verbs.peek(key))
+        """Return the use of a key without taking anything; ``allowed`` if anything is left."""
+        return run(self._flows.peek_flow(key))
 
     def release(self, key: Key = None, cost: int = 1) -> None:
-        """Give back what was taken and not used."""
-        run(self._verbs.release(key, cost))
+        """Give back units that you took and did not use."""
+        run(self._flows.release_flow(key, cost))
 
     def reset(self, key: Key = None) -> None:
-        """Forget all about a key: it is as if never used."""
-        run(self._verbs.reset(key))
+        """Delete the state of a key, as if it had never been used."""
+        run(self._flows.reset_flow(key))
 
     def stats(self, key: Key = None) -> Stats:
-        """Tell what is available and what was granted in the last minute, by all who share the state."""
-        return run(self._verbs.stats(key))
+        """Return what is available and what all workers were granted in the last minute."""
+        return run(self._flows.stats_flow(key))
 
-    def change(self, limit: LimitConfig | str | None) -> None:
-        """Change the limit for all who share it; ``None`` revokes the change."""
-        run(self._verbs.change(limit))
+    def set_limit(self, limit: LimitConfig | str | None) -> None:
+        """Override the limit for every worker; ``None`` revokes the override."""
+        run(self._flows.set_limit_flow(limit))
 
     def pause(self, seconds: float) -> None:
-        """Let nothing pass for so many seconds, for all who share the limit."""
-        run(self._verbs.pause(seconds))
+        """Refuse every request of every worker for ``seconds``, at most a day; 0 ends the pause."""
+        run(self._flows.pause_flow(seconds))
 
     def resume(self) -> None:
         """End a pause."""
-        run(self._verbs.resume())
+        run(self._flows.resume_flow())
+
+    def close(self) -> None:
+        """Return leased units and close the store's blocking connections; they reopen when needed."""
+        if self._flows.lease_client is not None:
+            run(self._flows.lease_client.return_all_flow())
+        self._flows.store.close_connections()
 
 
 class TokenBucketLimiter(BaseLimiter):
-    """A rate, and a burst saved up while nothing was asked for."""
+    """A limiter with a rate, and a burst that accumulates while nothing is taken."""
 
-    fixed_strategy = LimitStrategy.TOKEN_BUCKET
+    _fixed_strategy = LimitStrategy.TOKEN_BUCKET
 
 
 class FixedWindowLimiter(BaseLimiter):
-    """So many per window, counted from its first request."""
+    """A limiter with a number of units per window, counted from the first request of the window."""
 
-    fixed_strategy = LimitStrategy.FIXED_WINDOW
+    _fixed_strategy = LimitStrategy.FIXED_WINDOW
 
 
 class SlidingWindowLimiter(BaseLimiter):
-    """So many in any interval as long as the window."""
+    """A limiter with a number of units in any interval as long as the window."""
 
-    fixed_strategy = LimitStrategy.SLIDING_WINDOW
+    _fixed_strategy = LimitStrategy.SLIDING_WINDOW
 
 
 class LeakyBucketLimiter(BaseLimiter):
-    """Evenly spaced, with a queue of bounded length for those who wait."""
+    """A limiter that spaces grants evenly and keeps a queue of bounded length."""
 
-    fixed_strategy = LimitStrategy.LEAKY_BUCKET
+    _fixed_strategy = LimitStrategy.LEAKY_BUCKET
 
 
 class RedisLimiter(BaseLimiter):
-    """Any strategy, shared by a fleet through Redis or Valkey."""
+    """A limiter of any strategy that a fleet shares through Redis or Valkey."""
 
     def __init__(self, config: LimitConfig | str, redis_url: str, name: str | None = None) -> None:
         super().__init__(config, redis_url, name)
 
 
-def _bound(config: LimitConfig, store: Store, asked: Asked) -> Bound:
-    """Tie the limit's rule to its store."""
-    bound: Bound
-    if hasattr(store, "bind"):
-        bound = bind(cast(LocalStore, store), asked)
-        asked.known = partial(_rule_of, bound)
-    elif isinstance(store, FailoverStore) and store.local:
-        bound = GuardedBound(store, asked)
-    else:
-        bound = RemoteBound(store, asked)
-    return bound if config.lease is False else LeasedBound(bound, store, asked, config)
+def _bind_limit(config: LimitConfig, store: Store, definition: LimitDefinition) -> BoundLimit:
+    """Tie the limit's strategy to its store."""
+    override = StateKey(OVERRIDE_SPACE, definition.name, RECORD)
+    binding = Binding(
+        definition.strategy, definition.space, override, normalize_key, partial(AcquireOperation, definition)
+    )
+    bound: BoundLimit = store.bind(binding) or RemoteBoundLimit(store, definition)
+
+    def current_strategy() -> Strategy:
+        strategy: Strategy = bound.cached_algorithm
+        return strategy
+
+    definition.current_strategy = current_strategy
+    return bound if config.lease is False else LeaseClient(bound, store, definition, config.lease_us)
 
 
-def _rule_of(bound: Bound) -> Rule:
-    """Return the rule in force, as this process last saw it, without waiting for anybody."""
-    return cast(Rule, getattr(bound, "known", None) or bound.stepper)
-
-
-def _made_name(config: LimitConfig) -> str:
-    """Return a name that only limits of the same numbers get."""
-    pace = config.window or 0 if config.strategy in WINDOWS else config.rate
-    kind, number = config.strategy.value.partition("_")[0], repr(float(pace)).removesuffix(".0")
-    return f"{kind}-{number}-{config.capacity}".replace("+", "")
-
-
-def _claim(limiter: BaseLimiter) -> None:
-    """Refuse a name that means something else on the same state in this program."""
-    names = _in_use.setdefault(limiter.store, WeakValueDictionary())
-    other = names.get(limiter.name)
-    if other is not None and other.config != limiter.config:
-        raise ValueError(
-            f"name {limiter.name!r} is in use on this state for {other.config}, got {limiter.config}: "
-            "choose another name, or change() the limit there is"
-        )
-    names[limiter.name] = limiter
+def _default_name(config: LimitConfig) -> str:
+    """Return a name that only limits with the same numbers get."""
+    strategy = strategy_type(config.strategy_name)
+    pace = config.window or 0 if strategy.needs_window else config.rate
+    number = repr(float(pace)).removesuffix(".0")
+    return f"{strategy.short_name or strategy.name}-{number}-{config.capacity}".replace("+", "")

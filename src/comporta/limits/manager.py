@@ -1,6 +1,6 @@
-"""Limiters by name: one place to ask for permission, with figures and log lines about each answer.
+"""Limiters by name: one place to ask for permission, with metrics and log lines about each decision.
 
-The manager decides nothing: it finds the limiter, asks it, and has the monitor write down what it said.
+The manager decides nothing itself: it finds the limiter, calls it, and records the decision.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from comporta.clock import MONOTONIC, Clock
-from comporta.limits.config import CAPACITY_MAX, WINDOW_MAX, LimitConfig, LimitStrategy
+from comporta.limits.config import CAPACITY_MAX, WINDOW_MAX, LimitConfig
+from comporta.limits.flows import Key
 from comporta.limits.limiter import BaseLimiter
-from comporta.limits.monitor import DEFAULT, RateLimitMonitor, namespace_of
-from comporta.limits.verbs import Key
+from comporta.limits.monitor import DEFAULT_NAMESPACE, DecisionRecorder, key_namespace
+from comporta.limits.strategies.registry import strategy_type
 from comporta.metrics import Metrics
-from comporta.stores.urls import default_url, open_store
+from comporta.stores.registry import default_url, open_store
 
 if TYPE_CHECKING:
     from comporta.settings import LimitSettings, Settings
@@ -25,17 +26,17 @@ NAME_CHARS_MAX = 100
 
 
 class Limiter(Protocol):
-    """Whatever can be registered; every :class:`BaseLimiter` is one.
+    """What a manager accepts as a limiter; every :class:`BaseLimiter` is one.
 
-    ``cost`` and ``timeout`` are passed on, by name, only if a caller asks for others than 1 and 0.
+    The manager passes ``cost`` and ``timeout``, by name, only if they are not 1 and 0.
     """
 
     async def acquire(self, key: Any, /) -> bool:
-        """Take from the limit of a key; true if it was there."""
+        """Take from the limit of a key; true if it was granted."""
 
 
 class RateLimitManager:
-    """Limiters by name, and policies: which namespace uses which of them.
+    """Limiters by name, and policies that say which namespace uses which of them.
 
     ::
 
@@ -43,28 +44,28 @@ class RateLimitManager:
         manager.register_limiter("default", TokenBucketLimiter("10/s"))
         allowed = await manager.acquire("search:user-42")
 
-    ``metrics`` is where the figures go; left out it is the sink of this process at the time of each call.
+    ``metrics`` is the sink; by default it is the sink of this process at the time of each call.
     """
 
     def __init__(self, metrics: Metrics | None = None, *, clock: Clock = MONOTONIC) -> None:
         self._clock = clock
-        self._monitor = RateLimitMonitor(metrics, clock=clock)
+        self._recorder = DecisionRecorder(metrics, clock=clock)
         self._limiters: dict[str, Limiter] = {}
         self._policies: dict[str, str] = {}
 
     @classmethod
     def from_settings(cls, settings: Settings, metrics: Metrics | None = None) -> RateLimitManager:
-        """Make a manager with the limits that were configured, all on the same state."""
+        """Create a manager with the configured limits, all on the same store."""
         manager = cls(metrics)
         try:
             store = open_store(settings.state or default_url(distributed=True))
         except ValueError as error:
-            raise ValueError(f"{settings.state_source}: {error}") from error
+            raise ValueError(f"{settings.state_origin}: {error}") from error
         for name, limit in settings.limits.items():
             try:
-                limiter = BaseLimiter(config_of(limit), store, name)
+                limiter = BaseLimiter(limit_config_from_settings(limit), store, name)
             except ValueError as error:
-                raise limit.blamed(error) from error
+                raise limit.error_with_origin(error) from error
             manager.register_limiter(name, limiter)
         for namespace, name in settings.namespaces.items():
             manager.set_policy(namespace, name)
@@ -72,26 +73,26 @@ class RateLimitManager:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], metrics: Metrics | None = None) -> RateLimitManager:
-        """Make a manager from a TOML file; environment variables override it."""
+        """Create a manager from a TOML file; environment variables override the file."""
         return cls.from_settings(_load(path), metrics)
 
     @classmethod
     def from_env(cls, metrics: Metrics | None = None) -> RateLimitManager:
-        """Make a manager from the environment, and the file that ``COMPORTA_CONFIG`` names, if it does."""
+        """Create a manager from the environment and from the file that ``COMPORTA_CONFIG`` names, if set."""
         return cls.from_settings(_load(), metrics)
 
     @property
     def limiters(self) -> Mapping[str, Limiter]:
-        """The limiters by name; a view, to look at."""
+        """The limiters by name, read-only."""
         return MappingProxyType(self._limiters)
 
     @property
     def policies(self) -> Mapping[str, str]:
-        """Which limiter each namespace uses; a view, to look at."""
+        """Which limiter each namespace uses, read-only."""
         return MappingProxyType(self._policies)
 
     def register_limiter(self, name: str, limiter: Limiter) -> None:
-        """Make a limiter known under a name; one that had the name before is replaced."""
+        """Register a limiter under a name; it replaces a limiter that had the name before."""
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, got {name!r:.100}")
         if not (0 < len(name) <= NAME_CHARS_MAX and name.isprintable()):
@@ -101,17 +102,17 @@ class RateLimitManager:
         self._limiters[name] = limiter
 
     def unregister_limiter(self, name: str) -> Limiter:
-        """Forget a limiter and return it; ``ValueError`` if there is none of that name.
+        """Remove a limiter and return it; ``ValueError`` if no limiter has that name.
 
-        Policies that use it stay: their namespaces are refused with an error rather than limited by
-        another limiter that nobody chose for them.
+        Policies that use it stay: a call for one of their namespaces raises instead of using a limiter that
+        you did not choose for it.
         """
         limiter = self._find(name)
         del self._limiters[name]
         return limiter
 
     def set_policy(self, namespace: str, limiter_name: str | None) -> None:
-        """Let the keys of a namespace use a limiter when the caller names none; ``None`` revokes it."""
+        """Set the limiter for a namespace's keys when the caller names none; ``None`` removes the policy."""
         if not isinstance(namespace, str):
             raise TypeError(f"namespace must be a str, got {namespace!r:.100}")
         if not namespace:
@@ -121,20 +122,21 @@ class RateLimitManager:
             return
         self._find(limiter_name)
         self._policies[namespace] = limiter_name
-        self._monitor.reserve(namespace)
+        self._recorder.reserve(namespace)
 
     async def acquire(
-        self, key: Key, limiter_name: str = DEFAULT, cost: int = 1, timeout: float | None = 0
+        self, key: Key, limiter_name: str = DEFAULT_NAMESPACE, cost: int = 1, timeout: float | None = 0
     ) -> bool:
-        """Take ``cost`` from the limit of a key; true if it was there within ``timeout`` seconds.
+        """Take ``cost`` from the limit of a key; true if it was granted within ``timeout`` seconds.
 
-        ``limiter_name`` left out is the one set for the key's namespace, else ``"default"``. The namespace
-        of a ``str`` is what stands before its first colon. What the limiter raises goes on to the caller.
+        By default the policy of the key's namespace chooses the limiter, else it is ``"default"``. The
+        namespace of a ``str`` is the text before its first colon. Errors of the limiter are counted, logged
+        and raised.
         """
-        if limiter_name == DEFAULT and self._policies:
-            limiter_name = self._policies.get(namespace_of(key), DEFAULT)
+        if limiter_name == DEFAULT_NAMESPACE and self._policies:
+            limiter_name = self._policies.get(key_namespace(key), DEFAULT_NAMESPACE)
         limiter = self._limiters.get(limiter_name) or self._find(limiter_name)
-        sink = self._monitor.sink()
+        sink = self._recorder.sink()
         start_ns = 0 if sink is None else self._clock.now_ns()
         try:
             if cost == 1 and timeout == 0:
@@ -142,42 +144,45 @@ class RateLimitManager:
             else:
                 allowed = await cast(BaseLimiter, limiter).acquire(key, cost=cost, timeout=timeout)
         except Exception as error:
-            self._monitor.failed(limiter_name, key, error)
+            self._recorder.record_error(limiter_name, key, error)
             raise
         if sink is not None:
             duration = (self._clock.now_ns() - start_ns) / 1e9
-            self._monitor.decided(sink, limiter_name, key, allowed, duration)
+            self._recorder.record_decision(sink, limiter_name, key, allowed, duration)
         if not allowed:
-            self._monitor.refused(limiter_name, key)
+            self._recorder.log_refusal(limiter_name, key)
         return allowed
 
     async def aclose(self) -> None:
-        """Close the connections of the limiters that have any; they open again when needed."""
+        """Close the connections of all limiters; they reopen them when needed."""
         for limiter in list(self._limiters.values()):
-            if hasattr(limiter, "aclose"):
-                await limiter.aclose()
+            close = getattr(limiter, "aclose", None)  # a limiter of the program's own may have none
+            if close is not None:
+                await close()
 
     def _find(self, name: str) -> Limiter:
         limiter = self._limiters.get(name)
         if limiter is None:
-            known = ", ".join(map(repr, sorted(self._limiters))) or "none"
-            raise ValueError(f"No rate limiter registered for: {name!r:.120} (registered: {known})")
+            names = ", ".join(map(repr, sorted(self._limiters))) or "none"
+            raise ValueError(f"No rate limiter registered for: {name!r:.120} (registered: {names})")
         return limiter
 
 
 def _load(path: str | os.PathLike[str] | None = None) -> Settings:
-    from comporta.settings import load_settings  # noqa: PLC0415 - costs a fifth of the import of all else
+    from comporta.settings import load_settings  # noqa: PLC0415 - a fifth of the cost of importing comporta
 
     return load_settings(path)
 
 
-def config_of(limit: LimitSettings) -> LimitConfig:
-    """Return what a limit says as it was written; the rate of a window follows from its other numbers."""
-    strategy = LimitStrategy(limit.strategy)
+def limit_config_from_settings(limit: LimitSettings) -> LimitConfig:
+    """Return the configuration of a limit in the settings; the rate of a window follows from its numbers."""
+    options: dict[str, Any] = {"fallback": limit.fallback, "lease": limit.lease}
     if limit.limit is not None:
-        return LimitConfig.parse(limit.limit, strategy, fallback=limit.fallback, lease=limit.lease)
+        return LimitConfig.parse(limit.limit, limit.strategy, **options)
     capacity, window, rate = limit.capacity or 0, limit.window, limit.rate
+    if rate is None and not strategy_type(limit.strategy).needs_window:
+        raise ValueError(f"rate is required for {limit.strategy}, got None")
     if rate is None:
-        sane = window is not None and 0 < window <= WINDOW_MAX and 0 < capacity <= CAPACITY_MAX
-        rate = capacity / window if window and sane else 1.0  # 1.0: LimitConfig names what is wrong
-    return LimitConfig(rate, capacity, window, strategy, fallback=limit.fallback, lease=limit.lease)
+        usable = window is not None and 0 < window <= WINDOW_MAX and 0 < capacity <= CAPACITY_MAX
+        rate = capacity / window if window and usable else 1.0  # with 1.0 LimitConfig names the wrong value
+    return LimitConfig(rate, capacity, window, limit.strategy, **options)

@@ -1,7 +1,11 @@
-"""Work in a stream: bounded, throttled on two levels, written in batches, nothing lost.
+"""Pipelines, and the parts they are made of, each usable alone.
 
-``channel.py`` joins producers and consumers, ``throttle/`` keeps a global limit and one per partition,
-``writing/`` gathers rows into batches for one of the ``sinks/``, and ``runs/`` joins a source, a step and a
-sink into a pipeline that can be killed and goes on. ``letters.py`` keeps what was given up, and ``cells.py``
-what may stand in a cell.
+- ``channel.py``: :class:`Channel`, a bounded queue between producers and consumers
+- ``throttle/``: :class:`HierarchicalThrottle`, a global limit and one per partition
+- ``writer/``: :class:`BatchWriter`, which writes rows to a sink in batches
+- ``sinks/``: where rows go: SQLite, CSV, JSON lines, XLSX, Google Sheets
+- ``run/``: :class:`Pipeline`: a source, a step, a sink, a checkpoint
+- ``dead_letters.py``: :class:`DeadLetters`, a file of items and rows that failed for good
+- ``files/``: append-only files, and the repair of a torn end
+- ``waiter.py``, ``strict_json.py``, ``fork_reset.py``: helpers of the modules above
 """

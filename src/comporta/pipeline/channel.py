@@ -1,11 +1,11 @@
 """A bounded channel between producers and consumers: coroutines of any event loop, and threads.
 
-Whoever receives takes the item itself, under the channel's lock, at the moment it returns: an item is never
-handed to somebody who waits and may be cancelled just then. Whoever sends many takes them out of their
-iterator only when there is room: what was not sent is still there. So nothing is lost and nothing doubled,
-whoever is cancelled or times out.
+A receiver takes its item itself, under the channel's lock, in the step in which it returns. A waiting
+receiver is only woken, never handed an item, because it may be cancelled at that moment. A sender of many
+items takes them from its iterator only when there is room, so those that were not sent are still there. No
+item is lost or sent twice when a caller is cancelled or times out.
 
-The hot path is direct; waiting is a flow.
+Calls that need not wait take a direct path; waiting is a flow.
 """
 
 from __future__ import annotations
@@ -14,36 +14,37 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice, repeat, starmap
-from math import isfinite
 from operator import length_hint
 from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
-from comporta import forks
+from comporta import fork_safety
 from comporta.clock import MONOTONIC, to_seconds, to_us
 from comporta.errors import ChannelClosedError
 from comporta.flow import Flow, run, run_async
-from comporta.pipeline.places import Place
-from comporta.stores.memory import ONE_THREAD_AT_A_TIME
+from comporta.pipeline.fork_reset import ForkReset
+from comporta.pipeline.waiter import PipelineWaiter
+from comporta.stores.memory import HAS_GIL
 from comporta.stores.records import NEVER_US
-from comporta.threads import clear_up
+from comporta.threads import run_cleanup
+from comporta.validators import require_integer, require_number
 
 T = TypeVar("T")
 
 CAPACITY_MAX = 10_000_000
 DEADLINE_MAX = 366 * 86_400.0
-CALL_AGAIN = 255
-"""A receiver is called for the first item, and passes the call on as long as there are more. Should that be
-lost, with an event loop that is closed or by an interrupt, another is called when the channel is full, and
-when the count of items is 0 under this mask.
+WAKE_MASK = 255
+"""The first item wakes a receiver, and a receiver wakes the next one while there are more items. That chain
+can break: an event loop is closed, or an interrupt comes at a bad moment. Therefore the channel also wakes a
+receiver when it is full and whenever the count of sent items is 0 under this mask.
 """
 
 CHUNK_MAX = 1000
-"""How many are taken from a sender's iterator at once: for so many, room is kept from others meanwhile."""
+"""How many items ``send_many`` takes from an iterator at a time; it reserves room for that many meanwhile."""
 
 
 class ChannelStatistics(NamedTuple):
-    """How a channel stands: what is in it, who waits, what has passed."""
+    """A snapshot of a channel: items in it, waiting callers, items that passed."""
 
     size: int
     capacity: int
@@ -55,7 +56,7 @@ class ChannelStatistics(NamedTuple):
 
 
 class Channel(Generic[T]):
-    """At most ``capacity`` items between those who send and those who receive.
+    """A queue of at most ``capacity`` items between senders and receivers.
 
     ::
 
@@ -64,82 +65,81 @@ class Channel(Generic[T]):
         async for item in channel:      # until it is closed and empty
             ...
 
-    ``channel.sync`` is the same for threads. Crossing between a thread and a loop costs as much for a hundred
-    items as for one: threads should ``send_many`` and ``receive_many``.
+    ``channel.sync`` has the same methods for threads. A handover between a thread and an event loop costs
+    about as much for a hundred items as for one, so threads should use ``send_many`` and ``receive_many``.
 
-    Where nobody has to wait, ``send`` and ``receive`` take no lock: a thread of CPython gives way only at
-    calls and loops, and so do signal handlers; between the look at the room and its use there is neither.
+    Where no caller has to wait, ``send`` and ``receive`` take no lock. CPython switches threads and runs
+    signal handlers only at calls and loops, and there is neither between the check for room and its use.
     """
 
     def __init__(self, capacity: int = 500) -> None:
-        _check("capacity", capacity, CAPACITY_MAX)
-        self.capacity = capacity
+        self.capacity = require_integer("capacity", capacity, 1, CAPACITY_MAX)
         self._lock = Lock()
         self._items: deque[T] = deque()
         self._room = capacity
-        self._promises: dict[Place, int] = {}
+        self._reserved: dict[PipelineWaiter, int] = {}
         self._sent = 0
         self._closed = False
-        self._senders: deque[Place] = deque()
-        self._receivers: deque[Place] = deque()
+        self._senders: deque[PipelineWaiter] = deque()
+        self._receivers: deque[PipelineWaiter] = deque()
         self.sync = SyncChannel(self)
-        forks.register(self)
+        self._fork_reset = ForkReset(self._after_fork)
 
     async def send(self, item: T) -> None:
-        """Put an item in, waiting as long as the channel is full."""
+        """Put an item in, waiting while the channel is full."""
         room = self._room
-        if room > 0 and ONE_THREAD_AT_A_TIME and not self._closed:
+        if room > 0 and HAS_GIL and not self._closed:
             empty = not self._items
-            self._room = room - 1  # no call and no loop from the look at the room to the append: see Channel
+            self._room = room - 1  # no call and no loop from the check to the append: see the class
             self._items.append(item)
             self._sent = sent = self._sent + 1
-            if (empty or room == 1 or not sent & CALL_AGAIN) and self._receivers:
-                self._call(self._receivers)
+            if (empty or room == 1 or not sent & WAKE_MASK) and self._receivers:
+                self._wake_first(self._receivers)
         else:
-            await run_async(self.sending(item))
+            await run_async(self._send_flow(item))
 
     async def send_many(self, items: Iterable[T]) -> None:
-        """Put all in, in order, as there is room.
+        """Put all items in, in order, as room becomes available.
 
-        Given an iterator it takes from it only what it sends: should it be cancelled, or the channel closed,
-        the rest is still in it. One that does not know its length is asked for more when there is room for
-        more, so it is only then that it is known to have come to its end.
+        It takes from an iterator only what it sends: if it is cancelled or the channel is closed, the rest is
+        still in the iterator. The end of an iterator without a known length shows only when there is room for
+        one more item.
         """
-        await run_async(self.sending_many(items))
+        await run_async(self._send_many_flow(items))
 
     async def receive(self) -> T:
-        """Take the next item, waiting for one."""
+        """Return the next item, waiting for one."""
         try:
-            item = self._items.popleft() if ONE_THREAD_AT_A_TIME else self.take(1)[0]
+            item = self._items.popleft() if HAS_GIL else self._take(1)[0]
         except IndexError:
-            return (await run_async(self.receiving(1, None)))[0]
-        if ONE_THREAD_AT_A_TIME:
+            return (await run_async(self._receive_flow(1, None)))[0]
+        if HAS_GIL:
             self._room += 1
             if self._senders:
-                self._call(self._senders)
+                self._wake_first(self._senders)
         return item
 
     async def receive_many(self, n: int, deadline: float | None = None) -> list[T]:
-        """Take what is there, up to ``n``; if there is nothing, wait for something.
+        """Return the items that are there, at most ``n``; if there are none, wait for one.
 
-        After ``deadline`` seconds without anything the answer is an empty list.
+        After ``deadline`` seconds without an item it returns an empty list.
         """
-        _check_many(n, deadline)
-        return self.take(n) or await run_async(self.receiving(n, deadline))
+        _check_receive_many(n, deadline)
+        return self._take(n) or await run_async(self._receive_flow(n, deadline))
 
     def close(self) -> None:
-        """Let nothing more in; what is in can still be received. Closing twice is closing once."""
+        """Accept no more items; those in the channel can still be received. It may be called again."""
         with self._lock:
             self._closed = True
-        self._call_all()
+        self._wake_all()
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more can be sent."""
+        """Whether the channel accepts no more items."""
         return self._closed
 
     def statistics(self) -> ChannelStatistics:
-        """Tell how the channel stands."""
+        """Return a snapshot of the channel."""
         with self._lock:
             size, waiting = len(self._items), (len(self._senders), len(self._receivers))
             passed = (self._sent, max(0, self._sent - size))
@@ -154,16 +154,16 @@ class Channel(Generic[T]):
         except ChannelClosedError:
             raise StopAsyncIteration from None
 
-    def after_fork(self) -> None:
-        """Leave those who wait, and what they have promised, to the parent."""
-        forks.renew(self._lock)
-        for theirs in (self._senders, self._receivers, self._promises):
-            theirs.clear()
+    def _after_fork(self) -> None:
+        """Leave waiting callers and reserved room to the parent process."""
+        fork_safety.reinit_lock(self._lock)
+        for of_parent in (self._senders, self._receivers, self._reserved):
+            of_parent.clear()
         self._room = self.capacity - len(self._items)
 
-    # what both faces are made of ----------------------------------------------------------------------
+    # -- what both faces are made of
 
-    def put(self, item: T) -> bool:
+    def _try_send(self, item: T) -> bool:
         """Put an item in if there is room."""
         with self._lock:
             room = self._room
@@ -173,135 +173,137 @@ class Channel(Generic[T]):
             self._room = room - 1
             self._items.append(item)
             self._sent = sent = self._sent + 1
-        if (empty or room == 1 or not sent & CALL_AGAIN) and self._receivers:
-            self._call(self._receivers)
+        if (empty or room == 1 or not sent & WAKE_MASK) and self._receivers:
+            self._wake_first(self._receivers)
         return True
 
-    def take(self, n: int) -> list[T]:
-        """Take what is there, up to ``n``: one by one, since others may take at the same time."""
-        found: list[T] = []
+    def _take(self, n: int) -> list[T]:
+        """Remove and return at most ``n`` items, one by one: other threads may do so at the same time."""
+        items: list[T] = []
         if not self._items:
-            return found
+            return items
         with self._lock:
-            with suppress(IndexError):  # that was all
-                found.extend(starmap(self._items.popleft, repeat((), n)))
-            count = len(found)
+            with suppress(IndexError):  # the channel is empty
+                items.extend(starmap(self._items.popleft, repeat((), n)))
+            count = len(items)
             self._room += count
-        if found and self._senders:
-            self._call(self._senders)
-        return found
+        if items and self._senders:
+            self._wake_first(self._senders)
+        return items
 
-    def sending(self, item: T) -> Flow[None]:
+    def _send_flow(self, item: T) -> Flow[None]:
         """The flow of ``send``."""
-        place = Place()
-        while not self.put(item):
-            if self._stands_for_room(place):
-                yield from self._rest(self._senders, place)
-        self._pass_on(self._senders, place)
+        waiter = PipelineWaiter()
+        while not self._try_send(item):
+            if self._must_wait_for_room(waiter):
+                yield from self._wait_flow(self._senders, waiter)
+        self._pass_wake_on(self._senders, waiter)
 
-    def sending_many(self, items: Iterable[T]) -> Flow[None]:
-        """The flow of ``send_many``: first room, then as many items, so that it never waits with any in hand.
+    def _send_many_flow(self, items: Iterable[T]) -> Flow[None]:
+        """The flow of ``send_many``: reserve room, then take as many items: it never waits with one in hand.
 
-        The items come from somebody else's iterator, so no lock is held meanwhile; the room is promised.
+        The iterator is code of the caller, so the flow holds no lock while it runs; it reserves the room
+        instead.
         """
-        rest, place, more = iter(items), Place(), True
+        rest, waiter, more = iter(items), PipelineWaiter(), True
         try:
             while more:
-                room = self._promise(place)
+                room = self._reserve_room(waiter)
                 if room:
-                    more = self._filled(rest, place)
-                elif self._stands_for_room(place):
-                    yield from self._rest(self._senders, place)
+                    more = self._send_chunk(rest, waiter)
+                elif self._must_wait_for_room(waiter):
+                    yield from self._wait_flow(self._senders, waiter)
         finally:
-            if place in self._promises:  # interrupted between two steps: the room is for others
-                self._release(place)
-        self._pass_on(self._senders, place)
+            if waiter in self._reserved:  # interrupted between two steps: give the room back
+                self._release_room(waiter)
+        self._pass_wake_on(self._senders, waiter)
 
-    def receiving(self, n: int, deadline: float | None) -> Flow[list[T]]:
+    def _receive_flow(self, n: int, deadline: float | None) -> Flow[list[T]]:
         """The flow of ``receive_many``."""
         until_us = NEVER_US if deadline is None else _now_us() + to_us(deadline)
-        place = Place()
+        waiter = PipelineWaiter()
         while True:
-            found = self.take(n)
-            if found:
-                self._pass_on(self._receivers, place)
-                return found
-            if self._stands_for_items(place):
+            items = self._take(n)
+            if items:
+                self._pass_wake_on(self._receivers, waiter)
+                return items
+            if self._must_wait_for_items(waiter):
                 if deadline is not None:
-                    place.seconds = to_seconds(until_us - _now_us())
-                    if place.seconds <= 0:
-                        self._leave(self._receivers, place)
-                        return found
-                yield from self._rest(self._receivers, place)
+                    waiter.timeout = to_seconds(until_us - _now_us())
+                    if waiter.timeout <= 0:
+                        self._leave(self._receivers, waiter)
+                        return items
+                yield from self._wait_flow(self._receivers, waiter)
 
-    def _stands_for_room(self, place: Place) -> bool:
-        """Stand in line, unless there is room by now; where nothing may come in any more it is an error.
+    def _must_wait_for_room(self, waiter: PipelineWaiter) -> bool:
+        """Enter the queue of senders, unless there is room by now; raises if the channel is closed.
 
-        First it stands there and then it looks, while others make room and then look who stands there.
+        It enters first and looks for room then, while receivers make room first and look for senders then: so
+        one of the two sees the other.
         """
         with self._lock:
             if self._closed:
-                raise ChannelClosedError("the channel is closed: nothing more can be sent")
-            _stand(self._senders, place)
+                raise ChannelClosedError("the channel is closed: it accepts no more items")
+            _enqueue(self._senders, waiter)
             if self._room > 0:
-                self._senders.remove(place)
+                self._senders.remove(waiter)
                 return False
             return True
 
-    def _stands_for_items(self, place: Place) -> bool:
-        """Stand in line, unless there is an item by now; where none can come any more it is an error."""
+    def _must_wait_for_items(self, waiter: PipelineWaiter) -> bool:
+        """Enter the queue of receivers, unless there is an item by now; raises if none can come any more."""
         with self._lock:
-            _stand(self._receivers, place)
-            over, empty = self._closed and not self._promises, not self._items  # in this order
+            _enqueue(self._receivers, waiter)
+            over, empty = self._closed and not self._reserved, not self._items  # in this order
             if over or not empty:
-                self._receivers.remove(place)
+                self._receivers.remove(waiter)
             if over and empty:
-                raise ChannelClosedError("the channel is closed, and all that was in it was received")
+                raise ChannelClosedError("the channel is closed, and all its items were received")
             return empty
 
-    def _rest(self, line: deque[Place], place: Place) -> Flow[None]:
-        """Wait to be called; whoever is stopped meanwhile passes the call on."""
+    def _wait_flow(self, queue: deque[PipelineWaiter], waiter: PipelineWaiter) -> Flow[None]:
+        """Wait to be woken; a caller that is cancelled meanwhile wakes the next one instead."""
         try:
-            yield place
+            yield waiter
         except BaseException:
-            clear_up(self._stopped, line, place)
+            run_cleanup(self._cancel_wait, queue, waiter)
             raise
-        self._leave(line, place)
+        self._leave(queue, waiter)
 
-    def _stopped(self, line: deque[Place], place: Place) -> None:
-        self._leave(line, place)
-        self._pass_on(line, place)
+    def _cancel_wait(self, queue: deque[PipelineWaiter], waiter: PipelineWaiter) -> None:
+        self._leave(queue, waiter)
+        self._pass_wake_on(queue, waiter)
 
-    def _leave(self, line: deque[Place], place: Place) -> None:
-        if not place.called:
-            with self._lock, suppress(ValueError):  # called just now
-                line.remove(place)
+    def _leave(self, queue: deque[PipelineWaiter], waiter: PipelineWaiter) -> None:
+        if not waiter.woken:
+            with self._lock, suppress(ValueError):  # woken at this moment
+                queue.remove(waiter)
 
-    def _pass_on(self, line: deque[Place], place: Place) -> None:
-        """Call the next one, if this one was called and there is still something to call for."""
-        if place.called and line and (self._items if line is self._receivers else self._room > 0):
-            self._call(line)
+    def _pass_wake_on(self, queue: deque[PipelineWaiter], waiter: PipelineWaiter) -> None:
+        """Wake the next waiter, if this one was woken and there is still something to take."""
+        if waiter.woken and queue and (self._items if queue is self._receivers else self._room > 0):
+            self._wake_first(queue)
 
-    def _call(self, line: deque[Place]) -> None:
-        """Call the first of a line who hears it.
+    def _wake_first(self, queue: deque[PipelineWaiter]) -> None:
+        """Wake the first waiter that can be woken.
 
-        It leaves the line only then: whoever is interrupted in between leaves nobody uncalled, and somebody
-        called whom the next call does not count.
+        It leaves the queue only after that: an interrupted wake-up may wake one waiter twice but never skips
+        one.
         """
         with self._lock:
-            heard = False
-            while line and not heard:
-                before = line[0].called
-                heard = line[0].call() and not before
-                line.popleft()
+            is_woken = False
+            while queue and not is_woken:
+                was_woken = queue[0].woken
+                is_woken = queue[0].wake() and not was_woken
+                queue.popleft()
 
-    def _call_all(self) -> None:
+    def _wake_all(self) -> None:
         for line in (self._senders, self._receivers):
             while line:
-                self._call(line)
+                self._wake_first(line)
 
-    def _promise(self, place: Place) -> int:
-        """Keep room for what is about to come, and return for how many."""
+    def _reserve_room(self, waiter: PipelineWaiter) -> int:
+        """Reserve room for the next chunk; returns for how many items."""
         with self._lock:
             room = self._room
             if room > CHUNK_MAX:
@@ -309,38 +311,38 @@ class Channel(Generic[T]):
             if room <= 0 or self._closed:
                 return 0
             self._room -= room
-            self._promises[place] = room
+            self._reserved[waiter] = room
             return room
 
-    def _filled(self, rest: Iterator[T], place: Place) -> bool:
-        """Bring in as many as were promised; false if that was all. An error keeps those before it."""
+    def _send_chunk(self, rest: Iterator[T], waiter: PipelineWaiter) -> bool:
+        """Send as many items as there is room reserved; false at the end. An error keeps those before it."""
         chunk: list[T] = []
-        room = self._promises[place]
+        room = self._reserved[waiter]
         try:
             chunk.extend(islice(rest, room))
         finally:
             count = len(chunk)
             with self._lock:
-                self._promises[place] = room - count
+                self._reserved[waiter] = room - count
                 self._items.extend(chunk)
                 self._sent += count
-            self._release(place)
+            self._release_room(waiter)
         return count == room and length_hint(rest, 1) > 0
 
-    def _release(self, place: Place) -> None:
-        """Give back the room that was kept and not needed, and have those look who waited for that."""
+    def _release_room(self, waiter: PipelineWaiter) -> None:
+        """Give back reserved room that was not used, and wake those that waited for it."""
         with self._lock:
-            room = self._promises[place]
-            self._room += room  # no call from here to the next step: no interrupt either
-            del self._promises[place]
+            room = self._reserved[waiter]
+            self._room += room  # no call before the next statement, so no interrupt either
+            del self._reserved[waiter]
         if self._closed:
-            self._call_all()
+            self._wake_all()
         elif self._receivers:
-            self._call(self._receivers)
+            self._wake_first(self._receivers)
 
 
 class SyncChannel(Generic[T]):
-    """The verbs of a channel for threads: ``channel.sync``."""
+    """The methods of a channel for threads: ``channel.sync``."""
 
     __slots__ = ("_channel",)
 
@@ -348,25 +350,25 @@ class SyncChannel(Generic[T]):
         self._channel = channel
 
     def send(self, item: T) -> None:
-        """Put an item in, waiting as long as the channel is full."""
-        if not self._channel.put(item):
-            run(self._channel.sending(item))
+        """Put an item in, waiting while the channel is full."""
+        if not self._channel._try_send(item):
+            run(self._channel._send_flow(item))
 
     def send_many(self, items: Iterable[T]) -> None:
-        """Put all in, in order, as there is room."""
-        run(self._channel.sending_many(items))
+        """Put all items in, in order, as room becomes available."""
+        run(self._channel._send_many_flow(items))
 
     def receive(self) -> T:
-        """Take the next item, waiting for one."""
-        return run(self._channel.receiving(1, None))[0]
+        """Return the next item, waiting for one."""
+        return run(self._channel._receive_flow(1, None))[0]
 
     def receive_many(self, n: int, deadline: float | None = None) -> list[T]:
-        """Take what is there, up to ``n``; if there is nothing, wait for something."""
-        _check_many(n, deadline)
-        return self._channel.take(n) or run(self._channel.receiving(n, deadline))
+        """Return the items that are there, at most ``n``; if there are none, wait for one."""
+        _check_receive_many(n, deadline)
+        return self._channel._take(n) or run(self._channel._receive_flow(n, deadline))
 
     def close(self) -> None:
-        """Let nothing more in."""
+        """Accept no more items."""
         self._channel.close()
 
     def __iter__(self) -> Iterator[T]:
@@ -379,32 +381,21 @@ class SyncChannel(Generic[T]):
             raise StopIteration from None
 
 
-def _stand(line: deque[Place], place: Place) -> None:
-    """Stand in a line: at its end, or, for who was called in vain, at its head again."""
-    if place.called:
-        place.renew()
-        line.appendleft(place)
+def _enqueue(queue: deque[PipelineWaiter], waiter: PipelineWaiter) -> None:
+    """Enter a queue: at its end, or at its head for a waiter that was woken in vain."""
+    if waiter.woken:
+        waiter.reset()
+        queue.appendleft(waiter)
     else:
-        line.append(place)
+        queue.append(waiter)
 
 
 def _now_us() -> int:
     return MONOTONIC.now_ns() // 1000
 
 
-def _check(name: str, value: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r:.50}")
-    if not 1 <= value <= most:
-        raise ValueError(f"{name} must be 1 to {most}, got {value}")
-
-
-def _check_many(n: int, deadline: float | None) -> None:
+def _check_receive_many(n: int, deadline: float | None) -> None:
     if n.__class__ is not int or n < 1 or n > CAPACITY_MAX:
-        _check("n", n, CAPACITY_MAX)
-    if deadline is None:
-        return
-    if isinstance(deadline, bool) or not isinstance(deadline, int | float):
-        raise TypeError(f"deadline must be a number of seconds or None, got {deadline!r:.50}")
-    if not (isfinite(deadline) and 0 <= deadline <= DEADLINE_MAX):
-        raise ValueError(f"deadline must be 0 to {DEADLINE_MAX:g} seconds, or None, got {deadline}")
+        require_integer("n", n, 1, CAPACITY_MAX)
+    if deadline is not None:
+        require_number("deadline", deadline, 0, DEADLINE_MAX, unit="seconds")

@@ -1,11 +1,23 @@
-"""Trying again: how long to wait, how often, and how much of that the whole fleet may do.
+"""Retries: how long to wait before each, how many, and how many all workers together may make.
 
-``backoff.py`` is the pure arithmetic of the waits, ``budget.py`` (beside its Lua twin) what the fleet may
-spend on retries, ``retry.py`` the face users call.
+- ``attempts``: what hooks and the called function learn about an attempt
+- ``backoff``: the delays, as arithmetic without a clock
+- ``budget`` and ``budget.lua``: the bound on the retries of all workers
+- ``retry``: the public class, ``Retry``
 """
 
+from comporta.retry.attempts import RetryAttempt, current_attempt
 from comporta.retry.backoff import IDEMPOTENT_METHODS, Backoff, Delays
 from comporta.retry.budget import Budget, RetryBudget
 from comporta.retry.retry import Retry
 
-__all__ = ["IDEMPOTENT_METHODS", "Backoff", "Budget", "Delays", "Retry", "RetryBudget"]
+__all__ = [
+    "IDEMPOTENT_METHODS",
+    "Backoff",
+    "Budget",
+    "Delays",
+    "Retry",
+    "RetryAttempt",
+    "RetryBudget",
+    "current_attempt",
+]

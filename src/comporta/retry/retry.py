@@ -1,50 +1,62 @@
-"""The face of a retry: ``await retry.call(fn, ...)``, ``retry.sync.call(fn, ...)`` or ``@retry``.
+"""The public class of retries: ``await retry.call(fn, ...)``, ``retry.sync.call(fn, ...)`` or ``@retry``.
 
-A call that succeeds at once pays for one count and nothing else; only a failure starts the flow. What ends it
-is always the error of the last try itself: nothing is wrapped, so callers catch what they always caught.
+A call that succeeds at its first attempt is counted and costs nothing else; only a failure starts the flow,
+or a hook or ``retry_if`` if there is one. A call that fails for good raises the exception of its last attempt
+itself, not a wrapper around it, or returns its last result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from math import isfinite
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
-from comporta.callables import is_awaited
-from comporta.chance import uniform
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import CircuitOpenError, RefusedError
 from comporta.flow import Effect, Flow, run, run_async
+from comporta.jitter import uniform
+from comporta.outcome import retry_after_of
+from comporta.retry.attempts import (
+    AttemptHook,
+    AttemptHooks,
+    NumberedAttempt,
+    RetryAttempt,
+    attempt_number,
+    listeners,
+)
 from comporta.retry.backoff import Backoff, Delays, Draw, Jitter
-from comporta.retry.budget import Budget, RetryBudget
+from comporta.retry.budget import UNNAMED, Budget, RetryBudget
+from comporta.signatures import is_async_callable, require_plain_function
 from comporta.stores.base import Store
 from comporta.stores.effects import Sleep
 from comporta.stores.memory import MemoryStore
-from comporta.stores.urls import default_url, store_of
+from comporta.stores.registry import default_url, resolve_store
+from comporta.validators import ErrorFilter, require_error_filter
 
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-On = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool]
 
-ALONE = "alone"
-"""The name of a budget that nobody else uses."""
+class FailedAttempt:
+    """The result of an attempt that raised an exception.
 
-
-class Failed:
-    """A try that ended in an error; an answer, because a generator cannot raise every exception there is."""
+    It is returned, not raised, because a generator cannot let every exception through: it turns a
+    ``StopIteration`` into a ``RuntimeError``. A subclass with ``is_final`` is never retried.
+    """
 
     __slots__ = ("error",)
+
+    is_final = False
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def raise_it(self) -> NoReturn:
-        """Raise the error, once, and hold it no longer.
+    def raise_error(self) -> NoReturn:
+        """Raise the error, once, and drop the reference to it.
 
-        By its traceback it holds the frames that hold this, and would stay until somebody collects garbage.
+        The error's traceback references the frames that reference this object; without the ``del`` the cycle
+        would live until the next garbage collection.
         """
         error = self.error
         del self.error
@@ -55,7 +67,7 @@ class Failed:
 
 
 class Attempt:
-    """Effect: call what the user gave; a failure is an answer, a cancellation is not."""
+    """Effect: call the user's function. An exception is the result, but a cancellation is raised."""
 
     __slots__ = ("_args", "_fn", "_kwargs")
 
@@ -65,32 +77,52 @@ class Attempt:
         self._kwargs = kwargs
 
     def block(self) -> Any:
-        """Call it."""
+        """Call the function."""
         try:
             return self._fn(*self._args, **self._kwargs)
         except Exception as error:
-            return Failed(error)
+            return FailedAttempt(error)
 
     async def wait(self) -> Any:
-        """Await it."""
+        """Call the function and await its result."""
         try:
             return await self._fn(*self._args, **self._kwargs)
         except Exception as error:
-            return Failed(error)
+            return FailedAttempt(error)
 
 
 class Retry:
-    """Tries again what failed: three times by default, after 2, 4 and 8 seconds and up to half a second each.
+    """Calls a function again if it fails: by default 3 times, after 2, 4 and 8 s plus up to 0.5 s of jitter.
 
-    ``on`` says what is worth it: an exception, several, or a function of one. ``deadline`` bounds all tries
-    and waits together: no try is begun after it, though one under way is not cut short. An exception with
-    a ``retry_after`` is obeyed: the wait is never shorter, and if it would be over ``max_delay`` there is
-    none. Against an open circuit nothing is tried again.
+    ``on`` selects the errors to retry: an exception class, a tuple of them, or a function of the exception.
+    ``retry_if`` is a function that returns true for results to retry; without it no result is. When no
+    attempts are left the call raises its last error, or returns its last result.
 
-    ``budget`` bounds what all calls together may spend on retries; with a ``name`` it is shared by all who
-    use the name on the same ``state`` (left out: what the environment says), without one it is this
-    object's own. ``None``: no bound.
+    ``before_attempt`` and ``after_attempt`` are plain functions of a :class:`RetryAttempt`, called around
+    each attempt of blocking and async calls alike. An exception of a hook ends the call and is raised from
+    it. The called function gets its number from :func:`comporta.current_attempt`.
+
+    No delay is shorter than ``min_delay`` or longer than ``max_delay``. ``deadline`` bounds the whole call,
+    in seconds: no attempt starts after it, but one in progress is not interrupted. If an exception or a
+    result has a ``retry_after``, the delay is at least that long; if it is above ``max_delay``, the call
+    gives up. A :class:`comporta.CircuitOpenError` is never retried.
+
+    ``budget`` bounds the retries of all calls together; ``None``: no bound. With a ``name``, all workers that
+    use the same name and ``state`` (by default, the state of the environment) share the budget. Without a
+    name the budget belongs to this object.
     """
+
+    backoff: Backoff
+    """The number of retries and the delays before them."""
+
+    budget: RetryBudget | None
+    """The budget that bounds the retries; ``None``: no bound."""
+
+    clock: Clock
+    """The clock for delays and the deadline."""
+
+    sync: SyncRetry
+    """The same retry for blocking code."""
 
     def __init__(
         self,
@@ -99,130 +131,150 @@ class Retry:
         factor: float = 2.0,
         jitter: Jitter = (0.0, 0.5),
         *,
+        min_delay: float = 0.0,
         max_delay: float = 60.0,
         deadline: float | None = None,
-        on: On = Exception,
+        on: ErrorFilter = Exception,
+        retry_if: Callable[[Any], bool] | None = None,
+        before_attempt: AttemptHook | None = None,
+        after_attempt: AttemptHook | None = None,
         budget: RetryBudget | Budget | None = Budget(),  # noqa: B008 - frozen
         name: str | None = None,
         state: str | Store | None = None,
         clock: Clock | None = None,
         draw: Draw = uniform,
     ) -> None:
-        self.backoff = Backoff(retries, base, factor, jitter, max_delay, deadline)
+        self.backoff = Backoff(retries, base, factor, jitter, max_delay, deadline, min_delay)
         self.budget = _budget_of(budget, name, state)
         self.clock = clock or (self.budget.store.clock if self.budget else MONOTONIC)
-        self._wanted = _predicate(on)
+        if retry_if is not None:
+            require_plain_function("retry_if", retry_if)
+        self._is_retryable = require_error_filter("on", on)
+        self._retry_if = retry_if
+        self._hooks = AttemptHooks(before_attempt, after_attempt)
+        self._is_plain = retry_if is None and self._hooks.is_empty
         self._draw = draw
-        self._called = self.budget.called if self.budget else _uncounted
-        self._began_ns = _timeless if deadline is None else self.clock.now_ns
+        self._count_call = self.budget._count_call if self.budget else _count_nothing
+        self._start_ns = _no_start if deadline is None else self.clock.now_ns
         self.sync = SyncRetry(self)
 
     def delays(self) -> Delays:
-        """Return the waits of one call, for whoever makes the tries themselves."""
+        """Return the delays of one call, for a loop of your own."""
         return self.backoff.delays(self._draw)
 
-    def wants(self, error: Exception) -> bool:
-        """Whether it is worth trying again after this."""
-        return not isinstance(error, CircuitOpenError) and bool(self._wanted(error))
+    def should_retry(self, error: Exception) -> bool:
+        """Return whether a call that raised ``error`` is retried, as long as delays are left."""
+        return not isinstance(error, CircuitOpenError) and bool(self._is_retryable(error))
+
+    def should_retry_result(self, result: object) -> bool:
+        """Return whether a call that returned ``result`` is retried, as long as delays are left."""
+        return self._retry_if is not None and bool(self._retry_if(result))
 
     async def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call ``fn`` and await it, again if it fails."""
-        self._called()
-        began_ns = self._began_ns()
+        """Call and await ``fn``, and retry if it fails."""
+        self._count_call()
+        started_ns = self._start_ns()
+        if not self._is_plain or listeners or attempt_number.get() != 1:
+            flow = self._call_flow(Attempt(fn, args, kwargs), started_ns)
+            return cast(T, _unwrap(await run_async(flow)))
         try:
             return await fn(*args, **kwargs)
         except Exception as error:
-            flow = self.retrying(Attempt(fn, args, kwargs), Failed(error), began_ns)
-        return cast(T, _ended(await run_async(flow)))
+            flow = self._retry_flow(Attempt(fn, args, kwargs), FailedAttempt(error), started_ns)
+        return cast(T, _unwrap(await run_async(flow)))
 
-    def call_sync(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call ``fn``, again if it fails; blocking. See ``sync``."""
-        self._called()
-        began_ns = self._began_ns()
+    def _call_sync(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call ``fn``, and retry if it fails, blocking; users call ``sync.call``."""
+        self._count_call()
+        started_ns = self._start_ns()
+        if not self._is_plain or listeners or attempt_number.get() != 1:
+            return cast(T, _unwrap(run(self._call_flow(Attempt(fn, args, kwargs), started_ns))))
         try:
             return fn(*args, **kwargs)
         except Exception as error:
-            flow = self.retrying(Attempt(fn, args, kwargs), Failed(error), began_ns)
-        return cast(T, _ended(run(flow)))
+            flow = self._retry_flow(Attempt(fn, args, kwargs), FailedAttempt(error), started_ns)
+        return cast(T, _unwrap(run(flow)))
 
-    def retrying(self, attempt: Effect, failed: Failed, began_ns: int) -> Flow[Any]:
-        """Try again after a first failure; returns what the last try did, be it ``Failed``.
+    def _call_flow(self, attempt: Effect, started_ns: int) -> Flow[Any]:
+        """Make the first attempt, then retry."""
+        started = self._hooks.start(1, "", 0.0)
+        answer = yield NumberedAttempt(attempt, 1)
+        return (yield from self._retry_flow(attempt, answer, started_ns, started))
 
-        ``attempt`` is an effect that answers with ``Failed`` where it fails.
+    def _retry_flow(
+        self, attempt: Effect, answer: Any, started_ns: int, started: RetryAttempt | None = None
+    ) -> Flow[Any]:
+        """Retry after a first attempt; return the result of the last attempt, or ``FailedAttempt``.
+
+        ``attempt`` is an effect whose result is ``FailedAttempt`` if it fails. Without ``started``, the first
+        attempt is not reported to hooks: there were none.
         """
-        delays = self.delays()
+        delays, number = self.delays(), 1
         while True:
-            delay = self._delay(delays, failed.error, began_ns)
-            if delay is None or not (yield from self._affordable(failed.error)):
-                return failed
+            delay = yield from self._next_delay_flow(delays, answer, started_ns)
+            if started is not None:
+                self._hooks.finish(started, next_delay=delay, **_end_of(answer))
+            if delay is None:
+                return answer
             yield Sleep(self.clock, delay)
-            outcome = yield attempt
-            if type(outcome) is not Failed:
-                return outcome
-            failed = outcome
+            number += 1
+            started = self._hooks.start(number, "", delay)
+            answer = yield NumberedAttempt(attempt, number)
 
-    def _delay(self, delays: Delays, error: Exception, began_ns: int) -> float | None:
-        if not self.wants(error):
+    def _next_delay_flow(self, delays: Delays, answer: Any, started_ns: int) -> Flow[float | None]:
+        """Return the delay before the next attempt in seconds; ``None`` if this answer is the final one."""
+        error = answer.error if isinstance(answer, FailedAttempt) else None
+        if error is not None and answer.is_final:
             return None
-        elapsed = (self.clock.now_ns() - began_ns) / 1e9 if self.backoff.deadline else 0.0
-        return delays.next_delay(retry_after_of(error), elapsed)
+        if not (self.should_retry_result(answer) if error is None else self.should_retry(error)):
+            return None
+        elapsed = (self.clock.now_ns() - started_ns) / 1e9 if self.backoff.deadline else 0.0
+        delay = delays.next_delay(retry_after_of(answer if error is None else error), elapsed)
+        return delay if delay is not None and (yield from self._withdraw_flow(error)) else None
 
-    def _affordable(self, error: Exception) -> Flow[bool]:
-        """Whether the budget has a retry left; what was refused never reached the upstream and costs none."""
+    def _withdraw_flow(self, error: Exception | None) -> Flow[bool]:
+        """Withdraw a retry from the budget; a refused call did not reach the upstream and costs none."""
         if self.budget is None or isinstance(error, RefusedError):
             return True
-        return (yield from self.budget.withdrawing())
+        return (yield from self.budget._withdraw_flow())
 
     def __call__(self, fn: F) -> F:
-        """Decorate a function, plain or asynchronous: it stays what it is."""
-        if is_awaited(fn):
+        """Decorate a function or a coroutine function."""
+        if is_async_callable(fn):
 
             @wraps(fn)
-            async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            async def call_async(*args: Any, **kwargs: Any) -> Any:
                 return await self.call(fn, *args, **kwargs)
 
-            return cast(F, awaiting)
+            return cast(F, call_async)
 
         @wraps(fn)
-        def blocking(*args: Any, **kwargs: Any) -> Any:
-            return self.call_sync(fn, *args, **kwargs)
+        def call_sync(*args: Any, **kwargs: Any) -> Any:
+            return self._call_sync(fn, *args, **kwargs)
 
-        return cast(F, blocking)
+        return cast(F, call_sync)
 
 
 class SyncRetry:
-    """``retry.sync.call(fn, ...)``: the same, blocking."""
+    """A retry for blocking code: ``retry.sync.call(fn, ...)``."""
 
     __slots__ = ("call",)
 
     def __init__(self, retry: Retry) -> None:
-        self.call = retry.call_sync
+        self.call = retry._call_sync
 
 
-def retry_after_of(error: BaseException) -> float:
-    """Return how many seconds an error asks to wait; 0 if it says nothing that makes sense."""
-    try:
-        told = getattr(error, "retry_after", 0.0)
-    except Exception:  # somebody else's property
-        return 0.0
-    if isinstance(told, bool) or not isinstance(told, int | float) or not isfinite(told):
-        return 0.0
-    return max(0.0, float(told))
+def _unwrap(result: Any) -> Any:
+    if type(result) is FailedAttempt:
+        result.raise_error()
+    return result
 
 
-def _ended(outcome: Any) -> Any:
-    if type(outcome) is Failed:
-        outcome.raise_it()
-    return outcome
-
-
-def _predicate(on: Any) -> Callable[[Exception], bool]:
-    kinds = on if isinstance(on, tuple) else (on,)
-    if all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-        return lambda error: isinstance(error, kinds)
-    if isinstance(on, type | tuple) or not callable(on):
-        raise TypeError(f"on must be subclasses of Exception or a function of one, got {on!r:.100}")
-    return cast(Callable[[Exception], bool], on)
+def _end_of(answer: Any) -> dict[str, Any]:
+    """Return how an attempt ended, as fields of ``RetryAttempt``."""
+    if not isinstance(answer, FailedAttempt):
+        return {"outcome": "ok", "result": answer}
+    return {"outcome": "failure", "error": answer.error, "reason": type(answer.error).__name__}
 
 
 def _budget_of(
@@ -234,16 +286,16 @@ def _budget_of(
         raise TypeError(f"budget must be a Budget, a RetryBudget or None, got {budget!r:.50}")
     if state is None:
         state = default_url(distributed=name is not None)
-    store = store_of(state)
+    store = resolve_store(state)
     if name is None:
-        return RetryBudget(ALONE, MemoryStore(store.clock), budget)  # others without a name are others
+        return RetryBudget(UNNAMED, MemoryStore(store.clock), budget)
     return RetryBudget(name, store, budget)
 
 
-def _uncounted() -> None:
-    """Count nothing: there is no budget."""
+def _count_nothing() -> None:
+    """Count nothing: this retry has no budget."""
 
 
-def _timeless() -> int:
-    """Read no clock: there is no deadline."""
+def _no_start() -> int:
+    """Return 0 without reading the clock: this retry has no deadline."""
     return 0

@@ -1,4 +1,7 @@
-"""The application: routes, what is in front of them, and what they work with."""
+"""Builds the FastAPI application: routes, middleware, error handlers and lifespan.
+
+It does not know how the application is served; see ``server``.
+"""
 
 from __future__ import annotations
 
@@ -8,51 +11,58 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from comporta import __version__
-from comporta.service.batch.opening import BatchPlugs
+from comporta.service.batch.factory import BatchComponents
 from comporta.service.config import ServiceConfig
-from comporta.service.front import Front
-from comporta.service.parts import opened
-from comporta.service.problems import errors_as_problems
+from comporta.service.container import open_container
+from comporta.service.middleware import ServiceMiddleware
+from comporta.service.problems import install_error_handlers
 from comporta.service.routes import admin, batch, dashboard, health, metrics, search
 from comporta.service.routes import demo as demonstration
 
 
 def create_app(
-    config: ServiceConfig | None = None, *, plugs: BatchPlugs | None = None, demo: str | None = None
+    config: ServiceConfig | None = None,
+    *,
+    batch_components: BatchComponents | None = None,
+    demo_url: str | None = None,
 ) -> FastAPI:
-    """Return the application; ``config`` left out is what the file and the environment say.
+    """Return the application.
 
-    ``plugs`` is what a program has batches do in the place of what is configured. ``demo`` is the address of
-    simulated portals whose switches the dashboard shows; left out, there are no routes to any.
+    Without ``config`` it loads the settings file and the environment. ``batch_components`` replaces parts of
+    the batch service that the configuration would select. ``demo_url`` is the URL of simulated portals; with
+    it the dashboard shows switches that control them.
     """
-    found = ServiceConfig.load() if config is None else config
+    settings = ServiceConfig.load() if config is None else config
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened(found, plugs, demo) as parts:
-            app.state.parts = parts
+        async with open_container(settings, batch_components, demo_url) as container:
+            app.state.container = container
             yield
 
-    # FastAPI's own pages would load scripts of others on the dashboard's origin; /openapi.json has it all
+    # FastAPI's own documentation pages would load third-party scripts on the dashboard's origin, so they are
+    # off. /openapi.json has the same content.
     app = FastAPI(title="comporta", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.config = found
-    errors_as_problems(app)
-    app.add_middleware(Front, body_bytes_max=found.body_bytes_max, calls_max=found.calls_max)
-    app.router.routes.insert(0, search.PLAIN)
-    for module in (search, health, metrics, batch, dashboard, admin):  # most asked for first: tried in turn
+    app.state.config = settings
+    install_error_handlers(app)
+    app.add_middleware(
+        ServiceMiddleware, body_bytes_max=settings.body_bytes_max, calls_max=settings.calls_max
+    )
+    app.router.routes.insert(0, search.FAST_ROUTE)
+    for module in (search, health, metrics, batch, dashboard, admin):  # routes are tried in this order
         app.include_router(module.router)
-    if demo is not None:
+    if demo_url is not None:
         app.include_router(demonstration.router)
-    _prepare(app)
+    _warm_up_routes(app)
     return app
 
 
-def _prepare(app: FastAPI) -> None:
-    """Look for a path that nobody has: the framework makes what routes need when they are first passed by.
+def _warm_up_routes(app: FastAPI) -> None:
+    """Match a path that no route has, so that FastAPI builds its per-route state now.
 
-    That takes a twentieth of a second, and would hold up whoever else is served at that moment.
+    FastAPI builds it on the first match, which takes about 50 ms and would delay the first requests.
     """
-    nowhere = {
+    scope = {
         "type": "http",
         "method": "GET",
         "path": "/.",
@@ -61,4 +71,4 @@ def _prepare(app: FastAPI) -> None:
         "path_params": {},
     }
     for route in app.router.routes:
-        route.matches(nowhere)
+        route.matches(scope)

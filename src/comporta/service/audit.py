@@ -1,6 +1,7 @@
-"""What operators did, and what came of it: written down before it is done, so that nothing is done unwritten.
+"""The audit log: every operator action and its outcome, in a database table.
 
-The latest are kept, so many and no more.
+An entry is written before its action runs, so an action that cannot be logged is not performed. The table
+keeps the latest ``ENTRIES_MAX`` entries.
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from comporta import events
-from comporta.breaker.admission import owner
+from comporta.breaker.admission import worker_name
 from comporta.database.base import Statement
 
 if TYPE_CHECKING:
     from comporta.database.base import Database
 
-KEPT_MAX: Final = 10_000
-CHARS_MAX: Final = 500
-UNKNOWN: Final = "unknown"
-"""What came of an action whose worker ended before it could say."""
+ENTRIES_MAX: Final = 10_000
+FIELD_CHARS_MAX: Final = 500
+OUTCOME_UNKNOWN: Final = "unknown"
+"""The outcome of an action whose worker ended before it could record one."""
 
 _BEGIN = Statement(
     """
@@ -25,7 +26,7 @@ _BEGIN = Statement(
     VALUES (AT(:now), :action, :target, :detail, :client, :worker, :outcome) RETURNING id
     """
 )
-_BOUND = Statement(
+_TRIM = Statement(
     "DELETE FROM service_audit WHERE id <= (SELECT MAX(id) FROM service_audit) - CAST(:kept AS BIGINT)"
 )
 _END = Statement("UPDATE service_audit SET outcome = :outcome WHERE id = :id")
@@ -37,8 +38,8 @@ _LATEST = Statement(
 )
 
 
-class Action(NamedTuple):
-    """One entry; ``at`` in Unix seconds."""
+class AuditEntry(NamedTuple):
+    """One logged action; ``at`` is in Unix seconds."""
 
     id: int
     at: float
@@ -50,38 +51,38 @@ class Action(NamedTuple):
     outcome: str
 
 
-class Audit:
-    """The log of one database."""
+class AuditLog:
+    """The audit log in one database."""
 
-    def __init__(self, database: Database, kept_max: int = KEPT_MAX) -> None:
+    def __init__(self, database: Database, entries_max: int = ENTRIES_MAX) -> None:
         self._database = database
-        self._kept_max = kept_max
+        self._entries_max = entries_max
 
-    async def begun(self, action: str, target: str, detail: str, client: str) -> int:
-        """Write down what is about to be done; where that is impossible it is not to be done."""
-        told: dict[str, Any] = {
+    async def begin(self, action: str, target: str, detail: str, client: str) -> int:
+        """Log an action that is about to run and return the id of its entry. If this fails, do not run it."""
+        entry: dict[str, Any] = {
             "action": action,
-            "target": _plain(target),
-            "detail": _plain(detail),
-            "client": _plain(client),
-            "worker": owner(),
-            "outcome": UNKNOWN,
-            "kept": self._kept_max,
+            "target": _single_line(target),
+            "detail": _single_line(detail),
+            "client": _single_line(client),
+            "worker": worker_name(),
+            "outcome": OUTCOME_UNKNOWN,
+            "kept": self._entries_max,
         }
-        [[[number]], _] = await self._database.write_async((_BEGIN, _BOUND), told)
-        events.publish("admin", told["target"], f"{action} {told['detail']}".strip(), "info")
-        return int(number)
+        [[[entry_id]], _] = await self._database.write_async((_BEGIN, _TRIM), entry)
+        events.publish("admin", entry["target"], f"{action} {entry['detail']}".strip(), "info")
+        return int(entry_id)
 
-    async def ended(self, number: int, outcome: str) -> None:
-        """Write down what came of it."""
-        await self._database.write_async((_END,), {"id": number, "outcome": _plain(outcome)})
+    async def finish(self, entry_id: int, outcome: str) -> None:
+        """Record the outcome of an action."""
+        await self._database.write_async((_END,), {"id": entry_id, "outcome": _single_line(outcome)})
 
-    async def latest(self, limit: int = 100) -> list[Action]:
-        """Return the latest, the newest first."""
+    async def latest(self, limit: int = 100) -> list[AuditEntry]:
+        """Return the latest entries, the newest first."""
         rows = await self._database.read_async(_LATEST, {"limit": limit})
-        return [Action._make(row) for row in rows]
+        return [AuditEntry._make(row) for row in rows]
 
 
-def _plain(text: str) -> str:
-    """Return a text as one line of bounded length: parts of it come from whoever sent them."""
-    return "".join(one if one.isprintable() else " " for one in text[:CHARS_MAX])
+def _single_line(text: str) -> str:
+    """Return ``text`` as one line of bounded length: clients control parts of it."""
+    return "".join(char if char.isprintable() else " " for char in text[:FIELD_CHARS_MAX])

@@ -1,6 +1,6 @@
-"""How the service is configured: the settings, read as the service means them and checked once.
+"""The configuration of the service, derived from the settings and validated once.
 
-Nothing is opened here, so that ``comporta config check`` can say what is wrong without touching anything.
+It opens nothing, so ``comporta config check`` can report mistakes without side effects.
 """
 
 from __future__ import annotations
@@ -12,27 +12,34 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from comporta.breaker.registry import sharing
+from comporta.breaker.registry import is_sharing_enabled
 from comporta.database.urls import default_path
-from comporta.integrations.addresses import ClientAddress
+from comporta.integrations.client_ip import ClientAddress
 from comporta.limits.config import LimitConfig
-from comporta.settings import BatchSettings, Explained, SearchSettings, Settings, explain, load_settings
-from comporta.settings.explain import STATE_DEFAULT
-from comporta.settings.kinds import hidden
+from comporta.settings import (
+    BatchSettings,
+    ExplainedSetting,
+    SearchSettings,
+    Settings,
+    explain,
+    load_settings,
+)
+from comporta.settings.explain import DEFAULT_STATE
+from comporta.settings.field_types import without_credentials
 
 if TYPE_CHECKING:
     from comporta.settings import ServiceSettings
 
 CONNECTIONS_PER_CALL: Final = 4
-"""How many connections there may be for each call that may be under way: others are idle, or half sent."""
+"""Connections allowed for each concurrent call; the others are idle or have sent half a request."""
 
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """What is in force. :meth:`load` makes it from the file and the environment.
+    """The effective configuration. :meth:`load` reads it from the settings file and the environment.
 
-    ``addresses`` are those of the sources by name. ``client_limit`` is for each client of the service, by
-    address; ``None``: none. What may hold a password or a token is not part of its ``repr``.
+    ``addresses`` maps source names to their URLs. ``client_limit`` applies to each client address; ``None``
+    means no limit. Fields that may hold a password or a token are not part of the ``repr``.
     """
 
     host: str
@@ -60,74 +67,78 @@ class ServiceConfig:
     def load(
         cls, path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None
     ) -> ServiceConfig:
-        """Read the file (left out: ``COMPORTA_CONFIG``) and the environment (left out: this process's)."""
+        """Load the file ``path`` (default: ``COMPORTA_CONFIG``) and ``environ`` (default: this process's)."""
         environ = os.environ if environ is None else environ
         settings = load_settings(path, environ, service=True)
-        return cls.of(settings, share_breakers=sharing(environ))
+        return cls.from_settings(settings, share_breakers=is_sharing_enabled(environ))
 
     @classmethod
-    def of(cls, settings: Settings, *, share_breakers: bool = True) -> ServiceConfig:
-        """Read settings as the service means them; what is wrong is told with its place."""
-        written = settings.service
-        if written.search.stale < written.search.fresh:
-            raise written.search.wrong(
-                "stale", f"must be at least fresh, {written.search.fresh:g}, got {written.search.stale:g}"
+    def from_settings(cls, settings: Settings, *, share_breakers: bool = True) -> ServiceConfig:
+        """Derive the configuration; an error names the file or variable that holds the wrong value."""
+        service = settings.service
+        if service.search.stale < service.search.fresh:
+            raise service.search.field_error(
+                "stale", f"must be at least fresh, {service.search.fresh:g}, got {service.search.stale:g}"
             )
         return cls(
-            host=written.host,
-            port=written.port,
-            workers=written.workers,
-            state=settings.state or STATE_DEFAULT,
-            database=written.database or f"sqlite:///{default_path()}",
-            sheets=Path(written.sheets) if written.sheets else default_path().parent / "sheets",
-            admin_token=written.admin_token,
-            dashboard_token=written.dashboard_token,
-            trusted_proxies=_proxies(written),
-            allow_private_addresses=written.allow_private_addresses,
-            client_limit=_client_limit(written),
-            body_bytes_max=written.body_bytes_max,
-            calls_max=written.calls_max,
-            request_seconds=written.request_seconds,
-            close_seconds=written.close_seconds,
-            search=written.search,
-            batch=written.batch,
-            addresses=MappingProxyType({"pncp": written.addresses.pncp, "pcp": written.addresses.pcp}),
+            host=service.host,
+            port=service.port,
+            workers=service.workers,
+            state=settings.state or DEFAULT_STATE,
+            database=service.database or f"sqlite:///{default_path()}",
+            sheets=Path(service.sheets) if service.sheets else default_path().parent / "sheets",
+            admin_token=service.admin_token,
+            dashboard_token=service.dashboard_token,
+            trusted_proxies=_trusted_proxies(service),
+            allow_private_addresses=service.allow_private_addresses,
+            client_limit=_client_limit(service),
+            body_bytes_max=service.body_bytes_max,
+            calls_max=service.calls_max,
+            request_seconds=service.request_seconds,
+            close_seconds=service.close_seconds,
+            search=service.search,
+            batch=service.batch,
+            addresses=MappingProxyType({"pncp": service.addresses.pncp, "pcp": service.addresses.pcp}),
             share_breakers=share_breakers,
             settings=settings,
         )
 
     @property
     def connections_max(self) -> int:
-        """How many clients may be connected to a worker at once."""
+        """The largest number of client connections of one worker."""
         return self.calls_max * CONNECTIONS_PER_CALL
 
-    def explained(self) -> list[Explained]:
-        """Return every value with who said it; no password or token is shown."""
-        made = {"service.database": hidden(self.database), "service.sheets": str(self.sheets)}
+    def explain(self) -> list[ExplainedSetting]:
+        """Return every setting with its value and origin; passwords and tokens are hidden."""
+        effective = {
+            "service.database": without_credentials(self.database),
+            "service.sheets": str(self.sheets),
+        }
         return [
-            one._replace(value=made.get(one.name, one.value)) for one in explain(self.settings, service=True)
+            setting._replace(value=effective.get(setting.name, setting.value))
+            for setting in explain(self.settings, service=True)
         ]
 
 
-def _proxies(written: ServiceSettings) -> tuple[str, ...]:
+def _trusted_proxies(service: ServiceSettings) -> tuple[str, ...]:
     try:
-        ClientAddress(written.trusted_proxies)
+        ClientAddress(service.trusted_proxies)
     except ValueError as error:
-        raise written.blamed(error) from None
-    return tuple(written.trusted_proxies)
+        raise service.error_with_origin(error) from None
+    return tuple(service.trusted_proxies)
 
 
-def _client_limit(written: ServiceSettings) -> LimitConfig | None:
-    """Return the limit of a client. While the state is out of reach there is none.
+def _client_limit(service: ServiceSettings) -> LimitConfig | None:
+    """Return the limit for each client. While the store is unreachable it admits every client.
 
-    A share of it starts empty: whoever comes first would be refused for no fault of theirs. What is under way
-    at once stays bounded.
+    A local share would start empty and refuse the first requests without cause. ``calls_max`` still bounds
+    concurrent requests.
     """
-    if written.client_limit is False:
+    if service.client_limit is False:
         return None
-    if not isinstance(written.client_limit, str):
-        raise written.wrong("client_limit", "must be text such as '50/s burst 100', or false, got True")
+    if not isinstance(service.client_limit, str):
+        raise service.field_error("client_limit", "must be text such as '50/s burst 100', or false, got True")
     try:
-        return LimitConfig.parse(written.client_limit, fallback="open")
+        return LimitConfig.parse(service.client_limit, fallback="open")
     except ValueError as error:
-        raise written.wrong("client_limit", f"cannot be read: {error}") from None
+        raise service.field_error("client_limit", f"cannot be parsed: {error}") from None

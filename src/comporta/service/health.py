@@ -1,7 +1,7 @@
-"""How the service fares, read from the state that all workers share and not from what this one thinks.
+"""Health of the service, read from the shared store and the database rather than from local memory.
 
-``ok``: all is well. ``warn``: it serves, and somebody should know why not as usual: a source is open, paused
-or lowered, or this worker is on its own. ``fail``: what it keeps cannot be kept.
+``ok``: everything works. ``warn``: the service works but is impaired: a source is open, paused or slowed
+down, or this worker is in fallback. ``fail``: the database is unreachable.
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from comporta import __version__
-from comporta.breaker.admission import owner
-from comporta.cache.table import CacheTable
+from comporta.breaker.admission import worker_name
+from comporta.cache.tables import CacheTables
 from comporta.database.base import Statement
 from comporta.errors import DatabaseError, StateError
-from comporta.stores.failover import FailoverStore, Fallback, fallback_of
-from comporta.stores.workers import Roll
+from comporta.stores.base import Fallback
+from comporta.stores.failover.worker_registry import ListWorkers
 
 if TYPE_CHECKING:
-    from comporta.service.parts import Parts
+    from comporta.service.container import Container
     from comporta.stores.base import Store
-    from comporta.upstream.standing import UpstreamState
+    from comporta.upstream.health import UpstreamState
 
 OK, WARN, FAIL = "ok", "warn", "fail"
-FIRST: Final = "pncp"
-"""The source whose figures stand by themselves in ``rate_limiter``, as clients know them."""
+MAIN_SOURCE: Final = "pncp"
+"""The source whose numbers also appear at the top level of ``rate_limiter``."""
 
 TOP_KEYS: Final = 10
-DATABASE_SECONDS: Final = 2.0
+DATABASE_TIMEOUT_SECONDS: Final = 2.0
 
-_ANYTHING = Statement("SELECT 1")
-_WORSE = (OK, WARN, FAIL)
+_PING = Statement("SELECT 1")
+_SEVERITY = (OK, WARN, FAIL)
 
 
-async def health_of(parts: Parts) -> dict[str, Any]:
-    """Return the whole picture."""
-    standings, database = await asyncio.gather(standings_of(parts), _database(parts))
-    seen = Verdict.of(standings, fallback_of(parts.store), database)
+async def read_health(container: Container) -> dict[str, Any]:
+    """Return the document of ``/v1/health``."""
+    upstreams, database = await asyncio.gather(read_upstream_states(container), _database_status(container))
+    summary = HealthSummary.from_states(upstreams, container.store.fallback, database)
     return {
-        "status": seen.status,
-        "reasons": seen.reasons,
-        **{f"{state.name}_circuit_breaker": _breaker(state) for state in standings},
-        "rate_limiter": _limiters(standings),
-        "sources": seen.sources,
-        "workers": {"alive": await alive(parts.store)},
-        "state": {"status": WARN if seen.fallback else OK, **state_of(parts)},
+        "status": summary.status,
+        "reasons": summary.reasons,
+        **{f"{state.name}_circuit_breaker": _breaker_json(state) for state in upstreams},
+        "rate_limiter": _limiters_json(upstreams),
+        "sources": summary.sources,
+        "workers": {"alive": await live_worker_count(container.store)},
+        "state": {"status": WARN if summary.fallback else OK, **store_status(container)},
         "database": database,
-        "worker": {"name": owner(), "started": parts.started},
+        "worker": {"name": worker_name(), "started": container.started_at},
         "version": __version__,
     }
 
 
-class Verdict(NamedTuple):
-    """What all of it comes to, and why it is not better."""
+class HealthSummary(NamedTuple):
+    """The overall status and the reasons why it is not ``ok``."""
 
     status: str
     reasons: list[str]
@@ -61,34 +61,36 @@ class Verdict(NamedTuple):
     fallback: Fallback | None
 
     @classmethod
-    def of(
-        cls, standings: Sequence[UpstreamState], fallback: Fallback | None, database: Mapping[str, Any]
-    ) -> Verdict:
-        """Judge what was found."""
-        sources = {state.name: _source(state) for state in standings}
+    def from_states(
+        cls, upstreams: Sequence[UpstreamState], fallback: Fallback | None, database: Mapping[str, Any]
+    ) -> HealthSummary:
+        """Summarize the upstreams, the store and the database: the worst status is the overall one."""
+        sources = {state.name: _source_json(state) for state in upstreams}
         reasons = [
-            *(reason for found in sources.values() for reason in found["reasons"]),
+            *(reason for source in sources.values() for reason in source["reasons"]),
             *(["the shared state is out of reach"] if fallback else []),
             *(["the database is out of reach"] if database["status"] != OK else []),
         ]
-        statuses = [OK, *(str(found["status"]) for found in sources.values())]
-        worst = max(WARN if fallback else OK, database["status"], *statuses, key=_WORSE.index)
+        statuses = [OK, *(str(source["status"]) for source in sources.values())]
+        worst = max(WARN if fallback else OK, database["status"], *statuses, key=_SEVERITY.index)
         return cls(worst, reasons, sources, fallback)
 
 
-async def standings_of(parts: Parts) -> list[UpstreamState]:
-    """Ask the state how each upstream stands."""
-    return await asyncio.gather(*(upstream.get_state() for upstream in parts.upstreams.values()))
+async def read_upstream_states(container: Container) -> list[UpstreamState]:
+    """Read the state of each upstream from the store."""
+    return await asyncio.gather(*(upstream.get_state() for upstream in container.upstreams.values()))
 
 
-def state_of(parts: Parts) -> dict[str, Any]:
-    """Return which state it is, and whether this worker is on its own."""
-    return {"engine": engine(parts), "fallback": _fallback(fallback_of(parts.store))}
+def store_status(container: Container) -> dict[str, Any]:
+    """Return the store's engine and, during an outage, the fallback of this worker."""
+    return {"engine": store_engine(container), "fallback": _fallback_json(container.store.fallback)}
 
 
-async def cache_health_of(parts: Parts) -> dict[str, Any]:
-    """Return how the keys of the cache fare, and which are asked for most; nobody's name is in it."""
-    figures, top = await asyncio.gather(parts.cache.figures(), CacheTable(parts.database).top_async(TOP_KEYS))
+async def read_cache_health(container: Container) -> dict[str, Any]:
+    """Return the document of ``/v1/health/cache``: statistics and the most used keys, without user names."""
+    stats, top = await asyncio.gather(
+        container.cache.stats(), CacheTables(container.database).list_top_async(TOP_KEYS)
+    )
     keys = [
         {
             "params_hash": key.params_hash,
@@ -99,23 +101,23 @@ async def cache_health_of(parts: Parts) -> dict[str, Any]:
         }
         for key in top
     ]
-    return {**figures, "top_keys": keys}
+    return {**stats, "top_keys": keys}
 
 
-async def alive(store: Store) -> int:
-    """Return how many workers share the state; while nobody can count, as many as there were last."""
+async def live_worker_count(store: Store) -> int:
+    """Return how many workers share the store; during an outage, the last known count."""
     try:
-        return max(1, len(await store.apply_async(Roll())))
+        return max(1, len(await store.apply_async(ListWorkers())))
     except StateError:
-        return store.workers if isinstance(store, FailoverStore) else 1
+        return store.worker_count or 1
 
 
-def engine(parts: Parts) -> str:
-    """Return the kind of state: ``memory``, ``shared``, ``redis``, ..."""
-    return parts.config.state.partition("://")[0]
+def store_engine(container: Container) -> str:
+    """Return the engine of the store: ``memory``, ``shared``, ``redis``, ..."""
+    return container.config.state.partition("://")[0]
 
 
-def _breaker(state: UpstreamState) -> dict[str, Any]:
+def _breaker_json(state: UpstreamState) -> dict[str, Any]:
     breaker = state.breaker
     if breaker is None:
         return {"failures": 0, "degraded": False, "degraded_until": None}
@@ -126,7 +128,7 @@ def _breaker(state: UpstreamState) -> dict[str, Any]:
     }
 
 
-def _limiters(standings: list[UpstreamState]) -> dict[str, Any]:
+def _limiters_json(upstreams: list[UpstreamState]) -> dict[str, Any]:
     sources = {
         state.name: {
             "tokens_available": state.limiter.tokens_available,
@@ -134,14 +136,14 @@ def _limiters(standings: list[UpstreamState]) -> dict[str, Any]:
             "limit_per_second": state.limit,
             "paused_seconds": state.limiter.paused,
         }
-        for state in standings
+        for state in upstreams
     }
-    first = sources.get(FIRST, {"tokens_available": None, "requests_last_minute": None})
-    flat = {name: first[name] for name in ("tokens_available", "requests_last_minute")}
-    return {**flat, "sources": sources}
+    main = sources.get(MAIN_SOURCE, {"tokens_available": None, "requests_last_minute": None})
+    top_level = {name: main[name] for name in ("tokens_available", "requests_last_minute")}
+    return {**top_level, "sources": sources}
 
 
-def _source(state: UpstreamState) -> dict[str, Any]:
+def _source_json(state: UpstreamState) -> dict[str, Any]:
     breaker = state.breaker
     reasons = [
         *([f"{state.name} is open"] if breaker and breaker.degraded else []),
@@ -161,16 +163,18 @@ def _source(state: UpstreamState) -> dict[str, Any]:
     }
 
 
-async def _database(parts: Parts) -> dict[str, Any]:
-    """Ask the database for anything at all."""
-    dialect = parts.database.dialect
+async def _database_status(container: Container) -> dict[str, Any]:
+    """Ping the database."""
+    dialect = container.database.dialect
     try:
-        async with asyncio.timeout(DATABASE_SECONDS):
-            await parts.database.read_async(_ANYTHING, {})
+        async with asyncio.timeout(DATABASE_TIMEOUT_SECONDS):
+            await container.database.read_async(_PING, {})
     except (DatabaseError, TimeoutError) as error:
-        return {"status": FAIL, "engine": dialect, "why": type(error).__name__}
-    return {"status": OK, "engine": dialect, "why": None}
+        return {"status": FAIL, "engine": dialect, "reason": type(error).__name__}
+    return {"status": OK, "engine": dialect, "reason": None}
 
 
-def _fallback(found: Fallback | None) -> dict[str, Any] | None:
-    return None if found is None else found._asdict()
+def _fallback_json(fallback: Fallback | None) -> dict[str, Any] | None:
+    if fallback is None:
+        return None
+    return {"since": fallback.since, "reason": fallback.reason, "workers": fallback.worker_count}

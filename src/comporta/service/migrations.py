@@ -1,25 +1,25 @@
-"""The tables of the service, after those of the cache.
+"""All tables of the service, in the order in which they are migrated.
 
-Numbers from 1 are the cache's, from 50 the sheets', from 100 the service's own, from 200 those of
-batches: each grows by itself.
+Version numbers start at 1 for the cache, 50 for sheets, 100 for the service itself and 200 for batches, so
+that each part can add migrations independently.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from comporta.cache.migrations import MIGRATIONS as OF_CACHE
+from comporta.cache.migrations import MIGRATIONS as CACHE_MIGRATIONS
 from comporta.database.migrations import Migration
-from comporta.pipeline.sinks.addresses import MIGRATIONS as OF_SHEETS
-from comporta.service.batch.migrations import MIGRATIONS as OF_BATCHES
+from comporta.pipeline.sinks.sheet_rows import MIGRATIONS as SHEET_MIGRATIONS
+from comporta.service.batch.migrations import MIGRATIONS as BATCH_MIGRATIONS
 
 
-def _audit(identity: str, moment: str) -> tuple[str, ...]:
+def _audit_table(id_type: str, timestamp_type: str) -> tuple[str, ...]:
     return (
         f"""
         CREATE TABLE service_audit (
-            id {identity},
-            at {moment} NOT NULL,
+            id {id_type},
+            at {timestamp_type} NOT NULL,
             action TEXT NOT NULL,
             target TEXT NOT NULL,
             detail TEXT NOT NULL,
@@ -34,9 +34,9 @@ def _audit(identity: str, moment: str) -> tuple[str, ...]:
 _AUDIT = Migration(
     100,
     "what operators did",
-    _audit("INTEGER PRIMARY KEY AUTOINCREMENT", "REAL"),
-    _audit("BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "TIMESTAMPTZ"),
+    _audit_table("INTEGER PRIMARY KEY AUTOINCREMENT", "REAL"),
+    _audit_table("BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "TIMESTAMPTZ"),
 )
 
-MIGRATIONS: Final = (*OF_CACHE, *OF_SHEETS, _AUDIT, *OF_BATCHES)
-"""All of them, in order."""
+MIGRATIONS: Final = (*CACHE_MIGRATIONS, *SHEET_MIGRATIONS, _AUDIT, *BATCH_MIGRATIONS)
+"""All migrations of the service, in order."""

@@ -1,7 +1,6 @@
-"""What the service answers when something is wrong: problem+json (RFC 9457), for every error there is.
+"""Error responses of the service as problem+json (RFC 9457), for every error.
 
-Nothing that a client sent is given back in full, and nothing of what went wrong inside is told: that is in
-the log.
+A response never repeats a client's input in full and never reveals internal details; those go to the log.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from comporta.errors import DatabaseError, RefusedError, SinkDeniedError, SinkError, StateError
-from comporta.headers import whole_seconds
+from comporta.errors import DatabaseError, RefusedError, SinkAuthError, SinkError, StateError
+from comporta.headers import retry_after_header
 
 MEDIA_TYPE: Final = "application/problem+json"
 VALUE_CHARS_MAX: Final = 100
 ERRORS_MAX: Final = 10
 RETRY_SECONDS: Final = 5
-"""When to come back after an outage of something that the service itself needs."""
+"""``Retry-After`` for an outage of the service's own store, database or sheets."""
 
 _TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}
-"""What Python calls otherwise, or in another way from version to version."""
+"""Titles that Python's ``HTTPStatus`` lacks or spells differently between versions."""
 
-_SECRETS = ("token", "authorization", "password", "secret")
+_SECRET_WORDS = ("token", "authorization", "password", "secret")
 
 
-class Problem(HTTPException):
-    """An answer that says what is wrong; raise it anywhere in a route.
+class HttpProblem(HTTPException):
+    """An error response; raise it anywhere in a route.
 
-    ``field`` is the name of what is wrong in the request, ``retry_after`` in seconds; ``more`` becomes
-    members of the document.
+    ``field`` names the wrong field of the request, ``retry_after`` is in seconds, and ``extensions`` become
+    members of the JSON document.
     """
 
     def __init__(
@@ -47,119 +46,120 @@ class Problem(HTTPException):
         retry_after: float | None = None,
         *,
         headers: Mapping[str, str] | None = None,
-        **more: Any,
+        **extensions: Any,
     ) -> None:
-        told = dict(headers or {})
+        all_headers = dict(headers or {})
         if retry_after is not None:
-            told["retry-after"] = str(max(1, whole_seconds(retry_after)))
-            more["retry_after"] = max(1, whole_seconds(retry_after))
+            all_headers["retry-after"] = str(max(1, retry_after_header(retry_after)))
+            extensions["retry_after"] = max(1, retry_after_header(retry_after))
         if field is not None:
-            more = {"field": field, **more}
-        super().__init__(status, detail, told)
+            extensions = {"field": field, **extensions}
+        super().__init__(status, detail, all_headers)
         self.title = title
-        self.more = more
+        self.extensions = extensions
 
     @property
     def body(self) -> dict[str, Any]:
-        """The members of the document."""
+        """The JSON document."""
         return {
             "type": "about:blank",
             "title": self.title,
             "status": self.status_code,
             "detail": self.detail,
-            **self.more,
+            **self.extensions,
         }
 
     def response(self) -> Response:
-        """Return the answer."""
+        """Return the HTTP response."""
         content = json.dumps(self.body, ensure_ascii=False).encode("utf-8", "replace")
         return Response(content, self.status_code, self.headers, MEDIA_TYPE)
 
 
-def errors_as_problems(app: FastAPI) -> None:
-    """Let an application answer with problem+json whatever goes wrong."""
-    app.add_exception_handler(HTTPException, _told)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(RefusedError, _refused)
-    app.add_exception_handler(StateError, _unavailable)
-    app.add_exception_handler(DatabaseError, _unavailable)
-    app.add_exception_handler(SinkError, _no_sheets)
-    app.add_exception_handler(Exception, _failed)
+def install_error_handlers(app: FastAPI) -> None:
+    """Make an application answer every error with problem+json."""
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(RefusedError, _handle_refusal)
+    app.add_exception_handler(StateError, _handle_outage)
+    app.add_exception_handler(DatabaseError, _handle_outage)
+    app.add_exception_handler(SinkError, _handle_sink_error)
+    app.add_exception_handler(Exception, _handle_unexpected)
 
 
-async def _told(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - it was registered for no other
-    if isinstance(error, Problem):
+async def _handle_http_exception(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for this type only
+    if isinstance(error, HttpProblem):
         return error.response()
-    return Problem(
-        error.status_code, _phrase(error.status_code), error.detail, headers=error.headers
+    return HttpProblem(
+        error.status_code, _title(error.status_code), error.detail, headers=error.headers
     ).response()
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - it was registered for no other
-    found = [_one(each) for each in error.errors()[:ERRORS_MAX]]
-    first = found[0]
-    return Problem(422, _phrase(422), first["detail"], field=first["field"], errors=found).response()
+async def _handle_validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this type only
+    errors = [_validation_detail(each) for each in error.errors()[:ERRORS_MAX]]
+    first = errors[0]
+    return HttpProblem(422, _title(422), first["detail"], field=first["field"], errors=errors).response()
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusedError)  # noqa: S101 - it was registered for no other
-    detail = f"{error.name} is not available now"
-    return Problem(503, _phrase(503), detail, retry_after=error.retry_after).response()
+async def _handle_refusal(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)  # noqa: S101 - registered for this type only
+    detail = f"{error.name} is currently not available"
+    retry_after = None if error.forced else error.retry_after
+    return HttpProblem(503, _title(503), detail, retry_after=retry_after).response()
 
 
-async def _unavailable(request: Request, error: Exception) -> Response:
-    _log(request, error)
-    what = "database" if isinstance(error, DatabaseError) else "state"
-    detail = f"the service's own {what} is not available now"
-    return Problem(503, _phrase(503), detail, retry_after=RETRY_SECONDS).response()
+async def _handle_outage(request: Request, error: Exception) -> Response:
+    _log_error(request, error)
+    what = "database" if isinstance(error, DatabaseError) else "state store"
+    detail = f"the service's own {what} is currently not available"
+    return HttpProblem(503, _title(503), detail, retry_after=RETRY_SECONDS).response()
 
 
-async def _no_sheets(request: Request, error: Exception) -> Response:
-    _log(request, error)
-    if isinstance(error, SinkDeniedError):
-        return Problem(502, _phrase(502), "the sheets' service does not let us in").response()
-    detail = "the sheets' service is not available now"
-    return Problem(503, _phrase(503), detail, retry_after=RETRY_SECONDS).response()
+async def _handle_sink_error(request: Request, error: Exception) -> Response:
+    _log_error(request, error)
+    if isinstance(error, SinkAuthError):
+        return HttpProblem(502, _title(502), "the spreadsheet service rejected our credentials").response()
+    detail = "the spreadsheet service is currently not available"
+    return HttpProblem(503, _title(503), detail, retry_after=RETRY_SECONDS).response()
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    _log(request, error)
-    return Problem(500, _phrase(500), "something went wrong here; it is in the log").response()
+async def _handle_unexpected(request: Request, error: Exception) -> Response:
+    _log_error(request, error)
+    return HttpProblem(500, _title(500), "internal error; details are in the service's log").response()
 
 
-def _one(error: Mapping[str, Any]) -> dict[str, str]:
-    """Return a mistake as its field and a sentence with what is allowed and what was sent."""
-    where = [str(part) for part in error.get("loc", ())] or ["request"]
+def _validation_detail(error: Mapping[str, Any]) -> dict[str, str]:
+    """Return the field of a validation error and a sentence with the allowed and the received value."""
+    location = [str(part) for part in error.get("loc", ())] or ["request"]
     if error.get("type") == "json_invalid":
-        at = f"at character {where[-1]}"
-        return {"in": "body", "field": "body", "detail": f"body: must be JSON, got something else {at}"}
-    if error.get("type") == "model_attributes_type" and where == ["body"]:
-        what = "must be a JSON object, sent with Content-Type: application/json"
-        return {"in": "body", "field": "body", "detail": f"body: {what}"}
-    field = ".".join(where[1:] or where)[:VALUE_CHARS_MAX]
-    said = str(error.get("msg", "is not valid"))
-    detail = f"{field}: {said[:1].lower()}{said[1:]}{_got(where, error)}"
-    return {"in": where[0], "field": field, "detail": detail}
+        detail = f"body: must be valid JSON, got invalid input at character {location[-1]}"
+        return {"in": "body", "field": "body", "detail": detail}
+    if error.get("type") == "model_attributes_type" and location == ["body"]:
+        detail = "body: must be a JSON object, sent with Content-Type: application/json"
+        return {"in": "body", "field": "body", "detail": detail}
+    field = ".".join(location[1:] or location)[:VALUE_CHARS_MAX]
+    message = str(error.get("msg", "is not valid"))
+    detail = f"{field}: {message[:1].lower()}{message[1:]}{_received_text(location, error)}"
+    return {"in": location[0], "field": field, "detail": detail}
 
 
-def _got(where: Sequence[str], error: Mapping[str, Any]) -> str:
+def _received_text(location: Sequence[str], error: Mapping[str, Any]) -> str:
     value = error.get("input")
-    secret = any(word in part.lower() for part in where for word in _SECRETS)
-    if secret or value is None or isinstance(value, dict | list | bytes):
+    is_secret = any(word in part.lower() for part in location for word in _SECRET_WORDS)
+    if is_secret or value is None or isinstance(value, dict | list | bytes):
         return ""
     return f", got {value!r:.{VALUE_CHARS_MAX}}"
 
 
-def _phrase(status: int) -> str:
+def _title(status: int) -> str:
     try:
         return _TITLES.get(status) or HTTPStatus(status).phrase
     except ValueError:
         return "Error"
 
 
-def _log(request: Request, error: Exception) -> None:
+def _log_error(request: Request, error: Exception) -> None:
     logging.getLogger("comporta.service").error(
         "%s %.200r failed", request.method, request.url.path, exc_info=error
     )

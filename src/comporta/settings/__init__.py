@@ -1,4 +1,4 @@
-"""Configuration from one place: a TOML file, and environment variables that override it.
+"""Settings from a TOML file and from environment variables that override it.
 
 ::
 
@@ -19,11 +19,16 @@
     max_wait = 5
     retry = {retries = 3, deadline = 60}
 
-Everything is checked here, once, as far as it can be without knowing what a limit or a breaker is; who
-builds them checks the rest and names the same place. What nobody understands is an error, never ignored.
+Values are checked when they are loaded, as far as that needs no knowledge of limits and breakers; the code
+that builds those checks the rest and reports the same file and line. An unknown field is always an error.
 
-``values`` says what there is, ``kinds`` what a field may hold; ``document`` reads the file and ``lines``
-finds its lines, ``environment`` lays the variables over it, ``loading`` puts it all together.
+- ``schema``, ``service_schema``: the fields of each table
+- ``field_types``: what a field may hold
+- ``toml_table``: the base class of tables, whose values know their origin
+- ``toml_document``, ``toml_positions``: the file and the lines of its keys
+- ``environment``: overrides by environment variables
+- ``loader``: puts it all together
+- ``explain``: where each value comes from
 """
 
 from comporta.settings.environment import (
@@ -36,23 +41,13 @@ from comporta.settings.environment import (
     limit_variable,
     upstream_variable,
 )
-from comporta.settings.explain import Explained, explain
-from comporta.settings.loading import load_settings
-from comporta.settings.service import (
-    SERVICE_PREFIX,
-    AddressesSettings,
-    BatchSettings,
-    SearchSettings,
-    ServiceSettings,
-    service_variable,
-)
-from comporta.settings.values import (
+from comporta.settings.explain import ExplainedSetting, explain
+from comporta.settings.loader import load_settings
+from comporta.settings.schema import (
     COUNTS,
+    DEGRADATION_RULES,
     FALLBACKS,
     JITTERS,
-    RULES,
-    SCHEMES,
-    STRATEGIES,
     BreakerSettings,
     DegradationSettings,
     LimitSettings,
@@ -60,32 +55,38 @@ from comporta.settings.values import (
     Settings,
     UpstreamSettings,
 )
-from comporta.settings.written import Source
+from comporta.settings.service_schema import (
+    SERVICE_PREFIX,
+    AddressesSettings,
+    BatchSettings,
+    SearchSettings,
+    ServiceSettings,
+    service_variable,
+)
+from comporta.settings.toml_table import Origin
 
 __all__ = [
     "BREAKER_PREFIX",
     "CONFIG_VARIABLE",
     "COUNTS",
+    "DEGRADATION_RULES",
     "FALLBACKS",
     "JITTERS",
     "LIMIT_PREFIX",
-    "RULES",
-    "SCHEMES",
     "SERVICE_PREFIX",
     "STATE_VARIABLES",
-    "STRATEGIES",
     "UPSTREAM_PREFIX",
     "AddressesSettings",
     "BatchSettings",
     "BreakerSettings",
     "DegradationSettings",
-    "Explained",
+    "ExplainedSetting",
     "LimitSettings",
+    "Origin",
     "RetrySettings",
     "SearchSettings",
     "ServiceSettings",
     "Settings",
-    "Source",
     "UpstreamSettings",
     "breaker_variable",
     "explain",

@@ -1,8 +1,8 @@
-"""What environment variables say, laid over what the file says.
+"""Overrides settings with environment variables.
 
-A variable names its target by its own name: ``COMPORTA_UPSTREAM_PNCP_MAX_WAIT`` is ``max_wait`` of the
-upstream ``pncp``. Names are compared in capitals, so whoever is in the file is found whatever its spelling;
-a variable about nobody in the file makes a new one, named in small letters.
+The name of a variable gives its target: ``COMPORTA_UPSTREAM_PNCP_MAX_WAIT`` is ``max_wait`` of the upstream
+``pncp``. Names are compared in upper case, so a variable matches any spelling in the file. A variable whose
+name is not in the file creates a new limit, breaker or upstream with a lower-case name.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from comporta.settings.document import Document
-from comporta.settings.kinds import listed, shown
-from comporta.settings.lines import Path
-from comporta.settings.values import (
+from comporta.settings.field_types import FieldType, quoted_list, short_repr
+from comporta.settings.schema import (
     NESTED,
     BreakerSettings,
     LimitSettings,
     UpstreamSettings,
 )
-from comporta.settings.written import Source, Written, kinds, names
+from comporta.settings.toml_document import TomlDocument
+from comporta.settings.toml_positions import KeyPath
+from comporta.settings.toml_table import Origin, SettingsTable, setting_names, type_of_setting
 
 CONFIG_VARIABLE = "COMPORTA_CONFIG"
 STATE_VARIABLES = ("COMPORTA_STATE", "REDIS_URL")
@@ -29,75 +29,80 @@ LIMIT_PREFIX = "COMPORTA_LIMIT_"
 BREAKER_PREFIX = "COMPORTA_BREAKER_"
 UPSTREAM_PREFIX = "COMPORTA_UPSTREAM_"
 
-_OURS = "COMPORTA_"
-_NUMBERS = ("rate", "capacity", "window")
+_PREFIX = "COMPORTA_"
+_LIMIT_NUMBERS = ("rate", "capacity", "window")
 
 
 @dataclass(frozen=True)
-class Family:
-    """Variables of one form: ``prefix``, a name, and one of the endings, each of which is a field."""
+class VariableFamily:
+    """Variables of the form ``prefix``, a name, and an ending that stands for a field.
 
-    what: str
+    ``name_tables`` are the tables whose names a variable may use.
+    """
+
+    noun: str
     prefix: str
     table: str
-    root: type[Written]
-    fields: Mapping[str, Path]
-    like: tuple[str, ...]  # the tables whose names are looked through
+    table_type: type[SettingsTable]
+    fields: Mapping[str, KeyPath]
+    name_tables: tuple[str, ...]
 
-    def takes(self, variable: str) -> bool:
-        """Whether a variable is one of these: all with the prefix, so that none is ignored."""
+    def matches(self, variable: str) -> bool:
+        """Whether a variable belongs to the family: every one with the prefix, so that a typo is an error."""
         if self.prefix:
             return variable.startswith(self.prefix)
-        return not variable.startswith(_OURS) and variable.endswith(tuple(self.fields))
+        return not variable.startswith(_PREFIX) and variable.endswith(tuple(self.fields))
 
     def variable(self, name: str, ending: str) -> str:
-        """Return the variable for a field of one that has this name."""
-        return self.prefix + capitals(name) + ending
+        """Return the variable for this name and this ending."""
+        return self.prefix + upper_snake(name) + ending
 
 
-def capitals(name: str) -> str:
-    """Return a name as it stands in variables."""
+def upper_snake(name: str) -> str:
+    """Return a name in the spelling of variables: upper case, with ``_`` for ``-`` and ``.``."""
     return re.sub("[-.]", "_", name).upper()
 
 
 def limit_variable(name: str) -> str:
     """Return the environment variable that overrides a limit."""
-    return LIMIT_PREFIX + capitals(name)
+    return LIMIT_PREFIX + upper_snake(name)
 
 
 def upstream_variable(name: str, field: str) -> str:
     """Return the environment variable that overrides a field of an upstream: ``max_wait``, ``retry.base``."""
-    return f"{UPSTREAM_PREFIX}{capitals(name)}_{capitals(field)}"
+    return f"{UPSTREAM_PREFIX}{upper_snake(name)}_{upper_snake(field)}"
 
 
 def breaker_variable(name: str, field: str) -> str:
     """Return the environment variable that overrides a field of a breaker."""
-    return f"{BREAKER_PREFIX}{capitals(name)}_{capitals(field)}"
+    return f"{BREAKER_PREFIX}{upper_snake(name)}_{upper_snake(field)}"
 
 
-def _upstream_fields() -> dict[str, Path]:
-    plain = {f"_{name.upper()}": (name,) for name in names(UpstreamSettings)}
+def _upstream_fields() -> dict[str, KeyPath]:
+    plain = {f"_{name.upper()}": (name,) for name in setting_names(UpstreamSettings)}
     nested = {
         f"_{table.upper()}_{name.upper()}": (table, name)
         for table in ("retry", "degradation")
-        for name in names(NESTED[table])
+        for name in setting_names(NESTED[table])
     }
     limit = {f"_{name.upper()}": ("limit", name) for name in ("limit", "fallback", "lease")}
     return {**plain, **nested, **limit}
 
 
-FAMILIES = (
-    Family("limit", LIMIT_PREFIX, "limits", LimitSettings, {"": ("limit",)}, ("limits",)),
-    Family("upstream", UPSTREAM_PREFIX, "upstreams", UpstreamSettings, _upstream_fields(), ("upstreams",)),
-    Family(
+VARIABLE_FAMILIES = (
+    VariableFamily("limit", LIMIT_PREFIX, "limits", LimitSettings, {"": ("limit",)}, ("limits",)),
+    VariableFamily(
+        "upstream", UPSTREAM_PREFIX, "upstreams", UpstreamSettings, _upstream_fields(), ("upstreams",)
+    ),
+    VariableFamily(
         "breaker",
         BREAKER_PREFIX,
         "breakers",
         BreakerSettings,
-        {f"_{name.upper()}": (name,) for name in names(BreakerSettings)},
+        {f"_{name.upper()}": (name,) for name in setting_names(BreakerSettings)},
         ("breakers", "upstreams"),
     ),
-    Family(
+    VariableFamily(
         "breaker",
         "",
         "breakers",
@@ -111,83 +116,94 @@ FAMILIES = (
 )
 
 
-def override(document: Document, environ: Mapping[str, str]) -> None:
-    """Lay the variables over the document. One that is set to nothing counts as not set."""
+def apply_variables(document: TomlDocument, environ: Mapping[str, str]) -> None:
+    """Write the values of the variables into the document; ignore variables that are empty."""
     upstreams = list(document.table(("upstreams",)))
-    said: dict[Path, str] = {}
+    variables: dict[KeyPath, str] = {}
     for variable in sorted(environ):
-        family = next((family for family in FAMILIES if family.takes(variable)), None)
+        family = next((family for family in VARIABLE_FAMILIES if family.matches(variable)), None)
         if family is None or not environ[variable]:
             continue
         name, field = _target(document, family, variable)
         path = (family.table, name, *field)
-        value = _kind(family.root, field).read(environ[variable])
-        _agree(document, said, path, variable, value)
-        said[path] = variable
-        _lay(document, path, value, Source(variable))
-    _no_strangers(document, upstreams, said)
+        value = _field_type(family.table_type, field).parse(environ[variable])
+        _check_agreement(document, variables, path, variable, value)
+        variables[path] = variable
+        _apply_value(document, path, value, Origin(variable))
+    _check_upstream_names(document, upstreams, variables)
 
 
-def _target(document: Document, family: Family, variable: str) -> tuple[str, Path]:
-    """Return whose field a variable says."""
-    known = dict.fromkeys(name for table in family.like for name in document.table((table,)))
-    found = [
+def _target(document: TomlDocument, family: VariableFamily, variable: str) -> tuple[str, KeyPath]:
+    """Return the name and the field that a variable sets."""
+    names = dict.fromkeys(name for table in family.name_tables for name in document.table((table,)))
+    targets = [
         (name, field)
         for ending, field in family.fields.items()
-        for name in known
+        for name in names
         if family.variable(name, ending) == variable
     ]
-    if len(found) > 1:
-        raise ValueError(f"{variable} must mean one {family.what}, got {listed(name for name, _ in found)}")
-    return found[0] if found else _new(family, variable)
+    if len(targets) > 1:
+        matches = quoted_list(name for name, _ in targets)
+        raise ValueError(f"{variable} must match one {family.noun}, got {matches}")
+    return targets[0] if targets else _new_target(family, variable)
 
 
-def _new(family: Family, variable: str) -> tuple[str, Path]:
+def _new_target(family: VariableFamily, variable: str) -> tuple[str, KeyPath]:
     rest = variable.removeprefix(family.prefix)
     for ending in sorted(family.fields, key=len, reverse=True):
         if rest.endswith(ending):
             return rest.removesuffix(ending).lower(), family.fields[ending]
     raise ValueError(
         f"{variable} must be {family.prefix}<NAME>_<FIELD> with one of the fields "
-        f"{', '.join(ending[1:] for ending in family.fields)}, got {shown(rest)}"
+        f"{', '.join(ending[1:] for ending in family.fields)}, got {short_repr(rest)}"
     )
 
 
-def _kind(root: type[Written], field: Path) -> Any:
-    table = NESTED[field[0]] if len(field) > 1 else root
-    return next(one.metadata["kind"] for one in kinds(table) if one.name == field[-1])
+def _field_type(table_type: type[SettingsTable], field: KeyPath) -> FieldType:
+    return type_of_setting(NESTED[field[0]] if len(field) > 1 else table_type, field[-1])
 
 
-def _agree(document: Document, said: dict[Path, str], path: Path, variable: str, value: Any) -> None:
-    """Refuse two variables of which only one can be obeyed."""
-    if path in said:
+def _check_agreement(
+    document: TomlDocument, variables: dict[KeyPath, str], path: KeyPath, variable: str, value: Any
+) -> None:
+    """Raise an error for two variables that contradict each other."""
+    if path in variables:
         other = document.get(path)
         if other != value:
             raise ValueError(
-                f"{variable} must say the same as {said[path]}, {shown(other)}, got {shown(value)}"
+                f"{variable} must have the same value as {variables[path]}, {short_repr(other)}, "
+                f"got {short_repr(value)}"
             )
     switch = path[:-1]
-    if switch in said and document.get(switch) is False:
-        raise ValueError(f"{variable} must not be set beside {said[switch]}=false, got {shown(value)}")
+    if switch in variables and document.get(switch) is False:
+        raise ValueError(
+            f"{variable} must not be set together with {variables[switch]}=false, got {short_repr(value)}"
+        )
 
 
-def _lay(document: Document, path: Path, value: Any, source: Source) -> None:
+def _apply_value(document: TomlDocument, path: KeyPath, value: Any, origin: Origin) -> None:
     if value is True and isinstance(document.get(path), dict):
-        return  # it is on already, as the file says
-    document.put(path, value, source)
+        return  # the file already switches it on
+    document.put(path, value, origin)
     if path[-1] == "limit":
-        for number in _NUMBERS:
+        for number in _LIMIT_NUMBERS:
             document.table(path[:-1]).pop(number, None)
     if path[0] == "limits":
-        document.place(path[:-1], source)
+        document.set_origin(path[:-1], origin)
 
 
-def _no_strangers(document: Document, upstreams: list[str], said: Mapping[Path, str]) -> None:
-    """Refuse an upstream that only variables speak of and none gives a limit: the name is misspelt."""
-    for path, variable in said.items():
+def _check_upstream_names(
+    document: TomlDocument, upstreams: list[str], variables: Mapping[KeyPath, str]
+) -> None:
+    """Raise an error for an upstream that only variables name and that has no limit: a misspelt name."""
+    for path, variable in variables.items():
         name = path[1]
-        if path[0] == "upstreams" and name not in upstreams and (*path[:2], "limit", "limit") not in said:
+        if (
+            path[0] == "upstreams"
+            and name not in upstreams
+            and (*path[:2], "limit", "limit") not in variables
+        ):
             raise ValueError(
-                f"{variable} must be about one of the upstreams, {listed(upstreams)}, or "
-                f"{upstream_variable(name, 'limit')} be set too, got {shown(name)}"
+                f"{variable} must name one of the upstreams, {quoted_list(upstreams)}, or "
+                f"{upstream_variable(name, 'limit')} must be set too, got {short_repr(name)}"
             )

@@ -1,23 +1,23 @@
-"""Every value with where it came from, for people who wonder why."""
+"""``explain``: every setting with its value and where the value comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from comporta.settings.kinds import Secret, hidden
-from comporta.settings.lines import table_shown
-from comporta.settings.service import DEFAULT
-from comporta.settings.values import Settings
-from comporta.settings.written import Written, kinds
+from comporta.settings.field_types import FieldType, SecretField, without_credentials
+from comporta.settings.schema import Settings
+from comporta.settings.service_schema import DEFAULT_ORIGIN
+from comporta.settings.toml_positions import table_header
+from comporta.settings.toml_table import SettingsTable, setting_fields, type_of
 
-STATE_DEFAULT = "shared://"
+DEFAULT_STATE = "shared://"
 
 
-class Explained(NamedTuple):
-    """One value; ``where`` is ``file:line``, a variable or ``default``.
+class ExplainedSetting(NamedTuple):
+    """One setting; ``where`` is ``file:line``, a variable or ``default``.
 
-    A default that only whoever builds the thing knows is ``None`` here.
+    ``None`` is a default that only the code which uses the setting knows.
     """
 
     name: str
@@ -25,51 +25,54 @@ class Explained(NamedTuple):
     where: str
 
 
-def explain(settings: Settings, *, service: bool = False) -> list[Explained]:
-    """Return all that can be configured for whatever is configured, and who said it. No password is shown.
+def explain(settings: Settings, *, service: bool = False) -> list[ExplainedSetting]:
+    """Return every setting of everything that is configured, without passwords and tokens.
 
-    ``service``: what ``comporta serve`` takes as well.
+    ``service``: include the settings of ``comporta serve``.
     """
-    found = [_state(settings)]
+    explained = [_explain_state(settings)]
     if service:
-        found += _fields(("service",), settings.service)
+        explained += _explain_fields(("service",), settings.service)
     for group, tables in (
         ("limits", settings.limits),
         ("breakers", settings.breakers),
         ("upstreams", settings.upstreams),
     ):
         for name, table in tables.items():
-            found += _fields((group, name), table)
+            explained += _explain_fields((group, name), table)
     for namespace, limit in settings.namespaces.items():
-        source = settings.sources.get(f"namespaces.{namespace}")
-        where = settings.source if source is None else source.where
-        found.append(Explained(_name(("namespaces", namespace)), limit, where))
-    return found
+        origin = settings.origins.get(f"namespaces.{namespace}")
+        where = settings.origin if origin is None else origin.where
+        explained.append(ExplainedSetting(_display_name(("namespaces", namespace)), limit, where))
+    return explained
 
 
-def _state(settings: Settings) -> Explained:
+def _explain_state(settings: Settings) -> ExplainedSetting:
     if settings.state is None:
-        return Explained("state", STATE_DEFAULT, DEFAULT)
-    return Explained("state", hidden(settings.state), settings.state_source)
+        return ExplainedSetting("state", DEFAULT_STATE, DEFAULT_ORIGIN)
+    return ExplainedSetting("state", without_credentials(settings.state), settings.state_origin)
 
 
-def _fields(path: tuple[str, ...], table: Written) -> Iterator[Explained]:
-    for one in kinds(type(table)):
-        value = getattr(table, one.name)
-        if isinstance(value, Written):
-            yield from _fields((*path, one.name), value)
+def _explain_fields(path: tuple[str, ...], table: SettingsTable) -> Iterator[ExplainedSetting]:
+    for each in setting_fields(type(table)):
+        value = getattr(table, each.name)
+        if isinstance(value, SettingsTable):
+            yield from _explain_fields((*path, each.name), value)
             continue
-        source = table.sources.get(one.name)
-        unsaid = DEFAULT if value == one.default else table.source  # made in a program
-        where = unsaid if source is None else source.where
-        yield Explained(_name((*path, one.name)), _shown(one.metadata["kind"], value), where)
+        origin = table.origins.get(each.name)
+        if origin is not None:
+            where = origin.where
+        else:  # a default, or a value set by a program
+            where = DEFAULT_ORIGIN if value == each.default else table.origin
+        name = _display_name((*path, each.name))
+        yield ExplainedSetting(name, _display_value(type_of(each), value), where)
 
 
-def _shown(kind: Any, value: Any) -> Any:
-    if isinstance(kind, Secret):
+def _display_value(field_type: FieldType, value: Any) -> Any:
+    if isinstance(field_type, SecretField):
         return value and "***"
-    return hidden(value) if isinstance(value, str) else value
+    return without_credentials(value) if isinstance(value, str) else value
 
 
-def _name(path: tuple[str, ...]) -> str:
-    return table_shown(path)[1:-1]
+def _display_name(path: tuple[str, ...]) -> str:
+    return table_header(path)[1:-1]

@@ -1,5 +1,31 @@
-"""State engines: where the state of limits and other policies is kept, and who shares it.
+"""State engines: where the state of limits, breakers and other policies lives.
 
-A store does one thing: apply an operation to the states of some keys, atomically. What the operation
-means is the operation's business.
+A store applies an operation to the states of some keys, atomically. It does not know what the operation
+means. This package exports what you need to write an engine: see ``docs/guides/write-a-state-engine.md``.
+
+- ``base``: the contract: ``Store``, ``Operation`` and their parts.
+- ``registry``: opens the store of a URL, with failover where it is shared.
+- ``memory``: ``memory://``, a dictionary of one process.
+- ``shared/``: ``shared://``, one machine, no server.
+- ``redis/``: ``redis://`` and its relatives, a fleet.
+- ``failover/``: what a worker does while its shared store is unreachable.
+- ``records``, ``history``, ``journal``: operations that any engine can apply; ``lua`` reads their Lua twins.
+- ``effects``: how flows use a store. ``name_claims``: one configuration per name on a store.
 """
+
+from comporta.state_schemes import register_scheme
+from comporta.stores.base import GONE, Operation, Script, State, StateKey, StateType, Store, key_text
+from comporta.stores.records import RECORD
+
+__all__ = [
+    "GONE",
+    "RECORD",
+    "Operation",
+    "Script",
+    "State",
+    "StateKey",
+    "StateType",
+    "Store",
+    "key_text",
+    "register_scheme",
+]

@@ -1,36 +1,43 @@
-"""What a store and an operation know of each other.
+"""The contract between a state engine and what is stored in it: ``Store``, ``Operation`` and their parts.
 
-An operation is a value: the parts of state it touches, a pure ``step`` over them, and the Lua script
-that does the same on a server. A store owns atomicity, time and storage, and nothing else. Whoever
-writes a store of their own runs :class:`comporta.testing.StoreConformance` against it.
+An operation is a value: the states it touches, a pure ``step`` over them, and the Lua script that does the
+same on a server. A store owns atomicity, time and storage. It does not know what an operation means. An
+engine implements two methods (``apply`` and ``apply_async``); everything else it can do is a method or an
+attribute with a working default. :class:`comporta.testing.StoreConformance` tests an engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from weakref import ref
 
-from comporta.clock import Clock
+from comporta.clock import MONOTONIC, Clock
+from comporta.errors import StateFullError, StatePermissionError, StateTypeError
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 State = tuple[Any, ...]
-"""The state of one key; its parts mean something to the operation, its bytes to the codec."""
+"""The state of one key. Its elements mean something to the operation, its bytes to the codec."""
 
 GONE: Final[State] = ("gone",)
-"""In place of a new state: there shall be none."""
+"""Returned instead of a new state: the store deletes the key."""
 
 KEY_BYTES_MAX = 512
-"""The longest key any store keeps as it is written."""
+"""The longest key that a store keeps as it is written."""
+
+KEY_ERRORS: Final = (StatePermissionError, StateFullError, StateTypeError)
+"""Errors that concern one key only: operations on other keys still work."""
 
 
 class Codec(Protocol):
-    """Writes a state as bytes in place, and reads it; ``struct.Struct`` is one."""
+    """Writes a state into a buffer, and reads it back; ``struct.Struct`` is one."""
 
     @property
     def size(self) -> int:
-        """The most bytes a state takes."""
+        """The largest number of bytes a state takes."""
 
     def pack_into(self, buffer: Any, offset: int, /, *state: Any) -> None:
         """Write a state."""
@@ -39,184 +46,406 @@ class Codec(Protocol):
         """Read a state."""
 
 
-class Kind(Protocol):
-    """What a store must know of a state to keep it."""
+class StateType(ABC):
+    """What a store must know about a state to keep it: its bytes, and when it expires.
+
+    The strategies of limits are state types, and so is everything else that a store keeps.
+    """
+
+    __slots__ = ()
 
     @property
+    @abstractmethod
     def codec(self) -> Codec:
         """How the state is laid out in bytes."""
 
+    @abstractmethod
     def expires_us(self, state: State) -> int:
-        """Tell from when on this state means no more than having none."""
+        """Return the time from which this state means the same as no state."""
+
+    def take_report(
+        self, space: str, key: str, state: State, now_us: int
+    ) -> tuple[Operation[object] | None, State | None]:
+        """Return the operation that reports an outage's state to the shared store, and the state after it.
+
+        ``None`` and ``None``: there is nothing to report. Called when the shared store is reachable again.
+        """
+        return None, None
 
 
-class Stepper(Kind, Protocol):
-    """A kind of state with one hot operation: take an amount, or be told how long to wait."""
+class Algorithm(StateType):
+    """A state type with one hot operation: take an amount, or learn how long to wait."""
 
+    __slots__ = ()
+
+    lasting: bool = True
+    """Whether a refusal holds until the time it names; false where the algorithm itself ends sooner."""
+
+    @abstractmethod
     def step(
-        self, state: State | None, now_us: int, cost: int, patience_us: int = 0
+        self, state: State | None, now_us: int, cost: int, max_wait_us: int = 0
     ) -> tuple[State | None, int]:
-        """See :meth:`comporta.limits.rule.Rule.step`."""
+        """Take ``cost`` from a state; returns the new state (``None``: unchanged) and the wait in µs.
 
-    def revised(self, change: bytes | None) -> Stepper:
-        """Return the stepper in force under a change recorded by an operator (``None``: none)."""
+        See :meth:`comporta.limits.strategies.base.Strategy.step`.
+        """
+
+    @abstractmethod
+    def with_override(self, override: bytes | None) -> Algorithm:
+        """Return the algorithm under an override recorded by an operator (``None``: no override)."""
 
 
 Step = Callable[[State | None, int, int], tuple[State | None, R]]
-"""Given a state, the time and an amount: what becomes of the state (``None``: it stays), and a reply."""
+"""From a state, the time and an amount to the new state (``None``: unchanged) and a reply."""
 
 StepOf = Callable[[Any], Step[R]]
 
 
-class Part(NamedTuple):
-    """One piece of state that an operation touches: ``space`` or ``space:key``."""
+class StateKey(NamedTuple):
+    """The name and the type of one state that an operation touches.
+
+    Operators see ``space:key``, or ``space`` if ``key`` is empty.
+    """
 
     space: str
     key: str
-    kind: Kind
+    type: StateType
 
 
 class Script(NamedTuple):
-    """A Lua script. ``joins``: several calls of it may be sent as one, arguments end to end.
+    """A Lua script: its ``name`` and a function that returns its ``text``.
 
-    ``keys`` and ``arguments`` come first, once, whatever is joined. ``counted``: the text leaves its answer
-    in ``reply`` and does not return it; a server with a count of live workers adds that (``counted.lua``).
-    ``asking``: it goes to a node of a cluster that is just being given what it asks for. ``stripped``: only
-    the states are declared as KEYS, other keys are named as arguments (``stripped.lua``).
+    ``batchable``: several calls of it may be sent as one, arguments end to end. ``keys`` and ``arguments``
+    come first, once, however many calls are joined. ``with_worker_count``: the text leaves its answer in
+    ``reply`` and does not return it; a server adds the number of live workers (``redis/worker_count.lua``).
+    ``asking``: the call goes to a cluster node that is importing the slot. ``states_only``: only the states
+    are declared as KEYS, other keys are passed as arguments (``redis/states_only.lua``).
     """
 
     name: str
     text: Callable[[], str]
-    joins: bool = False
+    batchable: bool = False
     keys: tuple[str, ...] = ()
     arguments: tuple[int | str | bytes, ...] = ()
-    counted: bool = False
+    with_worker_count: bool = False
     asking: bool = False
-    stripped: bool = False
+    states_only: bool = False
 
 
 class Outage(NamedTuple):
-    """What a worker on its own knows: since when, why, and among how many the limit is shared.
+    """An outage of the shared store as one worker knows it: since when, why, and how many workers there are.
 
     ``since`` is in Unix seconds, for people; ``since_us`` by the clock of the local state. ``denied``: the
-    server is there and does not let us in. ``full``: this worker has no room for another key.
+    server is reachable and refuses this worker. ``full``: this worker has no room for another key.
     """
 
     since: float
     since_us: int
-    why: str
-    workers: int
+    reason: str
+    worker_count: int
     denied: bool = False
     full: bool = False
 
 
-class Operation(Protocol[R_co]):
-    """Something to be done to some states in one atomic step."""
+class Fallback(NamedTuple):
+    """Since when (Unix seconds) and why a worker decides from its local share, and among how many workers."""
+
+    since: float
+    reason: str
+    worker_count: int
+
+
+class Operation(ABC, Generic[R_co]):
+    """A change to some states in one atomic step, with a reply.
+
+    A local engine needs ``step`` and ``state_keys``. Engines that run Lua on a server need ``script``,
+    ``script_keys``, ``script_args`` and ``parse``.
+    """
+
+    __slots__ = ()
+
+    changes_override: bool = False
+    """Whether it writes an override that bound limits follow (see :meth:`Store.bind`)."""
 
     @property
-    def parts(self) -> Sequence[Part]:
+    @abstractmethod
+    def state_keys(self) -> Sequence[StateKey]:
         """The states it touches, each once."""
 
-    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], R_co]:
-        """Return what shall become of each state (``None``: unchanged, ``GONE``: none) and the reply."""
-
     @property
-    def followed(self) -> bool:
-        """Whether it changes something that bound steppers follow (see ``LocalStore.bind``)."""
-
-    @property
+    @abstractmethod
     def script(self) -> Script:
-        """The twin of ``step`` for a server."""
+        """The Lua twin of ``step``."""
 
-    def key_names(self) -> Sequence[str]:
+    @property
+    def reply_size(self) -> int:
+        """How many elements of a batched script's reply belong to this operation."""
+        return 1
+
+    @abstractmethod
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], R_co]:
+        """Return the new state of each key (``None``: unchanged, ``GONE``: delete) and the reply."""
+
+    def script_keys(self) -> Sequence[str]:
         """Return KEYS for the script."""
+        return [key_text(key.space, key.key) for key in self.state_keys]
 
-    def arguments(self) -> Sequence[int | str | bytes]:
+    @abstractmethod
+    def script_args(self) -> Sequence[int | str | bytes]:
         """Return ARGV for the script, after the time."""
 
-    def undo(self, reply: Any) -> Operation[Any] | None:
-        """Return what gives back what ``reply`` granted, for a caller that is gone; or nothing."""
-
-    def alone(self, outage: Outage) -> Operation[R_co] | None:
-        """Return what to do in its place to this worker's own state while the shared one is out of reach.
-
-        ``None``: it makes sense only where all can see it.
-        """
-
+    @abstractmethod
     def parse(self, raw: Sequence[Any]) -> R_co:
         """Read the script's reply (the part of it that belongs to this operation)."""
 
-    @property
-    def fields(self) -> int:
-        """How many elements of a joined script's reply belong to this operation."""
+    def undo(self, reply: Any) -> Operation[Any] | None:
+        """Return the operation that gives back what ``reply`` granted to a caller that was cancelled."""
+        return None
+
+    def fallback(self, outage: Outage) -> Operation[R_co] | None:
+        """Return what to apply to this worker's local state while the shared store is unreachable.
+
+        ``None``: it makes sense only where all workers see it.
+        """
+        return None
 
 
-class Store(Protocol):
-    """A state engine."""
-
-    @property
-    def clock(self) -> Clock:
-        """The clock for waits; local stores decide by it too."""
-
-    def apply(self, operation: Operation[R]) -> R:
-        """Carry out an operation, blocking."""
-
-    async def apply_async(self, operation: Operation[R]) -> R:
-        """Carry out an operation without holding up the event loop."""
-
-    def entries(self, space: str) -> dict[str, bytes]:
-        """Return the live records of a space, by key. Not one atomic view."""
-
-    async def entries_async(self, space: str) -> dict[str, bytes]:
-        """Return what ``entries`` returns, without holding up the event loop."""
-
-    def close(self) -> None:
-        """Let go of connections and files. The state itself stays where it is shared."""
+class WouldBlock(Exception):  # noqa: N818 - a signal between a store and its caller, not an error
+    """The decision cannot be made without waiting."""
 
 
-class Busy(Exception):  # noqa: N818 - a signal between a store and its caller, not an error
-    """It cannot be decided at once, without waiting for somebody."""
+class BoundLimit(ABC):
+    """An algorithm tied to a store: the direct path for the hot operation.
 
-
-class Bound(Protocol):
-    """A stepper tied to a store: the direct path for the hot operation.
-
-    Keys may be whatever the callable given to ``bind`` turns into the text of a key.
+    Keys may be anything that ``Binding.key_text`` turns into the text of a key.
     """
 
+    __slots__ = ()
+
+    decides_in_process: bool = True
+    """Whether ``try_acquire`` can answer without a round trip."""
+
     @property
-    def stepper(self) -> Stepper:
-        """The stepper in force: the one bound, as an operator may have changed it."""
+    def remote(self) -> Any:
+        """The limit's remote side, where a server decides; ``None`` where this process does."""
+        return None
 
-    async def stepper_async(self) -> Stepper:
-        """Return the stepper in force, without holding up the event loop."""
+    @property
+    def leases(self) -> Any:
+        """The lease client, where tokens are taken ahead; ``None`` where they are not."""
+        return None
 
-    def attempt(self, key: Any, cost: int) -> int:
-        """Apply ``step`` to a key and return the wait in microseconds, or raise ``Busy`` at once."""
+    try_acquire: Callable[[Any, int], int]
+    """Apply ``step`` to a key and return the wait in microseconds, or raise ``WouldBlock``."""
 
-    def take(self, key: Any, cost: int) -> int:
-        """Do the same, waiting as long as the store allows; blocking."""
+    acquire: Callable[[Any, int], int]
+    """Do the same, waiting as long as the store allows; blocking."""
 
-    async def take_async(self, key: Any, cost: int) -> int:
-        """Do the same, without holding up the event loop."""
+    @property
+    @abstractmethod
+    def algorithm(self) -> Algorithm:
+        """The algorithm in force: the bound one under the current override."""
 
+    @abstractmethod
+    async def algorithm_async(self) -> Algorithm:
+        """Return the algorithm in force without blocking the event loop."""
 
-class LocalBound(Bound, Protocol):
-    """A stepper tied to a store of this process, which can be asked for more than a wait."""
+    @property
+    def cached_algorithm(self) -> Any:
+        """The algorithm in force as this process last saw it. Never blocks.
 
-    def short_way(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
-        """Return what ``attempt`` is, for another step: ``step_of`` makes it from the stepper in force."""
-
-
-class LocalStore(Store, Protocol):
-    """A store whose operations take microseconds, in this process."""
-
-    def bind(self, stepper: Stepper, space: str, change: Part, written: Callable[[Any], str]) -> LocalBound:
-        """Tie a stepper to a space; it follows what is recorded at ``change``.
-
-        ``written`` turns what callers use as a key into its text, and rejects what is none. It is asked
-        only about keys the store does not know yet.
+        A bound limit whose ``algorithm`` may wait, for a lock or a server, must override this.
         """
+        return self.algorithm
+
+    @abstractmethod
+    def acquire_async(self, key: Any, cost: int) -> Coroutine[Any, Any, int]:
+        """Do what ``acquire`` does without blocking the event loop."""
+
+
+class LocalBoundLimit(BoundLimit):
+    """An algorithm tied to a store of this process or machine, which can do more than return a wait."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def fast_path(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
+        """Return what ``try_acquire`` is, for another step, which ``step_of`` makes from the algorithm."""
+
+
+class Binding(NamedTuple):
+    """What a store needs to bind a limit.
+
+    ``override`` is the record that bound limits follow. ``key_text`` turns what callers use as a key into its
+    text and rejects what cannot be a key; it is called only for keys the store does not know yet.
+    ``operation`` makes the operation that takes an amount from a key, for stores that apply operations.
+    """
+
+    algorithm: Algorithm
+    space: str
+    override: StateKey
+    key_text: Callable[[Any], str]
+    operation: Callable[[str, int], Operation[int]]
+
+
+class HeartbeatSubscriber(ABC):
+    """Polls the store, or reports to it, between two heartbeats; a breaker's local view is an example."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def heartbeat_operation(self) -> Operation[Any] | None:
+        """Return the operation to apply now; ``None`` if there is nothing to do."""
+
+    @abstractmethod
+    def on_heartbeat_reply(self, reply: Any) -> None:
+        """Handle the reply, on the heartbeat's thread. Must not raise."""
+
+    def recovery_operation(self) -> Operation[Any] | None:
+        """Return what copies knowledge that the shared store may have lost into the local state."""
+        return None
+
+
+OverrideListener = ref[Callable[[bytes | None], None]]
+"""A weak reference to a function that is called with a record's value (``None``: no record)."""
+
+
+class InProcessStates(Protocol):
+    """States in dictionaries of this process, for callers with a fast path of their own."""
+
+    clock: Clock
+
+    fast_path_until_us: int
+    """Until when, by ``clock``, a caller may replace a state without the store's lock."""
+
+    def space_states(self, space: str, state_type: StateType) -> dict[str, State]:
+        """Return the live dictionary of a space. Callers may replace states but never add a key."""
+
+
+class Store(ABC):
+    """A state engine.
+
+    Required: ``apply`` and ``apply_async``. Every other member has a working default; an engine overrides
+    those it can do better. An engine raises a ``StateError`` subclass when it cannot carry out an operation:
+
+    - ``StateUnavailableError``: it cannot be reached or used; the operation had no effect, or the caller
+      cannot know. The worker decides from its local share until a probe succeeds.
+    - ``StateTimeoutError``: no answer in time; the operation may have taken effect. As above.
+    - ``StateAuthError``: it refuses the credentials. Before the first reply it reaches the caller; later, as
+      above.
+    - ``StatePermissionError``, ``StateTypeError``, ``StateFullError``: the operation's key cannot be used.
+      Only that key is decided from the local share.
+
+    A raw ``OSError`` counts as ``StateUnavailableError``, a raw ``TimeoutError`` as ``StateTimeoutError``.
+    Any other exception is a bug of the engine and reaches the caller.
+    """
+
+    clock: Clock = MONOTONIC
+    """The clock for waits; engines of one machine decide by it too."""
+
+    address: str = "state"
+    """What the state is called in events, log lines and metrics; without credentials."""
+
+    shared: bool = True
+    """Whether other processes see the state. A shared engine gets failover when it is opened by its URL."""
+
+    decides_in_process: bool = False
+    """Whether an operation takes microseconds in this process, without a server; ``bind`` then works."""
+
+    has_heartbeat: bool = False
+    """Whether the store has a heartbeat, which polls for subscribers and reads overrides."""
+
+    batch_size: int = 1
+    """How many operations ``apply_many`` sends in one call, at most."""
+
+    state_bytes_max: int | None = None
+    """The largest state it keeps; ``None``: no limit."""
+
+    @abstractmethod
+    def apply(self, operation: Operation[R]) -> R:
+        """Carry out an operation, blocking. Raises ``StateError`` where that is not possible."""
+
+    @abstractmethod
+    def apply_async(self, operation: Operation[R]) -> Coroutine[Any, Any, R]:
+        """Carry out an operation without blocking the event loop."""
+
+    def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Carry out several operations; returns for each its reply, or the error of its key."""
+        replies: list[Any] = []
+        for operation in operations:
+            try:
+                replies.append(self.apply(operation))
+            except KEY_ERRORS as error:
+                replies.append(error)
+        return replies
+
+    def entries(self, space: str) -> dict[str, bytes]:
+        """Return the live records of a space, by key, not as one atomic view.
+
+        An engine that cannot list returns none: the dashboard and ``comporta top`` then show no upstreams.
+        """
+        return {}
+
+    async def entries_async(self, space: str) -> dict[str, bytes]:
+        """Return what ``entries`` returns, without blocking the event loop."""
+        return self.entries(space)
+
+    def bind(self, binding: Binding) -> LocalBoundLimit | None:
+        """Tie a limit's algorithm to this store; ``None`` where every decision is an operation."""
+        return None
+
+    def probe(self) -> None:  # noqa: B027 - a default
+        """Check that the store can be used; raise the ``StateError`` that says why not. May block."""
+
+    @property
+    def primary(self) -> Store:
+        """The engine itself, if this store stands in front of one."""
+        return self
+
+    @property
+    def worker_count(self) -> int | None:
+        """How many workers share this state, as far as this one knows."""
+        return None
+
+    @property
+    def fallback(self) -> Fallback | None:
+        """Why this worker decides from its local share; ``None`` while the store is reachable."""
+        return None
+
+    @property
+    def memory(self) -> InProcessStates | None:
+        """This store, if its state is a dictionary of this process that callers may use directly."""
+        return None
+
+    @property
+    def large_states_max(self) -> int | None:
+        """How many histories, the largest states there are, it keeps; ``None``: no limit."""
+        return None
+
+    def report_worker_count_to(self, callback: Callable[[int], None]) -> None:  # noqa: B027 - a default
+        """Call ``callback`` with the number of live workers whenever a reply carries it."""
+
+    def subscribe(self, subscriber: HeartbeatSubscriber) -> None:  # noqa: B027 - a default
+        """Poll for a subscriber for as long as it is referenced elsewhere, if there is a heartbeat."""
+
+    def follow(self, space: str, key: str, listener: OverrideListener) -> None:  # noqa: B027 - a default
+        """Pass a record to ``listener`` about once a second, if there is a heartbeat."""
+
+    def start_heartbeat(self) -> bool:
+        """Start the heartbeat if there is one and it is not running; false if none runs."""
+        return False
+
+    def poll_soon(self) -> None:  # noqa: B027 - a default
+        """Poll for the subscribers now rather than at the next turn of the heartbeat."""
+
+    def close(self) -> None:  # noqa: B027 - a default
+        """Close connections and files. A shared state stays where it is. A second call does nothing."""
+
+    def close_connections(self) -> None:  # noqa: B027 - a default
+        """Close the connections of blocking callers; they reopen when needed. The state stays."""
+
+    async def aclose(self) -> None:  # noqa: B027 - a default
+        """Close connections, those of the running event loop included; they reopen when needed."""
 
 
 def key_text(space: str, key: str) -> str:

@@ -1,16 +1,18 @@
-"""What a flow can want of a store and its clock."""
+"""Effects of flows that need a store or its clock: apply operations, and sleep.
+
+A flow yields an effect and receives its result (``flow.py``); it does not know whether its driver blocks or
+awaits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from comporta.clock import Clock
-from comporta.errors import StateError, StateForbiddenError, StateFullError, StateTypeError
+from comporta.errors import StateError
+from comporta.flow import running_loop
 from comporta.stores.base import Operation, Store
-
-OF_ONE_KEY: Final = (StateForbiddenError, StateFullError, StateTypeError)
-"""Troubles that concern one key only: the rest can be told and read without it."""
 
 
 class Apply:
@@ -31,22 +33,8 @@ class Apply:
         return await self._store.apply_async(self._operation)
 
 
-def asked(store: Store, operations: Sequence[Operation[Any]]) -> list[Any]:
-    """Carry out some operations, in one call where that can be; returns the replies, or errors of one key."""
-    if hasattr(store, "apply_all"):
-        replies: list[Any] = store.apply_all(operations)
-        return replies
-    found: list[Any] = []
-    for operation in operations:
-        try:
-            found.append(store.apply(operation))
-        except OF_ONE_KEY as error:
-            found.append(error)
-    return found
-
-
-class ApplyAll:
-    """Effect: apply some operations, many in one call where that can be; the result has errors among it."""
+class ApplyMany:
+    """Effect: apply several operations, in one call where the store can; errors are among the results."""
 
     __slots__ = ("_operations", "_store")
 
@@ -55,29 +43,30 @@ class ApplyAll:
         self._operations = operations
 
     def block(self) -> list[Any]:
-        """Apply them, blocking; one that fails for a reason of its own is not the end of the others."""
+        """Apply them, blocking. An error of the whole store is the result of each."""
         try:
-            return asked(self._store, self._operations)
+            return self._store.apply_many(self._operations)
         except StateError as error:
             return [error] * len(self._operations)
 
     async def wait(self) -> list[Any]:
-        """Apply them, awaiting: those of one moment go together."""
+        """Apply them, awaiting. A server store sends the operations of one tick together."""
         import asyncio  # noqa: PLC0415 - see clock.py
 
-        asking = [self._store.apply_async(operation) for operation in self._operations]
-        return [_known(reply) for reply in await asyncio.gather(*asking, return_exceptions=True)]
+        running_loop()
+        calls = [self._store.apply_async(operation) for operation in self._operations]
+        return [_reraise_unexpected(reply) for reply in await asyncio.gather(*calls, return_exceptions=True)]
 
 
-def _known(reply: Any) -> Any:
-    """Return a reply or an error of the state; any other error is whose mistake it is."""
+def _reraise_unexpected(reply: Any) -> Any:
+    """Return a reply or a ``StateError``; raise any other exception."""
     if isinstance(reply, BaseException) and not isinstance(reply, StateError):
         raise reply
     return reply
 
 
 class Sleep:
-    """Effect: let time pass."""
+    """Effect: wait for some seconds of a clock."""
 
     __slots__ = ("_clock", "_seconds")
 
@@ -86,9 +75,9 @@ class Sleep:
         self._seconds = seconds
 
     def block(self) -> None:
-        """Hold the thread."""
+        """Block the thread."""
         self._clock.sleep(self._seconds)
 
     async def wait(self) -> None:
-        """Hold nothing."""
+        """Wait without blocking the event loop."""
         await self._clock.sleep_async(self._seconds)

@@ -1,18 +1,18 @@
-"""One hour of numbers by name, summed over all workers, in slots of ten seconds by the clock of the state.
+"""One hour of numbers per series, summed over all workers, in slots of 10 s by the store's clock.
 
-A worker's own clock says nothing here: whoever reads turns the age of a slot into a time of its own. A slot
-is ``COLUMNS`` numbers below 2**32, which stay at the most when they would pass it. To some of them workers
-add (calls), others they set, and the last word counts (a limit), in others they mark what was so at any time
-(how a circuit stood). What the columns mean is not known here (``watching/series.py``).
+A slot is ``COLUMNS`` numbers below 2**32; a number that would exceed that stays at the maximum. Workers add
+to some columns (calls), set others to their latest value (a limit), and mark in others what was true at any
+time of the slot (a circuit's states). A worker's own clock is not used: a reader converts the age of a slot
+into its own time. What the columns mean is not known here (``fleet/series.py``).
 
-On a server a series is one hash, with a field for each slot. In memory and on this machine it is a ring of
-``CHUNKS`` records of up to ``CHUNK_SLOTS`` slots each, 3.6 KB at the most: one more than an hour takes, as
-the newest is still being filled. A ``shared://`` table has room for a 32nd as many large records as it has
-keys (512 with the default of 16,384, 128 at the least), all kinds together. Breakers and permits need them,
-too, so histories should have half of them and no more (:func:`series_room`: 23 series, 5 at the least). Where
-the table is full ``Tell`` ends in ``StateFullError``, and what is there stays.
+On a server a series is one hash with a field for each slot. Other engines keep it as a ring of ``CHUNKS``
+records of up to ``CHUNK_SLOTS`` slots each, at most 3.6 KB: one record more than an hour takes, because the
+newest is still being filled. A ``shared://`` table has room for 1/32 as many large records as it has keys
+(512 with the default of 16,384, and at least 128), for all types of state together. Breakers and permits need
+them too, so histories use at most half of them (:func:`series_capacity`: 23 series, at least 5). If the table
+is full, ``RecordHistory`` raises ``StateFullError`` and changes nothing.
 
-Twin: ``history.lua``.
+Lua twin: ``history.lua``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from comporta.clock import SECOND_US
-from comporta.names import NAMES_ALLOWED, is_name
-from comporta.stores.base import GONE, Part, Script, State, key_text
+from comporta.names import NAME_RULE, is_valid_name
+from comporta.stores.base import GONE, Operation, R, Script, State, StateKey, key_text
 from comporta.stores.lua import lua
-from comporta.stores.naming import named
 from comporta.stores.records import RECORD
+from comporta.stores.redis.errors import translate_error
 
 SPACE: Final = "comporta_history"
 SLOT_SECONDS: Final = 10
@@ -36,90 +36,80 @@ SLOTS: Final = 360
 COLUMNS: Final = 24
 NUMBER_MAX: Final = 2**32 - 1
 POWERS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-"""What can be marked in a column."""
+"""The values that can be marked in a column."""
 
 SERIES_MAX: Final = 100
-"""How many series a process tells of; who keeps them sees to it."""
+"""How many series one process records, at most; the fleet publisher enforces it."""
 
 CHUNK_SLOTS: Final = 36
 CHUNKS: Final = SLOTS // CHUNK_SLOTS + 1
 
 SLOT_US: Final = SLOT_SECONDS * SECOND_US
-KEPT_US: Final = (SLOTS + 1) * SLOT_US
+RETENTION_US: Final = (SLOTS + 1) * SLOT_US
 
 _ENTRY = Struct(f"<{1 + COLUMNS}I")
 _NUMBER = Struct("<I")
 _DIGITS_MAX = 11  # more than the largest number has
 
 
-class Slot(NamedTuple):
-    """Some numbers, and how many seconds ago their ten seconds began."""
+class HistorySlot(NamedTuple):
+    """The numbers of one slot, and how many seconds ago it began."""
 
     age: float
     numbers: tuple[int, ...]
 
 
 class History(NamedTuple):
-    """What was told of a series, the oldest slot first; slots of which nothing was told are left out."""
+    """The slots of a series, the oldest first; slots without numbers are left out."""
 
     now_us: int
-    slots: list[Slot]
+    slots: list[HistorySlot]
 
 
-def series_room(large_records: int) -> int:
-    """Return how many series a table should hold that has room for so many large records."""
+def series_capacity(large_records: int) -> int:
+    """Return how many series a table with room for ``large_records`` should hold."""
     return min(large_records // 2 // CHUNKS, SERIES_MAX)
 
 
-def is_series(name: str) -> bool:
-    """Whether a series may be called so: a name, or a kind and a name with a dot between them."""
-    return all(map(is_name, name.split(".", 1)))
+def is_series_name(name: str) -> bool:
+    """Whether a text is the name of a series: a name, or ``kind.name``."""
+    return all(map(is_valid_name, name.split(".", 1)))
 
 
-class _HistoryOperation:
-    """What telling and recalling have in common: the series."""
+class _HistoryOperation(Operation[R]):
+    """Base of the operations on one series."""
 
     __slots__ = ("_series",)
 
-    script = Script("history", partial(lua, "stores", "history"), joins=True)
-    followed = False
-    fields = 1
+    script = Script("history", partial(lua, "stores/history"), batchable=True)
 
     def __init__(self, series: str) -> None:
-        if not is_series(series):
-            raise ValueError(f"series must be a name ({NAMES_ALLOWED}) or kind.name, got {series!r:.120}")
+        if not is_series_name(series):
+            raise ValueError(f"series must be a name ({NAME_RULE}) or kind.name, got {series!r:.120}")
         self._series = series
 
     @property
-    def parts(self) -> list[Part]:
-        """All chunks of the series: which of them it is about, time tells."""
-        return [Part(SPACE, f"{self._series}:{number}", RECORD) for number in range(CHUNKS)]
+    def state_keys(self) -> list[StateKey]:
+        """All chunks of the series; the time decides which of them an operation uses."""
+        return [StateKey(SPACE, f"{self._series}:{number}", RECORD) for number in range(CHUNKS)]
 
-    def key_names(self) -> list[str]:
-        """The series."""
+    def script_keys(self) -> list[str]:
+        """The key of the series."""
         return [key_text(SPACE, self._series)]
 
-    def _answer(self, raw: Sequence[Any]) -> Any:
-        """Return what stands there for this series; an error in its place names the key."""
+    def _checked_answer(self, raw: Sequence[Any]) -> Any:
+        """Return this series' part of a batched reply; raises if it is an error."""
         [answer] = raw
         if isinstance(answer, bytes):
-            key = repr(self.key_names()[0])
-            raise named(RuntimeError(answer.decode("utf-8", "replace")), key, key)
+            key = repr(self.script_keys()[0])
+            raise translate_error(RuntimeError(answer.decode("utf-8", "replace")), key, key)
         return answer
 
-    @staticmethod
-    def undo(reply: object) -> None:
-        """What was told has happened, whoever waits for the answer."""
 
-    @staticmethod
-    def alone(outage: object) -> None:
-        """A history is everybody's, or it is none."""
+class RecordHistory(_HistoryOperation[int]):
+    """Add ``adds`` to the first columns of the current slot, and ``sets`` others; returns the slot's number.
 
-
-class Tell(_HistoryOperation):
-    """Add to columns of the present slot, from the first on, and set others; returns the slot's number.
-
-    ``marks`` are columns and powers of two, each of which is in the sum of its column from now on.
+    ``marks`` are pairs of a column and a power of two: that bit of the column is set.
     """
 
     __slots__ = ("_adds", "_marks", "_sets")
@@ -150,24 +140,26 @@ class Tell(_HistoryOperation):
         self._sets = {column: min(number, NUMBER_MAX) for column, number in sets.items()}
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], int]:
-        """Change one slot, and drop what is more than an hour away: a clock may be set back, too."""
+        """Update the current slot and drop slots more than an hour away, in the future too."""
         now = now_us // SLOT_US
-        here = _place(now)
+        current, chunks = _chunk_index(now), _chunks(states)
         new: list[State | None] = [
-            None if place == here else _pruned(chunk, now, now_us)
-            for place, chunk in enumerate(_chunks(states))
+            None if index == current else _prune_chunk(chunk, now, now_us)
+            for index, chunk in enumerate(chunks)
         ]
-        new[here] = self._written(_chunks(states)[here], now, now_us)
+        new[current] = self._updated_chunk(chunks[current], now, now_us)
         return new, now
 
-    def _written(self, chunk: bytes, now: int, now_us: int) -> State:
-        """Return the chunk of the present slot as it is afterwards."""
-        kept = _kept(chunk, now - SLOTS + 1, now)
-        was = kept.pop() if kept and _number(kept[-1], 0) == now else bytes(_ENTRY.size)
-        return now_us + KEPT_US, b"".join([*kept, _ENTRY.pack(now, *self._told(_ENTRY.unpack(was)[1:]))])
+    def _updated_chunk(self, chunk: bytes, now: int, now_us: int) -> State:
+        """Return the chunk of the current slot with the slot updated."""
+        kept = _slots_between(chunk, now - SLOTS + 1, now)
+        previous = kept.pop() if kept and _slot_number(kept[-1], 0) == now else bytes(_ENTRY.size)
+        return now_us + RETENTION_US, b"".join(
+            [*kept, _ENTRY.pack(now, *self._updated_numbers(_ENTRY.unpack(previous)[1:]))]
+        )
 
-    def _told(self, was: Sequence[int]) -> list[int]:
-        numbers = list(was)
+    def _updated_numbers(self, previous: Sequence[int]) -> list[int]:
+        numbers = list(previous)
         for column, more in enumerate(self._adds):
             numbers[column] = min(numbers[column] + more, NUMBER_MAX)
         for column, number in self._sets.items():
@@ -176,19 +168,19 @@ class Tell(_HistoryOperation):
             numbers[column] |= power
         return numbers
 
-    def arguments(self) -> list[int | str | bytes]:
-        """Verb, how many columns to add to, what, and those to set and to mark by turns with what."""
+    def script_args(self) -> list[int | str | bytes]:
+        """The command, the numbers to add, and the columns to set and to mark with their values."""
         sets = [value for pair in self._sets.items() for value in pair]
         marks = [value for pair in self._marks for value in pair]
-        return ["tell", len(self._adds), *self._adds, len(self._sets), *sets, len(self._marks), *marks]
+        return ["record", len(self._adds), *self._adds, len(self._sets), *sets, len(self._marks), *marks]
 
     def parse(self, raw: Sequence[Any]) -> int:
-        """One number."""
-        return int(self._answer(raw))
+        """Read the number of the slot."""
+        return int(self._checked_answer(raw))
 
 
-class Recall(_HistoryOperation):
-    """Return what was told in the slots that began in the last ``seconds``, the present one among them."""
+class ReadHistory(_HistoryOperation[History]):
+    """Return the slots that began in the last ``seconds``, the current one included."""
 
     __slots__ = ("_count",)
 
@@ -199,35 +191,37 @@ class Recall(_HistoryOperation):
         self._count = ceil(seconds / SLOT_SECONDS)
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], History]:
-        """Look, change nothing."""
+        """Read the slots without changing them."""
         now = now_us // SLOT_US
         chunks = _chunks(states)
-        found = [entry for chunk in chunks for entry in _kept(chunk, now - self._count + 1, now)]
+        found = [entry for chunk in chunks for entry in _slots_between(chunk, now - self._count + 1, now)]
         return [None] * CHUNKS, _history(now_us, sorted(map(_ENTRY.unpack, found)))
 
-    def arguments(self) -> list[int | str | bytes]:
-        """Verb, and how many slots."""
-        return ["recall", self._count]
+    def script_args(self) -> list[int | str | bytes]:
+        """The command, and how many slots."""
+        return ["read", self._count]
 
     def parse(self, raw: Sequence[Any]) -> History:
-        """Read the moment, then numbers of slots and what is in them, by turns."""
-        now_us, *rest = self._answer(raw)
+        """Read the time, then slot numbers and their texts, in turns."""
+        now_us, *rest = self._checked_answer(raw)
         found = zip(rest[::2], rest[1::2], strict=True)
-        return _history(int(now_us), [(int(number), *_numbers(text)) for number, text in found])
+        return _history(int(now_us), [(int(number), *_parse_numbers(text)) for number, text in found])
 
 
 def _history(now_us: int, found: list[tuple[int, ...]]) -> History:
-    return History(now_us, [Slot((now_us - number * SLOT_US) / 1e6, tuple(rest)) for number, *rest in found])
+    return History(
+        now_us, [HistorySlot((now_us - number * SLOT_US) / 1e6, tuple(rest)) for number, *rest in found]
+    )
 
 
-def _numbers(text: bytes) -> list[int]:
-    """Read a slot; what somebody may have written there that is none is nothing."""
+def _parse_numbers(text: bytes) -> list[int]:
+    """Read a slot's text; words that are not numbers are skipped."""
     found = [min(int(word[:_DIGITS_MAX]), NUMBER_MAX) for word in text.split() if word.isdigit()]
     return [*found, *[0] * COLUMNS][:COLUMNS]
 
 
-def _place(number: int) -> int:
-    """Return where in the ring a slot belongs."""
+def _chunk_index(number: int) -> int:
+    """Return the index of a slot's chunk in the ring."""
     return number // CHUNK_SLOTS % CHUNKS
 
 
@@ -235,23 +229,23 @@ def _chunks(states: Sequence[State | None]) -> list[bytes]:
     return [b"" if state is None else state[1] for state in states]
 
 
-def _pruned(chunk: bytes, now: int, now_us: int) -> State | None:
-    """Return a chunk without what is more than an hour away; nothing where nothing is."""
-    if not chunk or (now - SLOTS < _number(chunk, 0) and _number(chunk, -_ENTRY.size) <= now):
+def _prune_chunk(chunk: bytes, now: int, now_us: int) -> State | None:
+    """Return a chunk without slots more than an hour away; ``None`` if it is unchanged."""
+    if not chunk or (now - SLOTS < _slot_number(chunk, 0) and _slot_number(chunk, -_ENTRY.size) <= now):
         return None
-    kept = _kept(chunk, now - SLOTS + 1, now)
-    return (now_us + KEPT_US, b"".join(kept)) if kept else GONE
+    kept = _slots_between(chunk, now - SLOTS + 1, now)
+    return (now_us + RETENTION_US, b"".join(kept)) if kept else GONE
 
 
-def _kept(chunk: bytes, first: int, last: int) -> list[bytes]:
-    """Return the slots of a chunk from one to another, in order."""
-    if not chunk or _number(chunk, 0) > last or _number(chunk, -_ENTRY.size) < first:
+def _slots_between(chunk: bytes, first: int, last: int) -> list[bytes]:
+    """Return the slots of a chunk from number ``first`` to ``last``, in order."""
+    if not chunk or _slot_number(chunk, 0) > last or _slot_number(chunk, -_ENTRY.size) < first:
         return []
     entries = [chunk[start : start + _ENTRY.size] for start in range(0, len(chunk), _ENTRY.size)]
-    return [entry for entry in entries if first <= _number(entry, 0) <= last]
+    return [entry for entry in entries if first <= _slot_number(entry, 0) <= last]
 
 
-def _number(chunk: bytes, start: int) -> int:
-    """Return the number of the slot that is written there."""
+def _slot_number(chunk: bytes, start: int) -> int:
+    """Return the number of the slot at an offset."""
     number: int = _NUMBER.unpack_from(chunk, start)[0]
     return number

@@ -1,4 +1,4 @@
-"""The Lua files of the package, read when a script is first sent."""
+"""The Lua files of the package, read when a script is first used."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import cache
 
 
 @cache
-def lua(package: str, *names: str) -> str:
-    """Return the text of some Lua files of one of our packages: ``lua("limits", "take")``."""
-    from importlib.resources import files  # noqa: PLC0415 - a sixth of all that importing comporta costs
+def lua(*paths: str) -> str:
+    """Return the text of some Lua files, joined, such as ``lua("limits/support", "limits/acquire")``."""
+    from importlib.resources import files  # noqa: PLC0415 - a sixth of the time that importing comporta takes
 
-    folder = files(f"comporta.{package}")
-    return "\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names)
+    package = files("comporta")
+    return "\n".join(package.joinpath(f"{path}.lua").read_text("utf-8") for path in paths)

@@ -1,9 +1,10 @@
-"""Small records that live for a while: workers, leases, probes, operators' changes.
+"""Small records with an optional time to live, as operations: read, write, delete.
 
-A record is up to 4 KB of bytes under a key, with a time to live or none. It can be written only if
-absent, or only if it still holds what was read, so that an owner can be told from its successor.
+A record is up to 4 KB of bytes under a key. A write can require that the record is absent, or that it still
+holds the value that was read, so that a late owner cannot overwrite its successor's record. Registries, the
+journal, histories and operators' overrides are records.
 
-Twin: ``record.lua``.
+This module does not know what the bytes mean. Lua twin: ``record.lua``.
 """
 
 from __future__ import annotations
@@ -14,19 +15,29 @@ from struct import Struct
 from typing import Any
 
 from comporta.clock import to_us
-from comporta.stores.base import GONE, KEY_BYTES_MAX, Kind, Part, Script, State, key_text
+from comporta.stores.base import (
+    GONE,
+    KEY_BYTES_MAX,
+    Operation,
+    R,
+    Script,
+    State,
+    StateKey,
+    StateType,
+    key_text,
+)
 from comporta.stores.lua import lua
 
 VALUE_BYTES_MAX = 4096
 NEVER_US = 2**62
 ABSENT = b""
-"""As ``expected``: only if there is no record. No record is empty, so this is none's value."""
+"""As ``expected``: only if there is no record. No record has this value, because none is empty."""
 
 _HEAD = Struct("<qH")
 
 
 class _RecordCodec:
-    """When it ends, how long it is, and the bytes."""
+    """Layout of a record: when it expires, its length, and the bytes."""
 
     size = _HEAD.size + VALUE_BYTES_MAX
 
@@ -44,8 +55,8 @@ class _RecordCodec:
         return expires_us, bytes(buffer[start : start + length])
 
 
-class _RecordKind:
-    """State: when it ends, and the value."""
+class _RecordType(StateType):
+    """A record as a state: when it expires, and its value."""
 
     codec = _RecordCodec()
 
@@ -54,20 +65,19 @@ class _RecordKind:
         return int(state[0])
 
 
-RECORD = _RecordKind()
+RECORD = _RecordType()
 
 
-class _RecordOperation:
-    """What reading, writing and deleting have in common."""
+class _RecordOperation(Operation[R]):
+    """Base of the operations on one record."""
 
-    __slots__ = ("expected", "followed", "key", "space")
+    __slots__ = ("changes_override", "expected", "key", "space")
 
-    script = Script("record", partial(lua, "stores", "record"))
-    verb = ""
-    fields = 1
+    script = Script("record", partial(lua, "stores/record"))
+    command = ""
 
     def __init__(
-        self, space: str, key: str, expected: bytes | None = None, *, followed: bool = False
+        self, space: str, key: str, expected: bytes | None = None, *, changes_override: bool = False
     ) -> None:
         size = len(key_text(space, key).encode("utf-8", "surrogatepass"))
         if size > KEY_BYTES_MAX:
@@ -75,30 +85,18 @@ class _RecordOperation:
         self.space = space
         self.key = key
         self.expected = expected
-        self.followed = followed
+        self.changes_override = changes_override
 
     @property
-    def parts(self) -> list[Part]:
-        """The one record."""
-        return [Part(self.space, self.key, RECORD)]
+    def state_keys(self) -> list[StateKey]:
+        """The record."""
+        return [StateKey(self.space, self.key, RECORD)]
 
-    def key_names(self) -> list[str]:
-        """The one record."""
-        return [key_text(self.space, self.key)]
+    def script_args(self) -> list[int | str | bytes]:
+        """The command, whether a value is expected, and that value."""
+        return [self.command, 0 if self.expected is None else 1, self.expected or ABSENT]
 
-    def arguments(self) -> list[int | str | bytes]:
-        """Verb, whether a value is expected, and which."""
-        return [self.verb, 0 if self.expected is None else 1, self.expected or ABSENT]
-
-    @staticmethod
-    def undo(reply: object) -> None:
-        """Records stay as they were written, whoever waits for the answer."""
-
-    @staticmethod
-    def alone(outage: object) -> None:
-        """A record is there for all to see, or it is nothing."""
-
-    def _met(self, state: State | None, now_us: int) -> bool:
+    def _matches_expected(self, state: State | None, now_us: int) -> bool:
         return self.expected is None or (_value(state, now_us) or ABSENT) == self.expected
 
 
@@ -106,41 +104,41 @@ def _value(state: State | None, now_us: int) -> bytes | None:
     return None if state is None or state[0] <= now_us else bytes(state[1])
 
 
-def _said_yes(raw: Sequence[Any]) -> bool:
-    return {(0,): False, (1,): True}[tuple(raw)]  # anything else is no answer
+def _parse_flag(raw: Sequence[Any]) -> bool:
+    return {(0,): False, (1,): True}[tuple(raw)]  # any other reply is malformed
 
 
-class Read(_RecordOperation):
-    """Return the value, or ``None``."""
+class ReadRecord(_RecordOperation[bytes | None]):
+    """Return the value of a record, or ``None`` if there is none."""
 
-    verb = "read"
+    command = "read"
 
     def step(
         self, states: Sequence[State | None], now_us: int
     ) -> tuple[Sequence[State | None], bytes | None]:
-        """Look, change nothing."""
+        """Read the record without changing it."""
         return [None], _value(states[0], now_us)
 
     @staticmethod
     def parse(raw: Sequence[Any]) -> bytes | None:
-        """Return the value as bytes."""
+        """Read the value."""
         if not raw:
             return None
         [value] = raw
         if not isinstance(value, bytes):
-            raise TypeError("no value")
+            raise TypeError("expected bytes")
         return value
 
 
-class Write(_RecordOperation):
+class WriteRecord(_RecordOperation[bool]):
     """Write a value for ``ttl`` seconds (``None``: until deleted) and return whether it was written.
 
-    ``expected``: only if the record still holds this; ``ABSENT``: only if there is none.
+    ``expected``: write only if the record still holds this value; ``ABSENT``: only if there is no record.
     """
 
     __slots__ = ("ttl_us", "value")
 
-    verb = "write"
+    command = "write"
 
     def __init__(
         self,
@@ -150,9 +148,9 @@ class Write(_RecordOperation):
         ttl: float | None,
         expected: bytes | None = None,
         *,
-        followed: bool = False,
+        changes_override: bool = False,
     ) -> None:
-        super().__init__(space, key, expected, followed=followed)
+        super().__init__(space, key, expected, changes_override=changes_override)
         if not 1 <= len(value) <= VALUE_BYTES_MAX:
             raise ValueError(f"value must be 1 to {VALUE_BYTES_MAX} bytes, got {len(value)}")
         if ttl is not None and not 0.001 <= ttl <= 1e9:
@@ -161,28 +159,28 @@ class Write(_RecordOperation):
         self.ttl_us = None if ttl is None else to_us(ttl)
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], bool]:
-        """Write, if the expectation is met."""
-        if not self._met(states[0], now_us):
+        """Write the value if the record holds what is expected."""
+        if not self._matches_expected(states[0], now_us):
             return [None], False
-        ends_us = NEVER_US if self.ttl_us is None else now_us + self.ttl_us
-        return [(ends_us, self.value)], True
+        expires_us = NEVER_US if self.ttl_us is None else now_us + self.ttl_us
+        return [(expires_us, self.value)], True
 
-    def arguments(self) -> list[int | str | bytes]:
-        """Add the value and its life in milliseconds (0: for ever)."""
-        return [*super().arguments(), self.value, 0 if self.ttl_us is None else self.ttl_us // 1000]
+    def script_args(self) -> list[int | str | bytes]:
+        """Add the value and its time to live in milliseconds (0: none)."""
+        return [*super().script_args(), self.value, 0 if self.ttl_us is None else self.ttl_us // 1000]
 
     @staticmethod
     def parse(raw: Sequence[Any]) -> bool:
-        """1 is written."""
-        return _said_yes(raw)
+        """Read 1 for written, 0 for not."""
+        return _parse_flag(raw)
 
 
-class Delete(_RecordOperation):
-    """Delete whatever is there, a record or a state of another kind, and return whether there was one."""
+class DeleteRecord(_RecordOperation[bool]):
+    """Delete a record, or a state of another type, and return whether there was one."""
 
-    __slots__ = ("kind",)
+    __slots__ = ("state_type",)
 
-    verb = "delete"
+    command = "delete"
 
     def __init__(
         self,
@@ -190,24 +188,24 @@ class Delete(_RecordOperation):
         key: str,
         expected: bytes | None = None,
         *,
-        followed: bool = False,
-        kind: Kind | None = None,
+        changes_override: bool = False,
+        state_type: StateType | None = None,
     ) -> None:
-        super().__init__(space, key, expected, followed=followed)
-        self.kind = kind or RECORD
+        super().__init__(space, key, expected, changes_override=changes_override)
+        self.state_type = state_type or RECORD
 
     @property
-    def parts(self) -> list[Part]:
-        """The one state."""
-        return [Part(self.space, self.key, self.kind)]
+    def state_keys(self) -> list[StateKey]:
+        """The state."""
+        return [StateKey(self.space, self.key, self.state_type)]
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], bool]:
-        """Delete, if the expectation is met."""
-        if states[0] is None or not self._met(states[0], now_us):
+        """Delete the state if it is what is expected."""
+        if states[0] is None or not self._matches_expected(states[0], now_us):
             return [None], False
         return [GONE], True
 
     @staticmethod
     def parse(raw: Sequence[Any]) -> bool:
-        """1 is deleted."""
-        return _said_yes(raw)
+        """Read 1 for deleted, 0 for not."""
+        return _parse_flag(raw)

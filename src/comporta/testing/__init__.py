@@ -1,24 +1,35 @@
-"""For tests: ours, and those of whoever builds on comporta or writes a store of their own.
+"""Tools for tests: a manual clock, real servers, a fault-injecting proxy and simulated upstreams.
 
-``ManualClock`` moves time by hand; ``StoreConformance`` is what every store must pass; ``Server``,
-``Sentinels`` and ``Cluster`` start real Valkeys or Redises on free ports, and ``FaultProxy`` stands between
-them and whoever asks; ``PostgresServer`` starts a real database; ``SimulatedUpstream`` is what a program
-depends on, with a limit of its own; ``SheetsServer`` stands in for Google Sheets, ``ProcurementServer`` for
-two procurement portals with their bad days.
+What users import from here:
+
+- ``clock``: ``ManualClock``, time that a test moves.
+- ``conformance``: ``StoreConformance``, the tests that every store must pass.
+- ``redis_server``, ``redis_sentinels``, ``redis_cluster``: ``Server``, ``Sentinels`` and ``Cluster`` start
+  real Valkey or Redis servers on free ports; ``certificates`` makes the ``Certificate`` they use for TLS.
+- ``postgres_server``: ``PostgresServer`` starts a real PostgreSQL.
+- ``programs``: ``find_servers`` and ``find_postgres`` locate the programs of these servers.
+- ``proxy``: ``FaultProxy`` delays, loses or corrupts the traffic between a client and a server.
+- ``simulated_upstream``: ``SimulatedUpstream``, an HTTP server with a rate limit of its own.
+- ``sheets_server``: ``SheetsServer``, a stand-in for Google Sheets and Drive.
+- ``procurement``: ``ProcurementServer``, two simulated procurement portals (``SimulatedPortal``);
+  ``python -m comporta.testing.portals`` runs it as a process.
+
+Behind them: ``faults`` and ``proxy_connection`` (the proxy), ``http_server``, ``fake_spreadsheet``,
+``sheets_service``, ``fake_tenders``, ``resp`` (the Redis protocol), ``lifecycle`` and ``temp_directory``.
 """
 
 from comporta.testing.certificates import Certificate
 from comporta.testing.clock import ManualClock
-from comporta.testing.clusters import Cluster
 from comporta.testing.conformance import StoreConformance
-from comporta.testing.postgres import PostgresServer
+from comporta.testing.postgres_server import PostgresServer
 from comporta.testing.procurement import ProcurementServer, SimulatedPortal
 from comporta.testing.programs import find_postgres, find_servers
 from comporta.testing.proxy import FaultProxy
-from comporta.testing.sentinels import Sentinels
-from comporta.testing.servers import Server
-from comporta.testing.sheets import SheetsServer
-from comporta.testing.upstreams import SimulatedUpstream
+from comporta.testing.redis_cluster import Cluster
+from comporta.testing.redis_sentinels import Sentinels
+from comporta.testing.redis_server import Server
+from comporta.testing.sheets_server import SheetsServer
+from comporta.testing.simulated_upstream import SimulatedUpstream
 
 __all__ = [
     "Certificate",

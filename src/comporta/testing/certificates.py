@@ -1,6 +1,6 @@
-"""Certificates to throw away, for servers that speak TLS in tests.
+"""Short-lived TLS certificates for servers in tests.
 
-The standard library can check certificates but not make them, so the program ``openssl`` does.
+The standard library can verify certificates but cannot create them, so this uses the program ``openssl``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from comporta.testing.folders import Folder
+from comporta.testing.temp_directory import TempDirectory
 
 _DAYS = "2"
 
-# Our own settings, so that those of the machine do not matter. The extensions are what Python 3.13 and newer
-# insist on when they verify strictly.
+# A configuration of our own, so that the machine's does not matter. Python 3.13 and newer require these
+# extensions, because they verify certificates strictly.
 _CONFIGURATION = """
 [req]
 distinguished_name = name
@@ -34,25 +34,28 @@ authorityKeyIdentifier = keyid
 
 
 class Certificate:
-    """A certificate for 127.0.0.1 and localhost, and the authority that signed it and nothing else."""
+    """A certificate for 127.0.0.1 and localhost, and the certificate authority (CA) that signed it.
+
+    ``cert_file``, ``key_file`` and ``ca_file`` are paths of PEM files.
+    """
 
     def __init__(self) -> None:
         program = shutil.which("openssl")
         if program is None:
-            raise RuntimeError("tls=True needs the program openssl to make a certificate")
+            raise RuntimeError("tls=True needs the program openssl to create a certificate: install openssl")
         self._program = program
-        self._folder = Folder()
+        self._directory = TempDirectory()
         self.ca_file = self._path("ca.crt")
         self.cert_file = self._path("server.crt")
         self.key_file = self._path("server.key")
-        self._make()
+        self._create()
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         settings, authority_key, request = map(self._path, ("openssl.cnf", "ca.key", "server.csr"))
         Path(settings).write_text(_CONFIGURATION, encoding="utf-8")
         new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-config", settings]
-        signed = ["-x509", "-extensions", "authority", "-days", _DAYS, "-out", self.ca_file]
-        self._run("req", *new_key, "-keyout", authority_key, *signed)
+        self_signed = ["-x509", "-extensions", "authority", "-days", _DAYS, "-out", self.ca_file]
+        self._run("req", *new_key, "-keyout", authority_key, *self_signed)
         self._run("req", *new_key, "-keyout", self.key_file, "-subj", "/CN=localhost", "-out", request)
         signer = ["-CA", self.ca_file, "-CAkey", authority_key, "-set_serial", "2", "-days", _DAYS]
         extensions = ["-extfile", settings, "-extensions", "server"]
@@ -66,4 +69,4 @@ class Certificate:
             raise RuntimeError(f"openssl {arguments[0]} failed: {ran.stderr.strip()}")
 
     def _path(self, name: str) -> str:
-        return str(self._folder.path / name)
+        return str(self._directory.path / name)

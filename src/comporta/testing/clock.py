@@ -1,44 +1,44 @@
-"""A clock that stands still until it is told to move."""
+"""A clock for tests that stands still until the test moves it."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
-from comporta.threads import Bell
+from comporta.threads import AutoResetEvent
 
 
 class ManualClock:
-    """Time moved by hand: with ``advance``, or by whoever sleeps on it."""
+    """A clock whose time moves only with ``advance``, or when code under test sleeps or waits on it."""
 
     def __init__(self, seconds: float = 1_000_000.0) -> None:
         self._lock = threading.Lock()
         self._now_ns = round(seconds * 1e9)
 
     def now_ns(self) -> int:
-        """Return the time it was moved to."""
+        """Return the current time of this clock in nanoseconds."""
         return self._now_ns
 
     def advance(self, seconds: float) -> None:
-        """Move time; below 0 it goes back, as a server's clock may."""
+        """Move the time forward; a negative value moves it back, as a server's clock may."""
         with self._lock:
             self._now_ns += round(seconds * 1e9)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep by moving time."""
+        """Advance the time instead of sleeping."""
         self.advance(seconds)
 
     async def sleep_async(self, seconds: float) -> None:
-        """Sleep by moving time, after the others of this tick had their turn."""
+        """Let other tasks of the event loop run once, then advance the time."""
         await asyncio.sleep(0)
         self.advance(seconds)
 
-    def wait(self, bell: Bell, seconds: float | None) -> None:
-        """Move time, unless it is ringing already."""
-        if not bell.is_set() and seconds is not None:
+    def wait(self, event: AutoResetEvent, seconds: float | None) -> None:
+        """Advance the time, unless the event is already set."""
+        if not event.is_set() and seconds is not None:
             self.advance(seconds)
 
     async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
-        """Move time, unless the event is there after the others of this tick had their turn."""
+        """Let other tasks of the event loop run once, then advance the time unless the event is set."""
         await asyncio.sleep(0)
-        self.wait(event, seconds)  # type: ignore[arg-type]  # only is_set() is asked
+        self.wait(event, seconds)  # type: ignore[arg-type]  # only is_set() is called

@@ -1,7 +1,7 @@
-"""What a :class:`~comporta.testing.FaultProxy` is told to do to the bytes that pass through it.
+"""The faults that a :class:`~comporta.testing.FaultProxy` applies to the bytes it forwards.
 
-Lasting conditions hold until they are switched off; planned faults happen to the next so many replies or
-requests. All of it lives in the proxy's own thread, so nothing here needs a lock.
+Conditions last until they are switched off. Planned faults apply to a number of coming replies or requests.
+All of this runs in the proxy's thread, so nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -12,99 +12,99 @@ import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Way = Literal["requests", "replies"]
-Direction = Literal["both", "requests", "replies"]
-Kind = Literal["lose", "cut", "stall", "garble"]
+Direction = Literal["requests", "replies"]
+DirectionOption = Literal["both", "requests", "replies"]
+FaultKind = Literal["lose", "truncate", "stall", "garble"]
 
 
 @dataclass(frozen=True)
-class Conditions:
-    """What holds for all bytes of one way, until it is changed."""
+class LinkConditions:
+    """What applies to all bytes in one direction, until it is changed."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
     hang: bool = False
     blackhole: bool = False
-    packet_bytes: int = 0  # 0: as many as there are
-    bytes_per_second: float = 0.0  # 0: as fast as it goes
+    packet_bytes: int = 0  # 0: no limit
+    bytes_per_second: float = 0.0  # 0: no limit
 
     @property
-    def delays(self) -> bool:
-        """Whether bytes are kept for a while on purpose."""
+    def has_delay(self) -> bool:
+        """Whether bytes are delayed."""
         return self.latency_s + self.jitter_s > 0
 
-    def delay_s(self) -> float:
-        """Draw how long the bytes that just came have to wait."""
+    def draw_delay_s(self) -> float:
+        """Return a random delay, in seconds, for the bytes that just arrived."""
         return self.latency_s + random.uniform(0, self.jitter_s)
 
 
-CLEAR = Conditions()
+NO_FAULTS = LinkConditions()
 
 
 @dataclass
-class Planned:
-    """What happens to the next ``left`` replies (or requests) that are about ``to``."""
+class PlannedFault:
+    """A fault for the next ``remaining`` replies (or requests) whose request contains ``matching``."""
 
-    way: Way
-    kind: Kind
-    left: int
-    to: bytes
-    after: int | None = None  # bytes that pass before it happens; None: half of what is there
+    direction: Direction
+    kind: FaultKind
+    remaining: int
+    matching: bytes
+    after_bytes: int | None = None  # bytes that pass first; None: half of those in the first packet
     garbage: bytes = b""
 
 
-class Faults:
-    """The switches and the counters of a proxy."""
+class ProxyFaults:
+    """The switches and counters of a proxy."""
 
     def __init__(self) -> None:
-        self.conditions: dict[Way, Conditions] = {"requests": CLEAR, "replies": CLEAR}
+        self.conditions: dict[Direction, LinkConditions] = {"requests": NO_FAULTS, "replies": NO_FAULTS}
         self.reset_on_accept = False
-        self.planned: list[Planned] = []
+        self.planned: list[PlannedFault] = []
         self.dropped_at = 0.0
         self.connections = 0
-        self.passed_bytes: dict[Way, int] = {"requests": 0, "replies": 0}
+        self.forwarded_bytes: dict[Direction, int] = {"requests": 0, "replies": 0}
         self.replies_lost = 0
         self._changed = asyncio.Event()
 
-    def set(self, direction: Direction, **changes: float | bool) -> None:
-        """Change conditions; whoever waits because of the old ones looks again."""
-        for way in self.conditions:
-            if direction in ("both", way):
-                # Each change has the type of its field, which only the names could tell.
-                self.conditions[way] = replace(self.conditions[way], **changes)  # type: ignore[arg-type]
-        self._tell()
+    def set_conditions(self, direction: DirectionOption, **changes: float | bool) -> None:
+        """Change conditions and wake the tasks that wait because of the old ones."""
+        for each in self.conditions:
+            if direction in ("both", each):
+                # mypy cannot match the type of each change to its field: only the names tell.
+                self.conditions[each] = replace(self.conditions[each], **changes)  # type: ignore[arg-type]
+        self._notify()
 
-    def drop(self) -> None:
-        """Throw away all that is held at this moment."""
+    def drop_held_bytes(self) -> None:
+        """Discard all bytes that ``hang`` holds now, and stop hanging."""
         self.dropped_at = time.monotonic()
-        self.set("both", hang=False)
+        self.set_conditions("both", hang=False)
 
     def heal(self) -> None:
-        """Switch everything off."""
-        self.conditions = dict.fromkeys(self.conditions, CLEAR)
+        """Switch every fault off."""
+        self.conditions = dict.fromkeys(self.conditions, NO_FAULTS)
         self.reset_on_accept = False
         self.planned.clear()
-        self._tell()
+        self._notify()
 
-    def take(self, way: Way, request: bytes) -> Planned | None:
-        """Return what was planned for this request or its reply, and count it as done."""
-        for planned in self.planned:
-            if planned.way == way and planned.to in request:
-                planned.left -= 1
-                if not planned.left:
-                    self.planned.remove(planned)
-                self.replies_lost += planned.kind == "lose"
-                return planned
+    def consume(self, direction: Direction, request: bytes) -> PlannedFault | None:
+        """Return the fault planned for this request or its reply, if any, and reduce its count by 1."""
+        for fault in self.planned:
+            if fault.direction == direction and fault.matching in request:
+                fault.remaining -= 1
+                if not fault.remaining:
+                    self.planned.remove(fault)
+                self.replies_lost += fault.kind == "lose"
+                return fault
         return None
 
-    async def change(self, seconds: float | None = None) -> None:
-        """Wait until something is switched, for so many seconds at the most."""
+    async def wait_for_change(self, seconds: float | None = None) -> None:
+        """Wait until a switch changes, for at most ``seconds``."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
         except TimeoutError:
             pass
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

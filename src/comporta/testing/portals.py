@@ -1,6 +1,6 @@
-"""The simulated portals as a process: ``python -m comporta.testing.portals``.
+"""Run the simulated procurement portals as a process: ``python -m comporta.testing.portals``.
 
-A file of its own, which nothing imports: one that is imported cannot be run without Python warning of it.
+No module imports this one: Python warns when it runs a module that is already imported.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ PORT: Final = 8900
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until a signal ends it."""
+    """Serve two simulated procurement portals until SIGINT or SIGTERM."""
     parser = ArgumentParser(prog="python -m comporta.testing.portals", description=main.__doc__)
-    parser.add_argument("--port", type=int, default=PORT, help="the port on loopback (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="what is published (%(default)s)")
-    asked = parser.parse_args(arguments)
+    parser.add_argument(
+        "--port", type=int, default=PORT, help="Listen on this port on loopback. Default: %(default)s."
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="Generate the tenders from this seed. Default: %(default)s."
+    )
+    options = parser.parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _ended)
-    with ProcurementServer(seed=asked.seed, port=asked.port) as server:
+        signal.signal(number, _exit)
+    with ProcurementServer(seed=options.seed, port=options.port) as server:
         sys.stdout.write(f"pncp {server.pncp.url}\npcp {server.pcp.url}\ncontrol {server.url}/control\n")
         sys.stdout.flush()
         with suppress(SystemExit):
@@ -32,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
                 signal.pause()
 
 
-def _ended(_number: int, _frame: object) -> None:
+def _exit(_number: int, _frame: object) -> None:
     raise SystemExit
 
 

@@ -1,7 +1,7 @@
-"""Two procurement portals, simulated: PNCP's and PCP's shapes, their limits, and switches for bad days.
+"""Two simulated procurement portals, PNCP and PCP, with rate limits and switchable faults.
 
-In a test it is a ``with``; for a demonstration it is a process: ``python -m comporta.testing.portals``.
-The switches are attributes, and the same over HTTP::
+In a test, use :class:`ProcurementServer` in a ``with`` statement. As a separate process, run
+``python -m comporta.testing.portals``. The switches are attributes, and also available over HTTP::
 
     curl localhost:8900/control
     curl -X PUT localhost:8900/control/pncp -d '{"mode": "dead"}'
@@ -19,32 +19,39 @@ from datetime import date
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from comporta.testing.loopback import Allowance, Loopback, NoAnswer, Request, response, told_after
-from comporta.testing.tenders import UFS, Tender, as_pcp, as_pncp, tenders
+from comporta.testing.fake_tenders import UFS, Tender, as_pcp, as_pncp, tenders
+from comporta.testing.http_server import (
+    Disconnect,
+    HttpRequest,
+    HttpServer,
+    RequestQuota,
+    json_response,
+    retry_after_header,
+)
 
 Query = dict[str, str]
 
 MODES: Final = ("ok", "slow", "flaky", "rate-limited", "dead")
 """``slow`` waits ``delay`` seconds, ``flaky`` answers every second request with a 500, ``rate-limited`` every
-one with a 429, and ``dead`` hangs up."""
+request with a 429, and ``dead`` closes the connection without a response."""
 
 DELAY_SECONDS_MAX: Final = 3600.0
 DAYS_MAX: Final = 366
 WINDOW_SECONDS: Final = 10.0
-"""Over how long ``recent`` and ``busiest`` count."""
+"""``recent_requests`` and ``busiest`` count requests over this many seconds."""
 
 _WINDOW_REQUESTS_MAX = 100_000
-_SLACK = 1.5
-"""What is granted at once, in seconds of the rate: clients who keep to the rate may come a little uneven."""
+_BURST_SECONDS = 1.5
+"""The burst of a portal, in seconds of its rate: requests at the right rate may arrive a little unevenly."""
 
-_REFUSED_SECONDS = 2.0
-
-
-class _WrongError(ValueError):
-    """A question that the portal does not understand."""
+_REFUSAL_RETRY_SECONDS = 2.0
 
 
-class _Question(NamedTuple):
+class _InvalidQueryError(ValueError):
+    """A query that the portal does not understand."""
+
+
+class _PortalQuery(NamedTuple):
     first: date
     last: date
     modality: int
@@ -54,12 +61,12 @@ class _Question(NamedTuple):
 
 
 class SimulatedPortal:
-    """One of the portals: how it behaves from now on, and what it has seen.
+    """One of the portals: how it behaves, and counts of its requests. ``name`` and ``url`` identify it.
 
-    ``mode`` is one of ``MODES``; ``delay`` is in seconds, for ``slow``; ``failing_ufs`` are answered with a
-    500. ``accepted``, ``refused`` (429) and ``failed`` count requests, ``asked`` those for each UF.
-    ``too_many`` are those of the refused that were above the rate on a good day, ``busiest`` the most
-    requests in any ten seconds.
+    ``mode`` is one of ``MODES``; ``delay`` is in seconds, for ``slow``; requests for ``failing_ufs`` get a
+    500. ``accepted``, ``refused`` (429) and ``failed`` count requests, ``requests_by_uf`` those for each UF.
+    ``too_many`` counts refusals because of the portal's rate limit, not of the mode ``rate-limited``.
+    ``busiest`` is the largest number of requests in any 10 s.
     """
 
     def __init__(self, name: str, url: str, rate: float | None, latency: float = 0.0) -> None:
@@ -70,15 +77,15 @@ class SimulatedPortal:
         self.failing_ufs: frozenset[str] = frozenset()
         self.accepted = self.refused = self.failed = 0
         self.too_many = self.busiest = 0
-        self.asked: Counter[str] = Counter()
+        self.requests_by_uf: Counter[str] = Counter()
         self._latency = latency
         self._arrivals: deque[float] = deque(maxlen=_WINDOW_REQUESTS_MAX)
-        self._allowance = Allowance(rate, (rate or 0) * _SLACK)
+        self._quota = RequestQuota(rate, (rate or 0) * _BURST_SECONDS)
 
     def set(
         self, mode: str | None = None, delay: float | None = None, failing_ufs: list[str] | None = None
     ) -> None:
-        """Change what is given."""
+        """Change how the portal behaves. Arguments that are left out keep their value."""
         if mode is not None and mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r:.50}")
         if delay is not None and not 0 <= delay <= DELAY_SECONDS_MAX:
@@ -91,7 +98,7 @@ class SimulatedPortal:
         self.failing_ufs = self.failing_ufs if failing_ufs is None else frozenset(failing_ufs)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return how it behaves and what it has seen, as ``/control`` shows it."""
+        """Return the behaviour and the counts, as ``/control`` shows them."""
         return {
             "mode": self.mode,
             "delay": self.delay,
@@ -100,55 +107,58 @@ class SimulatedPortal:
             "refused": self.refused,
             "failed": self.failed,
             "too_many": self.too_many,
-            "recent": self.recent(),
+            "recent": self.recent_requests(),
             "busiest": self.busiest,
         }
 
-    def recent(self) -> int:
-        """Return how many requests came in the last ten seconds."""
+    def recent_requests(self) -> int:
+        """Return how many requests arrived in the last 10 s."""
         since = time.monotonic() - WINDOW_SECONDS
         while self._arrivals and self._arrivals[0] < since:
             self._arrivals.popleft()
         return len(self._arrivals)
 
-    async def answered(self, query: Query, page: Callable[[Query], tuple[int, Any]]) -> bytes | NoAnswer:
-        """Return an answer by the mode it is in; ``page`` makes the one for a good day."""
+    async def _respond(
+        self, query: Query, make_page: Callable[[Query], tuple[int, Any]]
+    ) -> bytes | Disconnect:
+        """Return a response according to the mode; ``make_page`` returns the regular one."""
         self._arrivals.append(time.monotonic())
-        self.busiest = max(self.busiest, self.recent())
+        self.busiest = max(self.busiest, self.recent_requests())
         if self.mode == "dead":
             self.failed += 1
-            return NoAnswer()
-        wait = _REFUSED_SECONDS if self.mode == "rate-limited" else self._allowance.take()
+            return Disconnect()
+        wait = _REFUSAL_RETRY_SECONDS if self.mode == "rate-limited" else self._quota.take()
         if wait > 0:
             self.refused += 1
             self.too_many += self.mode != "rate-limited"
-            return response(429, {"message": "too many requests"}, {"retry-after": told_after(wait)})
+            headers = {"retry-after": retry_after_header(wait)}
+            return json_response(429, {"message": "too many requests"}, headers)
         self.accepted += 1
-        await self._take_time()
+        await self._simulate_latency()
         uf = query.get("uf", "")
-        self.asked[uf if uf in UFS else "?"] += 1
+        self.requests_by_uf[uf if uf in UFS else "?"] += 1
         if uf in self.failing_ufs or (self.mode == "flaky" and self.accepted % 2):
             self.failed += 1
-            return response(500, {"message": "internal error"})
-        return response(*page(query))
+            return json_response(500, {"message": "internal error"})
+        return json_response(*make_page(query))
 
-    async def _take_time(self) -> None:
-        """Answer no sooner than a server of this kind would on such a day."""
+    async def _simulate_latency(self) -> None:
         seconds = self.delay if self.mode == "slow" else self._latency * random.uniform(0.5, 1.5)
         if seconds:
             await asyncio.sleep(seconds)
 
 
-class ProcurementServer(Loopback):
-    """Both portals on one port: ``server.pncp.url`` and ``server.pcp.url`` are their base addresses.
+class ProcurementServer(HttpServer):
+    """Both portals on one port; ``server.pncp.url`` and ``server.pcp.url`` are their base URLs.
 
     ::
 
         with ProcurementServer(seed=7) as server:
             server.pcp.set(mode="dead")
 
-    The same ``seed`` has the same tenders. Rates are requests a second (``None``: no limit); more are
-    refused with 429 and ``Retry-After``. Answers take ``latency`` seconds, more or less.
+    The same ``seed`` gives the same tenders. ``pncp_rate`` and ``pcp_rate`` are requests a second (``None``:
+    no limit); the portals refuse the excess with 429 and ``Retry-After``. A response takes ``latency``
+    seconds on average. ``portals`` maps names to portals.
     """
 
     def __init__(
@@ -166,112 +176,113 @@ class ProcurementServer(Loopback):
         self.pcp = SimulatedPortal("pcp", f"{self.url}/pcp", pcp_rate, latency)
         self.portals = {portal.name: portal for portal in (self.pncp, self.pcp)}
 
-    async def answered(self, request: Request) -> bytes | NoAnswer:
-        """Answer as the portal that was asked, or obey a switch."""
+    async def _respond(self, request: HttpRequest) -> bytes | Disconnect:
         path = request.path
         if path.startswith("/control"):
-            return self._controlled(request, path)
+            return self._handle_control(request, path)
         if path == "/pncp/api/consulta/v1/contratacoes/publicacao":
-            return await self.pncp.answered(request.query, self._pncp_page)
+            return await self.pncp._respond(request.query, self._pncp_page)
         if path == "/pcp/v1/processos":
-            return await self.pcp.answered(request.query, self._pcp_page)
-        return response(404, {"message": f"nothing at {path:.100}"})
+            return await self.pcp._respond(request.query, self._pcp_page)
+        return json_response(404, {"message": f"no resource at {path:.100}"})
 
-    def _controlled(self, request: Request, path: str) -> bytes:
+    def _handle_control(self, request: HttpRequest, path: str) -> bytes:
         portal = self.portals.get(path.removeprefix("/control").strip("/"))
         if portal is not None and request.method == "PUT":
             try:
                 portal.set(**json.loads(request.body))
             except (TypeError, ValueError) as error:
-                return response(400, {"message": str(error)[:300]})
+                return json_response(400, {"message": str(error)[:300]})
         elif path != "/control":
-            return response(404, {"message": f"PUT to one of {', '.join(self.portals)}"})
-        return response(200, {name: one.as_dict() for name, one in self.portals.items()})
+            return json_response(404, {"message": f"PUT to one of {', '.join(self.portals)}"})
+        return json_response(200, {name: each.as_dict() for name, each in self.portals.items()})
 
-    def _pncp_page(self, query: Query) -> tuple[int, Any]:
+    def _pncp_page(self, params: Query) -> tuple[int, Any]:
         try:
-            asked = _pncp_question(query)
+            query = _parse_pncp_query(params)
         except ValueError as error:
             return 400, {"message": str(error)[:300]}
-        found = [one for one in self._tenders(asked) if one.on_pncp]
-        pages = ceil(len(found) / asked.size)
-        if asked.page > max(1, pages) or not found:
+        matches = [tender for tender in self._tenders(query) if tender.on_pncp]
+        pages = ceil(len(matches) / query.size)
+        if query.page > max(1, pages) or not matches:
             return 204, None
         return 200, {
-            "data": [as_pncp(one) for one in _part(found, asked)],
-            "totalRegistros": len(found),
+            "data": [as_pncp(tender) for tender in _page_items(matches, query)],
+            "totalRegistros": len(matches),
             "totalPaginas": pages,
-            "numeroPagina": asked.page,
-            "paginasRestantes": pages - asked.page,
+            "numeroPagina": query.page,
+            "paginasRestantes": pages - query.page,
             "empty": False,
         }
 
-    def _pcp_page(self, query: Query) -> tuple[int, Any]:
+    def _pcp_page(self, params: Query) -> tuple[int, Any]:
         try:
-            asked = _pcp_question(query)
+            query = _parse_pcp_query(params)
         except ValueError as error:
             return 400, {"message": str(error)[:300]}
-        found = [one for one in self._tenders(asked) if one.on_pcp]
+        matches = [tender for tender in self._tenders(query) if tender.on_pcp]
         return 200, {
-            "processos": [as_pcp(one) for one in _part(found, asked)],
-            "pagina": asked.page,
-            "paginas": ceil(len(found) / asked.size),
-            "total": len(found),
+            "processos": [as_pcp(tender) for tender in _page_items(matches, query)],
+            "pagina": query.page,
+            "paginas": ceil(len(matches) / query.size),
+            "total": len(matches),
         }
 
-    def _tenders(self, asked: _Question) -> list[Tender]:
-        return tenders(self.seed, asked.first, asked.last, asked.uf, asked.modality)
+    def _tenders(self, query: _PortalQuery) -> list[Tender]:
+        return tenders(self.seed, query.first, query.last, query.uf, query.modality)
 
 
-def _pncp_question(told: dict[str, str]) -> _Question:
-    first, last = (_compact_day(told, name) for name in ("dataInicial", "dataFinal"))
-    return _checked(
-        _Question(
+def _parse_pncp_query(params: Query) -> _PortalQuery:
+    first, last = (_parse_compact_day(params, name) for name in ("dataInicial", "dataFinal"))
+    return _validate_query(
+        _PortalQuery(
             first,
             last,
-            _integer(told, "codigoModalidadeContratacao", 1, 99),
-            told.get("uf", ""),
-            _integer(told, "pagina", 1, 100_000),
-            _integer(told, "tamanhoPagina", 10, 50),
+            _parse_integer(params, "codigoModalidadeContratacao", 1, 99),
+            params.get("uf", ""),
+            _parse_integer(params, "pagina", 1, 100_000),
+            _parse_integer(params, "tamanhoPagina", 10, 50),
         )
     )
 
 
-def _pcp_question(told: dict[str, str]) -> _Question:
-    first, last = (date.fromisoformat(told.get(name, "")) for name in ("dataInicial", "dataFinal"))
-    return _checked(
-        _Question(
+def _parse_pcp_query(params: Query) -> _PortalQuery:
+    first, last = (date.fromisoformat(params.get(name, "")) for name in ("dataInicial", "dataFinal"))
+    return _validate_query(
+        _PortalQuery(
             first,
             last,
-            _integer(told, "modalidade", 1, 99),
-            told.get("uf", ""),
-            _integer(told, "pagina", 1, 100_000),
-            _integer(told, "tamanhoPagina", 1, 100),
+            _parse_integer(params, "modalidade", 1, 99),
+            params.get("uf", ""),
+            _parse_integer(params, "pagina", 1, 100_000),
+            _parse_integer(params, "tamanhoPagina", 1, 100),
         )
     )
 
 
-def _checked(asked: _Question) -> _Question:
-    if asked.uf not in UFS:
-        raise _WrongError(f"uf must be one of {' '.join(UFS)}, got {asked.uf!r:.50}")
-    if not 0 <= (asked.last - asked.first).days < DAYS_MAX:
-        raise _WrongError(f"dataFinal must be 0 to {DAYS_MAX - 1} days after dataInicial, got {asked.last}")
-    return asked
+def _validate_query(query: _PortalQuery) -> _PortalQuery:
+    if query.uf not in UFS:
+        raise _InvalidQueryError(f"uf must be one of {' '.join(UFS)}, got {query.uf!r:.50}")
+    if not 0 <= (query.last - query.first).days < DAYS_MAX:
+        raise _InvalidQueryError(
+            f"dataFinal must be 0 to {DAYS_MAX - 1} days after dataInicial, got {query.last}"
+        )
+    return query
 
 
-def _compact_day(told: dict[str, str], name: str) -> date:
-    text = told.get(name, "")
+def _parse_compact_day(params: Query, name: str) -> date:
+    text = params.get(name, "")
     if len(text) != 8 or not text.isdigit():
-        raise _WrongError(f"{name} must be YYYYMMDD, got {text!r:.50}")
+        raise _InvalidQueryError(f"{name} must be YYYYMMDD, got {text!r:.50}")
     return date(int(text[:4]), int(text[4:6]), int(text[6:]))
 
 
-def _integer(told: dict[str, str], name: str, least: int, most: int) -> int:
-    text = told.get(name, "")
-    if not (text.isascii() and text.isdigit()) or not least <= int(text[:9]) <= most:
-        raise _WrongError(f"{name} must be {least} to {most}, got {text!r:.50}")
+def _parse_integer(params: Query, name: str, minimum: int, maximum: int) -> int:
+    text = params.get(name, "")
+    if not (text.isascii() and text.isdigit()) or not minimum <= int(text[:9]) <= maximum:
+        raise _InvalidQueryError(f"{name} must be {minimum} to {maximum}, got {text!r:.50}")
     return int(text)
 
 
-def _part(found: list[Tender], asked: _Question) -> list[Tender]:
-    return found[(asked.page - 1) * asked.size : asked.page * asked.size]
+def _page_items(matches: list[Tender], query: _PortalQuery) -> list[Tender]:
+    return matches[(query.page - 1) * query.size : query.page * query.size]

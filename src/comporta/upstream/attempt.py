@@ -1,88 +1,81 @@
-"""A try at the user's own call, as an effect that a flow can want done."""
+"""One attempt at the user's function, as an effect of a flow. Knows no policy but the time-out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
-from comporta.retry.retry import Failed
+from comporta.client_answers import response_of
+from comporta.flow import MissingLoopError
+from comporta.retry.retry import FailedAttempt
 from comporta.timeouts import Timeouts
-from comporta.upstream.verdict import http_response
 
 
-class Attempt(Protocol):
-    """What is tried, as often as it takes; it answers with ``Failed`` where it fails."""
+class TimedAttempt:
+    """Effect: call a function, and if it is awaited, end it at the time-out. An exception is the result.
 
-    def block(self) -> Any:
-        """Try it, holding the thread."""
-
-    async def wait(self) -> Any:
-        """Try it, holding nothing."""
-
-
-class Calling:
-    """Effect: call a function; awaiting, for so many seconds at the most. A failure is an answer.
-
-    A blocking call cannot be interrupted from outside: it ends when its own time-out says so.
+    A blocking function cannot be interrupted from outside: it needs a time-out of its own. The attributes are
+    set by the one subclass, the call that makes the attempt.
     """
 
     __slots__ = ("_arguments", "_function", "_keywords", "_timeouts")
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        timeouts: Timeouts | None,
-    ) -> None:
-        self._function = function
-        self._arguments = arguments
-        self._keywords = keywords
-        self._timeouts = timeouts
+    _function: Callable[..., Any]
+    _arguments: tuple[Any, ...]
+    _keywords: dict[str, Any]
+    _timeouts: Timeouts | None
 
     def block(self) -> Any:
-        """Call it."""
+        """Call the function."""
         try:
             return self._function(*self._arguments, **self._keywords)
         except Exception as error:
-            return Failed(error)
+            return FailedAttempt(error)
 
     async def wait(self) -> Any:
-        """Await it, within the time there is."""
+        """Call and await the function, within the time-out."""
         try:
             if self._timeouts is None:
                 return await self._function(*self._arguments, **self._keywords)
-            with self._timeouts.limit():
-                return await self._function(*self._arguments, **self._keywords)
+            timeout = self._timeouts.start()
+            try:
+                answer = await self._function(*self._arguments, **self._keywords)
+            except BaseException as error:
+                timeout.finish(error)
+                raise
+            timeout.finish()
+            return answer
+        except MissingLoopError:
+            raise  # a mistake of the program, which must not count against the upstream
         except Exception as error:
-            return Failed(error)
+            return FailedAttempt(error)
 
 
-class Discard:
-    """Effect: close a response that nobody will read, so that its connection is free for the next try.
+class CloseResponse:
+    """Effect: close a response that the caller will not get, so that its connection can be reused.
 
-    What does not look like a response is left alone: it may be anything, and somebody else's.
+    An object that does not look like an HTTP response is not closed.
     """
 
     __slots__ = ("_response",)
 
     def __init__(self, response: Any) -> None:
-        self._response: Any = response if http_response(response) is not None else None
+        self._response: Any = response if response_of(response) is not None else None
 
     def block(self) -> None:
-        """Close it, if it is one."""
-        with suppress(Exception):  # it is of no use to anybody in any case
+        """Close the response."""
+        with suppress(Exception):  # the response is not used any more
             self._response.close()
 
     async def wait(self) -> None:
-        """Close it, if it is one."""
-        with suppress(Exception):  # see above
-            await _waited_for(getattr(self._response, "aclose", None) or self._response.close)
+        """Close the response."""
+        with suppress(Exception):  # as above
+            await _await_if_needed(getattr(self._response, "aclose", None) or self._response.close)
 
 
-async def _waited_for(close: Callable[[], Any]) -> None:
-    """Call what may be a coroutine function, or plain."""
+async def _await_if_needed(close: Callable[[], Any]) -> None:
+    """Call ``close``, which may be a function or a coroutine function."""
     closed = close()
     if hasattr(closed, "__await__"):
         await closed

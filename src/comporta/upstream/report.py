@@ -1,4 +1,4 @@
-"""What happened to a call: for whoever made it, afterwards."""
+"""What happened to a call, for the code that made it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,41 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class CallReport:
-    """One call as it went. ``waited`` and ``took`` are seconds: in line before attempts, and in all.
-
-    ``circuit`` is the breaker's phase as the last attempt found it (closed, if there is none). ``outcome`` is
-    what the last attempt showed, one of ok, failure, refused (by the upstream) and neither; or open (the
-    breaker refused), limited (no room in time), error (a judge or the state failed), and cancelled, as long
-    as there is none of these. ``source`` says who was asked.
-    """
+    """What happened to one call through an upstream."""
 
     source: str
+    """The name of the upstream."""
+
     attempts: int = 0
+    """How many attempts were made."""
+
     waited: float = 0.0
+    """Seconds spent waiting for permits, the limit and before retries."""
+
     took: float = 0.0
+    """Seconds from start to end."""
+
     circuit: str = "closed"
+    """The breaker's phase at the last attempt; ``"closed"`` without a breaker."""
+
     outcome: str = "cancelled"
-    why: str = ""
+    """The outcome of the last attempt: ``"ok"``, ``"failure"``, ``"refused"`` or ``"neither"``. Without an
+    attempt: ``"open"`` (the breaker refused) or ``"limited"`` (no capacity in time). Otherwise ``"error"``
+    (``classify`` or the store raised) or ``"cancelled"``, also while the call is in progress."""
+
+    reason: str = ""
+    """A short text about the outcome, for people."""
 
 
-_latest: ContextVar[CallReport | None] = ContextVar("comporta_last_call", default=None)
+last_report: ContextVar[CallReport | None] = ContextVar("comporta_last_call", default=None)
+"""What :func:`last_call` returns; the paths that every call takes use it without a function in between."""
 
 
 def last_call() -> CallReport | None:
-    """Return the report of the latest call through an upstream in this task or thread, running or done."""
-    return _latest.get()
+    """Return the report of the latest call through an upstream in this task or thread, finished or not."""
+    return last_report.get()
 
 
-def reported(report: CallReport) -> None:
-    """Make this the latest call of this task or thread."""
-    _latest.set(report)
+def set_last_call(report: CallReport) -> None:
+    """Make this the report that ``last_call`` returns in this task or thread."""
+    last_report.set(report)

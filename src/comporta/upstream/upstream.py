@@ -1,70 +1,129 @@
-"""An upstream: ``pncp = Upstream("pncp", limit="10/s")``, and every worker of the fleet behaves.
+"""The public class of upstreams: ``pncp = Upstream("pncp", limit="10/s")``.
 
 ::
 
-    call ─► retry ─► breaker ─► calls in flight ─► limit ─► time-out ─► the upstream
-              ▲         │ open: refused at once       │ pause, degraded: waits, up to max_wait
-              └─────────┴── what the attempt showed ◄─┴───────────────────────┘
+    call ─► retry ─► breaker ─► permits ─► limit ─► time-out ─► the upstream
+              ▲         │ open: refused       │ paused or lowered: waits up to max_wait
+              └─────────┴── outcome ◄─────────┴───────────────────────┘
 
-It makes the parts and joins them; how a call goes through them is in ``calls.py``.
+It validates the options and creates the policies; ``flows`` takes a call through them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine
-from functools import wraps
-from math import isfinite
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from copy import copy
+from functools import partial, wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
 
 from comporta.breaker.breaker import CircuitBreaker
 from comporta.breaker.config import BreakerConfig
 from comporta.breaker.registry import config_for
-from comporta.callables import is_awaited
 from comporta.flow import run, run_async
+from comporta.limits.concurrency.limit import PERMIT_TTL_MAX, ConcurrencyLimit
 from comporta.limits.config import LimitConfig
-from comporta.limits.degradation import Degradation
 from comporta.limits.limiter import BaseLimiter
-from comporta.limits.permits import HOLD_SECONDS_MAX, ConcurrencyLimit
-from comporta.retry.budget import RetryBudget
-from comporta.retry.retry import ALONE, Retry
-from comporta.stores.urls import default_url, store_of
-from comporta.timeouts import Timeouts
-from comporta.upstream.attempt import Calling
-from comporta.upstream.calls import Call
-from comporta.upstream.parts import Parts
-from comporta.upstream.report import CallReport, reported
-from comporta.upstream.standing import UpstreamState, standing
-from comporta.upstream.verdict import Judge, Verdict, checked, judged
+from comporta.limits.overrides.degradation import Degradation
+from comporta.outcome import Classifier, CountingRules, checked_classifier, classify
+from comporta.refusals import RAISE, refusal_handler
+from comporta.retry.attempts import NO_HOOKS
+from comporta.retry.budget import UNNAMED, RetryBudget
+from comporta.retry.retry import Retry
+from comporta.signatures import callable_kind
+from comporta.stores.name_claims import NameClaims
+from comporta.stores.registry import default_url, resolve_store
+from comporta.threads import run_cleanup
+from comporta.upstream.flows import FUNCTION_CALL, CallTraits, UpstreamCall
+from comporta.upstream.generators import guard_async_generator, guard_generator
+from comporta.upstream.health import UpstreamState, upstream_health_flow
+from comporta.upstream.options import UNCHANGED, CallOptions, Unchanged, check_buffer_body, make_timeouts
+from comporta.upstream.policies import Policies
+from comporta.validators import ErrorFilter, require_choice, require_number
 
 if TYPE_CHECKING:
+    import httpx
+    import httpx2
+    from aiohttp import ClientMiddlewareType
+
     from comporta.stores.base import Store
+    from comporta.upstream.requests_adapter import UpstreamAdapter
 
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 SECONDS_MAX = 86_400.0
-COUNTS = ("attempts", "series")
+COUNT_MODES = ("attempts", "series")
+DEGRADATION_RULE = "cubic"
+"""The default rule of an upstream's degradation; one that is used by itself has ``"steps"``."""
 
-_HOLD_MARGIN_SECONDS = 10.0
-"""A permit outlives the longest call by so much: its time begins with the wait for the limit."""
+_DEFAULT_CLASSIFIER = classify
+"""Its outcomes need no check, unlike those of a user's function."""
+
+_CLAIMS = NameClaims()
+
+_PERMIT_TTL_MARGIN_SECONDS = 10.0
+"""A permit lasts longer than the longest call by this much: its time starts before the wait for the limit."""
+
+
+class _PermitBound(NamedTuple):
+    """Whether the calls of a name are bounded; its breaker, limits and budget check their own options."""
+
+    max_concurrent: int | None
+
+    def __str__(self) -> str:
+        return f"an upstream with max_concurrent={self.max_concurrent}"
 
 
 class Upstream:
-    """How an upstream may be used, by everybody who uses it under this name and state.
+    """The policies for calls to one upstream, shared by all workers that use the same name and state.
 
-    ``limit`` is a :class:`LimitConfig` or text such as ``"10/s"``. A call waits for it up to ``max_wait``
-    seconds. ``breaker``, ``retry`` and ``degradation`` are on unless they are ``False``, and take their own
-    configurations. ``timeout`` ends an attempt of a coroutine (``None``: never). ``max_concurrent`` bounds
-    the calls in flight; a permit that nobody gives back ends after ``hold_seconds``.
+    ``limit`` is a :class:`LimitConfig` or a text such as ``"10/s"``; a call waits for it up to ``max_wait``
+    seconds. ``breaker``, ``retry`` and ``degradation`` are on unless they are ``False``, and accept objects
+    of their own types. ``timeout`` bounds one attempt of a coroutine function, in seconds; ``None``: no
+    bound. ``max_concurrent`` bounds the calls in flight; the permit of a worker that was killed expires after
+    ``permit_ttl`` seconds.
 
-    When the upstream says for how long it wants no calls (429 or 5xx with ``Retry-After``, a ``RateLimit``
-    with nothing left), nobody in the fleet calls it, for ``pause_max`` seconds at the most. ``count`` says
-    what the breaker counts: ``"attempts"``, or a ``"series"`` of them as one. ``judge`` is given the result,
-    or the error, of an attempt and returns a :class:`Verdict`. ``state`` is a URL or a store; left out it is
-    what the environment says, else this machine.
+    When the upstream asks for a pause (429 or 5xx with ``Retry-After``, or a ``RateLimit`` with nothing
+    left), all workers stop calling it, for up to ``pause_max`` seconds. Refused calls lower the limit, once
+    for all that are refused at the same time, by the rule ``"cubic"`` of :class:`Degradation`. ``count`` is
+    what the breaker counts: ``"attempts"``, or ``"series"`` to count only the last attempt of a call.
+
+    ``classify`` gets the result or the error of an attempt and returns an :class:`Outcome`; the default is
+    :func:`comporta.classify`. ``ignore`` and ``failures`` make exceptions to it. Each is a class, a tuple of
+    classes or a function of an exception; those that match count for nothing, or as a failure. The rules of a
+    :class:`CircuitBreaker` that you pass as ``breaker`` apply as well. ``state`` is a URL or a store; by
+    default it comes from the environment, else it is this machine.
+
+    A call that breaker or limit refuse raises a :class:`comporta.RefusedError`, or with ``on_refusal``
+    returns that value, or what that function of the refusal returns (it may be a coroutine function where
+    the call is async). A transport uses the answer only if it is a response.
     """
+
+    name: str
+    """The name that workers share."""
+
+    store: Store
+    """The store that holds the shared state."""
+
+    limiter: BaseLimiter
+    """The limit."""
+
+    breaker: CircuitBreaker | None
+    """The circuit breaker, if there is one."""
+
+    retry: Retry | None
+    """The retry, if there is one."""
+
+    permits: ConcurrencyLimit | None
+    """The limit on calls in flight, if there is one."""
+
+    degradation: Degradation | None
+    """What lowers the limit when the upstream refuses calls, if anything does."""
+
+    sync: SyncUpstream
+    """The same upstream for blocking code."""
 
     def __init__(
         self,
@@ -77,41 +136,49 @@ class Upstream:
         degradation: Callable[[BaseLimiter], Degradation] | bool | None = True,
         timeout: float | None = 30.0,
         max_concurrent: int | None = None,
-        hold_seconds: float | None = None,
+        permit_ttl: float | None = None,
         pause_max: float = 300.0,
-        count: str = COUNTS[0],
-        judge: Judge | None = None,
+        count: str = COUNT_MODES[0],
+        classify: Classifier = classify,
+        ignore: ErrorFilter | None = None,
+        failures: ErrorFilter | None = None,
+        on_refusal: Any = RAISE,
         state: str | Store | None = None,
     ) -> None:
-        _check_seconds("max_wait", max_wait)
-        _check_seconds("pause_max", pause_max)
-        if count not in COUNTS:
-            raise ValueError(f"count must be one of {', '.join(map(repr, COUNTS))}, got {count!r:.100}")
+        require_number("max_wait", max_wait, 0, SECONDS_MAX, unit="seconds")
+        require_number("pause_max", pause_max, 0, SECONDS_MAX, unit="seconds")
+        require_choice("count", count, COUNT_MODES)
+        rules = CountingRules.from_options(ignore, failures)
+        classify = classify if classify is _DEFAULT_CLASSIFIER else checked_classifier(classify)
         if state is None:
             state = default_url(distributed=True)
         self.name = name
-        self.store = store_of(state)
+        self.store = resolve_store(state)
         self.limiter = BaseLimiter(limit, self.store, name)
-        self.breaker = _breaker(name, breaker, self.store)
-        self.retry = _retry(retry)
-        self.permits: ConcurrencyLimit | None = None
+        self.breaker = _make_breaker(name, breaker, self.store)
+        self.retry = _make_retry(retry)
+        self.degradation = _make_degradation(degradation, self.limiter)
+        self.permits = None
+        self._claim = _CLAIMS.claim(self.store, name, _PermitBound(max_concurrent))
         if max_concurrent is not None:
-            hold = _longest(max_wait, timeout) if hold_seconds is None else hold_seconds
-            self.permits = ConcurrencyLimit(name, max_concurrent, hold_seconds=hold, state=self.store)
-        self._timeouts = None if timeout is None else Timeouts(timeout)
-        self.parts = Parts(
+            ttl = _default_permit_ttl(max_wait, timeout) if permit_ttl is None else permit_ttl
+            self.permits = ConcurrencyLimit(name, max_concurrent, permit_ttl=ttl, state=self.store)
+        self._options = CallOptions(timeouts=make_timeouts(timeout))
+        self._policies = Policies(
             name=name,
             clock=self.store.clock,
             limiter=self.limiter,
-            judge=_judged_now if judge is None else checked(judge),
+            classify=rules.apply_to(_with_rules_of(self.breaker, classify)),
             max_wait=max_wait,
             pause_max=pause_max,
-            breaker=self.breaker,
+            breaker=None if self.breaker is None else self.breaker._guard,
             retry=self.retry,
-            budget=_budget(name, self.retry, self.store),
+            budget=_make_budget(name, self.retry, self.store),
             permits=self.permits,
-            degradation=_degradation(degradation, self.limiter),
-            per_attempt=count == COUNTS[0],
+            degradation=self.degradation,
+            counts_attempts=count == COUNT_MODES[0],
+            on_refusal=refusal_handler(on_refusal),
+            hooks=NO_HOOKS if self.retry is None else self.retry._hooks,
         )
         self.sync = SyncUpstream(self)
 
@@ -121,59 +188,121 @@ class Upstream:
     async def call(
         self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call a coroutine function by the rules."""
-        return cast(T, await self.prepared(function, args, kwargs).made_async())
+        """Call a coroutine function through the policies."""
+        return cast(T, await self._prepare(function, args, kwargs).execute_async())
+
+    def options(self, *, timeout: float | Unchanged | None = UNCHANGED) -> Upstream:
+        """Return a view of this upstream that makes its calls with other options.
+
+        The view shares all policies and counts with this upstream. ``timeout=None`` is for answers that
+        never end, such as server-sent events. Make a view once, not for every call.
+        """
+        view = copy(self)
+        view._options = self._options.change(timeout=timeout)
+        view.sync = SyncUpstream(view)
+        return view
 
     def guard(self, function: F) -> F:
-        """Have a function called by the rules from now on: a coroutine function, or a plain one."""
-        if is_awaited(function):
+        """Decorate a function, so that its calls go through the policies.
+
+        It may be a coroutine function or a generator function of either kind. A generator is one attempt
+        until it ends, fails or is closed, and is started again only if it fails before its first item.
+        """
+        kind = callable_kind(function)
+        if kind == "generator":
+            return cast(F, guard_generator(self._prepare, function))
+        if kind == "async_generator":
+            return cast(F, guard_async_generator(self._prepare, function, self._options))
+        policies, timeouts = self._policies, self._options.timeouts
+        if kind == "coroutine":
 
             @wraps(function)
-            async def awaiting(*args: Any, **kwargs: Any) -> Any:
-                return await self.prepared(function, args, kwargs).made_async()
+            async def call_async(*args: Any, **kwargs: Any) -> Any:
+                return await UpstreamCall(policies, function, args, kwargs, timeouts).execute_async()
 
-            return cast(F, awaiting)
+            return cast(F, call_async)
 
         @wraps(function)
-        def blocking(*args: Any, **kwargs: Any) -> Any:
-            return self.prepared(function, args, kwargs).made()
+        def call_sync(*args: Any, **kwargs: Any) -> Any:
+            return UpstreamCall(policies, function, args, kwargs, timeouts).execute()
 
-        return cast(F, blocking)
+        return cast(F, call_sync)
 
-    def prepared(
+    def _prepare(
         self,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
-        *,
-        repeatable: bool = True,
-    ) -> Call:
-        """Return a call that is to be made, with its report."""
-        report = CallReport(self.name)
-        reported(report)
-        attempt = Calling(function, arguments, keywords, self._timeouts)
-        return Call(self.parts, attempt, report, repeatable=repeatable)
+        traits: CallTraits = FUNCTION_CALL,
+    ) -> UpstreamCall:
+        """Return a call, ready to be executed, with its report."""
+        return UpstreamCall(self._policies, function, arguments, keywords, self._options.timeouts, traits)
 
-    def transport(self, inner: Any = None, *, client: str = "httpx2") -> Any:
+    @overload
+    def transport(
+        self,
+        inner: httpx2.AsyncBaseTransport | None = None,
+        *,
+        client: Literal["httpx2"] = "httpx2",
+        buffer_body: int | None = None,
+    ) -> httpx2.AsyncBaseTransport: ...
+
+    @overload
+    def transport(
+        self,
+        inner: httpx.AsyncBaseTransport | None = None,
+        *,
+        client: Literal["httpx"],
+        buffer_body: int | None = None,
+    ) -> httpx.AsyncBaseTransport: ...
+
+    def transport(self, inner: Any = None, *, client: str = "httpx2", buffer_body: int | None = None) -> Any:
         """Return a transport for ``httpx2.AsyncClient``, or with ``client="httpx"`` for httpx's.
 
-        ``inner`` is the transport that sends; left out it is the package's own.
+        ``inner`` is the transport that sends the requests; by default it is the package's own. Bodies of up
+        to ``buffer_body`` bytes are read before the response is returned, so that an attempt whose body
+        breaks off can be retried.
         """
-        from comporta.upstream.httpx_like import transports  # noqa: PLC0415 - an extra
+        from comporta.upstream.httpx_transport import transport_classes  # noqa: PLC0415 - an extra
 
-        return transports(client).awaiting(self, inner)
+        return transport_classes(client).awaiting(self, inner, check_buffer_body(buffer_body))
+
+    def middleware(
+        self, *, repeat: bool | None = None, buffer_body: int | None = None
+    ) -> ClientMiddlewareType:
+        """Return a middleware for ``aiohttp.ClientSession(middlewares=[…])``.
+
+        ``repeat``: whether to retry requests of every method (``True``) or of none (``False``). Bodies of up
+        to ``buffer_body`` bytes are read before the response is returned, as in :meth:`transport`.
+        """
+        from comporta.upstream.aiohttp_middleware import UpstreamMiddleware  # noqa: PLC0415 - an extra
+
+        return UpstreamMiddleware(self, repeat=repeat, buffer_body=check_buffer_body(buffer_body))
 
     async def get_state(self) -> UpstreamState:
-        """Tell how the upstream stands, from the shared state."""
-        return await run_async(standing(self.parts))
+        """Read the state of the upstream from the store, for a health page."""
+        return await run_async(upstream_health_flow(self._policies))
 
     async def aclose(self) -> None:
-        """Give back what is on lease, and close the connections to the state; they open again when needed."""
+        """Return leased tokens and permits and close the store's connections; they reopen when needed."""
+        if self.permits is not None:
+            await run_async(self.permits._flush_flow())
         await self.limiter.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, GeneratorExit):
+            run_cleanup(self.sync.close)  # a closed coroutine cannot await
+        else:
+            await self.aclose()
 
 
 class SyncUpstream:
-    """The verbs of an upstream, blocking: ``upstream.sync``."""
+    """An upstream for blocking code: ``upstream.sync``."""
 
     __slots__ = ("_upstream",)
 
@@ -181,31 +310,83 @@ class SyncUpstream:
         self._upstream = upstream
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function by the rules."""
-        return cast(T, self._upstream.prepared(function, args, kwargs).made())
+        """Call a function through the policies."""
+        return cast(T, self._upstream._prepare(function, args, kwargs).execute())
 
-    def transport(self, inner: Any = None, *, client: str = "httpx2") -> Any:
-        """Return a transport for ``httpx2.Client``, or httpx's."""
-        from comporta.upstream.httpx_like import transports  # noqa: PLC0415 - an extra
+    @overload
+    def transport(
+        self,
+        inner: httpx2.BaseTransport | None = None,
+        *,
+        client: Literal["httpx2"] = "httpx2",
+        buffer_body: int | None = None,
+    ) -> httpx2.BaseTransport: ...
 
-        return transports(client).blocking(self._upstream, inner)
+    @overload
+    def transport(
+        self,
+        inner: httpx.BaseTransport | None = None,
+        *,
+        client: Literal["httpx"],
+        buffer_body: int | None = None,
+    ) -> httpx.BaseTransport: ...
 
-    def adapter(self, *, repeat: bool = False) -> Any:
-        """Return an adapter to be mounted in a session of requests."""
+    def transport(self, inner: Any = None, *, client: str = "httpx2", buffer_body: int | None = None) -> Any:
+        """Return a transport for ``httpx2.Client``, or with ``client="httpx"`` for httpx's.
+
+        The options are those of :meth:`Upstream.transport`.
+        """
+        from comporta.upstream.httpx_transport import transport_classes  # noqa: PLC0415 - an extra
+
+        return transport_classes(client).blocking(self._upstream, inner, check_buffer_body(buffer_body))
+
+    def adapter(
+        self,
+        *,
+        repeat: bool = False,
+        pool_connections: int = 10,
+        pool_maxsize: int = 10,
+        pool_block: bool = False,
+    ) -> UpstreamAdapter:
+        """Return an adapter to mount in a session of the requests library.
+
+        The pool's options are those of ``requests.adapters.HTTPAdapter``.
+        """
         from comporta.upstream.requests_adapter import UpstreamAdapter  # noqa: PLC0415 - an extra
 
-        return UpstreamAdapter(self._upstream, repeat=repeat)
+        return UpstreamAdapter(
+            self._upstream,
+            repeat=repeat,
+            pool_connections=pool_connections,
+            pool_maxsize=pool_maxsize,
+            pool_block=pool_block,
+        )
 
     def get_state(self) -> UpstreamState:
-        """Tell how the upstream stands, from the shared state."""
-        return run(standing(self._upstream.parts))
+        """Read the state of the upstream from the store, for a health page."""
+        return run(upstream_health_flow(self._upstream._policies))
+
+    def close(self) -> None:
+        """Return leased tokens and permits and close the store's blocking connections, until needed again."""
+        if self._upstream.permits is not None:
+            run(self._upstream.permits._flush_flow())
+        self._upstream.limiter.sync.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-def _judged_now(result: Any, error: Exception | None) -> Verdict:
-    return judged(result, error, time.time())
+def _with_rules_of(breaker: CircuitBreaker | None, classify: Classifier) -> Classifier:
+    """Return the classifier, or if the breaker was created with rules of its own, one that follows them."""
+    return classify if breaker is None else breaker._guard.rules.apply_to(classify)
 
 
-def _breaker(
+def _make_breaker(
     name: str, breaker: CircuitBreaker | BreakerConfig | bool | None, store: Store
 ) -> CircuitBreaker | None:
     if isinstance(breaker, CircuitBreaker):
@@ -218,42 +399,38 @@ def _breaker(
     return CircuitBreaker(name, config=config, state=store)
 
 
-def _retry(retry: Retry | bool | None) -> Retry | None:
+def _make_retry(retry: Retry | bool | None) -> Retry | None:
     if retry is None or retry is False:
         return None
-    made = Retry() if retry is True else retry
-    if not isinstance(made, Retry):
+    if retry is True:
+        return Retry()
+    if not isinstance(retry, Retry):
         raise TypeError(f"retry must be a Retry or a bool, got {retry!r:.50}")
-    return made
+    return retry
 
 
-def _budget(name: str, retry: Retry | None, store: Store) -> RetryBudget | None:
-    """Return the budget of the fleet; one that the retry was given by name stays what it is."""
-    own = None if retry is None else retry.budget
-    return own if own is None or own.name != ALONE else RetryBudget(name, store, own.budget)
+def _make_budget(name: str, retry: Retry | None, store: Store) -> RetryBudget | None:
+    """Return the budget that all workers share; a budget that the retry got by name stays."""
+    budget = None if retry is None else retry.budget
+    return budget if budget is None or budget.name != UNNAMED else RetryBudget(name, store, budget.budget)
 
 
-def _longest(max_wait: float, timeout: float | None) -> float:
-    """Return for how long a permit may be held by a call that takes as long as it can."""
+def _default_permit_ttl(max_wait: float, timeout: float | None) -> float:
+    """Return the duration of the longest possible call, with a margin."""
     if timeout is None:
-        return HOLD_SECONDS_MAX
-    return min(HOLD_SECONDS_MAX, max_wait + timeout + _HOLD_MARGIN_SECONDS)
+        return PERMIT_TTL_MAX
+    return min(PERMIT_TTL_MAX, max_wait + timeout + _PERMIT_TTL_MARGIN_SECONDS)
 
 
-def _degradation(
-    made: Callable[[BaseLimiter], Degradation] | bool | None, limiter: BaseLimiter
+def _make_degradation(
+    option: Callable[[BaseLimiter], Degradation] | bool | None, limiter: BaseLimiter
 ) -> Degradation | None:
-    if made is None or made is False:
+    if option is None or option is False:
         return None
-    make: object = Degradation if made is True else made
+    make: object = partial(Degradation, rule=DEGRADATION_RULE) if option is True else option
     degradation = make(limiter) if callable(make) else None
     if not isinstance(degradation, Degradation):
-        raise TypeError(f"degradation must be a bool, or make a Degradation for a limiter, got {made!r:.50}")
+        raise TypeError(
+            f"degradation must be a bool or a function from a limiter to a Degradation, got {option!r:.50}"
+        )
     return degradation
-
-
-def _check_seconds(name: str, seconds: float) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{name} must be a number of seconds, got {seconds!r:.50}")
-    if not (isfinite(seconds) and 0 <= seconds <= SECONDS_MAX):
-        raise ValueError(f"{name} must be 0 to {SECONDS_MAX:g} seconds, got {seconds}")

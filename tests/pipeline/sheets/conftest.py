@@ -1,4 +1,4 @@
-"""A stand-in for Google, an account on it and sinks that write there."""
+"""A fake Google service, an account on it, and sinks that write to it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def server(google: SheetsServer) -> SheetsServer:
 
 
 @contextmanager
-def hurried(account: GoogleAccount) -> Iterator[None]:
-    """Have an account wait for a moment only."""
+def short_timeout(account: GoogleAccount) -> Iterator[None]:
+    """Give an account a very short timeout."""
     patient = account.timeout
     account.close()
     account.timeout = 0.3
@@ -46,7 +46,7 @@ def database(tmp_path: Path) -> str:
 
 @pytest.fixture
 def make(account: GoogleAccount, spreadsheet: str, database: str) -> Iterator[MakesSink]:
-    """Make sinks for one spreadsheet, open and with one database, closed at the end."""
+    """Open sinks for one spreadsheet with one database; close them at the end."""
     with ExitStack() as ends:
 
         def made(**options: Any) -> SheetsSink:
@@ -65,5 +65,5 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def retry(clock: ManualClock) -> Retry:
-    """Try again without waiting for it."""
+    """Return a retry policy that does not wait."""
     return Retry(jitter=(0, 0), clock=clock, budget=None)

@@ -1,4 +1,4 @@
-"""Databases of each kind with the tables of batches, and a stand-in for Google."""
+"""Databases of each dialect with the tables of batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batch_schema(postgres: PostgresServer) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Give the URL of a database of each kind, with all tables, empty."""
+    """Return the URL of an empty database with all tables, for each dialect."""
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/service.db?timeout=30"
         database = open_database(url)
@@ -53,7 +53,7 @@ def database(url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Iterator[Database]:
-    """Give one kind, where it does not matter."""
+    """Return a SQLite database, for tests that need only one dialect."""
     opened = open_database(f"sqlite:///{tmp_path}/plain.db?timeout=30")
     migrate(opened, MIGRATIONS)
     yield opened

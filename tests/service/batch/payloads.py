@@ -1,4 +1,4 @@
-"""A hundred texts that would do something, if anything took them for more than text."""
+"""A hundred texts with an effect if anything interprets them."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ LINES = [
     "x;=1+1",
 ]
 PAYLOADS = [*FORMULAS, *LINES]
-"""Formulas, and what would be another line of a log, or an instruction to who shows it."""
+"""Formulas, forged log lines, and terminal control sequences."""

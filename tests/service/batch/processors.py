@@ -1,4 +1,4 @@
-"""What is done for accounts in served processes of these tests."""
+"""Processors for the served processes of these tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from asyncio.events import Handle
 from contextlib import ExitStack
 
-from tests.support import nothing_blocks
+from tests.support import fail_on_blocking_calls
 
 from comporta.service.batch.whitelist import Whitelist
 
@@ -16,21 +16,23 @@ COMPUTED_SECONDS = 0.1
 
 
 async def greet(account: str) -> str:
-    """Take a moment, as long as the test says."""
-    await asyncio.sleep(float(os.environ.get("GREETING_SECONDS", "0")))
+    """Wait for as long as the test configures."""
+    await asyncio.sleep(
+        float(os.environ.get("GREETING_SECONDS", "0"))
+    )  # sleeps: the processor takes this long
     return f"hello {account}"
 
 
-class Watched:
-    """Takes a moment, in a process with a slow whitelist; for some accounts it does something else.
+class WatchedProcessor:
+    """Waits a moment, in a process with a slow whitelist; some accounts are commands.
 
-    From ``watch`` on, what blocks on the event loop raises an error, and ``report`` says for how many seconds
-    the longest step of the loop has computed, in the processor's time: what else the machine does meanwhile
-    is not counted. ``block`` and ``compute`` are what is not to be. ``rest`` ends it.
+    After ``watch``, a blocking call on the event loop raises an error, and ``report`` returns the CPU seconds
+    of the longest step of the loop, which other load on the machine does not affect. ``block`` and
+    ``compute`` violate both, to check the check. ``rest`` ends the watch.
     """
 
     def __init__(self) -> None:
-        self._ends = ExitStack()
+        self._exit_stack = ExitStack()
         self._longest = 0.0
         _slow_down_whitelist(0.05)
 
@@ -38,13 +40,13 @@ class Watched:
         if account == "watch":
             self._watch()
         elif account == "block":
-            time.sleep(0.001)  # noqa: ASYNC251 - on purpose
+            time.sleep(0.001)  # noqa: ASYNC251  # sleeps: blocks the event loop on purpose
         elif account == "compute":
             _compute(COMPUTED_SECONDS)
         elif account == "rest":
-            self._ends.close()
+            self._exit_stack.close()
         elif account != "report":
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # sleeps: the processor takes this long
         return str(self._longest)
 
     def _watch(self) -> None:
@@ -55,19 +57,19 @@ class Watched:
             plain(handle)
             self._longest = max(self._longest, time.thread_time() - began)
 
-        setattr(Handle, "_run", timed)  # noqa: B010 - there is no other place at which all steps pass
-        self._ends.callback(setattr, Handle, "_run", plain)
-        self._ends.enter_context(nothing_blocks())
+        setattr(Handle, "_run", timed)  # noqa: B010 - every step of the loop passes here
+        self._exit_stack.callback(setattr, Handle, "_run", plain)
+        self._exit_stack.enter_context(fail_on_blocking_calls())
 
 
 def _slow_down_whitelist(seconds: float) -> None:
     quick = Whitelist.is_digital
 
     def slow(whitelist: Whitelist, user_id: str) -> bool:
-        time.sleep(seconds)
+        time.sleep(seconds)  # sleeps: the whitelist takes this long
         return quick(whitelist, user_id)
 
-    setattr(Whitelist, "is_digital", slow)  # noqa: B010 - plain assignment is none to the type checker
+    setattr(Whitelist, "is_digital", slow)  # noqa: B010 - the type checker rejects an assignment
 
 
 def _compute(seconds: float) -> None:

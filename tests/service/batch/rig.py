@@ -1,4 +1,4 @@
-"""Batches without the web: processors, sheets that say no for a while, and waiting for what comes to be."""
+"""Runs batches without HTTP: processors, sheets, and helpers that wait for progress."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from comporta.database.base import Database
 from comporta.pipeline.sinks import GoogleAccount
 from comporta.service.batch.batches import Batches
-from comporta.service.batch.local import LocalSheets
-from comporta.service.batch.sheets import GoogleSheets, Sheets, patient
-from comporta.service.batch.values import COMPLETED, FAILED, Job, SheetConfig
+from comporta.service.batch.local_sheets import LocalSheets
+from comporta.service.batch.models import COMPLETED, FAILED, BatchJob, SheetConfig
+from comporta.service.batch.sheets import GoogleSheets, Sheets, sheet_retry
 from comporta.settings import BatchSettings
 from comporta.testing import SheetsServer
 
@@ -32,13 +32,13 @@ async def greet(account: str) -> str:
     return f"hello {account}"
 
 
-async def slowly(account: str) -> str:
-    await asyncio.sleep(0.005)
+async def greet_slowly(account: str) -> str:
+    await asyncio.sleep(0.005)  # sleeps: the processor under test takes this long
     return f"hello {account}"
 
 
 class Gate:
-    """A processor that goes on when it is told to, for so many accounts."""
+    """A processor that blocks until the test opens it for a number of accounts."""
 
     def __init__(self, passes: int = 0) -> None:
         self._passes = asyncio.Semaphore(passes)
@@ -54,12 +54,12 @@ class Gate:
 
 def google_sheets(account: GoogleAccount, database: Database, retries: int = 20) -> GoogleSheets:
     return GoogleSheets(
-        account, database, None, patient(retries=retries, base=0.01, factor=1.1, jitter=(0, 0.01))
+        account, database, None, sheet_retry(retries=retries, base=0.01, factor=1.1, jitter=(0, 0.01))
     )
 
 
 @asynccontextmanager
-async def running(
+async def run_batches(
     database: Database,
     sheets: Sheets,
     processor: Any = greet,
@@ -78,76 +78,93 @@ async def running(
         await batches.aclose(closing_seconds)
 
 
-async def until(what: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that happens in the background."""
+async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until a condition in the background holds."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await what():  # noqa: ASYNC110 - it happens elsewhere, and nobody tells
+        while not await condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
 
-async def added(batches: Batches, count: int, job_id: str = "job") -> Job:
-    job = await batches.add("ana", accounts(count), job_id)
+async def wait_polled(batches: Batches, count: int = 3) -> None:
+    """Wait until the batches have looked for work ``count`` more times."""
+    leases, polls = batches._leases, 0
+    poll = leases._poll
+
+    async def counted_poll() -> None:
+        nonlocal polls
+        await poll()
+        polls += 1
+
+    async def polled() -> bool:
+        return polls >= count
+
+    leases._poll = counted_poll  # type: ignore[method-assign]
+    await wait_until(polled)
+
+
+async def add_job(batches: Batches, count: int, job_id: str = "job") -> BatchJob:
+    job = await batches.add_job("ana", accounts(count), job_id)
     assert job is not None
     return job
 
 
-async def over(batches: Batches, job_id: str = "job") -> Job:
-    """Wait until a job is over, and return it."""
+async def wait_finished(batches: Batches, job_id: str = "job") -> BatchJob:
+    """Wait until a job is finished and return it."""
 
     async def ended() -> bool:
-        job = await batches.job(job_id)
+        job = await batches.read_job(job_id)
         return job is not None and job.status in (COMPLETED, FAILED)
 
-    await until(ended)
-    job = await batches.job(job_id)
+    await wait_until(ended)
+    job = await batches.read_job(job_id)
     assert job is not None
     return job
 
 
-async def stored(batches: Batches, count: int, job_id: str = "job") -> None:
-    """Wait until so many results are stored."""
+async def wait_stored(batches: Batches, count: int, job_id: str = "job") -> None:
+    """Wait until ``count`` results are stored."""
 
     async def there() -> bool:
-        job = await batches.job(job_id)
+        job = await batches.read_job(job_id)
         return job is not None and job.succeeded + job.failed >= count
 
-    await until(there)
+    await wait_until(there)
 
 
-async def filled(batches: Batches, job_id: str = "job") -> SheetConfig:
-    """Wait until a backfill is over, and return the configuration."""
+async def wait_backfilled(batches: Batches, job_id: str = "job") -> SheetConfig:
+    """Wait until a backfill has ended and return the sheet."""
 
     async def ended() -> bool:
-        config = await batches.sheet(job_id)
+        config = await batches.read_sheet(job_id)
         return config is not None and config.backfill_status != "pending"
 
-    await until(ended)
-    config = await batches.sheet(job_id)
+    await wait_until(ended)
+    config = await batches.read_sheet(job_id)
     assert config is not None
     return config
 
 
-async def configured(batches: Batches, job_id: str = "job") -> SheetConfig:
-    done = await batches.configure(job_id, "ana", None)
-    assert done is not None
-    assert done.backfill_status == "pending"
-    return done.config
+async def configure_sheet(batches: Batches, job_id: str = "job") -> SheetConfig:
+    sheet = await batches.configure_sheet(job_id, "ana", None)
+    assert sheet is not None
+    assert sheet.backfill_status == "pending"
+    return sheet.config
 
 
-def in_google(server: SheetsServer, spreadsheet_id: str) -> Counter[str]:
-    """Return how often each account is in a sheet."""
+def google_accounts(server: SheetsServer, spreadsheet_id: str) -> Counter[str]:
+    """Return how often a sheet has each account."""
     rows = server.rows(spreadsheet_id)
     assert not rows or rows[0] == HEADER
     return Counter(row[0] for row in rows[1:])
 
 
-def in_file(sheets: LocalSheets, spreadsheet_id: str) -> Counter[str]:
-    path = sheets._found(spreadsheet_id)
+def file_accounts(sheets: LocalSheets, spreadsheet_id: str) -> Counter[str]:
+    path = sheets._find(spreadsheet_id)
     assert path is not None
-    return of_csv(path)
+    return csv_accounts(path)
 
 
-def of_csv(path: Path) -> Counter[str]:
+def csv_accounts(path: Path) -> Counter[str]:
     with path.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.reader(lines))
     assert rows[0] == HEADER
@@ -155,5 +172,5 @@ def of_csv(path: Path) -> Counter[str]:
     return Counter(row[0] for row in rows[1:])
 
 
-def once(count: int) -> Counter[str]:
+def each_once(count: int) -> Counter[str]:
     return Counter(accounts(count))

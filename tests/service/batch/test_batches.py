@@ -1,4 +1,4 @@
-"""Jobs and their sheets, from the first account to the last row, with whatever may go wrong on the way."""
+"""Jobs and their sheets from the first account to the last row, with the failures on the way."""
 
 from __future__ import annotations
 
@@ -13,246 +13,251 @@ import pytest
 from tests.service.batch.rig import (
     Gate,
     accounts,
-    added,
-    configured,
-    filled,
+    add_job,
+    configure_sheet,
+    each_once,
+    file_accounts,
+    google_accounts,
     google_sheets,
     greet,
-    in_file,
-    in_google,
-    once,
-    over,
-    running,
-    slowly,
-    stored,
-    until,
+    greet_slowly,
+    run_batches,
+    wait_backfilled,
+    wait_finished,
+    wait_polled,
+    wait_stored,
+    wait_until,
 )
-from tests.service.running import awaited
+from tests.service.harness import async_test
 from tests.support import Late
 
 from comporta import events
 from comporta.database.base import Database, Statement
+from comporta.database.command import execute
 from comporta.errors import DatabaseUnavailableError
 from comporta.pipeline.sinks import GoogleAccount
 from comporta.service.batch import batches as faces
-from comporta.service.batch import local, taking
-from comporta.service.batch import running as runs
+from comporta.service.batch import job_leases, local_sheets
+from comporta.service.batch import runner as runs
 from comporta.service.batch.backfill import Backfill
 from comporta.service.batch.batches import Batches
-from comporta.service.batch.filling import Filling
-from comporta.service.batch.local import LocalSheet, LocalSheets
-from comporta.service.batch.requests import ask, claim_backfill, claim_job
-from comporta.service.batch.values import (
+from comporta.service.batch.commands import claim_backfill, claim_job
+from comporta.service.batch.local_sheets import LocalSheet, LocalSheets
+from comporta.service.batch.models import (
     COMPLETED,
     FAILED,
-    START,
-    HeldJob,
-    Job,
-    Result,
+    FIRST_CURSOR,
+    BatchJob,
+    JobLease,
     SheetConfig,
-    Target,
+    SheetTarget,
+    StoredResult,
 )
+from comporta.service.batch.sheet_writer import SheetWriter
 from comporta.testing import SheetsServer
 
 
-async def followed(batches: Batches, job_id: str = "job") -> list[Result | Job]:
-    found: list[Result | Job] = []
-    async for told in batches.follow(job_id, asyncio.Event()):
-        found += [told] if isinstance(told, Job) else told
-    return found
+async def follow_all(batches: Batches, job_id: str = "job") -> list[StoredResult | BatchJob]:
+    items: list[StoredResult | BatchJob] = []
+    async for item in batches.follow(job_id, asyncio.Event()):
+        items += [item] if isinstance(item, BatchJob) else item
+    return items
 
 
-@awaited
+@async_test
 async def test_job__run__every_account_has_its_result(database: Database, tmp_path: Path) -> None:
     async def odd(account: str) -> str:
         if account.endswith("7"):
             raise ValueError(f"not {account}\n\0")
         return f" hello\t{account}\0 "
 
-    async with running(database, LocalSheets(tmp_path), odd) as batches:
-        await added(batches, 100)
-        told = await followed(batches)
-    job = told.pop()
-    assert isinstance(job, Job)
+    async with run_batches(database, LocalSheets(tmp_path), odd) as batches:
+        await add_job(batches, 100)
+        items = await follow_all(batches)
+    job = items.pop()
+    assert isinstance(job, BatchJob)
     assert (job.status, job.total, job.succeeded, job.failed) == (COMPLETED, 100, 90, 10)
-    results = {each.account: each for each in told if isinstance(each, Result)}
+    results = {each.account: each for each in items if isinstance(each, StoredResult)}
     assert list(results) != []
     assert set(results) == set(accounts(100))
     assert (results["account-1"].outcome, results["account-1"].message) == ("success", "hello account-1")
     assert results["account-7"].message == "ValueError: not account-7"
 
 
-@awaited
-async def test_job__processor_that_blocks__has_threads_of_its_own(plain: Database, tmp_path: Path) -> None:
+@async_test
+async def test_job__blocking_processor__runs_on_its_own_thread_pool(plain: Database, tmp_path: Path) -> None:
     def where(account: str) -> str:
-        time.sleep(0.001)
+        time.sleep(0.001)  # sleeps: the processor under test takes this long
         return threading.current_thread().name
 
-    async with running(plain, LocalSheets(tmp_path), where) as batches:
-        await added(batches, 20)
-        told = await followed(batches)
-    assert {each.message for each in told if isinstance(each, Result)} == {"comporta-processor"}
+    async with run_batches(plain, LocalSheets(tmp_path), where) as batches:
+        await add_job(batches, 20)
+        items = await follow_all(batches)
+    assert {each.message for each in items if isinstance(each, StoredResult)} == {"comporta-processor"}
 
 
-@awaited
-async def test_job__account_twice__is_done_once(plain: Database, tmp_path: Path) -> None:
-    async with running(plain, LocalSheets(tmp_path)) as batches:
-        job = await batches.add("ana", ["a", "b", "a"])
+@async_test
+async def test_job__account_twice__is_processed_once(plain: Database, tmp_path: Path) -> None:
+    async with run_batches(plain, LocalSheets(tmp_path)) as batches:
+        job = await batches.add_job("ana", ["a", "b", "a"])
         assert job is not None
         assert job.total == 2
-        assert (await over(batches, job.job_id)).succeeded == 2
+        assert (await wait_finished(batches, job.job_id)).succeeded == 2
 
 
-@awaited
-async def test_job__nobody_can_process__waits(plain: Database, tmp_path: Path) -> None:
-    async with running(plain, LocalSheets(tmp_path), None) as batches:
+@async_test
+async def test_job__no_processor_configured__waits(plain: Database, tmp_path: Path) -> None:
+    async with run_batches(plain, LocalSheets(tmp_path), None) as batches:
         assert not batches.can_process
-        await added(batches, 1)
-        await asyncio.sleep(0.2)
-        job = await batches.job("job")
+        await add_job(batches, 1)
+        await wait_polled(batches)
+        job = await batches.read_job("job")
         assert job is not None
         assert job.status == "running"
-    async with running(plain, LocalSheets(tmp_path)) as batches:
-        assert (await over(batches)).succeeded == 1
+    async with run_batches(plain, LocalSheets(tmp_path)) as batches:
+        assert (await wait_finished(batches)).succeeded == 1
 
 
-@awaited
-async def test_job__more_than_may_run_at_once__wait_in_the_database(plain: Database, tmp_path: Path) -> None:
+@async_test
+async def test_job__more_than_may_run_at_once__waits_in_the_database(plain: Database, tmp_path: Path) -> None:
     gate = Gate()
-    async with running(plain, LocalSheets(tmp_path), gate, jobs_max=1) as batches:
-        await added(batches, 2, "one")
-        await until(lambda: _is_claimed(plain, "one"))
-        await added(batches, 2, "two")
-        await asyncio.sleep(0.2)
+    async with run_batches(plain, LocalSheets(tmp_path), gate, jobs_max=1) as batches:
+        await add_job(batches, 2, "one")
+        await wait_until(lambda: _is_claimed(plain, "one"))
+        await add_job(batches, 2, "two")
+        await wait_polled(batches)
         assert not await _is_claimed(plain, "two")
         gate.open(4)
-        assert (await over(batches, "two")).succeeded == 2
+        assert (await wait_finished(batches, "two")).succeeded == 2
 
 
 async def _is_claimed(database: Database, job_id: str) -> bool:
-    found = database.read(
-        Statement("SELECT token FROM batch_jobs WHERE job_id = :job_id"), {"job_id": job_id}
-    )
-    return bool(found[0][0])
+    rows = database.read(Statement("SELECT token FROM batch_jobs WHERE job_id = :job_id"), {"job_id": job_id})
+    return bool(rows[0][0])
 
 
-@awaited
-async def test_follow__job_of_another_worker__is_seen_to_its_end(database: Database, tmp_path: Path) -> None:
-    sheets = LocalSheets(tmp_path)
-    async with running(database, sheets, slowly) as runs, running(database, sheets, None) as follows:
-        await added(runs, 60)
-        told = await followed(follows)
-    assert len(told) == 61
-    assert isinstance(told[-1], Job)
-
-
-@awaited
-async def test_follow__worker_ends__the_stream_ends(plain: Database, tmp_path: Path) -> None:
-    leaving = asyncio.Event()
-    async with running(plain, LocalSheets(tmp_path), Gate(3), closing_seconds=0.1) as batches:
-        await added(batches, 10)
-        found: list[Any] = []
-        async for told in batches.follow("job", leaving):
-            found += told
-            if len(found) == 3:
-                leaving.set()
-        assert len(found) == 3
-        assert [each async for each in batches.follow("no-such-job", asyncio.Event())] == []
-
-
-@awaited
-async def test_stop__job_under_way__is_flushed_and_goes_on_elsewhere_at_once(
+@async_test
+async def test_follow__job_of_another_worker__is_followed_to_its_end(
     database: Database, tmp_path: Path
 ) -> None:
     sheets = LocalSheets(tmp_path)
-    async with running(database, sheets, slowly, lease_seconds=600) as first:
-        await added(first, 300)
-        config = await configured(first)
-        await stored(first, 20)
-    done = sum(in_file(sheets, config.spreadsheet_id).values())
+    async with (
+        run_batches(database, sheets, greet_slowly) as runs,
+        run_batches(database, sheets, None) as follows,
+    ):
+        await add_job(runs, 60)
+        items = await follow_all(follows)
+    assert len(items) == 61
+    assert isinstance(items[-1], BatchJob)
+
+
+@async_test
+async def test_follow__worker_shuts_down__ends_the_stream(plain: Database, tmp_path: Path) -> None:
+    shutting_down = asyncio.Event()
+    async with run_batches(plain, LocalSheets(tmp_path), Gate(3), closing_seconds=0.1) as batches:
+        await add_job(batches, 10)
+        results: list[Any] = []
+        async for page in batches.follow("job", shutting_down):
+            results += page
+            if len(results) == 3:
+                shutting_down.set()
+        assert len(results) == 3
+        assert [each async for each in batches.follow("no-such-job", asyncio.Event())] == []
+
+
+@async_test
+async def test_stop__job_in_progress__is_flushed_and_continues_on_another_worker(
+    database: Database, tmp_path: Path
+) -> None:
+    sheets = LocalSheets(tmp_path)
+    async with run_batches(database, sheets, greet_slowly, lease_seconds=600) as first:
+        await add_job(first, 300)
+        config = await configure_sheet(first)
+        await wait_stored(first, 20)
+    done = sum(file_accounts(sheets, config.spreadsheet_id).values())
     assert done >= 20
-    async with running(database, sheets, greet, lease_seconds=600) as second:
-        assert (await over(second)).succeeded == 300
-        await filled(second)
-    assert in_file(sheets, config.spreadsheet_id) == once(300)
+    async with run_batches(database, sheets, greet, lease_seconds=600) as second:
+        assert (await wait_finished(second)).succeeded == 300
+        await wait_backfilled(second)
+    assert file_accounts(sheets, config.spreadsheet_id) == each_once(300)
 
 
-@awaited
-async def test_stop__processor_that_does_not_end__is_given_up_and_the_job_given_back(
+@async_test
+async def test_stop__processor_hangs__is_cancelled_and_its_job_released(
     plain: Database, tmp_path: Path
 ) -> None:
     sheets = LocalSheets(tmp_path)
     batches = Batches(plain, sheets, _settings(lease_seconds=600), processor=Gate())
     batches.start()
-    await added(batches, 3)
-    await until(lambda: _is_claimed(plain, "job"))
+    await add_job(batches, 3)
+    await wait_until(lambda: _is_claimed(plain, "job"))
     await batches.aclose(0.05)
-    async with running(plain, sheets, lease_seconds=600) as second:
-        assert (await over(second)).succeeded == 3
+    async with run_batches(plain, sheets, lease_seconds=600) as second:
+        assert (await wait_finished(second)).succeeded == 3
 
 
-def _settings(**told: Any) -> Any:
+def _settings(**settings: Any) -> Any:
     from comporta.settings import BatchSettings  # noqa: PLC0415 - see rig
 
-    return BatchSettings(**{"poll_seconds": 0.05, "concurrency": 4, **told})
+    return BatchSettings(**{"poll_seconds": 0.05, "concurrency": 4, **settings})
 
 
-@awaited
-async def test_sheet__configured_after_the_job__backfill_writes_all(
+@async_test
+async def test_sheet__configured_after_the_job__backfill_writes_all_rows(
     database: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
-    async with running(database, google_sheets(account, database)) as batches:
-        await added(batches, 2500)
-        await over(batches)
-        config = await configured(batches)
+    async with run_batches(database, google_sheets(account, database)) as batches:
+        await add_job(batches, 2500)
+        await wait_finished(batches)
+        config = await configure_sheet(batches)
         assert config.spreadsheet_name == "Ultra batch job"
-        done = await filled(batches)
+        done = await wait_backfilled(batches)
     assert (done.backfill_status, done.backfilled_rows) == (COMPLETED, 2500)
-    assert in_google(google, config.spreadsheet_id) == once(2500)
+    assert google_accounts(google, config.spreadsheet_id) == each_once(2500)
 
 
-@awaited
-async def test_sheet__configured_while_the_job_runs__every_row_is_there_once(
+@async_test
+async def test_sheet__configured_while_the_job_runs__has_every_row_once(
     database: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
-    async with running(database, google_sheets(account, database), slowly) as batches:
-        await added(batches, 400)
-        await stored(batches, 30)
-        google.fail(429, 3, retry_after="0", to="values:batchUpdate")
-        google.lose(3, to="values:batchUpdate")
-        config = await configured(batches)
-        await stored(batches, 200)
-        google.lose(2, reset=True, to="values:batchUpdate")
-        assert (await over(batches)).succeeded == 400
-        done = await filled(batches)
+    async with run_batches(database, google_sheets(account, database), greet_slowly) as batches:
+        await add_job(batches, 400)
+        await wait_stored(batches, 30)
+        google.fail(429, 3, retry_after="0", matching="values:batchUpdate")
+        google.lose_responses(3, matching="values:batchUpdate")
+        config = await configure_sheet(batches)
+        await wait_stored(batches, 200)
+        google.lose_responses(2, reset=True, matching="values:batchUpdate")
+        assert (await wait_finished(batches)).succeeded == 400
+        done = await wait_backfilled(batches)
     assert done.backfilled_rows >= 30
     if done.backfilled_rows == 400:
         raise Late("the job was over before its sheet was there")
-    assert in_google(google, config.spreadsheet_id) == once(400)
+    assert google_accounts(google, config.spreadsheet_id) == each_once(400)
 
 
-@awaited
-async def test_sheet__configured_before_the_job_runs__all_rows_come_as_they_are_made(
+@async_test
+async def test_sheet__configured_before_the_job_runs__gets_rows_as_they_are_stored(
     plain: Database, tmp_path: Path
 ) -> None:
     sheets, gate = LocalSheets(tmp_path), Gate()
-    async with running(plain, sheets, gate) as batches:
-        await added(batches, 120)
-        config = await configured(batches)
-        assert (await filled(batches)).backfilled_rows == 0
+    async with run_batches(plain, sheets, gate) as batches:
+        await add_job(batches, 120)
+        config = await configure_sheet(batches)
+        assert (await wait_backfilled(batches)).backfilled_rows == 0
         gate.open(60)
 
         async def fifty() -> bool:
-            return sum(in_file(sheets, config.spreadsheet_id).values()) >= 50
+            return sum(file_accounts(sheets, config.spreadsheet_id).values()) >= 50
 
-        await until(fifty)  # the job is far from its end
+        await wait_until(fifty)  # long before the job ends
         gate.open(60)
-        await over(batches)
-    assert in_file(sheets, config.spreadsheet_id) == once(120)
+        await wait_finished(batches)
+    assert file_accounts(sheets, config.spreadsheet_id) == each_once(120)
 
 
-@awaited
-async def test_sheet__formulas_and_failures__successes_are_written_as_text(
+@async_test
+async def test_sheet__formulas_and_failures__has_successes_as_text_only(
     plain: Database, account: GoogleAccount, google: SheetsServer, tmp_path: Path
 ) -> None:
     payloads = [
@@ -272,182 +277,182 @@ async def test_sheet__formulas_and_failures__successes_are_written_as_text(
 
     for sheets in (google_sheets(account, plain), LocalSheets(tmp_path)):
         job_id = type(sheets).__name__
-        async with running(plain, sheets, echo) as batches:
-            await batches.add("ana", [*payloads, "fails", "silent"], job_id)
-            await over(batches, job_id)
-            config = await configured(batches, job_id)
-            await filled(batches, job_id)
+        async with run_batches(plain, sheets, echo) as batches:
+            await batches.add_job("ana", [*payloads, "fails", "silent"], job_id)
+            await wait_finished(batches, job_id)
+            config = await configure_sheet(batches, job_id)
+            await wait_backfilled(batches, job_id)
         if isinstance(sheets, LocalSheets):
-            written = in_file(sheets, config.spreadsheet_id)
+            written = file_accounts(sheets, config.spreadsheet_id)
             assert all(each.startswith("'") for each in written)
         else:
-            written = in_google(google, config.spreadsheet_id)
+            written = google_accounts(google, config.spreadsheet_id)
             assert set(written) == set(payloads)
             assert google.formulas(config.spreadsheet_id) == []
         assert sum(written.values()) == len(payloads)
 
 
-@awaited
-async def test_configure__again__answers_with_the_same_sheet(plain: Database, tmp_path: Path) -> None:
-    async with running(plain, LocalSheets(tmp_path)) as batches:
-        assert await batches.configure("job", "ana", None) is None
-        await added(batches, 3)
-        config = await configured(batches)
-        await filled(batches)
-        again = await batches.configure("job", "ana", "another name")
+@async_test
+async def test_configure_sheet__again__returns_the_same_sheet(plain: Database, tmp_path: Path) -> None:
+    async with run_batches(plain, LocalSheets(tmp_path)) as batches:
+        assert await batches.configure_sheet("job", "ana", None) is None
+        await add_job(batches, 3)
+        config = await configure_sheet(batches)
+        await wait_backfilled(batches)
+        again = await batches.configure_sheet("job", "ana", "another name")
         assert again is not None
         assert again.backfill_status is None
         assert again.config.spreadsheet_id == config.spreadsheet_id
 
 
-@awaited
-async def test_configure__many_at_once__is_one_sheet(
+@async_test
+async def test_configure_sheet__many_at_once__creates_one_sheet(
     database: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
-    async with running(database, google_sheets(account, database)) as batches:
-        await added(batches, 5)
-        found = await asyncio.gather(*(batches.configure("job", "ana", None) for _ in range(6)))
-        assert len({each.config.spreadsheet_id for each in found if each}) == 1
-        assert [each.backfill_status for each in found if each].count("pending") == 1
-        await over(batches)
-        config = await filled(batches)
-    assert in_google(google, config.spreadsheet_id) == once(5)
+    async with run_batches(database, google_sheets(account, database)) as batches:
+        await add_job(batches, 5)
+        sheets = await asyncio.gather(*(batches.configure_sheet("job", "ana", None) for _ in range(6)))
+        assert len({each.config.spreadsheet_id for each in sheets if each}) == 1
+        assert [each.backfill_status for each in sheets if each].count("pending") == 1
+        await wait_finished(batches)
+        config = await wait_backfilled(batches)
+    assert google_accounts(google, config.spreadsheet_id) == each_once(5)
     assert list(google.spreadsheets()) == [config.spreadsheet_id]
 
 
-@awaited
-async def test_backfill__sheet_is_denied__fails_and_is_done_when_asked_again(
+@async_test
+async def test_backfill__access_denied__fails_and_completes_when_retried(
     plain: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
-    async with running(plain, google_sheets(account, plain)) as batches:
-        await added(batches, 30)
-        await over(batches)
-        google.fail(403, 50, to="values:batchUpdate")
-        config = await configured(batches)
-        failed = await filled(batches)
+    async with run_batches(plain, google_sheets(account, plain)) as batches:
+        await add_job(batches, 30)
+        await wait_finished(batches)
+        google.fail(403, 50, matching="values:batchUpdate")
+        config = await configure_sheet(batches)
+        failed = await wait_backfilled(batches)
         assert failed.backfill_status == FAILED
-        assert "SinkDeniedError" in failed.backfill_error
+        assert "SinkAuthError" in failed.backfill_error
         google.heal()
-        again = await batches.configure("job", "ana", None)
+        again = await batches.configure_sheet("job", "ana", None)
         assert again is not None
         assert again.backfill_status == "pending"
-        done = await filled(batches)
+        done = await wait_backfilled(batches)
     assert (done.backfill_status, done.backfilled_rows) == (COMPLETED, 30)
-    assert in_google(google, config.spreadsheet_id) == once(30)
+    assert google_accounts(google, config.spreadsheet_id) == each_once(30)
 
 
-@awaited
-async def test_filling__sheet_is_denied_while_the_job_runs__the_rest_comes_when_asked_again(
+@async_test
+async def test_sheet_writer__access_denied_during_a_job__rest_is_written_when_retried(
     plain: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
     gate = Gate(20)
-    async with running(plain, google_sheets(account, plain), gate) as batches:
-        await added(batches, 200)
-        await stored(batches, 20)
-        config = await configured(batches)
-        await filled(batches)
-        google.fail(403, 1000, to="values:batchUpdate")
+    async with run_batches(plain, google_sheets(account, plain), gate) as batches:
+        await add_job(batches, 200)
+        await wait_stored(batches, 20)
+        config = await configure_sheet(batches)
+        await wait_backfilled(batches)
+        google.fail(403, 1000, matching="values:batchUpdate")
         gate.open(60)
 
         async def failed() -> bool:
-            found = await batches.sheet("job")
-            return found is not None and found.backfill_status == FAILED
+            config = await batches.read_sheet("job")
+            return config is not None and config.backfill_status == FAILED
 
-        await until(failed)
+        await wait_until(failed)
         google.heal()
         assert await batches.retry_backfill("job")
         gate.open(120)
-        assert (await over(batches)).succeeded == 200
-        await filled(batches)
-    assert in_google(google, config.spreadsheet_id) == once(200)
+        assert (await wait_finished(batches)).succeeded == 200
+        await wait_backfilled(batches)
+    assert google_accounts(google, config.spreadsheet_id) == each_once(200)
 
 
-@awaited
-async def test_filling__last_flush_fails__the_job_ends_and_the_sheet_says_so(
+@async_test
+async def test_sheet_writer__last_flush_fails__job_completes_and_sheet_is_failed(
     plain: Database, tmp_path: Path
 ) -> None:
     sheets, gate = LocalSheets(tmp_path), Gate()
-    async with running(plain, sheets, gate) as batches:
-        await added(batches, 5)
-        config = await configured(batches)
-        await filled(batches)
-        path = sheets._found(config.spreadsheet_id)
+    async with run_batches(plain, sheets, gate) as batches:
+        await add_job(batches, 5)
+        config = await configure_sheet(batches)
+        await wait_backfilled(batches)
+        path = sheets._find(config.spreadsheet_id)
         assert path is not None
         path.rename(tmp_path / "away")
         gate.open(5)
-        assert (await over(batches)).status == COMPLETED
-        assert (await filled(batches)).backfill_status == FAILED
+        assert (await wait_finished(batches)).status == COMPLETED
+        assert (await wait_backfilled(batches)).backfill_status == FAILED
         (tmp_path / "away").rename(path)
         assert await batches.retry_backfill("job")
-        assert (await filled(batches)).backfill_status == COMPLETED
-    assert in_file(sheets, config.spreadsheet_id) == once(5)
+        assert (await wait_backfilled(batches)).backfill_status == COMPLETED
+    assert file_accounts(sheets, config.spreadsheet_id) == each_once(5)
 
 
-@awaited
-async def test_configure__sheet_was_removed__makes_a_new_one_with_all_rows(
+@async_test
+async def test_configure_sheet__sheet_was_removed__creates_a_new_one_with_all_rows(
     database: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
-    async with running(database, google_sheets(account, database)) as batches:
-        await added(batches, 30)
-        await over(batches)
-        first = await configured(batches)
-        await filled(batches)
+    async with run_batches(database, google_sheets(account, database)) as batches:
+        await add_job(batches, 30)
+        await wait_finished(batches)
+        first = await configure_sheet(batches)
+        await wait_backfilled(batches)
         for gone in (google.remove, google.trash):
-            before = await filled(batches)
+            before = await wait_backfilled(batches)
             gone(before.spreadsheet_id)
-            again = await batches.configure("job", "ana", None)
+            again = await batches.configure_sheet("job", "ana", None)
             assert again is not None
             assert (again.backfill_status, again.config.spreadsheet_name) == (
                 "pending",
                 first.spreadsheet_name,
             )
             assert again.config.spreadsheet_id != before.spreadsheet_id
-            done = await filled(batches)
+            done = await wait_backfilled(batches)
             assert (done.backfill_status, done.backfilled_rows) == (COMPLETED, 30)
-            assert in_google(google, done.spreadsheet_id) == once(30)
-        same = await batches.configure("job", "ana", None)
+            assert google_accounts(google, done.spreadsheet_id) == each_once(30)
+        same = await batches.configure_sheet("job", "ana", None)
         assert same == (done, None)
 
 
-@awaited
-async def test_configure__file_was_removed_while_the_job_runs__has_all_rows_once(
+@async_test
+async def test_configure_sheet__file_removed_during_a_job__has_all_rows_once(
     plain: Database, tmp_path: Path
 ) -> None:
     sheets, gate = LocalSheets(tmp_path), Gate(20)
-    async with running(plain, sheets, gate) as batches:
-        await added(batches, 60)
-        await stored(batches, 20)
-        config = await configured(batches)
-        await filled(batches)
-        path = sheets._found(config.spreadsheet_id)
+    async with run_batches(plain, sheets, gate) as batches:
+        await add_job(batches, 60)
+        await wait_stored(batches, 20)
+        config = await configure_sheet(batches)
+        await wait_backfilled(batches)
+        path = sheets._find(config.spreadsheet_id)
         assert path is not None
         path.unlink()
         gate.open(20)
-        await stored(batches, 40)
+        await wait_stored(batches, 40)
         assert await batches.retry_backfill("job")
         gate.open(20)
-        await over(batches)
-        if (await filled(batches)).backfill_status == FAILED:  # a last row met the removed file
+        await wait_finished(batches)
+        if (await wait_backfilled(batches)).backfill_status == FAILED:  # written to the removed file
             assert await batches.retry_backfill("job")
-        assert (await filled(batches)).backfill_status == COMPLETED
-    assert in_file(sheets, config.spreadsheet_id) == once(60)
+        assert (await wait_backfilled(batches)).backfill_status == COMPLETED
+    assert file_accounts(sheets, config.spreadsheet_id) == each_once(60)
 
 
-@awaited
-async def test_configure__again_while_nobody_can_tell_whether_the_sheet_is_there__keeps_it(
+@async_test
+async def test_configure_sheet__existence_check_fails__keeps_the_sheet(
     plain: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
-    async with running(plain, google_sheets(account, plain)) as batches:
-        await added(batches, 3)
-        await over(batches)
-        config = await configured(batches)
-        done = await filled(batches)
-        google.fail(500, 10, to="GET /drive/v3/files/")
-        assert await batches.configure("job", "ana", None) == (done, None)
+    async with run_batches(plain, google_sheets(account, plain)) as batches:
+        await add_job(batches, 3)
+        await wait_finished(batches)
+        config = await configure_sheet(batches)
+        done = await wait_backfilled(batches)
+        google.fail(500, 10, matching="GET /drive/v3/files/")
+        assert await batches.configure_sheet("job", "ana", None) == (done, None)
     assert list(google.spreadsheets()) == [config.spreadsheet_id]
 
 
-@awaited
+@async_test
 async def test_backfill__quota_used_up__fails_with_the_reason(plain: Database, tmp_path: Path) -> None:
     class Never:
         class sync:  # noqa: N801 - as a limiter has it
@@ -460,180 +465,192 @@ async def test_backfill__quota_used_up__fails_with_the_reason(plain: Database, t
 
     sheets = LocalSheets(tmp_path)
     sheets.quota = Never()
-    async with running(plain, sheets) as batches:
-        await added(batches, 5)
-        await over(batches)
-        await configured(batches)
-        found = await filled(batches)
-    assert "LimitReachedError" in found.backfill_error
+    async with run_batches(plain, sheets) as batches:
+        await add_job(batches, 5)
+        await wait_finished(batches)
+        await configure_sheet(batches)
+        config = await wait_backfilled(batches)
+    assert "LimitReachedError" in config.backfill_error
 
 
-@awaited
-async def test_overtaken__worker_that_was_taken_for_dead__stops(plain: Database, tmp_path: Path) -> None:
+@async_test
+async def test_lease__taken_over_by_another_worker__stops_the_job_here(
+    plain: Database, tmp_path: Path
+) -> None:
     sheets, gate = LocalSheets(tmp_path), Gate(2)
     steal = Statement("UPDATE batch_jobs SET token = token + 1, owner = 'another'")
-    async with running(plain, sheets, gate, lease_seconds=0.3, jobs_max=1) as batches:
-        await added(batches, 10)
-        await stored(batches, 2)
+    async with run_batches(plain, sheets, gate, lease_seconds=0.3, jobs_max=1) as batches:
+        await add_job(batches, 10)
+        await wait_stored(batches, 2)
         plain.write((steal,), {})
 
         async def noticed() -> bool:
-            return any(event.kind == "batch_overtaken" for event in events.latest_events())
+            return any(event.kind == "batch_lease_lost" for event in events.latest_events())
 
-        await until(noticed)
+        await wait_until(noticed)
         gate.open(100)
-        assert (await over(batches)).succeeded == 10  # by its next lease
+        assert (await wait_finished(batches)).succeeded == 10  # under its next lease
 
 
-@awaited
-async def test_overtaken__before_its_lease_was_renewed__stores_nothing(
-    plain: Database, tmp_path: Path
-) -> None:
+@async_test
+async def test_lease__taken_over_before_renewal__stores_nothing(plain: Database, tmp_path: Path) -> None:
     gate = Gate(2)
     steal = Statement("UPDATE batch_jobs SET token = token + 1")
     sheets = LocalSheets(tmp_path)
-    async with running(plain, sheets, gate, lease_seconds=1) as batches:
-        await added(batches, 10)
-        await stored(batches, 2)
+    async with run_batches(plain, sheets, gate, lease_seconds=1) as batches:
+        await add_job(batches, 10)
+        await wait_stored(batches, 2)
         plain.write((steal,), {})
         gate.open(100)
-        assert (await over(batches)).succeeded == 10
+        assert (await wait_finished(batches)).succeeded == 10
 
 
-@awaited
-async def test_overtaken__backfill__goes_on_with_who_has_it(
+@async_test
+async def test_lease__backfill_taken_over__continues_at_the_new_owner(
     plain: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
     steal = Statement("UPDATE batch_sheets SET token = token + 1")
-    async with running(plain, google_sheets(account, plain), lease_seconds=0.3) as batches:
-        await added(batches, 3000)
-        await over(batches)
+    async with run_batches(plain, google_sheets(account, plain), lease_seconds=0.3) as batches:
+        await add_job(batches, 3000)
+        await wait_finished(batches)
         google.latency = 0.05
-        config = await configured(batches)
-        await asyncio.sleep(0.15)
+        config = await configure_sheet(batches)
+
+        async def has_rows() -> bool:
+            return len(google.rows(config.spreadsheet_id)) > 1
+
+        await wait_until(has_rows)
         plain.write((steal,), {})
-        await filled(batches)
-    assert in_google(google, config.spreadsheet_id) == once(3000)
+        await wait_backfilled(batches)
+    assert google_accounts(google, config.spreadsheet_id) == each_once(3000)
 
 
-@awaited
-async def test_start__sheets_that_cannot_be_had__all_else_goes_on(plain: Database, tmp_path: Path) -> None:
+@async_test
+async def test_start__sheets_unavailable__jobs_still_run(plain: Database, tmp_path: Path) -> None:
     class Refusing(LocalSheets):
         def open(self) -> None:
             raise ImportError("no client")
 
-    async with running(plain, Refusing(tmp_path)) as batches:
-        await added(batches, 3)
-        assert (await over(batches)).succeeded == 3
+    async with run_batches(plain, Refusing(tmp_path)) as batches:
+        await add_job(batches, 3)
+        assert (await wait_finished(batches)).succeeded == 3
     assert any(event.kind == "batch_sheets_unavailable" for event in events.latest_events())
 
 
-async def _held_sheet(batches: Batches) -> tuple[HeldJob, SheetConfig]:
-    """Have a job, with a lease that nobody works under, and its sheet."""
-    await added(batches, 3)
-    config = await configured(batches)
-    held = ask(batches._database, claim_job("one", 60_000_000))
-    assert held is not None
-    return held, config
+async def _leased_job(batches: Batches) -> tuple[JobLease, SheetConfig]:
+    """Return the lease of a job that nothing runs, and its sheet."""
+    await add_job(batches, 3)
+    config = await configure_sheet(batches)
+    lease = execute(batches._database, claim_job("one", 60_000_000))
+    assert lease is not None
+    return lease, config
 
 
-@awaited
-async def test_filling__writer_that_ended__the_sheet_has_failed(plain: Database, tmp_path: Path) -> None:
-    sheets = LocalSheets(tmp_path)
-    batches = Batches(plain, sheets, _settings())
-    held, config = await _held_sheet(batches)
-    target = Target(config.spreadsheet_id, config.boundary_us)
-    filling = Filling(held, batches._sheets, batches._roles["sheets"], plain)
-    await filling.put(target, [Result(1, "a", "failed", "no", 1), Result(2, "b", "success", "", 1)])
-    assert in_file(sheets, config.spreadsheet_id) == {}
-    await filling.put(target, [Result(1, "a", "success", "hello", 1)])
-    writer: Any = filling._writer
-    await writer.close()
-    await filling.put(target, [Result(2, "b", "success", "hello", 1)])
-    found = await batches.sheet("job")
-    assert found is not None
-    assert (found.backfill_status, found.backfill_error[:17]) == (FAILED, "WriterClosedError")
-
-
-@awaited
-async def test_filling__not_closed_in_time__the_sheet_has_failed(plain: Database, tmp_path: Path) -> None:
-    sheets = LocalSheets(tmp_path)
-    batches = Batches(plain, sheets, _settings())
-    held, config = await _held_sheet(batches)
-    filling = Filling(held, sheets, batches._roles["sheets"], plain)
-    path = sheets._found(config.spreadsheet_id)
-    assert path is not None
-    with local._alone(LocalSheet(path)._lock):
-        await filling.put(
-            Target(config.spreadsheet_id, config.boundary_us), [Result(1, "a", "success", "hello", 1)]
-        )
-        await filling.close(0.05)
-    found = await batches.sheet("job")
-    assert found is not None
-    assert found.backfill_error.startswith("TimeoutError")
-
-
-@awaited
-async def test_filling__abandoned_while_a_write_hangs__ends_and_blames_nobody(
+@async_test
+async def test_sheet_writer__inner_writer_failed__marks_the_sheet_failed(
     plain: Database, tmp_path: Path
 ) -> None:
     sheets = LocalSheets(tmp_path)
     batches = Batches(plain, sheets, _settings())
-    held, config = await _held_sheet(batches)
-    filling = Filling(held, sheets, batches._roles["sheets"], plain)
-    path = sheets._found(config.spreadsheet_id)
-    assert path is not None
-    with local._alone(LocalSheet(path)._lock):
-        await filling.put(
-            Target(config.spreadsheet_id, config.boundary_us), [Result(1, "a", "success", "hello", 1)]
-        )
-        await filling.abandon()
-    found = await batches.sheet("job")
-    assert found is not None
-    assert (filling._writer, found.backfill_error) == (None, "")
+    lease, config = await _leased_job(batches)
+    target = SheetTarget(config.spreadsheet_id, config.boundary_us)
+    sheet_writer = SheetWriter(lease, batches._sheets, batches._pools["sheets"], plain)
+    await sheet_writer.write(
+        target, [StoredResult(1, "a", "failed", "no", 1), StoredResult(2, "b", "success", "", 1)]
+    )
+    assert file_accounts(sheets, config.spreadsheet_id) == {}
+    await sheet_writer.write(target, [StoredResult(1, "a", "success", "hello", 1)])
+    writer: Any = sheet_writer._writer
+    await writer.close()
+    await sheet_writer.write(target, [StoredResult(2, "b", "success", "hello", 1)])
+    sheet = await batches.read_sheet("job")
+    assert sheet is not None
+    assert (sheet.backfill_status, sheet.backfill_error[:17]) == (FAILED, "WriterClosedError")
 
 
-@awaited
-async def test_run__taken_as_the_worker_ends__begins_no_account(plain: Database, tmp_path: Path) -> None:
-    batches = Batches(plain, LocalSheets(tmp_path), _settings(), processor=greet)
-    held, _ = await _held_sheet(batches)
-    batches._taking.stopping = True
-    assert not await batches._job(held)
-    assert await batches.results("job", START, 10) == []
-
-
-@awaited
-async def test_backfill__worker_ends__stops_before_the_next_page(plain: Database, tmp_path: Path) -> None:
+@async_test
+async def test_sheet_writer__close_times_out__marks_the_sheet_failed(plain: Database, tmp_path: Path) -> None:
     sheets = LocalSheets(tmp_path)
-    async with running(plain, sheets) as batches:
-        await added(batches, 3)
-        await over(batches)
-    asks = Batches(plain, sheets, _settings())
-    await configured(asks)
-    held = ask(plain, claim_backfill("one", 60_000_000))
-    assert held is not None
-    assert not Backfill(held, plain, sheets, 60_000_000, lambda: True).run()
-    assert in_file(sheets, held.spreadsheet_id) == {}
+    batches = Batches(plain, sheets, _settings())
+    lease, config = await _leased_job(batches)
+    sheet_writer = SheetWriter(lease, sheets, batches._pools["sheets"], plain)
+    path = sheets._find(config.spreadsheet_id)
+    assert path is not None
+    with local_sheets._exclusive_lock(LocalSheet(path)._lock_path):
+        await sheet_writer.write(
+            SheetTarget(config.spreadsheet_id, config.boundary_us),
+            [StoredResult(1, "a", "success", "hello", 1)],
+        )
+        await sheet_writer.close(0.05)
+    sheet = await batches.read_sheet("job")
+    assert sheet is not None
+    assert sheet.backfill_error.startswith("TimeoutError")
+
+
+@async_test
+async def test_sheet_writer__abandoned_during_a_write__ends_without_an_error(
+    plain: Database, tmp_path: Path
+) -> None:
+    sheets = LocalSheets(tmp_path)
+    batches = Batches(plain, sheets, _settings())
+    lease, config = await _leased_job(batches)
+    sheet_writer = SheetWriter(lease, sheets, batches._pools["sheets"], plain)
+    path = sheets._find(config.spreadsheet_id)
+    assert path is not None
+    with local_sheets._exclusive_lock(LocalSheet(path)._lock_path):
+        await sheet_writer.write(
+            SheetTarget(config.spreadsheet_id, config.boundary_us),
+            [StoredResult(1, "a", "success", "hello", 1)],
+        )
+        await sheet_writer.abandon()
+    sheet = await batches.read_sheet("job")
+    assert sheet is not None
+    assert (sheet_writer._writer, sheet.backfill_error) == (None, "")
+
+
+@async_test
+async def test_job_run__claimed_during_shutdown__starts_no_account(plain: Database, tmp_path: Path) -> None:
+    batches = Batches(plain, LocalSheets(tmp_path), _settings(), processor=greet)
+    lease, _ = await _leased_job(batches)
+    batches._leases.stopping = True
+    assert not await batches._run_job(lease)
+    assert await batches.read_results("job", FIRST_CURSOR, 10) == []
+
+
+@async_test
+async def test_backfill__worker_shuts_down__stops_before_the_next_page(
+    plain: Database, tmp_path: Path
+) -> None:
+    sheets = LocalSheets(tmp_path)
+    async with run_batches(plain, sheets) as batches:
+        await add_job(batches, 3)
+        await wait_finished(batches)
+    other = Batches(plain, sheets, _settings())
+    await configure_sheet(other)
+    lease = execute(plain, claim_backfill("one", 60_000_000))
+    assert lease is not None
+    assert not Backfill(lease, plain, sheets, 60_000_000, lambda: True).run()
+    assert file_accounts(sheets, lease.spreadsheet_id) == {}
     (tmp_path / "gone").mkdir()
-    failing: Any = Failing(plain)
+    failing: Any = FailingDatabase(plain)
     failing.failures = 1
     gone = LocalSheets(tmp_path / "gone")
-    assert not Backfill(held, failing, gone, 60_000_000, lambda: False).run()
-    assert (await filled_or_not(asks)) == "pending"
-    assert Backfill(held, failing, gone, 60_000_000, lambda: False).run()
-    assert (await filled_or_not(asks)) == FAILED
-    assert not Backfill(held, plain, sheets, 60_000_000, lambda: False).run()  # it is over already
-    assert (await filled_or_not(asks)) == FAILED
+    assert not Backfill(lease, failing, gone, 60_000_000, lambda: False).run()
+    assert (await backfill_status(other)) == "pending"
+    assert Backfill(lease, failing, gone, 60_000_000, lambda: False).run()
+    assert (await backfill_status(other)) == FAILED
+    assert not Backfill(lease, plain, sheets, 60_000_000, lambda: False).run()  # it has already ended
+    assert (await backfill_status(other)) == FAILED
 
 
-async def filled_or_not(batches: Batches) -> str:
-    config = await batches.sheet("job")
+async def backfill_status(batches: Batches) -> str:
+    config = await batches.read_sheet("job")
     assert config is not None
     return config.backfill_status
 
 
-class Failing:
-    """A database that is out of reach now and then."""
+class FailingDatabase:
+    """A database that is unreachable for a number of calls."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -647,140 +664,146 @@ class Failing:
             self.failures -= 1
             raise DatabaseUnavailableError("on purpose")
 
-    def write(self, *told: Any) -> Any:
+    def write(self, *args: Any) -> Any:
         self._check()
-        return self._database.write(*told)
+        return self._database.write(*args)
 
-    async def write_async(self, *told: Any) -> Any:
+    async def write_async(self, *args: Any) -> Any:
         self._check()
-        return await self._database.write_async(*told)
+        return await self._database.write_async(*args)
 
-    async def read_async(self, *told: Any, **named: Any) -> Any:
+    async def read_async(self, *args: Any, **kwargs: Any) -> Any:
         self._check()
-        return await self._database.read_async(*told, **named)
+        return await self._database.read_async(*args, **kwargs)
 
 
-@awaited
-async def test_database__out_of_reach_for_a_moment__nothing_is_lost(
+@async_test
+async def test_database__unreachable_briefly__loses_nothing(
     plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_PATIENCE_SECONDS", (0.01,) * 5)
-    failing: Any = Failing(plain)
+    monkeypatch.setattr(runs, "_RETRY_DELAYS", (0.01,) * 5)
+    failing: Any = FailingDatabase(plain)
     sheets = LocalSheets(tmp_path)
-    async with running(failing, sheets, slowly) as batches:
-        await added(batches, 100)
-        config = await configured(batches)
+    async with run_batches(failing, sheets, greet_slowly) as batches:
+        await add_job(batches, 100)
+        config = await configure_sheet(batches)
+
+        async def is_running() -> bool:
+            return bool(batches._runs)
+
+        async def failed_or_finished() -> bool:
+            return failing.failures == 0 or not batches._runs
+
+        await wait_until(is_running)
         for _ in range(10):
             failing.failures = 4
-            await asyncio.sleep(0.05)
+            await wait_until(failed_or_finished)
         failing.failures = 0
-        assert (await over(batches)).succeeded == 100
-        await filled(batches)
-    assert in_file(sheets, config.spreadsheet_id) == once(100)
+        assert (await wait_finished(batches)).succeeded == 100
+        await wait_backfilled(batches)
+    assert file_accounts(sheets, config.spreadsheet_id) == each_once(100)
 
 
-@awaited
-async def test_database__out_of_reach_for_long__the_job_is_taken_up_later(
+@async_test
+async def test_database__unreachable_for_long__job_is_claimed_again_later(
     plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_PATIENCE_SECONDS", (0.01,) * 3)
-    monkeypatch.setattr(taking, "_TROUBLE_SECONDS_MAX", 0.1)
-    failing: Any = Failing(plain)
-    async with running(failing, LocalSheets(tmp_path), slowly) as batches:
-        await added(batches, 100)
-        await stored(batches, 5)
+    monkeypatch.setattr(runs, "_RETRY_DELAYS", (0.01,) * 3)
+    monkeypatch.setattr(job_leases, "_BACKOFF_SECONDS_MAX", 0.1)
+    failing: Any = FailingDatabase(plain)
+    async with run_batches(failing, LocalSheets(tmp_path), greet_slowly) as batches:
+        await add_job(batches, 100)
+        await wait_stored(batches, 5)
         failing.failures = 10**6
 
         async def noticed() -> bool:
             kinds = {event.kind for event in events.latest_events()}
             return {"batch_database", "batch_interrupted"} <= kinds
 
-        await until(noticed)
+        await wait_until(noticed)
         failing.failures = 0
-        assert (await over(batches)).succeeded == 100
+        assert (await wait_finished(batches)).succeeded == 100
 
 
-@awaited
-async def test_backfill__database_out_of_reach__is_no_failure_of_the_sheet(
+@async_test
+async def test_backfill__database_unreachable__does_not_mark_the_sheet_failed(
     plain: Database, tmp_path: Path
 ) -> None:
-    failing: Any = Failing(plain)
+    failing: Any = FailingDatabase(plain)
     sheets = LocalSheets(tmp_path)
 
     class Breaking(LocalSheets):
         def sink(self, spreadsheet_id: str) -> Any:
-            failing.failures = 1  # the note of the first page
+            failing.failures = 1  # recording the first page fails
             return super().sink(spreadsheet_id)
 
-    async with running(plain, sheets) as batches:
-        await added(batches, 10)
-        await over(batches)
-    async with running(failing, Breaking(tmp_path), lease_seconds=0.3) as batches:
-        await configured(batches)
+    async with run_batches(plain, sheets) as batches:
+        await add_job(batches, 10)
+        await wait_finished(batches)
+    async with run_batches(failing, Breaking(tmp_path), lease_seconds=0.3) as batches:
+        await configure_sheet(batches)
 
         async def noticed() -> bool:
             return any(event.kind == "batch_backfill_interrupted" for event in events.latest_events())
 
-        await until(noticed)
-    async with running(plain, sheets, lease_seconds=0.3) as batches:
-        assert (await filled(batches)).backfill_status == COMPLETED
+        await wait_until(noticed)
+    async with run_batches(plain, sheets, lease_seconds=0.3) as batches:
+        assert (await wait_backfilled(batches)).backfill_status == COMPLETED
 
 
-@awaited
-async def test_chores__hopeless_and_old__are_seen_to(
+@async_test
+async def test_cleanup__hopeless_and_expired_jobs__are_failed_and_deleted(
     plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(plain, LocalSheets(tmp_path)) as batches:
-        await added(batches, 3, "old")
-        await over(batches, "old")
+    async with run_batches(plain, LocalSheets(tmp_path)) as batches:
+        await add_job(batches, 3, "old")
+        await wait_finished(batches, "old")
     plain.write((Statement("UPDATE batch_jobs SET finished_at_us = 1"),), {})
-    monkeypatch.setattr(taking, "FORGOTTEN_MAX", 1)
-    async with running(plain, LocalSheets(tmp_path), None) as batches:
-        await added(batches, 3, "hopeless")
+    monkeypatch.setattr(job_leases, "DELETED_MAX", 1)
+    async with run_batches(plain, LocalSheets(tmp_path), None) as batches:
+        await add_job(batches, 3, "hopeless")
         plain.write((Statement("UPDATE batch_jobs SET attempts = 99"),), {})
 
         async def gone() -> bool:
-            return await batches.job("old") is None
+            return await batches.read_job("old") is None
 
-        await until(gone)
-    async with running(plain, LocalSheets(tmp_path), None) as batches:
-        assert (await over(batches, "hopeless")).status == FAILED
+        await wait_until(gone)
+    async with run_batches(plain, LocalSheets(tmp_path), None) as batches:
+        assert (await wait_finished(batches, "hopeless")).status == FAILED
 
 
-@awaited
-async def test_may_have_sheets__asked_twice__the_second_time_needs_no_thread(
+@async_test
+async def test_may_have_sheets__called_twice__second_call_needs_no_thread(
     plain: Database, tmp_path: Path
 ) -> None:
-    async with running(plain, LocalSheets(tmp_path)) as batches:
+    async with run_batches(plain, LocalSheets(tmp_path)) as batches:
         await asyncio.to_thread(batches.whitelist.set_user, "ana", digital=True)
         assert await batches.may_have_sheets("ana")
         assert await batches.may_have_sheets("ana")
         assert not await batches.may_have_sheets("bob")
 
 
-@awaited
-async def test_may_have_sheets__program_answers_itself__is_asked_on_a_thread(
-    plain: Database, tmp_path: Path
-) -> None:
+@async_test
+async def test_may_have_sheets__custom_function__runs_on_a_thread(plain: Database, tmp_path: Path) -> None:
     asked_on: list[str] = []
 
     def is_digital(user_id: str) -> bool:
         asked_on.append(threading.current_thread().name)
         return user_id == "ana"
 
-    async with running(plain, LocalSheets(tmp_path), is_digital=is_digital) as batches:
+    async with run_batches(plain, LocalSheets(tmp_path), is_digital=is_digital) as batches:
         assert await batches.may_have_sheets("ana")
         assert not await batches.may_have_sheets("bob")
     assert set(asked_on) == {"comporta-whitelist"}
 
 
-@awaited
-async def test_follow__too_many__says_so(
+@async_test
+async def test_follow__too_many_followers__has_no_room(
     plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faces, "FOLLOWERS_MAX", 1)
-    async with running(plain, LocalSheets(tmp_path), Gate(1), closing_seconds=0.1) as batches:
-        await added(batches, 2)
+    async with run_batches(plain, LocalSheets(tmp_path), Gate(1), closing_seconds=0.1) as batches:
+        await add_job(batches, 2)
         assert _room(batches)
         async with aclosing(batches.follow("job", asyncio.Event())) as follows:
             await anext(follows)
@@ -789,8 +812,8 @@ async def test_follow__too_many__says_so(
 
 
 def _room(batches: Batches) -> bool:
-    return batches.can_be_followed
+    return batches.has_follower_room
 
 
-def test_start__place_of_nothing__is_before_everything() -> None:
-    assert START < (1, 0)
+def test_first_cursor__compared__is_before_every_result() -> None:
+    assert FIRST_CURSOR < (1, 0)

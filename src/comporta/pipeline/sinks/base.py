@@ -1,4 +1,4 @@
-"""What a batch writer asks of the place that its batches go to."""
+"""The protocols of a sink: what a batch writer needs of the place it writes to."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 Row = Mapping[str, Any]
-"""One row: what stands in which column."""
+"""One row: column names and their values."""
 
 
 class Sink(Protocol):
-    """A place for rows. It blocks: whoever calls it from an event loop does so in a thread of its own.
+    """A blocking sink; the batch writer calls it on threads of its own.
 
-    Batches of one key are written one after another, in order; batches of different keys may come from
-    different threads at the same time.
+    Batches of one key come one after another, in order. Batches of different keys may come from different
+    threads at the same time.
     """
 
     def open(self) -> None:
-        """Make ready, or say why that cannot be; nothing is asked before."""
+        """Prepare for writing, or raise. It is called before anything else."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Keep all of these, or raise: then all of them may be given again, some of them kept already."""
+        """Store all of these rows, or raise; then all may come again, also those that are stored."""
 
     def close(self) -> None:
-        """Finish; nothing is asked after. Closing twice is closing once."""
+        """Finish. It is called last, and may be called again."""
 
 
 class AsyncSink(Protocol):
-    """The same, awaited."""
+    """An asynchronous sink; the batch writer calls it on the event loop."""
 
     async def open(self) -> None:
-        """Make ready, or say why that cannot be."""
+        """Prepare for writing, or raise."""
 
     async def write(self, rows: Sequence[Row]) -> None:
-        """Keep all of these, or raise."""
+        """Store all of these rows, or raise."""
 
     async def close(self) -> None:
         """Finish."""

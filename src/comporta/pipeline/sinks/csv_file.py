@@ -1,10 +1,10 @@
-"""Rows in a CSV file, there to be read while it grows.
+"""A sink that appends rows to a CSV file, which can be read while it grows.
 
-A batch is in the file whole or not at all, as far as this process can see to it; half a row that a killed one
-left is cut off when the file is opened again. Nothing is ever overwritten: a resumed run appends, and what it
-writes again is marked as such where a key tells rows apart.
+A batch is appended as a whole, as far as the system allows; an incomplete row of a killed process is removed
+when the file is opened again. Nothing is ever overwritten: a resumed run appends, and with a key it marks the
+rows that it writes again.
 
-Text from outside cannot become a formula in whatever program opens the file (``cells.py``).
+Text from outside cannot become a formula in the program that opens the file (``formula_escaping.py``).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from pathlib import Path
 from typing import Any, Final
 
 from comporta.errors import SinkRowError, SinkUnavailableError
-from comporta.pipeline.cells import Cell, guarded
+from comporta.pipeline.files.torn_tail import complete_records_size, lines_before
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns, checked_key
-from comporta.pipeline.sinks.files import REPEATED, SinkFile
-from comporta.pipeline.tail import upto, whole_records
+from comporta.pipeline.sinks.columns import SinkColumns, batch_columns, validate_columns, validate_key
+from comporta.pipeline.sinks.formula_escaping import Cell, csv_cell
+from comporta.pipeline.sinks.sink_file import REPEATED_COLUMN, SinkFile
 
 CELL_CHARS_MAX: Final = 100_000
-"""A longer cell is refused: most programs that read CSV give up soon after."""
+"""A longer cell is refused: most programs that read CSV fail soon beyond it."""
 
 TORN_BYTES_MAX: Final = 1 << 20
-"""No half row is longer than this; what is may be something else, and is not cut off."""
+"""A longer incomplete end is not removed, because it may be something else."""
 
 
 class CsvSink:
-    """Appends rows to the file ``path``, under a header of ``columns`` or of those of the first batch.
+    """Appends rows to the CSV file ``path``; the header is ``columns``, or the columns of the first batch.
 
-    With a ``key`` (a column, or several) a row whose key is in the file already says so in a last column:
-    ``repeated``.
-    ``durable``: a batch survives also a power cut, which takes the time of a disk's flush each.
+    With a ``key`` (one column, or several), the file gets a last column ``repeated``, which says ``yes`` for
+    a row whose key is in the file already. With ``durable``, a batch survives a power failure; each batch
+    then flushes the disk.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class CsvSink:
         durable: bool = False,
     ) -> None:
         self.path = Path(path)
-        self.key = checked_key(key)
-        self.columns = None if columns is None else checked_columns("columns", columns)
+        self.key = validate_key(key)
+        self.columns = None if columns is None else validate_columns("columns", columns)
         named = self.columns or self.key
-        if self.key and REPEATED in named:
-            raise ValueError(f"columns must not have {REPEATED!r} where there is a key, got {named}")
+        if self.key and REPEATED_COLUMN in named:
+            raise ValueError(f"columns must not contain {REPEATED_COLUMN!r} if there is a key, got {named}")
         if self.columns is not None and not set(self.key) <= set(self.columns):
             raise ValueError(f"key must be among the columns {self.columns}, got {key!r:.50}")
         self._file = SinkFile("CsvSink", path, durable=durable)
@@ -59,117 +59,124 @@ class CsvSink:
         self._header: tuple[str, ...] | None = None
 
     def open(self) -> None:
-        """Open the file, or make it; learn what is there, and cut off half a row."""
-        with self._file.opening() as descriptor:
-            whole = self._whole(descriptor)
-            self._header = self._learnt(descriptor, whole)
-            self._file.cut(descriptor, whole)
+        """Open the file, or create it, read its header and keys, and remove an incomplete row."""
+        with self._file.open_exclusive() as descriptor:
+            complete = self._complete_size(descriptor)
+            self._header = self._load_existing(descriptor, complete)
+            self._file.truncate_torn_row(descriptor, complete)
             if self._header is None and self.columns is not None:
-                self._file.append(self._begun(self.columns))
+                self._file.append(self._encoded_header(self.columns))
                 self._header = self.columns
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Append a batch, whole."""
-        with self._file.writing():
-            header = self._header or self._named_columns(rows)
-            begun = b"" if self._header else self._begun(header)
-            records = [list(map(guarded, values)) for values in Columns(self._name, header).values(rows)]
-            keys = self._marked(records, _places(header, self.key)) if self.key else {}
-            data = _encoded(records)
+        """Append a batch."""
+        with self._file.locked():
+            header = self._header or self._first_batch_columns(rows)
+            encoded_header = b"" if self._header else self._encoded_header(header)
+            records = [list(map(csv_cell, values)) for values in SinkColumns(self._name, header).values(rows)]
+            keys = self._mark_repeated(records, _key_indexes(header, self.key)) if self.key else {}
+            data = _encode(records)
             if len(data) > CELL_CHARS_MAX:
                 self._check_lengths(records)
-            self._file.append(begun + data)
+            self._file.append(encoded_header + data)
             self._header = header
-            self._file.remember(keys)
+            self._file.remember_keys(keys)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _whole(self, descriptor: int) -> int:
-        """Return how many bytes are whole rows; what we did not begin is left alone."""
+    def _complete_size(self, descriptor: int) -> int:
+        """Return how many bytes are complete rows; refuses a file of another kind."""
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, 0) != b'"':
-            raise SinkUnavailableError(f"{self._name}: there is a file already, and it was not begun by us")
-        whole = whole_records(descriptor)
-        if size - whole > TORN_BYTES_MAX:
             raise SinkUnavailableError(
-                f"{self._name}: the last {size - whole} bytes are no whole row: too many for one, please look"
+                f"{self._name}: the file exists and was not written by a CsvSink; choose another path"
             )
-        return whole
+        complete = complete_records_size(descriptor)
+        if size - complete > TORN_BYTES_MAX:
+            raise SinkUnavailableError(
+                f"{self._name}: the last {size - complete} bytes are not a complete row, and too many "
+                "for one that was interrupted; inspect the file"
+            )
+        return complete
 
-    def _learnt(self, descriptor: int, whole: int) -> tuple[str, ...] | None:
-        """Return the columns of a file that goes on, and remember the keys in its whole rows."""
-        if not whole:
+    def _load_existing(self, descriptor: int, complete: int) -> tuple[str, ...] | None:
+        """Return the columns of an existing file, and remember the keys of its complete rows."""
+        if not complete:
             return None
         with open(descriptor, "rb", closefd=False) as file:
-            records = csv.reader(line.decode() for line in upto(file, whole))
-            header = self._same(tuple(next(records)))
+            records = csv.reader(line.decode() for line in lines_before(file, complete))
+            header = self._check_header(tuple(next(records)))
             if self.key:
-                places = _places(header, self.key)
+                indexes = _key_indexes(header, self.key)
                 for record in records:
-                    self._file.remember({_known(record, places): None})
+                    self._file.remember_keys({_key_hash(record, indexes): None})
         return header
 
-    def _same(self, there: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the columns of a file that goes on, if they are those wanted."""
-        found = tuple(_unguarded(name) for name in (there[:-1] if self.key else there))
-        wanted = self.columns or found
-        if there != self._shown(wanted) or not set(self.key) <= set(wanted):
-            shown = ", ".join(self._shown(self.columns or ("...", *self.key)))
-            raise SinkUnavailableError(f"{self._name}: its columns are {', '.join(there)}, and not {shown}")
-        return wanted
-
-    def _shown(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """Return columns as they stand in the header; they come from outside as well."""
-        shown = tuple(str(guarded(column)) for column in columns)
-        return (*shown, REPEATED) if self.key else shown
-
-    def _begun(self, columns: tuple[str, ...]) -> bytes:
-        return _encoded([list(self._shown(columns))])
-
-    def _named_columns(self, rows: Sequence[Row]) -> tuple[str, ...]:
-        columns = all_columns(rows)
-        missing = [column for column in self.key if column not in columns]
-        if missing:
-            raise SinkRowError(f"{self._name}: row 0 of the batch has no {missing[0]!r}", 0)
-        if self.key and REPEATED in columns:
-            raise SinkRowError(f"{self._name}: {REPEATED!r} is a column of the file's own", 0)
+    def _check_header(self, cells: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the columns of an existing file; raises if they differ from those of the sink."""
+        existing = tuple(_unescape(name) for name in (cells[:-1] if self.key else cells))
+        columns = self.columns or existing
+        if cells != self._header_cells(columns) or not set(self.key) <= set(columns):
+            expected = ", ".join(self._header_cells(self.columns or ("...", *self.key)))
+            raise SinkUnavailableError(
+                f"{self._name}: expected the columns {expected}, got {', '.join(cells)} in the file"
+            )
         return columns
 
-    def _marked(self, records: list[list[Cell]], places: list[int]) -> dict[int, None]:
-        """Say of each row whether its key was there before; returns the keys."""
+    def _header_cells(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the cells of the header; column names come from outside as well."""
+        cells = tuple(str(csv_cell(column)) for column in columns)
+        return (*cells, REPEATED_COLUMN) if self.key else cells
+
+    def _encoded_header(self, columns: tuple[str, ...]) -> bytes:
+        return _encode([list(self._header_cells(columns))])
+
+    def _first_batch_columns(self, rows: Sequence[Row]) -> tuple[str, ...]:
+        columns = batch_columns(rows)
+        missing = [column for column in self.key if column not in columns]
+        if missing:
+            raise SinkRowError(f"{self._name}: row 0 of the batch has no value for the key {missing[0]!r}", 0)
+        if self.key and REPEATED_COLUMN in columns:
+            raise SinkRowError(
+                f"{self._name}: the column name {REPEATED_COLUMN!r} is reserved for the sink", 0
+            )
+        return columns
+
+    def _mark_repeated(self, records: list[list[Cell]], indexes: list[int]) -> dict[int, None]:
+        """Add to each row whether its key was in the file before; returns the keys."""
         keys: dict[int, None] = {}
         for record in records:
-            known = _known(record, places)
-            record.append("yes" if self._file.is_known(known) or known in keys else "")
-            keys[known] = None
+            key = _key_hash(record, indexes)
+            record.append("yes" if self._file.has_key(key) or key in keys else "")
+            keys[key] = None
         return keys
 
     def _check_lengths(self, records: list[list[Cell]]) -> None:
         for index, record in enumerate(records):
             longest = max(len(str(each)) for each in record)
             if longest > CELL_CHARS_MAX:
-                text = f"a cell has {longest} characters, {CELL_CHARS_MAX} are the most"
+                text = f"a cell must have at most {CELL_CHARS_MAX} characters, got {longest}"
                 raise SinkRowError(f"{self._name}: row {index} of the batch: {text}", index)
 
 
-def _encoded(records: list[Any]) -> bytes:
-    """Return records as they stand in the file: all text in quotes, so that a comma or a line end is text."""
+def _encode(records: list[Any]) -> bytes:
+    """Return records as CSV with all text in quotes, so that a comma or a newline is text."""
     text = io.StringIO(newline="")
     csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n").writerows(records)
     return text.getvalue().encode()
 
 
-def _places(header: tuple[str, ...], key: tuple[str, ...]) -> list[int]:
+def _key_indexes(header: tuple[str, ...], key: tuple[str, ...]) -> list[int]:
     return [header.index(column) for column in key]
 
 
-def _known(record: Sequence[Cell], places: list[int]) -> int:
-    """Return what a key is remembered by: the same for what was written and for what is read again."""
-    return hash(tuple(str(record[place]) for place in places))
+def _key_hash(record: Sequence[Cell], indexes: list[int]) -> int:
+    """Return a hash of a key, the same for a row that was written and one that is read again."""
+    return hash(tuple(str(record[index]) for index in indexes))
 
 
-def _unguarded(shown: str) -> str:
-    """Return the column that stands so in a header."""
-    return shown[1:] if shown.startswith("'") and guarded(shown[1:]) == shown else shown
+def _unescape(cell: str) -> str:
+    """Return the column name of a header cell."""
+    return cell[1:] if cell.startswith("'") and csv_cell(cell[1:]) == cell else cell

@@ -1,7 +1,7 @@
-"""Rows as JSON, one object a line, there to be read while the file grows.
+"""A sink that appends rows as JSON, one object per line, to a file that can be read while it grows.
 
-A batch is in the file whole or not at all, as far as this process can see to it; half a line that a killed
-one left is cut off when the file is opened again. A resumed run appends; what it writes again is marked.
+A batch is appended as a whole, as far as the system allows; an incomplete line of a killed process is removed
+when the file is opened again. A resumed run appends, and with a key it marks the rows that it writes again.
 """
 
 from __future__ import annotations
@@ -12,80 +12,85 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from comporta.errors import SinkRowError, SinkUnavailableError
+from comporta.pipeline.files.torn_tail import complete_lines_size, is_complete_json, lines_before
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import checked_key
-from comporta.pipeline.sinks.files import REPEATED, SinkFile
-from comporta.pipeline.strict_json import dumped
-from comporta.pipeline.tail import is_whole, upto, whole_lines
+from comporta.pipeline.sinks.columns import validate_key
+from comporta.pipeline.sinks.sink_file import REPEATED_COLUMN, SinkFile
+from comporta.pipeline.strict_json import dump_json
 
 
 class JsonLinesSink:
-    """Appends rows to the file ``path``. With a ``key``, a field or several, those there already say so.
+    """Appends rows to the file ``path``, one JSON object per line.
 
-    ``durable``: a batch survives also a power cut, which takes the time of a disk's flush each.
+    With a ``key`` (one field, or several), a row whose key is in the file already gets the field
+    ``repeated``. With ``durable``, a batch survives a power failure; each batch then flushes the disk.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], key: str | Sequence[str] | None = None, *, durable: bool = False
     ) -> None:
         self.path = Path(path)
-        self.key = checked_key(key)
+        self.key = validate_key(key)
         self._file = SinkFile("JsonLinesSink", path, durable=durable)
         self._name = self._file.name
 
     def open(self) -> None:
-        """Open the file, or make it; learn what is there, and cut off half a line."""
-        with self._file.opening() as descriptor:
+        """Open the file, or create it, read its keys, and remove an incomplete line."""
+        with self._file.open_exclusive() as descriptor:
             size = os.fstat(descriptor).st_size
-            whole = whole_lines(descriptor, size)
-            lacks_an_end = is_whole(descriptor, whole, size)
-            self._learn(descriptor, size if lacks_an_end else whole)
-            if lacks_an_end:
-                self._file.append(b"\n")  # all but this was written, or somebody else leaves it out
+            complete = complete_lines_size(descriptor, size)
+            lacks_newline = is_complete_json(descriptor, complete, size)
+            self._load_existing(descriptor, size if lacks_newline else complete)
+            if lacks_newline:
+                self._file.append(b"\n")  # all else was written, or another program leaves the last one out
             else:
-                self._file.cut(descriptor, whole)
+                self._file.truncate_torn_row(descriptor, complete)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Append a batch, whole."""
-        with self._file.writing():
+        """Append a batch."""
+        with self._file.locked():
             keys: dict[int, None] = {}
-            self._file.append(b"".join(self._line(index, row, keys) for index, row in enumerate(rows)))
-            self._file.remember(keys)
+            self._file.append(b"".join(self._encode_row(index, row, keys) for index, row in enumerate(rows)))
+            self._file.remember_keys(keys)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _learn(self, descriptor: int, end: int) -> None:
-        """See that the file was begun by us, and remember the keys in its rows up to ``end``."""
+    def _load_existing(self, descriptor: int, end: int) -> None:
+        """Check that this is a file of JSON lines, and remember the keys of its rows up to ``end``."""
         if os.pread(descriptor, 1, 0) not in (b"", b"{"):
-            raise SinkUnavailableError(f"{self._name}: there is a file already, and it was not begun by us")
+            raise SinkUnavailableError(
+                f"{self._name}: the file exists and does not hold JSON objects; choose another path"
+            )
         with open(descriptor, "rb", closefd=False) as lines:
-            for line in upto(lines, end):
+            for line in lines_before(lines, end):
                 row = json.loads(line)
                 if not self.key:
                     return
                 if isinstance(row, dict) and all(field in row for field in self.key):
-                    self._file.remember({self._known(row): None})
+                    self._file.remember_keys({self._key_hash(row): None})
 
-    def _line(self, index: int, row: Row, keys: dict[int, None]) -> bytes:
+    def _encode_row(self, index: int, row: Row, keys: dict[int, None]) -> bytes:
         record = dict(row)
         if self.key:
             missing = [field for field in self.key if field not in record]
             if missing:
-                raise SinkRowError(f"{self._name}: row {index} of the batch has no {missing[0]!r}", index)
-            if REPEATED in record:
-                text = f"row {index} of the batch has a field {REPEATED!r}, which is the file's own"
+                raise SinkRowError(
+                    f"{self._name}: row {index} of the batch has no value for the key {missing[0]!r}", index
+                )
+            if REPEATED_COLUMN in record:
+                text = f"row {index} of the batch has the field {REPEATED_COLUMN!r}, reserved for the sink"
                 raise SinkRowError(f"{self._name}: {text}", index)
-            known = self._known(record)
-            if self._file.is_known(known) or known in keys:
-                record[REPEATED] = True
-            keys[known] = None
+            key = self._key_hash(record)
+            if self._file.has_key(key) or key in keys:
+                record[REPEATED_COLUMN] = True
+            keys[key] = None
         try:
-            return dumped(record, default=str).encode() + b"\n"
-        except Exception as error:  # also what the values' own methods raise
+            return dump_json(record, default=str).encode() + b"\n"
+        except Exception as error:  # also errors of the values' own methods
             raise SinkRowError(f"{self._name}: row {index} of the batch: {error}", index) from error
 
-    def _known(self, row: Row) -> int:
-        """Return what a key is remembered by: the same for what was written and for what is read again."""
-        return hash(dumped([row[field] for field in self.key], default=str, sort_keys=True))
+    def _key_hash(self, row: Row) -> int:
+        """Return a hash of a key, the same for a row that was written and one that is read again."""
+        return hash(dump_json([row[field] for field in self.key], default=str, sort_keys=True))

@@ -1,7 +1,7 @@
-"""Rows in a table of SQLite's, one for each key: a batch that is written twice is there once.
+"""A sink that writes rows to a table of a SQLite file, one row for each key: a batch may be written twice.
 
-A database is no spreadsheet: text is kept as it is. What SQLite has no type for becomes text (dates in ISO
-form, lists and dictionaries as JSON).
+Text is stored unchanged, because a database does not evaluate it. Values without a SQLite type become text:
+dates in ISO form, lists and dictionaries as JSON.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from comporta.errors import (
     SinkRowError,
     SinkUnavailableError,
 )
-from comporta.pipeline.cells import as_text, clean
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns, checked_key
+from comporta.pipeline.sinks.columns import SinkColumns, batch_columns, validate_columns, validate_key
+from comporta.pipeline.sinks.formula_escaping import as_text, clean_text
 
 TIMEOUT_SECONDS: Final = 30.0
 VARIABLES_MAX: Final = 30_000
 CHUNKS: Final = (256, 64, 16)
-"""How many rows go into one statement: SQLite works on them all without Python, which it leaves to others."""
+"""How many rows go into one statement: SQLite inserts them without holding the interpreter."""
 
-_PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
-_WHOLE_MAX: Final = 2**63
-_AT_FAULT = (sqlite3.IntegrityError, sqlite3.DataError)
+_NATIVE_TYPES: Final = frozenset({str, int, float, bool, bytes, type(None)})
+_INTEGER_MAX: Final = 2**63
+_ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError)
 
 Values = tuple[Any, ...]
 
 
 class SqliteSink:
-    """Keeps rows in ``table`` of the file ``path``; a row whose ``key`` is there already takes its place.
+    """Writes rows to ``table`` of the SQLite file ``path``; a row replaces one with the same ``key``.
 
-    The table is made if it is not there, with ``columns``, or else those of the first batch. ``durable``: a
-    batch survives also a power cut, which takes the time of a disk's flush each.
+    The sink creates the table if it does not exist, with ``columns``, or the columns of the first batch. With
+    ``durable``, a batch survives a power failure; each batch then flushes the disk. ``timeout`` is how many
+    seconds it waits for other programs that write to the file.
     """
 
     def __init__(
@@ -56,95 +57,105 @@ class SqliteSink:
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         if not table or "\0" in table or table.lower().startswith("sqlite_"):
-            raise ValueError(f"table must be a name that SQLite does not keep for itself, got {table!r:.50}")
+            raise ValueError(f"table must be a name that SQLite does not reserve, got {table!r:.50}")
         self.path = os.fspath(path)
         self.table = table
-        self.key = checked_key(key)
-        self.columns = None if columns is None else checked_columns("columns", columns)
+        self.key = validate_key(key)
+        self.columns = None if columns is None else validate_columns("columns", columns)
         if self.columns is not None and not set(self.key) <= set(self.columns):
             raise ValueError(f"key must be among the columns {self.columns}, got {self.key}")
         self._database = SqliteDatabase(self.path, timeout, durable=durable)
-        self._place: _Place | None = None
+        self._table_writer: _TableWriter | None = None
 
     def open(self) -> None:
-        """Find the table, or make it if its columns are known."""
-        with self._writing() as connection:
-            self._place = self._found(connection)
-            if self._place is None and self.columns is not None:
-                self._place = self._made(connection, self.columns)
+        """Find the table, or create it if its columns are known."""
+        try:
+            with self._transaction() as connection:
+                self._table_writer = self._find_table(connection)
+                if self._table_writer is None and self.columns is not None:
+                    self._table_writer = self._create_table(connection, self.columns)
+        except BaseException:
+            self._database.close()  # a sink that is refused is never closed by its caller
+            raise
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Put a batch in, in one transaction."""
-        with self._writing() as connection:
-            place = self._place or self._found(connection) or self._made(connection, all_columns(rows))
-            place.put(connection, rows)
-        self._place = place
+        """Write a batch in one transaction."""
+        with self._transaction() as connection:
+            writer = (
+                self._table_writer
+                or self._find_table(connection)
+                or self._create_table(connection, batch_columns(rows))
+            )
+            writer.write(connection, rows)
+        self._table_writer = writer
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
 
-    def _found(self, connection: sqlite3.Connection) -> _Place | None:
-        there = [row[1] for row in connection.execute(f"PRAGMA table_info({_quoted(self.table)})")]
-        if not there:
+    def _find_table(self, connection: sqlite3.Connection) -> _TableWriter | None:
+        existing = [row[1] for row in connection.execute(f"PRAGMA table_info({_quote(self.table)})")]
+        if not existing:
             return None
-        missing = [column for column in (*self.key, *(self.columns or ())) if column not in there]
+        missing = [column for column in (*self.key, *(self.columns or ())) if column not in existing]
         if missing:
-            raise SinkUnavailableError(f"{self._name}: there is no column {missing[0]!r}, only {there}")
-        place = _Place(self._name, self.table, self.key, self.columns or tuple(there))
-        connection.execute(f"EXPLAIN {place.statement(1)}", [None] * len(place.columns))
-        return place
+            raise SinkUnavailableError(
+                f"{self._name}: expected a column {missing[0]!r}, got the columns {existing}"
+            )
+        writer = _TableWriter(self._name, self.table, self.key, self.columns or tuple(existing))
+        connection.execute(f"EXPLAIN {writer.statement(1)}", [None] * len(writer.columns))
+        return writer
 
-    def _made(self, connection: sqlite3.Connection, columns: tuple[str, ...]) -> _Place:
+    def _create_table(self, connection: sqlite3.Connection, columns: tuple[str, ...]) -> _TableWriter:
         if not set(self.key) <= set(columns):
             raise SinkColumnError(f"{self._name}: key {self.key} must be among the columns {columns}", 0)
         shown = ", ".join(
-            f"{_quoted(column)} NOT NULL" if column in self.key else _quoted(column) for column in columns
+            f"{_quote(column)} NOT NULL" if column in self.key else _quote(column) for column in columns
         )
-        unique = ", ".join(map(_quoted, self.key))
-        connection.execute(f"CREATE TABLE {_quoted(self.table)} ({shown}, PRIMARY KEY ({unique}))")
-        return _Place(self._name, self.table, self.key, columns)
+        unique = ", ".join(map(_quote, self.key))
+        connection.execute(f"CREATE TABLE {_quote(self.table)} ({shown}, PRIMARY KEY ({unique}))")
+        return _TableWriter(self._name, self.table, self.key, columns)
 
     @property
     def _name(self) -> str:
         return f"SqliteSink {self.path}, table {self.table}"
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            with self._database.writing(self._database.timeout) as connection:
+            with self._database.write_transaction(self._database.timeout) as connection:
                 yield connection
         except DatabaseError as error:
             kind = SinkFullError if isinstance(error, DatabaseFullError) else SinkUnavailableError
             raise kind(f"{self._name}: {error.__cause__ or error}") from error
 
 
-class _Place:
-    """A table as it is: how a batch gets into it."""
+class _TableWriter:
+    """Writes batches to an existing table."""
 
     def __init__(self, name: str, table: str, key: Sequence[str], columns: Sequence[str]) -> None:
         self.columns = columns
         self._name = name
         self._table = table
         self._key = key
-        self._places = [list(columns).index(column) for column in key]
+        self._key_indexes = [list(columns).index(column) for column in key]
         self._chunks = [size for size in CHUNKS if size * len(columns) <= VARIABLES_MAX]
         self._statements = {size: self.statement(size) for size in (*self._chunks, 1)}
-        self._picked = Columns(name, columns)
+        self._sink_columns = SinkColumns(name, columns)
 
     def statement(self, rows: int) -> str:
-        """Return the upsert of so many rows."""
-        names = ", ".join(map(_quoted, self.columns))
-        others = [_quoted(column) for column in self.columns if column not in self._key]
+        """Return the statement that inserts or replaces a number of rows."""
+        names = ", ".join(map(_quote, self.columns))
+        others = [_quote(column) for column in self.columns if column not in self._key]
         changes = ", ".join(f"{column} = excluded.{column}" for column in others)
         one = f"({', '.join('?' * len(self.columns))})"
         then = f"UPDATE SET {changes}" if others else "NOTHING"
-        into = f"{_quoted(self._table)} ({names}) VALUES {', '.join([one] * rows)}"
-        unique = ", ".join(map(_quoted, self._key))
+        into = f"{_quote(self._table)} ({names}) VALUES {', '.join([one] * rows)}"
+        unique = ", ".join(map(_quote, self._key))
         return f"INSERT INTO {into} ON CONFLICT ({unique}) DO {then}"
 
-    def put(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        """Put rows in, or say which one cannot be."""
+    def write(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+        """Write rows; raises an error that names the row that cannot be stored."""
         values = self._values(rows)
         try:
             done = 0
@@ -154,46 +165,51 @@ class _Place:
                     done += size
             for each in values[done:]:
                 self._execute(connection, 1, [each])
-        except _AT_FAULT:
-            self._blame(connection, values)
-            raise  # no row alone: all of them together
+        except _ROW_ERRORS:
+            self._raise_faulty_row(connection, values)
+            raise  # no single row fails: only all of them together
 
     def _execute(self, connection: sqlite3.Connection, size: int, values: list[Values]) -> None:
         flat = list(chain.from_iterable(values))
         statement = self._statements[size]
         try:
-            if _PLAIN.issuperset(map(type, flat)):
+            if _NATIVE_TYPES.issuperset(map(type, flat)):
                 connection.execute(statement, flat)
                 return
-        except (UnicodeEncodeError, OverflowError):  # half a surrogate pair, a number of more than 64 bits
+        except (
+            UnicodeEncodeError,
+            OverflowError,
+        ):  # an unpaired surrogate, or more than 64 bits
             pass
-        connection.execute(statement, [_stored(value) for value in flat])
+        connection.execute(statement, [_storable(value) for value in flat])
 
-    def _blame(self, connection: sqlite3.Connection, values: list[Values]) -> None:
-        """Find the one row that is at fault; all of this is rolled back."""
+    def _raise_faulty_row(self, connection: sqlite3.Connection, values: list[Values]) -> None:
+        """Raise for the first row that fails alone; the caller rolls the transaction back."""
         for index, each in enumerate(values):
             try:
                 self._execute(connection, 1, [each])
-            except _AT_FAULT as why:
-                raise SinkRowError(f"{self._name}: row {index} of the batch: {why}", index) from why
+            except _ROW_ERRORS as error:
+                raise SinkRowError(f"{self._name}: row {index} of the batch: {error}", index) from error
 
     def _values(self, rows: Sequence[Row]) -> list[Values]:
-        values = self._picked.values(rows)
-        for place in self._places:
+        values = self._sink_columns.values(rows)
+        for column in self._key_indexes:
             for index, each in enumerate(values):
-                if each[place] is None:
-                    key = self.columns[place]
-                    raise SinkRowError(f"{self._name}: row {index} of the batch has no {key!r}", index)
+                if each[column] is None:
+                    key = self.columns[column]
+                    raise SinkRowError(
+                        f"{self._name}: row {index} of the batch has no value for the key {key!r}", index
+                    )
         return values
 
 
-def _stored(value: Any) -> Any:
+def _storable(value: Any) -> Any:
     if type(value) is str:
-        return clean(value)
-    if type(value) is int and not -_WHOLE_MAX <= value < _WHOLE_MAX:
+        return clean_text(value)
+    if type(value) is int and not -_INTEGER_MAX <= value < _INTEGER_MAX:
         return str(value)
-    return value if type(value) in _PLAIN else clean(as_text(value))
+    return value if type(value) in _NATIVE_TYPES else clean_text(as_text(value))
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

@@ -1,10 +1,10 @@
-"""Rows in a workbook, which can only be written as a whole: at the end.
+"""A sink that makes an XLSX workbook when it is closed, because a workbook can only be written as a whole.
 
-Until then they are in a file beside it, a table of SQLite's, where a batch that was confirmed survives
-whatever happens to the process; the workbook is made from that in constant memory and takes its place in one
-step. The file beside it stays: a run that goes on after all needs the rows that came before.
+Until then the rows are in a SQLite file beside it, where a confirmed batch survives the end of the process.
+The sink makes the workbook from that file in constant memory and replaces the old workbook in one step. The
+SQLite file stays: a run that resumes needs the rows that came before.
 
-Text is written as text and never read as a formula or a link (``cells.py`` tells it from numbers).
+Text is written as text and never read as a formula or a link (``formula_escaping.py``).
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from comporta.errors import (
     SinkRowError,
     SinkUnavailableError,
 )
-from comporta.pipeline.cells import Cell, cell
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import Columns, all_columns, checked_columns
-from comporta.pipeline.sinks.files import FULL
+from comporta.pipeline.sinks.columns import SinkColumns, batch_columns, validate_columns
+from comporta.pipeline.sinks.formula_escaping import Cell, cell
+from comporta.pipeline.sinks.sink_file import DISK_FULL_ERRNOS
 
 ROWS_MAX: Final = 1_048_575
-"""How many rows a sheet has below its header."""
+"""How many rows a sheet can have below its header."""
 
 CELL_CHARS_MAX: Final = 32_767
 TIMEOUT_SECONDS: Final = 30.0
-BESIDE: Final = ".rows"
-"""What the file beside the workbook has after its name."""
+ROWS_SUFFIX: Final = ".rows"
+"""The suffix of the SQLite file beside the workbook."""
 
-_SHEET = re.compile(r"(?!'|.*'\Z)[^\[\]:*?/\\]{1,31}", re.DOTALL)
+_SHEET_NAME = re.compile(r"(?!'|.*'\Z)[^\[\]:*?/\\]{1,31}", re.DOTALL)
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS columns (place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
     "CREATE TABLE IF NOT EXISTS cells (number INTEGER PRIMARY KEY, key TEXT UNIQUE, row TEXT NOT NULL)",
 )
-_PUT = "INSERT INTO cells (key, row) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row = excluded.row"
+_UPSERT = "INSERT INTO cells (key, row) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row = excluded.row"
 _OPTIONS = {
     "constant_memory": True,
     "strings_to_formulas": False,
@@ -56,10 +56,11 @@ _OPTIONS = {
 
 
 class XlsxSink:
-    """Makes the workbook ``path`` when it is closed, one sheet with a header and all rows.
+    """Makes the workbook ``path`` when it is closed: one ``sheet`` with a header and all rows.
 
-    The columns are ``columns``, or those of the first batch. With a ``key`` (a column) a row whose key was
-    there already takes its place. Needs ``pip install 'comporta[xlsx]'``.
+    The columns are ``columns``, or those of the first batch. With a ``key`` (a column), a row replaces one
+    with the same key. Until ``close`` the rows are in ``rows_path``, a SQLite file; with ``durable``, a batch
+    there survives a power failure. Needs ``pip install 'comporta[xlsx]'``.
     """
 
     def __init__(
@@ -73,138 +74,150 @@ class XlsxSink:
     ) -> None:
         self.path = Path(path)
         self.key = key
-        self.columns = None if columns is None else checked_columns("columns", columns)
+        self.columns = None if columns is None else validate_columns("columns", columns)
         if key is not None and self.columns is not None and key not in self.columns:
             raise ValueError(f"key must be among the columns {self.columns}, got {key!r:.50}")
-        if str(sheet) != sheet or not _SHEET.fullmatch(sheet) or sheet.lower() == "history":
+        if str(sheet) != sheet or not _SHEET_NAME.fullmatch(sheet) or sheet.lower() == "history":
             raise ValueError(
-                "sheet must be 1 to 31 characters, none of []:*?/\\, no apostrophe at either end, and not "
-                f"'History', which Excel keeps for itself, got {sheet!r:.50}"
+                "sheet must have 1 to 31 characters, none of []:*?/\\, no apostrophe at either end, and not "
+                f"be 'History', which Excel reserves, got {sheet!r:.50}"
             )
         self.sheet = sheet
-        self.rows_path = self.path.with_name(self.path.name + BESIDE)
+        self.rows_path = self.path.with_name(self.path.name + ROWS_SUFFIX)
         self._database = SqliteDatabase(self.rows_path, TIMEOUT_SECONDS, durable=durable)
         self._header: tuple[str, ...] | None = None
         self._changed = False
 
     def open(self) -> None:
-        """Find the rows of an earlier run, or begin; a workbook whose rows are gone is left alone."""
-        _writer()
+        """Open the rows of an earlier run, or start new ones; refuses a workbook whose rows are gone."""
+        _xlsxwriter()
         if self.path.exists() and not self.rows_path.exists():
             raise SinkUnavailableError(
-                f"{self._name}: there is a workbook already, and {self.rows_path.name}, the rows it was made "
-                "of, is gone: choose another path, or move it away"
+                f"{self._name}: the workbook exists, but {self.rows_path.name} with its rows does not; "
+                "choose another path, or move the workbook away"
             )
-        with self._writing() as connection:
-            for table in _TABLES:
-                connection.execute(table)
-            there = tuple(name for (name,) in connection.execute("SELECT name FROM columns ORDER BY place"))
-            if there and self.columns not in (None, there):
-                wanted = ", ".join(self.columns or ())
-                raise SinkUnavailableError(
-                    f"{self._name}: its columns are {', '.join(there)}, and not {wanted}"
-                )
-            if not there and self.columns is not None:
-                _keep_columns(connection, self.columns)
-        self._header = there or self.columns
+        try:
+            with self._transaction() as connection:
+                self._header = self._load_header(connection)
+        except BaseException:
+            self._database.close()  # a sink that is refused is never closed by its caller
+            raise
         self._changed = not self.path.exists()
 
+    def _load_header(self, connection: sqlite3.Connection) -> tuple[str, ...] | None:
+        """Return the columns of an earlier run, or save those of this one."""
+        for table in _TABLES:
+            connection.execute(table)
+        existing = tuple(name for (name,) in connection.execute("SELECT name FROM columns ORDER BY place"))
+        if existing and self.columns not in (None, existing):
+            expected = ", ".join(self.columns or ())
+            raise SinkUnavailableError(
+                f"{self._name}: expected the columns {expected}, got {', '.join(existing)} of an earlier run"
+            )
+        if not existing and self.columns is not None:
+            _save_columns(connection, self.columns)
+        return existing or self.columns
+
     def write(self, rows: Sequence[Row]) -> None:
-        """Keep a batch in the file beside the workbook, in one transaction."""
-        with self._writing() as connection:
-            header = self._header or all_columns(rows)
+        """Write a batch to the SQLite file, in one transaction."""
+        with self._transaction() as connection:
+            header = self._header or batch_columns(rows)
             if self._header is None:
-                _keep_columns(connection, header)
-            values = Columns(self._name, header).values(rows)
-            connection.executemany(_PUT, [self._record(*each, header) for each in enumerate(values)])
+                _save_columns(connection, header)
+            values = SinkColumns(self._name, header).values(rows)
+            connection.executemany(_UPSERT, [self._encode_row(*each, header) for each in enumerate(values)])
             (last,) = connection.execute("SELECT max(number) FROM cells").fetchone()
             if last > ROWS_MAX:
-                raise SinkFullError(f"{self._name}: a sheet has {ROWS_MAX} rows, these would be {last}")
+                raise SinkFullError(f"{self._name}: a sheet can have {ROWS_MAX} rows, got {last}")
         self._header = header
         self._changed = True
 
     def close(self) -> None:
-        """Make the workbook, if there is anything new; what fails can be tried again."""
+        """Make the workbook if there are new rows; after a failure it may be called again."""
         if self._changed:
             self._export()
             self._changed = False
         self._database.close()
 
-    def _record(self, index: int, values: Sequence[Any], header: tuple[str, ...]) -> tuple[str | None, str]:
+    def _encode_row(
+        self, index: int, values: Sequence[Any], header: tuple[str, ...]
+    ) -> tuple[str | None, str]:
         record = [cell(value) for value in values]
         longest = max(len(each) if type(each) is str else 0 for each in record)
         if longest > CELL_CHARS_MAX:
-            text = f"a cell has {longest} characters, {CELL_CHARS_MAX} are the most"
+            text = f"a cell must have at most {CELL_CHARS_MAX} characters, got {longest}"
             raise SinkRowError(f"{self._name}: row {index} of the batch: {text}", index)
         if self.key is None:
             return None, json.dumps(record)
-        place = header.index(self.key) if self.key in header else None
-        if place is None or values[place] is None:
-            raise SinkRowError(f"{self._name}: row {index} of the batch has no {self.key!r}", index)
-        return json.dumps(record[place]), json.dumps(record)
+        index_of_key = header.index(self.key) if self.key in header else None
+        if index_of_key is None or values[index_of_key] is None:
+            raise SinkRowError(
+                f"{self._name}: row {index} of the batch has no value for the key {self.key!r}", index
+            )
+        return json.dumps(record[index_of_key]), json.dumps(record)
 
     def _export(self) -> None:
-        """Write a workbook in a folder of its own, and have it take the place of the old one."""
+        """Write a workbook in a temporary folder and replace the old one."""
         try:
             with TemporaryDirectory(dir=self.path.parent, prefix=f".{self.path.name}.") as folder:
                 part = Path(folder, "part.xlsx")
-                self._fill(_writer().Workbook(part, {**_OPTIONS, "tmpdir": folder}))
+                self._fill(_xlsxwriter().Workbook(part, {**_OPTIONS, "tmpdir": folder}))
                 part.replace(self.path)
         except OSError as error:
-            raise self._named(error) from error
+            raise self._sink_error(error) from error
 
     def _fill(self, workbook: Any) -> None:
         header = self._header or ()
-        workbook.use_zip64()  # or there is an end at 4 GB
+        workbook.use_zip64()  # without it a file ends at 4 GB
         sheet = workbook.add_worksheet(self.sheet)
         try:
-            _write(sheet, 0, header)
-            with self._writing() as connection:
-                found = connection.execute("SELECT row FROM cells ORDER BY number")
-                for number, (text,) in enumerate(found, start=1):
-                    _write(sheet, number, json.loads(text))
+            _write_cells(sheet, 0, header)
+            with self._transaction() as connection:
+                rows = connection.execute("SELECT row FROM cells ORDER BY number")
+                for number, (text,) in enumerate(rows, start=1):
+                    _write_cells(sheet, number, json.loads(text))
             workbook.close()
-        except _writer().exceptions.FileCreateError as error:
-            raise error.args[0] from None  # an OSError, in the library's wrapping
+        except _xlsxwriter().exceptions.FileCreateError as error:
+            raise error.args[0] from None  # the OSError that the library wraps
         finally:
-            workbook.fileclosed = True  # or it would try once more when it is forgotten, and complain
+            workbook.fileclosed = True  # else its finalizer tries to close it again
 
-    def _named(self, error: OSError) -> SinkFullError | SinkUnavailableError:
-        kind = SinkFullError if error.errno in FULL else SinkUnavailableError
-        return kind(f"{self._name}: {error.strerror}; its rows are in {self.rows_path.name}")
+    def _sink_error(self, error: OSError) -> SinkFullError | SinkUnavailableError:
+        kind = SinkFullError if error.errno in DISK_FULL_ERRNOS else SinkUnavailableError
+        return kind(f"{self._name}: {error.strerror}; the rows are in {self.rows_path.name}")
 
     @property
     def _name(self) -> str:
         return f"XlsxSink {self.path}"
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            with self._database.writing(TIMEOUT_SECONDS) as connection:
+            with self._database.write_transaction(TIMEOUT_SECONDS) as connection:
                 yield connection
         except DatabaseError as error:
             kind = SinkFullError if isinstance(error, DatabaseFullError) else SinkUnavailableError
             raise kind(f"{self._name}: {self.rows_path.name}: {error.__cause__ or error}") from error
 
 
-def _keep_columns(connection: sqlite3.Connection, columns: Sequence[str]) -> None:
+def _save_columns(connection: sqlite3.Connection, columns: Sequence[str]) -> None:
     connection.executemany("INSERT INTO columns (name) VALUES (?)", [(column,) for column in columns])
 
 
-def _write(sheet: Any, number: int, record: Sequence[Cell]) -> None:
-    for place, each in enumerate(record):
+def _write_cells(sheet: Any, number: int, record: Sequence[Cell]) -> None:
+    for column, each in enumerate(record):
         if isinstance(each, str):
-            if each:  # an empty text is no cell
-                sheet.write_string(number, place, each)
+            if each:  # an empty text needs no cell
+                sheet.write_string(number, column, each)
         elif isinstance(each, bool):
-            sheet.write_boolean(number, place, each)
+            sheet.write_boolean(number, column, each)
         else:
-            sheet.write_number(number, place, each)
+            sheet.write_number(number, column, each)
 
 
-def _writer() -> Any:
+def _xlsxwriter() -> Any:
     try:
         import xlsxwriter  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise ImportError("a workbook needs xlsxwriter: pip install 'comporta[xlsx]'") from error
+        raise ImportError("XlsxSink needs xlsxwriter: pip install 'comporta[xlsx]'") from error
     return xlsxwriter

@@ -1,1 +1,8 @@
-"""A global limit and one for each partition, obeyed together: see ``throttle.py``."""
+"""A throttle with two levels: a global limit and one for each partition, both obeyed in one step.
+
+- ``throttle.py``: :class:`HierarchicalThrottle` and its blocking face, which users call
+- ``degradation.py``: :class:`PartitionDegradation`, how errors lower a partition's limit
+- ``operation.py``: the operation that acquires from both limits, on any store
+- ``fast_path.py``: the same in this process, without a lock
+- ``partitions.py``: the partitions that a process remembers and the callers that wait for them
+"""

@@ -1,7 +1,7 @@
-"""What a process remembers of the partitions of a throttle: who waits, and when it last tried to climb.
+"""The partitions that a process remembers: the callers that wait for each, and its last try to climb.
 
-Nothing of this decides anything: the buckets are in the state. So a partition for which nobody waits may be
-forgotten at any time, and at :data:`PARTITIONS_MAX` the one that was remembered for longest is.
+Nothing here decides anything: the buckets are in the store. So a partition without waiters may be forgotten
+at any time, and beyond :data:`PARTITIONS_MAX` the oldest one is.
 """
 
 from __future__ import annotations
@@ -9,173 +9,177 @@ from __future__ import annotations
 from collections import OrderedDict
 from threading import Lock
 
-from comporta import forks
-from comporta.limits.key import state_key
-from comporta.pipeline.places import Place
-from comporta.pipeline.throttle.levels import Levels, TakeBoth, Waits
+from comporta import fork_safety
+from comporta.limits.key import normalize_key
+from comporta.pipeline.throttle.operation import AcquireBoth, ThrottleLimits, ThrottleWaits
+from comporta.pipeline.waiter import PipelineWaiter
 
 PARTITIONS_MAX = 10_000
-"""How many partitions a process remembers beyond those in which somebody waits."""
+"""How many partitions a process remembers beyond those with waiters."""
 
 WAITERS_MAX = 100_000
-"""How many may wait for one throttle in one process; the next one is refused at once."""
+"""How many callers may wait for one throttle in one process; the next one is refused at once."""
 
 
-class Line:
-    """Those who wait for one thing, in the order in which they came; changed only under the book's lock.
+class ThrottleQueue:
+    """Waiters in the order in which they came; changed only under the lock of the table.
 
-    Anybody may leave from anywhere at the same small cost: a hundred thousand may be cancelled at once.
+    Leaving costs the same from any position: a hundred thousand waiters may be cancelled at once.
     """
 
-    __slots__ = ("places",)
+    __slots__ = ("waiters",)
 
     def __init__(self) -> None:
-        self.places: OrderedDict[Place, None] = OrderedDict()
+        self.waiters: OrderedDict[PipelineWaiter, None] = OrderedDict()
 
     @property
-    def first(self) -> Place | None:
-        """Whose turn it is; for who holds the lock, since a line that changes meanwhile has no first."""
-        return next(iter(self.places), None)
+    def first(self) -> PipelineWaiter | None:
+        """The waiter whose turn it is; the caller holds the lock, so that the queue does not change."""
+        return next(iter(self.waiters), None)
 
-    def join(self, place: Place) -> None:
-        """Stand at the end, unless there already."""
-        self.strike()
-        self.places[place] = None
+    def join(self, waiter: PipelineWaiter) -> None:
+        """Enter at the end, unless it is in the queue."""
+        self.drop_gone_head()
+        self.waiters[waiter] = None
 
-    def strike(self) -> None:
-        """Strike those at the head who went with their event loops, and have whoever is first then look."""
+    def drop_gone_head(self) -> None:
+        """Drop the first waiter if its event loop is closed, and wake the next one."""
         first = self.first
-        if first is not None and first.gone:
-            del self.places[first]
-            self.call_first()
+        if first is not None and first.is_gone:
+            del self.waiters[first]
+            self.wake_first()
 
-    def living_first(self) -> Place | None:
-        """Return the first who did not go with its event loop; those who did are struck."""
-        while (first := self.first) is not None and first.gone:
-            del self.places[first]
+    def first_alive(self) -> PipelineWaiter | None:
+        """Return the first waiter whose event loop is open, and drop those before it."""
+        while (first := self.first) is not None and first.is_gone:
+            del self.waiters[first]
         return first
 
-    def leave(self, place: Place) -> None:
-        """Go away, served or not, and have whoever is first then look."""
-        was_first = self.first is place
-        self.places.pop(place, None)
+    def leave(self, waiter: PipelineWaiter) -> None:
+        """Leave, served or not, and wake the waiter that is first then."""
+        was_first = self.first is waiter
+        self.waiters.pop(waiter, None)
         if was_first:
-            self.call_first()
+            self.wake_first()
 
-    def call_first(self) -> None:
-        """Call the first who can still hear it; who cannot is struck, or nobody behind it would be served."""
-        while (first := self.first) is not None and not first.call():
-            del self.places[first]
+    def wake_first(self) -> None:
+        """Wake the first waiter; drop those that cannot be woken, or none behind them would be served."""
+        while (first := self.first) is not None and not first.wake():
+            del self.waiters[first]
 
 
 class Partition:
-    """One partition: the name of its limit, its line, and when this process last tried to have it climb."""
+    """One partition: its key, its limit's name, its waiters, and when this process last tried to climb."""
 
-    __slots__ = ("_levels", "_parts", "line", "name", "text", "tried_us")
+    __slots__ = ("_limits", "_state_keys", "climb_tried_us", "key", "limit_name", "queue")
 
-    def __init__(self, levels: Levels, text: str) -> None:
-        self._levels = levels
-        self._parts = levels.parts(text)
-        self.text = text
-        self.name = levels.partition_name(text)
-        self.line = Line()
-        self.tried_us: int | None = None
+    def __init__(self, limits: ThrottleLimits, key: str) -> None:
+        self._limits = limits
+        self._state_keys = limits.state_keys(key)
+        self.key = key
+        self.limit_name = limits.partition_name(key)
+        self.queue = ThrottleQueue()
+        self.climb_tried_us: int | None = None
 
-    def taking(self, cost: int) -> TakeBoth:
-        """Return what takes ``cost``."""
-        return TakeBoth(self._levels, self.text, cost, self._parts)
+    def acquire_operation(self, cost: int) -> AcquireBoth:
+        """Return the operation that acquires ``cost``."""
+        return AcquireBoth(self._limits, self.key, cost, self._state_keys)
 
 
-class Book:
-    """The partitions of one throttle, and the line of those whom only the global limit keeps waiting.
+class PartitionTable:
+    """The partitions of one throttle, and the queue for the global limit.
 
-    Who stands at the head of a partition's line and is held up by the global limit alone stands in that
-    second line too: so a large cost is not overtaken for ever by small ones of other partitions.
+    The first waiter of a partition that waits for the global limit alone is in that second queue too. So
+    small costs of other partitions cannot overtake a large one forever.
     """
 
-    def __init__(self, levels: Levels) -> None:
+    def __init__(self, limits: ThrottleLimits) -> None:
         self.lock = Lock()
-        self.whole = Line()
+        self.global_queue = ThrottleQueue()
         self.waiting = 0
-        self._levels = levels
+        self._limits = limits
         self._partitions: dict[object, Partition] = {}
-        self.known = self._partitions.get
-        forks.register(self)
+        self.find = self._partitions.get
+        fork_safety.register(self)
 
     def __len__(self) -> int:
-        """Return how many partitions are remembered."""
+        """Return how many partitions the process remembers."""
         return len(self._partitions)
 
     def after_fork(self) -> None:
-        """Leave those who wait to the parent."""
-        forks.renew(self.lock)
-        self.whole.places.clear()
+        """Leave the waiters to the parent process."""
+        fork_safety.reinit_lock(self.lock)
+        self.global_queue.waiters.clear()
         self._partitions.clear()
         self.waiting = 0
 
-    def partition(self, name: str) -> Partition:
-        """Return what is remembered of a partition.
+    def find_or_add(self, name: str) -> Partition:
+        """Return the partition of this name, added if it is new.
 
-        Who looks by the name itself (``known``) finds only names that are kept as they are written.
+        ``find`` looks up the name itself, so it finds only names that are their own key.
         """
-        text = state_key(name)
+        text = normalize_key(name)
         key = text if text == name else (text,)
         with self.lock:
-            found = self._partitions.get(key)
-            if found is None:
-                found = self._partitions[key] = Partition(self._levels, text)
+            partition = self._partitions.get(key)
+            if partition is None:
+                partition = self._partitions[key] = Partition(self._limits, text)
             if len(self._partitions) > PARTITIONS_MAX + self.waiting:
-                self._forget()
-            return found
+                self._evict_oldest()
+            return partition
 
-    def join(self, partition: Partition, place: Place) -> bool:
-        """Stand at the end of a partition's line; false if too many wait already."""
+    def join(self, partition: Partition, waiter: PipelineWaiter) -> bool:
+        """Enter the queue of a partition; false if too many callers wait already."""
         with self.lock:
             if self.waiting >= WAITERS_MAX:
                 return False
             self.waiting += 1
-            partition.line.join(place)
+            partition.queue.join(waiter)
             return True
 
-    def is_turn_of(self, partition: Partition, place: Place) -> bool:
-        """Whether it is this one's turn in both lines; the head of its partition stands in the other, too."""
+    def is_turn(self, partition: Partition, waiter: PipelineWaiter) -> bool:
+        """Return whether it is this waiter's turn; the first of a partition enters the global queue, too."""
         with self.lock:
-            partition.line.strike()
-            if partition.line.first is not place:
+            partition.queue.drop_gone_head()
+            if partition.queue.first is not waiter:
                 return False
-            self.whole.strike()
-            if self.whole.first in (None, place):
+            self.global_queue.drop_gone_head()
+            if self.global_queue.first in (None, waiter):
                 return True
-            self.whole.join(place)
+            self.global_queue.join(waiter)
             return False
 
-    def held_up(self, place: Place, waits: Waits) -> None:
-        """Stand in the line for the global limit if that alone holds one up, and in nobody's way if not."""
+    def update_global_queue(self, waiter: PipelineWaiter, waits: ThrottleWaits) -> None:
+        """Enter the global queue if only the global limit refused; leave it if the partition refused too."""
         with self.lock:
             if waits.partition_us:
-                self.whole.leave(place)
+                self.global_queue.leave(waiter)
             else:
-                self.whole.join(place)
+                self.global_queue.join(waiter)
 
-    def leave(self, partition: Partition, place: Place) -> None:
-        """Leave both lines.
+    def leave(self, partition: Partition, waiter: PipelineWaiter) -> None:
+        """Leave both queues.
 
-        Whoever is now at the head of the partition takes a place behind those who wait for the global limit,
-        without being woken for it: by far the most wait for that one.
+        If callers wait for the global limit, the next waiter of the partition enters that queue without being
+        woken: most waiters wait for that limit.
         """
         with self.lock:
             self.waiting -= 1
-            was_first = partition.line.first is place
-            partition.line.places.pop(place, None)
-            self.whole.leave(place)
-            if was_first and self.whole.places and (following := partition.line.living_first()) is not None:
-                self.whole.join(following)
+            was_first = partition.queue.first is waiter
+            partition.queue.waiters.pop(waiter, None)
+            self.global_queue.leave(waiter)
+            if (
+                was_first
+                and self.global_queue.waiters
+                and (following := partition.queue.first_alive()) is not None
+            ):
+                self.global_queue.join(following)
             elif was_first:
-                partition.line.call_first()
+                partition.queue.wake_first()
 
-    def _forget(self) -> None:
-        """Forget the one that was remembered for longest and has nobody waiting."""
+    def _evict_oldest(self) -> None:
+        """Forget the oldest partition that has no waiters."""
         for key, partition in self._partitions.items():
-            if not partition.line.places:
+            if not partition.queue.waiters:
                 del self._partitions[key]
                 return

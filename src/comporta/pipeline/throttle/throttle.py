@@ -1,8 +1,9 @@
 """A global limit and one per partition, obeyed together: ``await throttle.acquire("partition")``.
 
-Both are token buckets with a burst of a tenth of the limit, taken in one step or not at all (``levels.py``).
-Errors of a partition lower its limit and successes raise it again, burst included, while the others go on.
-Whoever waits stands in the line of its partition and holds no thread; each is woken in its turn.
+Both are token buckets with a burst of a tenth of the limit; one operation acquires from both or from neither
+(``operation.py``). Errors of a partition lower its limit and its burst, and successes raise them again; the
+other partitions are not affected. Callers wait in the queue of their partition, and a waiting coroutine holds
+no thread.
 """
 
 from __future__ import annotations
@@ -13,41 +14,48 @@ from typing import NamedTuple, TypeVar
 from comporta.clock import to_seconds, to_us
 from comporta.errors import LimitReachedError, StateError
 from comporta.flow import Flow, run, run_async
-from comporta.limits.adjust import Adjusted, Climb, Drop, Look
 from comporta.limits.config import LimitConfig
-from comporta.limits.key import printable
-from comporta.limits.telling import tell
-from comporta.limits.verbs import check_cost, check_timeout
-from comporta.names import checked_name
-from comporta.pipeline.places import Place
-from comporta.pipeline.throttle.degrading import PartitionDegradation, check_number
-from comporta.pipeline.throttle.levels import GRANTED, Levels, Settling, TakeBoth, Waits
-from comporta.pipeline.throttle.partitions import Book, Partition
-from comporta.pipeline.throttle.short_way import short_way
-from comporta.steps import WHOLE, millionths
+from comporta.limits.flows import check_cost, check_timeout
+from comporta.limits.key import printable_text
+from comporta.limits.overrides.notifications import publish_limit_event
+from comporta.limits.overrides.operation import LowerByStep, OverrideReply, RaiseByStep, ReadOverride
+from comporta.names import validate_name
+from comporta.pipeline.throttle.degradation import PartitionDegradation
+from comporta.pipeline.throttle.fast_path import fast_acquire
+from comporta.pipeline.throttle.operation import (
+    GRANTED,
+    AcquireBoth,
+    PartitionStateType,
+    ThrottleLimits,
+    ThrottleWaits,
+)
+from comporta.pipeline.throttle.partitions import Partition, PartitionTable
+from comporta.pipeline.waiter import PipelineWaiter
+from comporta.ramp import FULL_SHARE, millionths
 from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import NEVER_US
-from comporta.stores.urls import store_of
-from comporta.threads import clear_up
+from comporta.stores.registry import resolve_store
+from comporta.threads import run_cleanup
+from comporta.validators import require_number
 
 R = TypeVar("R")
 
-BURST = 0.1
-"""What part of a limit may be taken at once, after nothing was asked for."""
+BURST_SHARE = 0.1
+"""The burst, as a share of the limit."""
 
 LIMIT_MAX = 1e9
 PER_MAX = 86_400.0
 KEYS_MAX = 200_000
-"""How many partitions a throttle on its own holds that are not settled; one more is refused by name."""
+"""How many partitions with a bucket that is not full a throttle without ``state`` holds; more are refused."""
 
-ASK_AGAIN_US = 1_000_000
-"""Ask at least this often: a limit may be raised or resumed by somebody on another machine."""
+POLL_US = 1_000_000
+"""The first waiter asks at least this often: another worker may raise or resume a limit."""
 
 
 class ThrottleStatistics(NamedTuple):
-    """What this process has done: units granted, calls that waited and were refused; and who waits now."""
+    """What this process did: units granted, calls that waited or were refused; and how many wait now."""
 
     granted: int
     waited: int
@@ -57,7 +65,7 @@ class ThrottleStatistics(NamedTuple):
 
 
 class HierarchicalThrottle:
-    """At most ``global_limit`` in ``per`` seconds, and ``partition_limit`` for each partition.
+    """Grants at most ``global_limit`` in ``per`` seconds, and at most ``partition_limit`` for each partition.
 
     ::
 
@@ -65,9 +73,11 @@ class HierarchicalThrottle:
         await throttle.acquire("partition-7")
         result = await throttle.execute("partition-7", 1, call)
 
-    ``state`` is a URL or a store, and says who obeys together: left out, whoever uses this object. ``name``
-    identifies the throttle in its state. ``degradation`` is a :class:`PartitionDegradation`, or ``None``.
-    ``fallback`` is what each worker does while a shared state is out of reach, see :class:`LimitConfig`.
+    ``state`` is a URL or a store. All workers that use the same state share the limits; without one, the
+    limits belong to this object. ``name`` identifies the throttle in its state. ``degradation`` is a
+    :class:`PartitionDegradation`, or ``None``. ``fallback`` says what a worker does while a shared state is
+    unreachable, see :class:`LimitConfig`. ``cost_max`` is the largest cost of one call, the smaller of the
+    two bursts. ``throttle.sync`` has the same methods for threads.
     """
 
     def __init__(
@@ -81,44 +91,50 @@ class HierarchicalThrottle:
         degradation: PartitionDegradation | None = PartitionDegradation(),  # noqa: B008 - it is frozen
         fallback: str = "share",
     ) -> None:
-        check_number("per", per, PER_MAX)
+        require_number("per", per, above=0, maximum=PER_MAX, unit="seconds")
         if degradation is not None and not isinstance(degradation, PartitionDegradation):
             raise TypeError(f"degradation must be a PartitionDegradation or None, got {degradation!r:.50}")
-        whole = _bucket("global_limit", global_limit, per, fallback)
-        partition = _bucket("partition_limit", partition_limit, per, fallback)
-        made = f"throttle-{global_limit:g}-{partition_limit:g}-{per:g}".replace("+", "")
-        self.name = made if name is None else checked_name(name)
-        self.store = _opened(state)
+        global_config = _bucket_config("global_limit", global_limit, per, fallback)
+        partition = _bucket_config("partition_limit", partition_limit, per, fallback)
+        default_name = f"throttle-{global_limit:g}-{partition_limit:g}-{per:g}".replace("+", "")
+        self.name = default_name if name is None else validate_name(name)
+        self._store = _open_store(state)
         self.per, self.global_limit, self.partition_limit = per, global_limit, partition_limit
         self.degradation = degradation
-        self.cost_max = min(whole.capacity, partition.capacity)
-        self._numbers = partition.rule().numbers
-        floor = WHOLE if degradation is None else millionths(degradation.floor)
-        rule = partition.rule()
-        self._levels = Levels(self.name, whole.rule(), rule, Settling(rule, floor), fallback)
-        self._book = Book(self._levels)
-        self._known, self._whole = self._book.known, self._book.whole
-        self._short = short_way(self.store, self._levels) if isinstance(self.store, MemoryStore) else None
+        self.cost_max = min(global_config.capacity, partition.capacity)
+        floor = FULL_SHARE if degradation is None else millionths(degradation.floor)
+        strategy = partition.build_strategy()
+        self._limits = ThrottleLimits(
+            self.name,
+            global_config.build_strategy(),
+            strategy,
+            PartitionStateType(strategy, floor),
+            fallback,
+        )
+        self._params = strategy.params
+        self._partitions = PartitionTable(self._limits)
+        self._find_partition, self._global_queue = self._partitions.find, self._partitions.global_queue
+        self._fast_acquire = fast_acquire(self._store.memory, self._limits)
         self._granted = self._waited = self._refused = 0
         self.sync = SyncThrottle(self)
 
     async def acquire(self, partition: str, cost: int = 1, timeout: float | None = None) -> bool:
-        """Take ``cost`` from both limits, waiting up to ``timeout`` seconds for it; ``None``: without bound.
+        """Acquire ``cost`` from both limits, waiting at most ``timeout`` seconds; false if not granted.
 
-        A cost may be as large as the smaller of the two bursts (``cost_max``). Where a partition is degraded
-        and its burst is smaller than that, the cost waits for all of the burst and leaves a debt.
+        ``None`` waits without limit. A cost may be as large as ``cost_max``. If a partition is degraded and
+        its burst is smaller than the cost, the call waits for the whole burst and leaves a debt.
         """
-        if self._short is not None and not timeout and type(cost) is int and 0 < cost <= self.cost_max:
-            known = self._known(partition) if type(partition) is str else None
+        if self._fast_acquire is not None and not timeout and type(cost) is int and 0 < cost <= self.cost_max:
+            entry = self._find_partition(partition) if type(partition) is str else None
             if (
-                known is not None
-                and not known.line.places
-                and not self._whole.places
-                and self._short(known.text, known.name, cost) is GRANTED
+                entry is not None
+                and not entry.queue.waiters
+                and not self._global_queue.waiters
+                and self._fast_acquire(entry.key, entry.limit_name, cost) is GRANTED
             ):
                 self._granted += cost
                 return True
-        return await run_async(self.acquiring(partition, cost, timeout))
+        return await run_async(self._acquire_flow(partition, cost, timeout))
 
     async def execute(
         self,
@@ -128,186 +144,189 @@ class HierarchicalThrottle:
         *,
         timeout: float | None = None,
     ) -> R:
-        """Acquire, call, and tell the partition what came of it; a ``LimitReachedError`` if not in time."""
+        """Acquire, call ``fn``, record its success or error; ``LimitReachedError`` if not granted in time."""
         if not await self.acquire(partition, cost, timeout):
-            raise self.refusal(partition, timeout)
+            raise self._refusal(partition, timeout)
         try:
             result = await fn()
         except Exception as error:
-            await run_async(self.failing(partition, error))
+            await run_async(self._record_failure_flow(partition, error))
             raise
         await self.record_success(partition)
         return result
 
     async def record_error(self, partition: str) -> None:
-        """Lower a partition's limit by a step: what it stands for is overloaded, or refused."""
-        await run_async(self.dropping(partition))
+        """Lower a partition's limit by one step: the system behind it is overloaded or refuses calls."""
+        await run_async(self._record_error_flow(partition))
 
     async def record_success(self, partition: str) -> None:
-        """Raise a partition's limit by a step, if it is lowered and it is time."""
-        if self.may_climb(partition):
-            await run_async(self.climbing(partition))
+        """Raise a partition's limit by one step, if it is lowered and a step is due."""
+        if self._is_climb_due(partition):
+            await run_async(self._record_success_flow(partition))
 
     async def current_limit(self, partition: str) -> float:
-        """Return a partition's limit as it is in force now, in units per ``per`` seconds."""
-        return await run_async(self.looking(partition))
+        """Return a partition's current limit, in units per ``per`` seconds."""
+        return await run_async(self._current_limit_flow(partition))
 
     def statistics(self) -> ThrottleStatistics:
-        """Tell what this process has done."""
-        book = self._book
-        done = (self._granted, self._waited, self._refused)
-        return ThrottleStatistics(*done, book.waiting, len(book))
+        """Return what this process did with the throttle."""
+        partitions = self._partitions
+        counts = (self._granted, self._waited, self._refused)
+        return ThrottleStatistics(*counts, partitions.waiting, len(partitions))
 
     async def aclose(self) -> None:
-        """Close the store's connections; they open again when needed."""
-        if hasattr(self.store, "aclose"):
-            await self.store.aclose()
+        """Close the store's connections; they reopen when needed."""
+        await self._store.aclose()
 
-    # what both faces are made of ----------------------------------------------------------------------
+    # -- what both faces are made of
 
-    def acquiring(self, partition: str, cost: int, timeout: float | None) -> Flow[bool]:
+    def _acquire_flow(self, partition: str, cost: int, timeout: float | None) -> Flow[bool]:
         """The flow of ``acquire``."""
         self._check_cost(cost)
         check_timeout(timeout)
-        known = self._partition(partition)
-        take = known.taking(cost)
+        entry = self._partition(partition)
+        operation = entry.acquire_operation(cost)
         if (
-            not (known.line.places or self._whole.places)
-            and (yield from self._asking(known, take)) == GRANTED
+            not (entry.queue.waiters or self._global_queue.waiters)
+            and (yield from self._try_acquire_flow(entry, operation)) == GRANTED
         ):
-            return self._counted(cost)
+            return self._count_granted(cost)
         if timeout == 0:
-            return self._refused_one()
-        return (yield from self._in_line(known, take, timeout))
+            return self._count_refused()
+        return (yield from self._wait_flow(entry, operation, timeout))
 
-    def failing(self, partition: str, error: Exception) -> Flow[None]:
-        """Lower the limit if this error is one that counts."""
+    def _record_failure_flow(self, partition: str, error: Exception) -> Flow[None]:
+        """Lower the limit if this error counts."""
         if self.degradation is not None and isinstance(error, self.degradation.errors):
-            yield from self.dropping(partition)
+            yield from self._record_error_flow(partition)
 
-    def dropping(self, partition: str) -> Flow[None]:
+    def _record_error_flow(self, partition: str) -> Flow[None]:
         """The flow of ``record_error``."""
-        told = self.degradation
-        if told is None:
+        degradation = self.degradation
+        if degradation is None:
             return
-        known = self._partition(partition)
-        known.tried_us = self._now_us()
-        shares = (millionths(told.drop), millionths(told.floor))
-        adjusted = yield from self._adjusting(Drop(known.name, self._numbers, *shares))
-        if adjusted is not None and adjusted.changed:
-            self._tell("degraded", known, "lowered", adjusted, "warning")
+        entry = self._partition(partition)
+        entry.climb_tried_us = self._now_us()
+        shares = (millionths(degradation.drop), millionths(degradation.floor))
+        reply = yield from self._adjust_flow(LowerByStep(entry.limit_name, self._params, *shares))
+        if reply is not None and reply.changed:
+            self._publish_change("degraded", entry, "lowered", reply, "warning")
 
-    def climbing(self, partition: str) -> Flow[None]:
+    def _record_success_flow(self, partition: str) -> Flow[None]:
         """The flow of ``record_success``."""
-        told, known = self.degradation, self._partition(partition)
-        if told is None:
+        degradation, entry = self.degradation, self._partition(partition)
+        if degradation is None:
             return
-        known.tried_us = self._now_us()
-        steps = (millionths(told.climb), to_us(told.every))
-        adjusted = yield from self._adjusting(Climb(known.name, self._numbers, *steps))
-        if adjusted is not None and adjusted.changed:
-            with self._book.lock:
-                known.line.call_first()
-            self._tell("recovered", known, "raised", adjusted, "info")
+        entry.climb_tried_us = self._now_us()
+        steps = (millionths(degradation.climb), to_us(degradation.every))
+        reply = yield from self._adjust_flow(RaiseByStep(entry.limit_name, self._params, *steps))
+        if reply is not None and reply.changed:
+            with self._partitions.lock:
+                entry.queue.wake_first()
+            self._publish_change("recovered", entry, "raised", reply, "info")
 
-    def may_climb(self, partition: str) -> bool:
-        """Whether it is time to look if a partition may climb; whether it is lowered, its record knows."""
+    def _is_climb_due(self, partition: str) -> bool:
+        """Return whether a step up is due; whether the limit is lowered at all, only its override knows."""
         if self.degradation is None:
             return False
-        tried_us = self._partition(partition).tried_us
+        tried_us = self._partition(partition).climb_tried_us
         return tried_us is None or not 0 <= self._now_us() - tried_us < to_us(self.degradation.every)
 
-    def looking(self, partition: str) -> Flow[float]:
+    def _current_limit_flow(self, partition: str) -> Flow[float]:
         """The flow of ``current_limit``."""
-        look = Look(self._partition(partition).name, self._numbers)
-        adjusted: Adjusted = yield Apply(self.store, look)
-        return self.partition_limit * adjusted.share / WHOLE
+        operation = ReadOverride(self._partition(partition).limit_name, self._params)
+        reply: OverrideReply = yield Apply(self._store, operation)
+        return self.partition_limit * reply.share / FULL_SHARE
 
-    def refusal(self, partition: str, timeout: float | None) -> LimitReachedError:
-        """Return the error for a call that was not made."""
-        why = ": too many wait already" if timeout is None else f" within {timeout:g} s"
-        text = f"{self.name}: no room for partition {printable(partition)}{why}"
+    def _refusal(self, partition: str, timeout: float | None) -> LimitReachedError:
+        """Return the error of a call that was not granted."""
+        reason = ": too many callers wait already" if timeout is None else f" within {timeout:g} s"
+        text = f"{self.name}: no capacity for partition {printable_text(partition)}{reason}"
         return LimitReachedError(text, self.name, self.per * self.cost_max / self.partition_limit)
 
-    def _in_line(self, known: Partition, take: TakeBoth, timeout: float | None) -> Flow[bool]:
-        """Stand in line; whoever's turn it is asks until both limits grant."""
-        book, place = self._book, Place(self.store.clock)
+    def _wait_flow(self, entry: Partition, operation: AcquireBoth, timeout: float | None) -> Flow[bool]:
+        """Wait in the queue of the partition; the waiter whose turn it is asks until both limits grant."""
+        partitions, waiter = self._partitions, PipelineWaiter(self._store.clock)
         until_us = NEVER_US if timeout is None else self._now_us() + to_us(timeout)
-        if not book.join(known, place):
-            return self._refused_one()
+        if not partitions.join(entry, waiter):
+            return self._count_refused()
         self._waited += 1
         try:
             while True:
                 wait_us = None
-                if book.is_turn_of(known, place):
-                    waits = yield from self._asking(known, take)
+                if partitions.is_turn(entry, waiter):
+                    waits = yield from self._try_acquire_flow(entry, operation)
                     if waits == GRANTED:
-                        return self._counted(take.cost)
-                    book.held_up(place, waits)
-                    wait_us = waits.partition_us or waits.whole_us
-                if not (yield from self._rest(place, wait_us, until_us)):
-                    return self._refused_one()
+                        return self._count_granted(operation.cost)
+                    partitions.update_global_queue(waiter, waits)
+                    wait_us = waits.partition_us or waits.global_us
+                if not (yield from self._sleep_flow(waiter, wait_us, until_us)):
+                    return self._count_refused()
         finally:
-            clear_up(book.leave, known, place)
+            run_cleanup(partitions.leave, entry, waiter)
 
-    def _rest(self, place: Place, wait_us: int | None, until_us: int) -> Flow[bool]:
-        """Rest until called, or for as long as it takes; false at once if one may not wait so long."""
+    def _sleep_flow(self, waiter: PipelineWaiter, wait_us: int | None, until_us: int) -> Flow[bool]:
+        """Sleep until woken, or for the wait; false at once if the wait is longer than the time left."""
         left_us = until_us - self._now_us()
         if left_us <= 0 or (wait_us is not None and wait_us > left_us):
             return False
         if wait_us is not None:
-            place.seconds = to_seconds(min(wait_us, ASK_AGAIN_US))
+            waiter.timeout = to_seconds(min(wait_us, POLL_US))
         else:
-            place.seconds = None if until_us == NEVER_US else to_seconds(left_us)
-        yield place
-        place.renew()
+            waiter.timeout = None if until_us == NEVER_US else to_seconds(left_us)
+        yield waiter
+        waiter.reset()
         return True
 
-    def _asking(self, known: Partition, take: TakeBoth) -> Flow[Waits]:
-        waits = None if self._short is None else self._short(known.text, known.name, take.cost)
+    def _try_acquire_flow(self, entry: Partition, operation: AcquireBoth) -> Flow[ThrottleWaits]:
+        waits = None
+        if self._fast_acquire is not None:
+            waits = self._fast_acquire(entry.key, entry.limit_name, operation.cost)
         if waits is None:
-            waits = yield Apply(self.store, take)
+            waits = yield Apply(self._store, operation)
         return waits
 
-    def _adjusting(self, operation: Operation[Adjusted]) -> Flow[Adjusted | None]:
-        """Change what is in force; where that cannot be done, the call that went wrong is not to blame."""
+    def _adjust_flow(self, operation: Operation[OverrideReply]) -> Flow[OverrideReply | None]:
+        """Change a partition's limit; if the store is unreachable, there is no change and no error."""
         try:
-            adjusted: Adjusted = yield Apply(self.store, operation)
+            reply: OverrideReply = yield Apply(self._store, operation)
         except StateError:
             return None
-        return adjusted
+        return reply
 
     def _partition(self, name: str) -> Partition:
         if not isinstance(name, str):
             raise TypeError(f"partition must be a str, got {name!r:.100}")
         if not name:
             raise ValueError("partition must not be empty, got ''")
-        return self._known(name) or self._book.partition(name)
+        return self._find_partition(name) or self._partitions.find_or_add(name)
 
     def _check_cost(self, cost: int) -> None:
         check_cost(cost)
         if cost > self.cost_max:
             raise ValueError(f"cost must be at most the smaller burst, {self.cost_max}, got {cost}")
 
-    def _counted(self, cost: int) -> bool:
+    def _count_granted(self, cost: int) -> bool:
         self._granted += cost
         return True
 
-    def _refused_one(self) -> bool:
+    def _count_refused(self) -> bool:
         self._refused += 1
         return False
 
     def _now_us(self) -> int:
-        return self.store.clock.now_ns() // 1000
+        return self._store.clock.now_ns() // 1000
 
-    def _tell(self, what: str, known: Partition, how: str, adjusted: Adjusted, severity: str) -> None:
-        was, now = (self.partition_limit * share / WHOLE for share in (adjusted.before, adjusted.share))
-        text = f"partition {printable(known.text)} {how} from {was:g} to {now:g} in {self.per:g} s"
-        tell(what, self.name, f"{text}, of {self.partition_limit:g}", severity)
+    def _publish_change(
+        self, kind: str, entry: Partition, verb: str, reply: OverrideReply, severity: str
+    ) -> None:
+        before, now = (self.partition_limit * share / FULL_SHARE for share in (reply.before, reply.share))
+        text = f"partition {printable_text(entry.key)} {verb} from {before:g} to {now:g} in {self.per:g} s"
+        publish_limit_event(kind, self.name, f"{text}, of {self.partition_limit:g}", severity)
 
 
 class SyncThrottle:
-    """The verbs of a throttle, blocking: ``throttle.sync``."""
+    """The methods of a throttle for threads: ``throttle.sync``."""
 
     __slots__ = ("_throttle",)
 
@@ -315,43 +334,43 @@ class SyncThrottle:
         self._throttle = throttle
 
     def acquire(self, partition: str, cost: int = 1, timeout: float | None = None) -> bool:
-        """Take ``cost`` from both limits, waiting up to ``timeout`` seconds for it."""
-        return run(self._throttle.acquiring(partition, cost, timeout))
+        """Acquire ``cost`` from both limits, waiting at most ``timeout`` seconds; false if not granted."""
+        return run(self._throttle._acquire_flow(partition, cost, timeout))
 
     def execute(self, partition: str, cost: int, fn: Callable[[], R], *, timeout: float | None = None) -> R:
-        """Acquire, call, and tell the partition what came of it."""
+        """Acquire, call ``fn`` and record its success or error."""
         throttle = self._throttle
         if not self.acquire(partition, cost, timeout):
-            raise throttle.refusal(partition, timeout)
+            raise throttle._refusal(partition, timeout)
         try:
             result = fn()
         except Exception as error:
-            run(throttle.failing(partition, error))
+            run(throttle._record_failure_flow(partition, error))
             raise
         self.record_success(partition)
         return result
 
     def record_error(self, partition: str) -> None:
-        """Lower a partition's limit by a step."""
-        run(self._throttle.dropping(partition))
+        """Lower a partition's limit by one step."""
+        run(self._throttle._record_error_flow(partition))
 
     def record_success(self, partition: str) -> None:
-        """Raise a partition's limit by a step, if it is lowered and it is time."""
-        if self._throttle.may_climb(partition):
-            run(self._throttle.climbing(partition))
+        """Raise a partition's limit by one step, if it is lowered and a step is due."""
+        if self._throttle._is_climb_due(partition):
+            run(self._throttle._record_success_flow(partition))
 
     def current_limit(self, partition: str) -> float:
-        """Return a partition's limit as it is in force now."""
-        return run(self._throttle.looking(partition))
+        """Return a partition's current limit."""
+        return run(self._throttle._current_limit_flow(partition))
 
 
-def _opened(state: str | Store | None) -> Store:
+def _open_store(state: str | Store | None) -> Store:
     if state is None:
         return MemoryStore(keys_max=KEYS_MAX)
-    return store_of(state)
+    return resolve_store(state)
 
 
-def _bucket(name: str, limit: float, per: float, fallback: str) -> LimitConfig:
-    """Return a limit with a burst of a tenth of it, one at the least."""
-    check_number(name, limit, LIMIT_MAX)
-    return LimitConfig(limit / per, max(1, int(limit * BURST)), fallback=fallback)
+def _bucket_config(name: str, limit: float, per: float, fallback: str) -> LimitConfig:
+    """Return the configuration of a limit with a burst of a tenth of it, at least 1."""
+    require_number(name, limit, above=0, maximum=LIMIT_MAX)
+    return LimitConfig(limit / per, max(1, int(limit * BURST_SHARE)), fallback=fallback)

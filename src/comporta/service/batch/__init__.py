@@ -1,6 +1,13 @@
-"""Jobs over many accounts that never block, survive whoever runs them, and fill a sheet, each row once.
+"""Batch jobs over many accounts that survive the death of a worker and fill a sheet, each row exactly once.
 
-What there is to do stands in the database and nowhere else (``migrations``, ``statements``, ``requests``); a
-worker takes a lease on it (``taking``) and does it: a job (``running``), its rows for the sheet (``filling``)
-or the rows from before there was one (``backfill``). ``batches`` is what routes talk to.
+All pending work lives in the database. A worker leases it, runs it and stores the results.
+
+- ``batches``: the interface for routes. ``factory`` opens it from the configuration.
+- ``job_leases``: finds and leases work. ``runner`` runs a job, ``backfill`` a backfill.
+- ``processor``: what is done for each account.
+- ``sheet_writer``: writes the results of a running job to its sheet.
+- ``sheets``, ``local_sheets``: where sheets are stored: Google Sheets or CSV files.
+- ``whitelist``: who may have sheets.
+- ``commands``, ``sql``, ``models``, ``migrations``: the database side.
+- ``metrics``: counters.
 """

@@ -1,7 +1,7 @@
-"""The rows from before there was a sheet: read from the database page by page, written, and noted as done.
+"""Writes the results from before a sheet was configured: read page by page, written, and recorded as done.
 
-It blocks, on a thread of its role. A page that was written and not noted is written again by whoever takes
-over, to the same rows.
+It blocks, on a thread pool of its own. If a worker dies between writing a page and recording it, the next
+worker writes the page again to the same rows.
 """
 
 from __future__ import annotations
@@ -11,78 +11,90 @@ from typing import Final
 
 from comporta import events
 from comporta.database.base import Database
+from comporta.database.command import execute
 from comporta.errors import ComportaError, DatabaseError, LimitReachedError
 from comporta.pipeline.sinks.base import Row, Sink
-from comporta.service.batch.counting import count_backfill, count_rows
-from comporta.service.batch.filling import ERROR_CHARS_MAX, rows_of
-from comporta.service.batch.requests import ask, backfill_ended, backfilled, to_backfill
+from comporta.service.batch.commands import finish_backfill, read_backfill_page, record_backfill_progress
+from comporta.service.batch.metrics import count_backfill, count_rows
+from comporta.service.batch.models import COMPLETED, FAILED, BackfillLease, Cursor
+from comporta.service.batch.sheet_writer import ERROR_CHARS_MAX, sheet_rows
 from comporta.service.batch.sheets import Sheets
-from comporta.service.batch.values import COMPLETED, FAILED, HeldBackfill, Place
 
-PAGE: Final = 1000
-QUOTA_SECONDS: Final = 300.0
-"""How long a page waits for the quota of its account, which others use as well."""
+PAGE_ROWS: Final = 1000
+QUOTA_TIMEOUT_SECONDS: Final = 300.0
+"""How long a page waits for the quota of its account, which other workers use too."""
 
 
 class Backfill:
-    """Of one job that this worker holds; ``over`` is asked before each page."""
+    """The backfill of one job that this worker has leased; ``should_stop`` is called before each page."""
 
     def __init__(
-        self, held: HeldBackfill, database: Database, sheets: Sheets, lease_us: int, over: Callable[[], bool]
+        self,
+        lease: BackfillLease,
+        database: Database,
+        sheets: Sheets,
+        lease_us: int,
+        should_stop: Callable[[], bool],
     ) -> None:
-        self.held = held
+        self.lease = lease
         self._database = database
         self._sheets = sheets
         self._lease_us = lease_us
-        self._over = over
+        self._should_stop = should_stop
 
     def run(self) -> bool:
-        """Do it; true if it is over, well or not."""
+        """Run it; return whether it ended, successfully or not."""
         try:
-            sink = self._sheets.sink(self.held.spreadsheet_id)
+            sink = self._sheets.sink(self.lease.spreadsheet_id)
             try:
-                if not self._written_to(sink):
+                if not self._write_pages(sink):
                     return False
             finally:
                 sink.close()
-            return self._ended(COMPLETED)
-        except DatabaseError as error:  # nothing is wrong with the sheet: it goes on when the lease has ended
-            events.publish("batch_backfill_interrupted", self.held.job_id, str(error))
+            return self._finish(COMPLETED)
+        except DatabaseError as error:  # the sheet is fine: a worker continues once the lease expires
+            events.publish("batch_backfill_interrupted", self.lease.job_id, str(error))
             return False
         except (ComportaError, OSError) as error:
-            return self._failed(error)
+            return self._fail(error)
 
-    def _written_to(self, sink: Sink) -> bool:
-        """Write all pages; false if it is not ours to write any more."""
-        again = self._sheets.retry.sync
-        again.call(sink.open)
-        after = Place(self.held.done_us, self.held.done_position)
-        while page := ask(self._database, to_backfill(self.held, after, PAGE)):
-            if self._over():
+    def _write_pages(self, sink: Sink) -> bool:
+        """Write all pages; return false if this worker lost the lease or is stopping."""
+        retry = self._sheets.retry.sync
+        retry.call(sink.open)
+        after = Cursor(self.lease.done_us, self.lease.done_position)
+        while page := execute(self._database, read_backfill_page(self.lease, after, PAGE_ROWS)):
+            if self._should_stop():
                 return False
-            again.call(self._put, sink, rows_of(page))
-            after = page[-1].place
-            if not ask(self._database, backfilled(self.held, after, len(page), self._lease_us)):
+            retry.call(self._write_page, sink, sheet_rows(page))
+            after = page[-1].cursor
+            if not execute(
+                self._database, record_backfill_progress(self.lease, after, len(page), self._lease_us)
+            ):
                 return False
             count_rows(len(page), "backfill")
         return True
 
-    def _put(self, sink: Sink, rows: Sequence[Row]) -> None:
+    def _write_page(self, sink: Sink, rows: Sequence[Row]) -> None:
         quota = self._sheets.quota
-        if quota is not None and not quota.sync.acquire(timeout=QUOTA_SECONDS):
-            raise LimitReachedError("the quota of the sheets left no room in time", "sheets", QUOTA_SECONDS)
+        if quota is not None and not quota.sync.acquire(timeout=QUOTA_TIMEOUT_SECONDS):
+            raise LimitReachedError(
+                f"the sheet quota had no room within {QUOTA_TIMEOUT_SECONDS:g} s",
+                "sheets",
+                QUOTA_TIMEOUT_SECONDS,
+            )
         sink.write(rows)
 
-    def _ended(self, status: str, error: str = "") -> bool:
-        ours = ask(self._database, backfill_ended(self.held, status, error))
-        if ours:
+    def _finish(self, status: str, error: str = "") -> bool:
+        is_ours = execute(self._database, finish_backfill(self.lease, status, error))
+        if is_ours:
             count_backfill(status)
-        return ours
+        return is_ours
 
-    def _failed(self, error: Exception) -> bool:
+    def _fail(self, error: Exception) -> bool:
         text = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
-        events.publish("batch_backfill_failed", self.held.job_id, text, "error")
+        events.publish("batch_backfill_failed", self.lease.job_id, text, "error")
         try:
-            return self._ended(FAILED, text)
+            return self._finish(FAILED, text)
         except DatabaseError:
-            return False  # whoever takes it up next finds out again
+            return False  # the lease expires, and the next worker finds the same failure

@@ -1,6 +1,6 @@
-"""Batches as routes see them: jobs are added and followed, sheets configured.
+"""The interface of batches for routes: add and follow jobs, configure sheets.
 
-The work itself is found in the database, by whoever has room for it.
+Jobs and backfills run on whichever worker leases them; see ``job_leases``.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from weakref import WeakValueDictionary
 
 from comporta import events
 from comporta.clock import MONOTONIC
+from comporta.database.command import Command, execute_async
 from comporta.errors import ComportaError
-from comporta.service.batch import requests
+from comporta.service.batch import commands
 from comporta.service.batch.backfill import Backfill
-from comporta.service.batch.counting import count_job
-from comporta.service.batch.filling import Filling
-from comporta.service.batch.processing import BlockingProcessor, Processing, Processor
-from comporta.service.batch.requests import ask_async
-from comporta.service.batch.roles import Role
-from comporta.service.batch.running import LostLeaseError, Run
-from comporta.service.batch.taking import Kind, Taking
-from comporta.service.batch.values import (
+from comporta.service.batch.job_leases import LeasedWork, LeaseManager
+from comporta.service.batch.metrics import count_job
+from comporta.service.batch.models import (
+    FIRST_CURSOR,
     PENDING,
     RUNNING,
-    START,
-    HeldBackfill,
-    HeldJob,
-    Job,
-    Place,
-    Result,
+    BackfillLease,
+    BatchJob,
+    Cursor,
+    JobLease,
+    JobOverview,
     SheetConfig,
-    ShownJob,
-    worker_of,
+    StoredResult,
+    worker_name,
 )
+from comporta.service.batch.processor import AccountProcessor, BlockingProcessor, Processor
+from comporta.service.batch.runner import JobRun, LostLeaseError
+from comporta.service.batch.sheet_writer import SheetWriter
 from comporta.service.batch.whitelist import Whitelist
+from comporta.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from comporta.database.base import Database
@@ -52,31 +52,31 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-FOLLOWED_PAGE: Final = 200
+FOLLOW_PAGE_RESULTS: Final = 200
 PAGE_CHARS_MAX: Final = 1_000_000
-"""How long the messages of a page are in all; the next page has the rest."""
+"""The largest total length of the messages in one page; the next page has the rest."""
 
-FOLLOW_SECONDS: Final = 0.5
-"""How often a job is looked at that another worker runs."""
+FOLLOW_POLL_SECONDS: Final = 0.5
+"""How often this worker polls a job that another worker runs."""
 
 FOLLOWERS_MAX: Final = 1000
-LOOK_SECONDS: Final = 3.0
-"""How long a client waits while it is found out whether the sheet it has is still there."""
+SHEET_CHECK_SECONDS: Final = 3.0
+"""How long a client waits for the check whether its sheet still exists."""
 
 WHITELIST_THREADS: Final = 8
 SHEETS_THREADS: Final = 8
 INTAKE_THREADS: Final = 2
 
 
-class Configured(NamedTuple):
-    """The sheet of a job; ``backfill_status`` is there if a backfill was scheduled just now."""
+class ConfiguredSheet(NamedTuple):
+    """The sheet of a job; ``backfill_status`` is set if this call scheduled a backfill."""
 
     config: SheetConfig
     backfill_status: str | None
 
 
 class Batches:
-    """Of one worker. ``is_digital`` is the whitelist's, unless told otherwise; it may block."""
+    """The batches of one worker. ``is_digital`` replaces the whitelist and may block."""
 
     def __init__(
         self,
@@ -92,244 +92,256 @@ class Batches:
         self._database = database
         self._sheets = sheets
         self._is_digital = is_digital
-        self._roles = {
-            "whitelist": Role("whitelist", WHITELIST_THREADS),
-            "sheets": Role("sheets", SHEETS_THREADS),
-            "intake": Role("intake", INTAKE_THREADS),
-            "backfill": Role("backfill", settings.backfills_max),
-            "processor": Role("processor", settings.concurrency * settings.jobs_max, 10_000),
+        self._pools = {
+            "whitelist": ThreadPool("whitelist", WHITELIST_THREADS),
+            "sheets": ThreadPool("sheets", SHEETS_THREADS),
+            "intake": ThreadPool("intake", INTAKE_THREADS),
+            "backfill": ThreadPool("backfill", settings.backfills_max),
+            "processor": ThreadPool("processor", settings.concurrency * settings.jobs_max, calls_max=10_000),
         }
-        self._processing = None if processor is None else Processing(processor, self._roles["processor"])
-        self._runs: dict[HeldJob, Run] = {}
-        self._changes: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # of who follows
+        self._processor = None if processor is None else AccountProcessor(processor, self._pools["processor"])
+        self._runs: dict[JobLease, JobRun] = {}
+        self._change_events: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # of followers
         self._followers = 0
-        self._opening: asyncio.Task[None] | None = None
-        self._taking = self._made_taking()
+        self._opening_sheets: asyncio.Task[None] | None = None
+        self._leases = self._build_lease_manager()
 
-    def _made_taking(self) -> Taking:
-        jobs_max = 0 if self._processing is None else self.settings.jobs_max
-        job, backfill = requests.claim_job, requests.claim_backfill
-        return Taking(
+    def _build_lease_manager(self) -> LeaseManager:
+        jobs_max = 0 if self._processor is None else self.settings.jobs_max
+        claim_job, claim_backfill = commands.claim_job, commands.claim_backfill
+        return LeaseManager(
             self._database,
             f"{socket.gethostname()[:50]}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
-            Kind("job", jobs_max, job, requests.give_back_job, self._job),
-            Kind(
-                "backfill", self.settings.backfills_max, backfill, requests.give_back_backfill, self._backfill
+            LeasedWork("job", jobs_max, claim_job, commands.release_job, self._run_job),
+            LeasedWork(
+                "backfill",
+                self.settings.backfills_max,
+                claim_backfill,
+                commands.release_backfill,
+                self._run_backfill,
             ),
             lease_seconds=self.settings.lease_seconds,
             poll_seconds=self.settings.poll_seconds,
-            keep_seconds=self.settings.keep_days * 86_400,
+            retention_seconds=self.settings.keep_days * 86_400,
         )
 
-    # -- the beginning and the end
+    # -- lifecycle
 
     def start(self) -> None:
-        """Look for work from now on."""
-        self._taking.start()
-        self._opening = asyncio.create_task(self._open_sheets())
+        """Start to look for work."""
+        self._leases.start()
+        self._opening_sheets = asyncio.create_task(self._open_sheets())
 
     async def _open_sheets(self) -> None:
         try:
-            await self._roles["sheets"].run(self._sheets.open)
-        except Exception as error:  # whoever wants a sheet is told; everything else goes on
+            await self._pools["sheets"].run(self._sheets.open)
+        except Exception as error:  # requests for a sheet report it; everything else continues
             text = f"sheets are not available: {type(error).__name__}: {error}"
             events.publish("batch_sheets_unavailable", "batch", text, "error")
 
     async def stop(self, seconds: float) -> None:
-        """Begin nothing more; what is under way comes to a halt, is flushed, and is given back."""
-        self._taking.stopping = True
+        """Start nothing new; stop, flush and release the work in progress within ``seconds``."""
+        self._leases.stopping = True
         for run in self._runs.values():
             run.stop()
-        await self._taking.stop(seconds)
+        await self._leases.stop(seconds)
 
     async def aclose(self, seconds: float) -> None:
-        """End."""
+        """Stop and close everything."""
         await self.stop(seconds)
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
-        for role in self._roles.values():
-            role.close()
+        if self._opening_sheets is not None:
+            self._opening_sheets.cancel()
+            await asyncio.gather(self._opening_sheets, return_exceptions=True)
+        for pool in self._pools.values():
+            pool.close()
         self._sheets.close()
-        if self._processing is not None:
-            await self._processing.aclose()
+        if self._processor is not None:
+            await self._processor.aclose()
 
     # -- jobs
 
     @property
     def can_process(self) -> bool:
-        """Whether anybody said what is to be done for an account."""
-        return self._processing is not None
+        """Whether a processor for accounts is configured."""
+        return self._processor is not None
 
-    async def add(self, user_id: str, accounts: Sequence[str], job_id: str | None = None) -> Job | None:
-        """Add a job, each account once; returns the one of this id, ``None`` if too many are under way.
+    async def add_job(
+        self, user_id: str, accounts: Sequence[str], job_id: str | None = None
+    ) -> BatchJob | None:
+        """Add a job, each account once. Return the job with this id, or ``None`` if too many are running.
 
-        A job of this id that is about other accounts has another ``digest``.
+        If the id already belongs to a job over other accounts, the returned job has another ``digest``.
         """
-        number = job_id or uuid.uuid4().hex
-        most = self.settings.running_max
-        asked = await self._roles["intake"].run(_intake, number, user_id, accounts, most)
-        job = await ask_async(self._database, asked)
+        job_id = job_id or uuid.uuid4().hex
+        running_max = self.settings.running_max
+        command = await self._pools["intake"].run(_add_job_command, job_id, user_id, accounts, running_max)
+        job = await execute_async(self._database, command)
         count_job("refused" if job is None else "asked")
-        self._taking.ring()
+        self._leases.wake()
         return job
 
-    async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something that takes a while for what comes in, on the threads for that."""
-        return await self._roles["intake"].run(work, *args, **kwargs)
+    async def run_intake(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run slow work on request input on the intake thread pool."""
+        return await self._pools["intake"].run(work, *args, **kwargs)
 
-    async def digest(self, accounts: Sequence[str]) -> str:
-        """Return what tells accounts from others."""
-        return await self._roles["intake"].run(_digest, accounts)
+    async def accounts_digest(self, accounts: Sequence[str]) -> str:
+        """Return a hash of the accounts, which distinguishes them from other lists."""
+        return await self._pools["intake"].run(_accounts_digest, accounts)
 
-    async def job(self, job_id: str) -> Job | None:
-        """Return how a job stands."""
-        return await ask_async(self._database, requests.read_job(job_id))
+    async def read_job(self, job_id: str) -> BatchJob | None:
+        """Return a job, or ``None``."""
+        return await execute_async(self._database, commands.read_job(job_id))
 
-    async def results(self, job_id: str, after: Place, count: int) -> list[Result]:
-        """Return results in the order in which they came; fewer than ``count`` where messages are long."""
-        return _fitting(await ask_async(self._database, requests.results(job_id, after, count)))
+    async def read_results(self, job_id: str, after: Cursor, count: int) -> list[StoredResult]:
+        """Return results in the order stored; fewer than ``count`` if their messages are long."""
+        return _fit_page(await execute_async(self._database, commands.read_results(job_id, after, count)))
 
-    async def shown(self, count: int) -> list[ShownJob]:
-        """Return jobs to look at, the latest first."""
-        return await ask_async(self._database, requests.shown(count))
+    async def list_jobs(self, count: int) -> list[JobOverview]:
+        """Return overviews of jobs, the latest first."""
+        return await execute_async(self._database, commands.list_jobs(count))
 
-    async def holders(self) -> dict[str, int]:
-        """Return how many jobs each worker is at, by the name that workers have."""
-        found = await ask_async(self._database, requests.holders())
-        return {worker_of(owner) or owner: count for owner, count in found.items()}
+    async def jobs_per_worker(self) -> dict[str, int]:
+        """Return how many jobs each worker runs, by worker name."""
+        counts = await execute_async(self._database, commands.count_jobs_by_owner())
+        return {worker_name(owner) or owner: count for owner, count in counts.items()}
 
     @property
-    def can_be_followed(self) -> bool:
-        """Whether there is room for another who follows."""
+    def has_follower_room(self) -> bool:
+        """Whether another client may follow a job."""
         return self._followers < FOLLOWERS_MAX
 
-    async def follow(self, job_id: str, leaving: asyncio.Event) -> AsyncGenerator[list[Result] | Job, None]:
-        """Give results as they come, and the job when it is over; ends sooner if this worker does."""
-        after = START
+    async def follow(
+        self, job_id: str, shutting_down: asyncio.Event
+    ) -> AsyncGenerator[list[StoredResult] | BatchJob, None]:
+        """Yield results as they are stored, then the finished job; end early if this worker shuts down."""
+        after = FIRST_CURSOR
         self._followers += 1
         try:
-            while not leaving.is_set():
-                change = self._changes.setdefault(job_id, asyncio.Event())
-                job = await self.job(job_id)  # before its results: one that is over has all of them
-                page = await self.results(job_id, after, FOLLOWED_PAGE)
+            while not shutting_down.is_set():
+                change = self._change_events.setdefault(job_id, asyncio.Event())
+                job = await self.read_job(job_id)  # before its results: a finished job has all of them
+                page = await self.read_results(job_id, after, FOLLOW_PAGE_RESULTS)
                 if page:
                     yield page
-                    after = page[-1].place
+                    after = page[-1].cursor
                 elif job is None:
                     return
                 elif job.status != RUNNING:
                     yield job
                     return
                 else:
-                    await MONOTONIC.wait_async(change, FOLLOW_SECONDS)
+                    await MONOTONIC.wait_async(change, FOLLOW_POLL_SECONDS)
         finally:
             self._followers -= 1
 
     # -- sheets
 
     async def may_have_sheets(self, user_id: str) -> bool:
-        """Ask the whitelist, on a thread of its own unless it is known."""
+        """Return whether a user may have sheets; a thread asks the whitelist unless the answer is cached."""
         if self._is_digital is not None:
-            return await self._roles["whitelist"].run(self._is_digital, user_id)
-        known = self.whitelist.known(user_id)
-        if known is not None:
-            return known
-        return await self._roles["whitelist"].run(self.whitelist.is_digital, user_id)
+            return await self._pools["whitelist"].run(self._is_digital, user_id)
+        cached = self.whitelist.cached_answer(user_id)
+        if cached is not None:
+            return cached
+        return await self._pools["whitelist"].run(self.whitelist.is_digital, user_id)
 
-    async def configure(self, job_id: str, user_id: str, name: str | None) -> Configured | None:
-        """Give a job a sheet, or have a failed one filled again; ``None``: there is no such job."""
-        if await self.sheet(job_id) is not None:
-            again = await self.retry_backfill(job_id)
-            existing = await self.sheet(job_id)
-            return None if existing is None else Configured(existing, PENDING if again else None)
-        if await self.job(job_id) is None:
+    async def configure_sheet(self, job_id: str, user_id: str, name: str | None) -> ConfiguredSheet | None:
+        """Give a job a sheet or schedule a failed backfill again; return ``None`` for an unknown job."""
+        if await self.read_sheet(job_id) is not None:
+            rescheduled = await self.retry_backfill(job_id)
+            existing = await self.read_sheet(job_id)
+            return None if existing is None else ConfiguredSheet(existing, PENDING if rescheduled else None)
+        if await self.read_job(job_id) is None:
             return None
-        made = await self._made_sheet(job_id, name or f"Ultra batch {job_id}")
-        new, config = await ask_async(self._database, requests.configure(job_id, user_id, *made))
-        self._taking.ring()
-        return None if config is None else Configured(config, PENDING if new else None)
+        sheet = await self._create_sheet(job_id, name or f"Ultra batch {job_id}")
+        is_new, config = await execute_async(
+            self._database, commands.configure_sheet(job_id, user_id, *sheet)
+        )
+        self._leases.wake()
+        return None if config is None else ConfiguredSheet(config, PENDING if is_new else None)
 
-    async def sheet(self, job_id: str) -> SheetConfig | None:
-        """Return the sheet of a job."""
-        return await ask_async(self._database, requests.read_sheet(job_id))
+    async def read_sheet(self, job_id: str) -> SheetConfig | None:
+        """Return the sheet of a job, or ``None``."""
+        return await execute_async(self._database, commands.read_sheet(job_id))
 
     async def retry_backfill(self, job_id: str) -> bool:
-        """Have a failed backfill done again, in a new sheet if theirs is gone; false if there is no need."""
-        config = await self.sheet(job_id)
-        if config is not None and await self._is_gone(config):
-            made = await self._made_sheet(job_id, config.spreadsheet_name)
-            again = await ask_async(self._database, requests.replace_sheet(config, *made))
+        """Schedule a failed backfill again, in a new sheet if the old one is gone; return whether it was."""
+        config = await self.read_sheet(job_id)
+        if config is not None and await self._is_sheet_gone(config):
+            sheet = await self._create_sheet(job_id, config.spreadsheet_name)
+            rescheduled = await execute_async(self._database, commands.replace_sheet(config, *sheet))
         else:
-            again = await ask_async(self._database, requests.reschedule(job_id))
-        if again:
-            self._taking.ring()
-        return again
+            rescheduled = await execute_async(self._database, commands.reschedule_backfill(job_id))
+        if rescheduled:
+            self._leases.wake()
+        return rescheduled
 
-    async def _made_sheet(self, job_id: str, name: str) -> Spreadsheet:
-        return await self._roles["sheets"].run(self._sheets.create, name, f"batch-{job_id}")
+    async def _create_sheet(self, job_id: str, name: str) -> Spreadsheet:
+        return await self._pools["sheets"].run(self._sheets.create, name, f"batch-{job_id}")
 
-    async def _is_gone(self, config: SheetConfig) -> bool:
-        """Whether somebody removed the sheet; where nobody can tell, it counts as there."""
+    async def _is_sheet_gone(self, config: SheetConfig) -> bool:
+        """Whether the sheet was removed; if that cannot be checked, assume that it exists."""
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                return not await self._roles["sheets"].run(self._sheets.has, config.spreadsheet_id)
+            async with asyncio.timeout(SHEET_CHECK_SECONDS):
+                return not await self._pools["sheets"].run(self._sheets.exists, config.spreadsheet_id)
         except (ComportaError, OSError):  # TimeoutError is one
             return False
 
     # -- work
 
-    async def _job(self, held: HeldJob) -> bool:
-        assert self._processing is not None  # noqa: S101 - otherwise none is taken
-        if held.token > 1:
-            await ask_async(self._database, requests.move_boundary(held))
-        filling = Filling(held, self._sheets, self._roles["sheets"], self._database)
-        run = Run(
-            held,
+    async def _run_job(self, lease: JobLease) -> bool:
+        assert self._processor is not None  # noqa: S101 - without one no job is claimed
+        if lease.token > 1:
+            await execute_async(self._database, commands.move_boundary(lease))
+        sheet_writer = SheetWriter(lease, self._sheets, self._pools["sheets"], self._database)
+        run = JobRun(
+            lease,
             self._database,
-            self._processing,
-            filling,
+            self._processor,
+            sheet_writer,
             concurrency=self.settings.concurrency,
-            changed=self._changed,
+            on_change=self._notify_followers,
         )
-        self._runs[held] = run
-        if self._taking.stopping:
+        self._runs[lease] = run
+        if self._leases.stopping:
             run.stop()
         try:
             return await run.run()
         except LostLeaseError:
-            return True  # for this worker it is over
+            return True  # this worker has nothing left to do
         finally:
-            del self._runs[held]
+            del self._runs[lease]
 
-    async def _backfill(self, held: HeldBackfill) -> bool:
-        lost = False
+    async def _run_backfill(self, lease: BackfillLease) -> bool:
+        is_lost = False
 
-        def over() -> bool:
-            return lost or self._taking.stopping
+        def should_stop() -> bool:
+            return is_lost or self._leases.stopping
 
-        work = Backfill(held, self._database, self._sheets, self._taking.lease_us, over)
+        work = Backfill(lease, self._database, self._sheets, self._leases.lease_us, should_stop)
         try:
-            return await self._roles["backfill"].run(work.run)
+            return await self._pools["backfill"].run(work.run)
         except asyncio.CancelledError:
-            lost = True
+            is_lost = True
             raise
 
-    def _changed(self, job_id: str) -> None:
-        event = self._changes.pop(job_id, None)
+    def _notify_followers(self, job_id: str) -> None:
+        event = self._change_events.pop(job_id, None)
         if event is not None:
             event.set()
 
 
-def _fitting(results: list[Result]) -> list[Result]:
-    """Return as many as may be told in one step, one at the least: a page of long ones stops the loop."""
+def _fit_page(results: list[StoredResult]) -> list[StoredResult]:
+    """Return as many results as fit into one page, at least one: encoding a huge page blocks the loop."""
     chars = list(accumulate(len(each.message) for each in results))
     return results[: max(bisect_right(chars, PAGE_CHARS_MAX), 1)]
 
 
-def _digest(accounts: Sequence[str]) -> str:
+def _accounts_digest(accounts: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(dict.fromkeys(accounts)).encode("utf-8", "replace")).hexdigest()
 
 
-def _intake(job_id: str, user_id: str, accounts: Sequence[str], most: int) -> requests.Asked[Job | None]:
-    return requests.add_job(job_id, user_id, _digest(accounts), list(dict.fromkeys(accounts)), most)
+def _add_job_command(
+    job_id: str, user_id: str, accounts: Sequence[str], most: int
+) -> Command[BatchJob | None]:
+    return commands.add_job(job_id, user_id, _accounts_digest(accounts), list(dict.fromkeys(accounts)), most)

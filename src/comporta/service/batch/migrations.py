@@ -1,7 +1,7 @@
-"""The tables of batches: jobs, what became of each account, the sheet of a job, and who may have one.
+"""The tables of batches: jobs, the result of each account, the sheet of a job, and the whitelist.
 
-Moments are whole microseconds of the database's clock on both databases, because the order of results and of
-the configuration of a sheet is told by them: ``last_us`` of a job is the latest one that was given out.
+Timestamps are whole microseconds of the database's clock on both databases, because they define the order of
+results and of a sheet's configuration. ``last_us`` of a job is the latest timestamp assigned in it.
 """
 
 from __future__ import annotations
@@ -69,4 +69,4 @@ _TABLES = (
 )
 
 MIGRATIONS: Final = (Migration(200, "batches and their sheets", _TABLES, _TABLES),)
-"""All of them, in order."""
+"""All migrations of batches, in order."""

@@ -1,4 +1,4 @@
-"""Where sheets are made and written: Google's, when there are credentials; otherwise files in a folder."""
+"""Creates and writes sheets: in Google Sheets if credentials are configured, otherwise as local files."""
 
 from __future__ import annotations
 
@@ -8,78 +8,82 @@ from typing import Any, Final, Protocol
 from comporta.database.base import Database
 from comporta.errors import SinkUnavailableError
 from comporta.pipeline.sinks.base import Sink
-from comporta.pipeline.sinks.google import GoogleAccount
-from comporta.pipeline.sinks.sheets import SheetsSink
+from comporta.pipeline.sinks.google_account import GoogleAccount
+from comporta.pipeline.sinks.google_sheets import SheetsSink
 from comporta.pipeline.sinks.spreadsheets import Spreadsheet, Spreadsheets
-from comporta.pipeline.writing.delivery import Quota
+from comporta.pipeline.writer.delivery import WriteLimiter
 from comporta.retry.retry import Retry
-from comporta.service.batch.values import COLUMNS
+from comporta.service.batch.models import COLUMNS
 
 GOOGLE_QUOTA: Final = "60/minute burst 10"
-"""What Google allows an account; each batch of rows is one request."""
+"""Google's quota for one account; each write of rows is one request."""
 
 
 class Sheets(Protocol):
-    """Makes spreadsheets, each once for a mark, and writes to them. It blocks.
+    """Creates spreadsheets, one for each marker, and writes to them. All methods block.
 
-    Rows are written by account: a row that is written twice is there once, whoever wrote it.
+    A row is identified by its account, so a row that is written twice appears once.
     """
 
     @property
-    def quota(self) -> Quota | None:
-        """What each write takes one of."""
+    def quota(self) -> WriteLimiter | None:
+        """The limiter that each write acquires from, if any."""
 
     @property
     def retry(self) -> Retry:
-        """How often a write that failed is tried again."""
+        """The retry policy for failed writes."""
 
     def open(self) -> None:
-        """Do now what would otherwise hold up the first client; it may be left out, and may fail."""
+        """Prepare what would otherwise delay the first client. Optional; it may fail."""
 
     def create(self, name: str, marker: str) -> Spreadsheet:
-        """Return the spreadsheet with this mark, made if there is none yet."""
+        """Return the spreadsheet with this marker, creating it if necessary."""
 
-    def has(self, spreadsheet_id: str) -> bool:
-        """Whether it is still there: people remove them."""
+    def exists(self, spreadsheet_id: str) -> bool:
+        """Return whether the spreadsheet still exists; people delete them."""
 
     def sink(self, spreadsheet_id: str) -> Sink:
-        """Return what writes to a spreadsheet."""
+        """Return a sink that writes to the spreadsheet."""
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release all resources."""
 
 
 class GoogleSheets:
-    """Google's, through one account; the rows' addresses are in the database."""
+    """Google Sheets through one account; the database stores the address of each row."""
 
     def __init__(
-        self, account: GoogleAccount, database: Database, quota: Quota | None, retry: Retry | None = None
+        self,
+        account: GoogleAccount,
+        database: Database,
+        quota: WriteLimiter | None,
+        retry: Retry | None = None,
     ) -> None:
         self.quota = quota
-        self.retry = retry or patient(retries=5)
+        self.retry = retry or sheet_retry(retries=5)
         self._account = account
         self._database = database
         self._spreadsheets = Spreadsheets(account)
 
     def open(self) -> None:
-        """Have Google's client read its manuals, for a quarter of a second.
+        """Load the API descriptions of Google's client, which takes about 250 ms.
 
-        They are there for good, in more objects than all the rest: were the garbage collector to look through
-        them again and again, the event loop would stand still for a tenth of a second each time.
+        They stay in memory and consist of more objects than everything else, so they are frozen: repeated
+        garbage collection over them would block the event loop for 100 ms each time.
         """
         _ = self._account.files, self._account.values
         gc.freeze()
 
     def create(self, name: str, marker: str) -> Spreadsheet:
-        """Make it, or find it."""
+        """Create the spreadsheet or find the one with this marker."""
         return self._spreadsheets.create(name, marker)
 
-    def has(self, spreadsheet_id: str) -> bool:
-        """Ask Drive."""
+    def exists(self, spreadsheet_id: str) -> bool:
+        """Look it up in Google Drive."""
         return self._spreadsheets.has(spreadsheet_id)
 
     def sink(self, spreadsheet_id: str) -> Sink:
-        """Write to its first tab."""
+        """Return a sink that writes to its first tab."""
         return SheetsSink(
             spreadsheet_id,
             self._account,
@@ -90,10 +94,10 @@ class GoogleSheets:
         )
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._account.close()
 
 
-def patient(**options: Any) -> Retry:
-    """Return how writes are tried again: what is only out of reach, and not what is refused for good."""
+def sheet_retry(**options: Any) -> Retry:
+    """Return a retry policy for outages; errors that will not go away are not retried."""
     return Retry(**{"on": SinkUnavailableError, "budget": None, "max_delay": 120.0, **options})

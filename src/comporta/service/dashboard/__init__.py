@@ -1,6 +1,9 @@
 """The dashboard: one page that shows the whole fleet, whichever worker serves it.
 
-``document`` says what there is to see, ``kept`` what of it is in the database and ``discreet`` what of it is
-nobody's business; ``live`` tells it to open pages, ``files`` are the pages themselves, and ``doors`` decides
-who may look.
+- ``dashboard``: the objects that its routes use.
+- ``document``: builds what the page shows. ``database_snapshot`` reads the part that is in the database,
+  ``redaction`` removes what only operators may see.
+- ``live``: sends documents to open pages. ``static_files``: the page and its files, in ``page/``.
+- ``auth``: who may see it.
+- ``demo_portals``: controls the simulated portals of a demo.
 """

@@ -1,34 +1,43 @@
-"""The dashboard of one worker: its parts, put together."""
+"""The dashboard of one worker: the objects that its routes use."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from comporta.service.dashboard.document import document_bytes, history_bytes
-from comporta.service.dashboard.doors import Doors
-from comporta.service.dashboard.files import Files
-from comporta.service.dashboard.kept import Kept
-from comporta.service.dashboard.live import EVERY_SECONDS, HISTORY_SECONDS, Live, Shared
+from comporta.service.dashboard.auth import DashboardAuth
+from comporta.service.dashboard.database_snapshot import DatabaseSnapshot
+from comporta.service.dashboard.document import encode_document, encode_history
+from comporta.service.dashboard.live import (
+    DOCUMENT_INTERVAL_SECONDS,
+    HISTORY_CACHE_SECONDS,
+    CachedBytes,
+    LiveUpdates,
+)
+from comporta.service.dashboard.static_files import PageFiles
 
 if TYPE_CHECKING:
-    from comporta.service.parts import Parts
+    from comporta.service.container import Container
 
 
 class Dashboard:
-    """What its routes work with. It reads files, so it is to be made where that holds up nobody."""
+    """The dashboard's files, authentication, documents and open pages. Creating it reads files and blocks."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.files = Files.read()
-        self.doors = Doors(parts.config, parts.store)
-        self.kept = Kept(parts)
-        # a little less than a second, so that the next document is a new one however punctual a clock is
-        self.document = Shared(partial(document_bytes, parts, self.kept), EVERY_SECONDS * 0.9)
-        self.history = Shared(partial(history_bytes, parts), HISTORY_SECONDS)
-        # others must still be able to connect, however many pages are open
-        self.live = Live(self.document, self.history, parts.leaving, parts.config.connections_max // 2)
+    def __init__(self, container: Container) -> None:
+        self.files = PageFiles.load()
+        self.auth = DashboardAuth(container.config, container.store)
+        self.snapshot = DatabaseSnapshot(container)
+        # a little less than the interval, so that each tick builds a new document even if the clock jitters
+        self.document = CachedBytes(
+            partial(encode_document, container, self.snapshot), DOCUMENT_INTERVAL_SECONDS * 0.9
+        )
+        self.history = CachedBytes(partial(encode_history, container), HISTORY_CACHE_SECONDS)
+        # at most half of the connections, so that clients can connect however many pages are open
+        self.live = LiveUpdates(
+            self.document, self.history, container.shutting_down, container.config.connections_max // 2
+        )
 
     async def aclose(self) -> None:
-        """Look at nothing any more."""
-        for part in (self.document, self.history, self.kept):
+        """Stop building documents."""
+        for part in (self.document, self.history, self.snapshot):
             await part.aclose()

@@ -1,8 +1,8 @@
-"""The document: how the whole fleet fares, as any of its workers can tell it.
+"""Builds the dashboard's document: the state of the whole fleet, the same at every worker.
 
-What all workers share is read from the state, what they keep from the database (``kept``); nothing in it is
-what this worker thinks by itself. Where a part cannot be had it is ``None``, with a reason, and the rest is
-there. Anybody may read it: it names no user, no search, and no job that could be asked for.
+It reads shared state from the store and stored data from the database (``database_snapshot``), never from the
+memory of this worker. A part that cannot be read is ``None`` and has a reason; the rest is still there. The
+document may be public: it names no user, no search, and no job by its full id.
 """
 
 from __future__ import annotations
@@ -14,156 +14,156 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from comporta import __version__
-from comporta.breaker.admission import owner
+from comporta.breaker.admission import worker_name
+from comporta.fleet import fleet_history_flow, fleet_status_flow, upstream_summary
 from comporta.flow import run, run_async
-from comporta.limits.leased import on_lease
-from comporta.service.dashboard.discreet import discreet, of_upstream, plain
-from comporta.service.dashboard.kept import Look, Moving, Standing
-from comporta.service.health import FAIL, OK, WARN, Verdict, standings_of, state_of
-from comporta.service.problems import Problem
-from comporta.settings.kinds import hidden
-from comporta.stores.failover import fallback_of
-from comporta.stores.workers import Worker
-from comporta.watching import card, looking, recalling
+from comporta.limits.leases.client import leased_units
+from comporta.service.dashboard.database_snapshot import FastSnapshot, SlowSnapshot, Snapshot
+from comporta.service.dashboard.redaction import redact_event, redact_text, redact_upstream
+from comporta.service.health import FAIL, OK, WARN, HealthSummary, read_upstream_states, store_status
+from comporta.service.problems import HttpProblem
+from comporta.settings.field_types import without_credentials
+from comporta.stores.failover.worker_registry import Worker
 
 if TYPE_CHECKING:
-    from comporta.service.dashboard.kept import Kept
-    from comporta.service.parts import Parts
+    from comporta.service.container import Container
+    from comporta.service.dashboard.database_snapshot import DatabaseSnapshot
     from comporta.stores.base import Store
-    from comporta.upstream.standing import UpstreamState
+    from comporta.upstream.health import UpstreamState
 
 _ENCODER = msgspec.json.Encoder()
 
 
-async def document_bytes(parts: Parts, kept: Kept) -> bytes:
-    """Return the document as it is sent."""
-    return _ENCODER.encode(await document_of(parts, kept))
+async def encode_document(container: Container, snapshot: DatabaseSnapshot) -> bytes:
+    """Return the document as JSON."""
+    return _ENCODER.encode(await build_document(container, snapshot))
 
 
-async def history_bytes(parts: Parts) -> bytes:
-    """Return an hour of numbers, as it is sent; on a thread: that of twenty upstreams takes 0.3 s."""
-    return await asyncio.to_thread(_history_bytes, parts.store)
+async def encode_history(container: Container) -> bytes:
+    """Return an hour of history as JSON; on a thread, because twenty upstreams take 0.3 s."""
+    return await asyncio.to_thread(_encode_history, container.store)
 
 
-def _history_bytes(store: Store) -> bytes:
-    return msgspec.json.encode(run(recalling(store)))
+def _encode_history(store: Store) -> bytes:
+    return msgspec.json.encode(run(fleet_history_flow(store)))
 
 
-async def document_of(parts: Parts, kept: Kept) -> dict[str, Any]:
-    """Return all of it."""
-    standings = await standings_of(parts)
-    moving, standing = await kept.moving.get(), await kept.standing.get()
-    database = _database(parts, moving.why)
-    verdict = Verdict.of(standings, fallback_of(parts.store), database)
-    fleet = await run_async(looking(parts.store, _cards(parts, standings)))
-    found = (*verdict.reasons, *_missing(moving, standing), *map(plain, fleet["reasons"]))
-    reasons = list(dict.fromkeys(found))
+async def build_document(container: Container, snapshot: DatabaseSnapshot) -> dict[str, Any]:
+    """Return the document."""
+    upstreams = await read_upstream_states(container)
+    fast, slow = await snapshot.fast.get(), await snapshot.slow.get()
+    database = _database_json(container, fast.error)
+    health = HealthSummary.from_states(upstreams, container.store.fallback, database)
+    fleet = await run_async(fleet_status_flow(container.store, _upstream_summaries(container, upstreams)))
+    all_reasons = (*health.reasons, *_cache_reasons(fast, slow), *map(redact_text, fleet["reasons"]))
+    reasons = list(dict.fromkeys(all_reasons))
     return {
         "at": time.time(),
         "version": __version__,
-        "status": WARN if reasons and verdict.status == OK else verdict.status,
+        "status": WARN if reasons and health.status == OK else health.status,
         "reasons": reasons,
-        "state": _state(parts),
+        "state": _store_json(container),
         "database": database,
-        "upstreams": [of_upstream(shown) for shown in fleet["upstreams"]],
-        "workers": _workers(parts, fleet, moving, standing),
-        "cache": _cache(fleet["minutes"].get("cache"), moving, standing),
-        "jobs": None if moving.found is None else moving.found.jobs,
-        "events": fleet["events"] and [discreet(event) for event in fleet["events"]],
+        "upstreams": [redact_upstream(summary) for summary in fleet["upstreams"]],
+        "workers": _workers_json(container, fleet, fast, slow),
+        "cache": _cache_json(fleet["minutes"].get("cache"), fast, slow),
+        "jobs": None if fast.value is None else fast.value.jobs,
+        "events": fleet["events"] and [redact_event(event) for event in fleet["events"]],
         "story": fleet["story"],
-        "demo": await _demo(parts),
-        "admin": parts.config.admin_token is not None,
+        "demo": await _demo_json(container),
+        "admin": container.config.admin_token is not None,
         "recent": fleet["recent"],
     }
 
 
-def _missing(moving: Look[Moving], standing: Look[Standing]) -> list[str]:
-    """Say why the cache is not shown where it is only that: a large one may be slow to count."""
-    gone = moving.why is not None or standing.why is None
-    return [] if gone else [f"the cache cannot be looked at: {standing.why}"]
+def _cache_reasons(fast: Snapshot[FastSnapshot], slow: Snapshot[SlowSnapshot]) -> list[str]:
+    """Return why only the cache is missing: the statistics of a large one may take too long."""
+    if fast.error is not None or slow.error is None:
+        return []
+    return [f"the cache cannot be read: {slow.error}"]
 
 
-def _cards(parts: Parts, standings: list[UpstreamState]) -> dict[str, dict[str, Any]]:
-    """Return how our upstreams stand, as asked just now; what their last minute was is read with the rest."""
-    found = {}
-    for state in standings:
-        upstream = parts.upstreams[state.name]
+def _upstream_summaries(container: Container, upstreams: list[UpstreamState]) -> dict[str, dict[str, Any]]:
+    """Return the current summaries of our upstreams; their last minute is read with the fleet status."""
+    summaries = {}
+    for state in upstreams:
+        upstream = container.upstreams[state.name]
         breaker, permits = upstream.breaker, upstream.permits
-        found[state.name] = card(
+        summaries[state.name] = upstream_summary(
             state,
             {},
             breaker=None if breaker is None else breaker.config,
             in_flight_max=None if permits is None else permits.max_concurrent,
         )
-    return found
+    return summaries
 
 
-def _database(parts: Parts, why: str | None) -> dict[str, Any]:
-    """Say whether the database answered when it was last looked at: nobody waits for another answer."""
-    return {"status": OK if why is None else FAIL, "engine": parts.database.dialect, "why": why}
+def _database_json(container: Container, error: str | None) -> dict[str, Any]:
+    """Return whether the latest query succeeded; the document does not wait for another one."""
+    return {"status": OK if error is None else FAIL, "engine": container.database.dialect, "reason": error}
 
 
-def _state(parts: Parts) -> dict[str, Any]:
-    found = state_of(parts)
-    if found["fallback"] is not None:
-        found["fallback"]["why"] = hidden(found["fallback"]["why"])
-    return found
+def _store_json(container: Container) -> dict[str, Any]:
+    status = store_status(container)
+    if status["fallback"] is not None:
+        status["fallback"]["reason"] = without_credentials(status["fallback"]["reason"])
+    return status
 
 
-def _workers(
-    parts: Parts, fleet: dict[str, Any], moving: Look[Moving], standing: Look[Standing]
+def _workers_json(
+    container: Container, fleet: dict[str, Any], fast: Snapshot[FastSnapshot], slow: Snapshot[SlowSnapshot]
 ) -> list[dict[str, Any]] | None:
-    """Add what each worker is at; nothing is known of that without a database."""
+    """Return the workers with the fetches and jobs that each runs; ``None`` without a database."""
     workers = fleet["workers"]
     if workers is None:
         return None
-    fetches = None if standing.found is None else standing.found.fetches
-    jobs = None if moving.found is None else moving.found.at_jobs
+    fetches = None if slow.value is None else slow.value.fetches
+    jobs = None if fast.value is None else fast.value.jobs_per_worker
     return [
         {
             **worker,
             "fetches": None if fetches is None else fetches.get(worker["name"], 0),
             "jobs": None if jobs is None else jobs.get(worker["name"], 0),
         }
-        for worker in workers or [_alone(parts, fleet["upstreams"])]
+        for worker in workers or [_this_worker(container, fleet["upstreams"])]
     ]
 
 
-def _alone(parts: Parts, upstreams: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return this worker, where the state is its own and lists nobody."""
-    here = Worker.here()
+def _this_worker(container: Container, upstreams: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return this worker, for a store that is local and lists no workers."""
+    this = Worker.new()
     return {
-        "name": f"{here.host}:{here.pid}",
-        "host": here.host,
-        "pid": here.pid,
-        "started": int(parts.started),
-        "heard": 0.0,
-        "probes": [shown["name"] for shown in upstreams if owner() in shown["probes"]],
-        "permits": {shown["name"]: shown["in_flight"] for shown in upstreams if shown["in_flight"]},
-        "leases": on_lease(parts.store),
+        "name": f"{this.host}:{this.pid}",
+        "host": this.host,
+        "pid": this.pid,
+        "started": int(container.started_at),
+        "last_heartbeat": 0.0,
+        "probes": [summary["name"] for summary in upstreams if worker_name() in summary["probes"]],
+        "permits": {summary["name"]: summary["in_flight"] for summary in upstreams if summary["in_flight"]},
+        "leases": leased_units(container.store),
     }
 
 
-def _cache(
-    minute: dict[str, Any] | None, moving: Look[Moving], standing: Look[Standing]
+def _cache_json(
+    minute: dict[str, Any] | None, fast: Snapshot[FastSnapshot], slow: Snapshot[SlowSnapshot]
 ) -> dict[str, Any] | None:
-    if moving.found is None or standing.found is None:
+    if fast.value is None or slow.value is None:
         return None
-    figures = standing.found.figures
-    day = figures["last_24_hours"]
+    stats = slow.value.stats
+    day = stats["last_24_hours"]
     return {
         "hit_rate": day["hit_rate"],
         "stale_served_rate": day["stale_rate"],
-        **{name: figures[name] for name in ("entries", "degraded_keys_count", "avg_fail_streak", "fetching")},
+        **{name: stats[name] for name in ("entries", "degraded_keys_count", "avg_fail_streak", "fetching")},
         "minute": minute,
-        "degraded": moving.found.degraded,
-        "coverage": standing.found.coverage,
+        "degraded": fast.value.degraded,
+        "coverage": slow.value.coverage,
     }
 
 
-async def _demo(parts: Parts) -> dict[str, Any] | None:
-    """Return how simulated portals behave; one that does not answer is not shown."""
+async def _demo_json(container: Container) -> dict[str, Any] | None:
+    """Return the modes of the simulated portals; ``None`` if there are none or they do not respond."""
     try:
-        return None if parts.demo is None else await parts.demo.modes()
-    except Problem:
+        return None if container.demo is None else await container.demo.modes()
+    except HttpProblem:
         return None

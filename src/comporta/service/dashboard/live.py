@@ -1,8 +1,8 @@
-"""What open pages are told: the history when they come, then a document about once a second.
+"""Sends open pages the history, then a document about once a second.
 
-However many pages are open, a worker makes one document a second and all of them are sent the same bytes;
-while none is open it makes none. A page that reads slowly is sent the newest one when it is ready for it, and
-never those in between: nothing piles up. All of it lives on one event loop.
+A worker builds one document a second however many pages are open, and none while no page is open; all pages
+get the same bytes. A slow page gets the newest document when it is ready for it and skips those in between,
+so nothing piles up. Everything runs on one event loop.
 """
 
 from __future__ import annotations
@@ -19,164 +19,173 @@ from comporta.clock import MONOTONIC
 from comporta.errors import StateError
 
 PAGES_MAX: Final = 500
-EVERY_SECONDS: Final = 1.0
-HISTORY_SECONDS: Final = 2.0
-"""How long a history is good for others: after a restart all pages come back at once."""
+DOCUMENT_INTERVAL_SECONDS: Final = 1.0
+HISTORY_CACHE_SECONDS: Final = 2.0
+"""How long an encoded history is reused: after a restart all pages reconnect at once."""
 
 MEDIA_TYPE: Final = "text/event-stream"
-RETRY: Final = b"retry: 1000\n\n"
-NO_HISTORY: Final = b'{"slot_seconds":10,"at":0,"series":{}}'
-_SILENCE = b": nothing new\n\n"
+RETRY_FIELD: Final = b"retry: 1000\n\n"
+EMPTY_HISTORY: Final = b'{"slot_seconds":10,"at":0,"series":{}}'
+_KEEPALIVE = b": keep-alive\n\n"
 
 
-def event(kind: str, data: bytes) -> bytes:
-    """Return one event; JSON has no line ends of its own."""
+def encode_event(kind: str, data: bytes) -> bytes:
+    """Return one event; encoded JSON contains no line breaks."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
-class Shared:
-    """Bytes that are made once in so many seconds at the most, however many want them."""
+class CachedBytes:
+    """Bytes that are built at most once in ``seconds``, however many callers want them."""
 
-    def __init__(self, make: Callable[[], Awaitable[bytes]], seconds: float) -> None:
-        self._make = make
+    def __init__(self, build: Callable[[], Awaitable[bytes]], seconds: float) -> None:
+        self._build = build
         self._seconds_ns = seconds * 1e9
-        self._made = b""
+        self._value = b""
         self._at_ns: int | None = None
-        self._making: asyncio.Task[bytes] | None = None
+        self._task: asyncio.Task[bytes] | None = None
 
     async def get(self) -> bytes:
-        """Return them; who gives up waiting does not keep the others from having them."""
+        """Return the bytes; a caller that is cancelled does not cancel the build for the others."""
         if self._at_ns is not None and MONOTONIC.now_ns() - self._at_ns < self._seconds_ns:
-            return self._made
-        if self._making is None:
-            self._making = asyncio.create_task(self._remade())
-        return await asyncio.shield(self._making)
+            return self._value
+        if self._task is None:
+            self._task = asyncio.create_task(self._rebuild())
+        return await asyncio.shield(self._task)
 
     async def aclose(self) -> None:
-        """Make no more."""
-        if self._making is not None:
-            self._making.cancel()
-            await asyncio.gather(self._making, return_exceptions=True)
+        """Cancel a running build."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _remade(self) -> bytes:
+    async def _rebuild(self) -> bytes:
         try:
-            self._made = await self._make()
+            self._value = await self._build()
             self._at_ns = MONOTONIC.now_ns()
-            return self._made
+            return self._value
         finally:
-            self._making = None
+            self._task = None
 
 
-class Live:
-    """The pages that are open at this worker; ``leaving`` ends all of their streams."""
+class LiveUpdates:
+    """The open pages of this worker; ``shutting_down`` ends all of their streams."""
 
     def __init__(
-        self, document: Shared, history: Shared, leaving: asyncio.Event, pages_max: int = PAGES_MAX
+        self,
+        document: CachedBytes,
+        history: CachedBytes,
+        shutting_down: asyncio.Event,
+        pages_max: int = PAGES_MAX,
     ) -> None:
-        self.pages = 0
+        self.page_count = 0
         self._pages_max = pages_max
         self._document = document
         self._history = history
-        self._leaving = leaving
+        self._shutting_down = shutting_down
         self._tasks: list[asyncio.Task[None]] = []
-        self._number = 0
-        self._latest = _SILENCE
+        self._version = 0
+        self._latest = _KEEPALIVE
         self._failed: set[str] = set()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether there is no room for another page."""
-        return self.pages >= min(self._pages_max, PAGES_MAX)
+        return self.page_count >= min(self._pages_max, PAGES_MAX)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Be one of the pages: documents are made as long as there is one."""
-        self.pages += 1
+    def open_page(self) -> Iterator[None]:
+        """Count as an open page; documents are published while there is one."""
+        self.page_count += 1
         if not self._tasks:
-            self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._end())]
+            self._tasks = [
+                asyncio.create_task(self._publish_loop()),
+                asyncio.create_task(self._publish_end()),
+            ]
         try:
             yield
         finally:
-            self.pages -= 1
-            if not self.pages:
+            self.page_count -= 1
+            if not self.page_count:
                 for task in self._tasks:
                     task.cancel()
                 self._tasks = []
-                self._number = 0  # who comes next is not told what is old by then
+                self._version = 0  # the next page must not get an outdated document
 
-    async def told(self) -> AsyncIterator[bytes]:
-        """Give what one page is told; somebody must be watching."""
-        yield RETRY + event("history", await self._past())
-        seen = 0
-        while not self._leaving.is_set():
-            if self._number == seen:
-                await self._news.wait()
+    async def page_events(self) -> AsyncIterator[bytes]:
+        """Yield the events of one page; requires an :meth:`open_page`."""
+        yield RETRY_FIELD + encode_event("history", await self._history_bytes())
+        sent = 0
+        while not self._shutting_down.is_set():
+            if self._version == sent:
+                await self._changed.wait()
             else:
-                seen = self._number
+                sent = self._version
                 yield self._latest
-        yield event("end", b"{}")
+        yield encode_event("end", b"{}")
 
-    async def _past(self) -> bytes:
+    async def _history_bytes(self) -> bytes:
         try:
             return await self._history.get()
         except StateError:
-            return NO_HISTORY  # it is where all can see it, or nowhere
-        except Exception as error:  # without it a page still shows how things are now
-            self._say("history", error)
-            return NO_HISTORY
+            return EMPTY_HISTORY  # the history is in the shared store only
+        except Exception as error:  # a page without history still shows the current state
+            self._report("history", error)
+            return EMPTY_HISTORY
 
-    async def _tell(self) -> None:
-        while not self._leaving.is_set():
-            self._ring(await self._next())
-            await MONOTONIC.wait_async(self._leaving, EVERY_SECONDS)
+    async def _publish_loop(self) -> None:
+        while not self._shutting_down.is_set():
+            self._publish(await self._next_document())
+            await MONOTONIC.wait_async(self._shutting_down, DOCUMENT_INTERVAL_SECONDS)
 
-    async def _end(self) -> None:
-        """Have all look up when it is over, whatever the next document waits for."""
-        await self._leaving.wait()
-        self._ring(_SILENCE)
+    async def _publish_end(self) -> None:
+        """Wake all streams at shutdown, even while a document is being built."""
+        await self._shutting_down.wait()
+        self._publish(_KEEPALIVE)
 
-    async def _next(self) -> bytes:
+    async def _next_document(self) -> bytes:
         try:
-            made = event("document", await self._document.get())
+            document = encode_event("document", await self._document.get())
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if _is_task_cancelled():
                 raise
-            return _SILENCE  # whoever made it was: the next one may do
-        except Exception as error:  # pages say how old theirs is; the next one may do
-            self._say("document", error)
-            return _SILENCE
+            return _KEEPALIVE  # the build was cancelled elsewhere; try the next one
+        except Exception as error:  # pages show the age of their document; try the next one
+            self._report("document", error)
+            return _KEEPALIVE
         self._failed.discard("document")
-        return made
+        return document
 
-    def _say(self, what: str, error: Exception) -> None:
-        """Say that something cannot be had, once until it can."""
+    def _report(self, what: str, error: Exception) -> None:
+        """Publish an event about a failure, once until it succeeds again."""
         if what not in self._failed:
-            events.publish("dashboard_failed", "dashboard", f"no {what}: {error!r:.200}", "error")
+            events.publish(
+                "dashboard_failed", "dashboard", f"cannot build the {what}: {error!r:.200}", "error"
+            )
         self._failed.add(what)
 
-    def _ring(self, told: bytes) -> None:
-        self._number += 1
-        self._latest = told
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def _publish(self, data: bytes) -> None:
+        self._version += 1
+        self._latest = data
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
-def _is_cancelled() -> bool:
-    """Whether it is this task that somebody wants to end."""
+def _is_task_cancelled() -> bool:
+    """Whether this task itself is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class PageStream(StreamingResponse):
-    """One page's stream; it counts from its first byte to its last, however it ends."""
+    """The stream of one page; the page counts as open while it is sent, however it ends."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: LiveUpdates) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(live.told(), 200, headers, MEDIA_TYPE)
+        super().__init__(live.page_events(), 200, headers, MEDIA_TYPE)
         self._live = live
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send until the worker or the page leaves."""
-        with self._live.watched():
+        """Send events until the worker shuts down or the client disconnects."""
+        with self._live.open_page():
             await super().__call__(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Jobs over many accounts, and the sheets they fill. Whatever blocks is done on threads of its own role."""
+"""Batch routes: jobs and their sheets. Blocking work runs on thread pools, never on the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError, WithJsonSchema
@@ -16,53 +16,52 @@ from comporta import events
 from comporta.errors import DatabaseError
 from comporta.pipeline.sinks.spreadsheets import NAME_CHARS_MAX
 from comporta.service.batch.batches import Batches
-from comporta.service.batch.values import (
+from comporta.service.batch.models import (
     ACCOUNT_CHARS_MAX,
     FAILED,
+    FIRST_CURSOR,
     PENDING,
-    START,
-    Job,
-    Place,
+    BatchJob,
+    Cursor,
     SheetConfig,
-    moment,
+    iso_timestamp,
 )
-from comporta.service.parts import Parts, parts_of
-from comporta.service.problems import Problem
+from comporta.service.container import Container, ContainerDep
+from comporta.service.problems import HttpProblem
 
 MEDIA_TYPE: Final = "application/x-ndjson"
-PAGE_MAX: Final = 1000
+PAGE_RESULTS_MAX: Final = 1000
 ACCOUNTS_MAX: Final = 100_000
 RETRY_SECONDS: Final = 5
 
-CHECKED_AT_ONCE: Final = 500
-"""How many accounts are looked at in one go, which nothing else of the process can interrupt."""
+VALIDATION_CHUNK: Final = 500
+"""How many accounts are validated in one call, which blocks all other threads."""
 
 _NO_NUL = r"^[^\x00]*$"
 _JOB_ID = r"^[A-Za-z0-9_-]{1,64}$"
 
 router = APIRouter(prefix="/ultra-batch", tags=["batch"])
 
-OfApp = Annotated[Parts, Depends(parts_of)]
 UserId = Annotated[str, Field(min_length=1, max_length=200, pattern=_NO_NUL)]
-OneAccount = Annotated[
+AccountText = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=ACCOUNT_CHARS_MAX, pattern=_NO_NUL),
 ]
-_ACCOUNTS = TypeAdapter(list[OneAccount])
+_ACCOUNTS = TypeAdapter(list[AccountText])
 JobId = Annotated[str, Field(pattern=_JOB_ID)]
 JobIdInPath = Annotated[str, Path(pattern=_JOB_ID)]
 
 
-class Who(BaseModel):
-    """A user."""
+class UserRequest(BaseModel):
+    """A user whose access is checked."""
 
     user_id: UserId
 
 
-class NewJob(BaseModel):
-    """Accounts, each of which is done once; a ``job_id`` of the client's makes it safe to send it again."""
+class JobRequest(BaseModel):
+    """A job over accounts, each processed once; with a ``job_id`` it is safe to send it again."""
 
-    # What they are is looked at on a thread, some at a time: all at once would stop the loop for 50 ms.
+    # A thread validates them in chunks: validating all of them on the event loop would block it for 50 ms.
     accounts: Annotated[
         list[Any],
         Field(min_length=1, max_length=ACCOUNTS_MAX),
@@ -72,8 +71,8 @@ class NewJob(BaseModel):
     job_id: JobId | None = None
 
 
-class WantedSheet(BaseModel):
-    """A sheet for a job."""
+class SheetRequest(BaseModel):
+    """A request for a job's sheet."""
 
     job_id: JobId
     user_id: UserId
@@ -83,86 +82,86 @@ class WantedSheet(BaseModel):
 
 
 @router.post("/check-whitelist")
-async def check_whitelist(parts: OfApp, body: Who) -> dict[str, bool]:
-    """Whether a user may have sheets."""
-    return {"authorized": await parts.batches.may_have_sheets(body.user_id)}
+async def check_whitelist(container: ContainerDep, body: UserRequest) -> dict[str, bool]:
+    """Check whether a user may have sheets."""
+    return {"authorized": await container.batches.may_have_sheets(body.user_id)}
 
 
 @router.post(
     "/jobs",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {MEDIA_TYPE: {}}, "description": "Lines of JSON: the job, results, the end."}
+        200: {"content": {MEDIA_TYPE: {}}, "description": "JSON lines: the job, its results, the end."}
     },
 )
-async def add_job(parts: OfApp, body: NewJob) -> StreamingResponse:
-    """Add a job, and give its results while they are made; it goes on whether anybody listens or not."""
-    batches = parts.batches
-    accounts = await batches.aside(_checked, body.accounts)
-    _check_room(batches, len(accounts))
-    job = await batches.add(body.user_id, accounts, body.job_id)
+async def add_job(container: ContainerDep, body: JobRequest) -> StreamingResponse:
+    """Add a job and stream its results; the job continues if the client disconnects."""
+    batches = container.batches
+    accounts = await batches.run_intake(_validate_accounts, body.accounts)
+    _check_capacity(batches, len(accounts))
+    job = await batches.add_job(body.user_id, accounts, body.job_id)
     if job is None:
-        detail = f"{batches.settings.running_max} jobs are under way already"
-        raise Problem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)
-    if body.job_id is not None and job.digest != await batches.digest(accounts):
-        raise Problem(409, "Conflict", f"there is a job {job.job_id} about other accounts", "job_id")
-    lines = _lines(parts, job)
+        detail = f"{batches.settings.running_max} jobs are already running"
+        raise HttpProblem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)
+    if body.job_id is not None and job.digest != await batches.accounts_digest(accounts):
+        raise HttpProblem(409, "Conflict", f"job {job.job_id} exists with other accounts", "job_id")
+    lines = _job_lines(container, job)
     return StreamingResponse(lines, media_type=MEDIA_TYPE, headers={"x-job-id": job.job_id})
 
 
 @router.get("/jobs/{job_id}")
 async def show_job(
-    parts: OfApp,
+    container: ContainerDep,
     job_id: JobIdInPath,
     cursor: Annotated[str | None, Query(max_length=50)] = None,
-    limit: Annotated[int, Query(ge=0, le=PAGE_MAX)] = 100,
+    limit: Annotated[int, Query(ge=0, le=PAGE_RESULTS_MAX)] = 100,
 ) -> dict[str, Any]:
-    """How a job stands, and a page of its results in the order in which they came."""
-    after = _place(cursor)
-    job = await _job(parts.batches, job_id)
-    page = await parts.batches.results(job_id, after, limit) if limit else []
-    last = page[-1].place if page else after
-    told = [result.told() for result in page]
-    return {**job.told(), "results": told, "next_cursor": str(last) if last != START else None}
+    """Show a job and a page of its results in the order stored."""
+    after = _parse_cursor(cursor)
+    job = await _find_job(container.batches, job_id)
+    page = await container.batches.read_results(job_id, after, limit) if limit else []
+    last = page[-1].cursor if page else after
+    results = [result.as_dict() for result in page]
+    return {**job.as_dict(), "results": results, "next_cursor": str(last) if last != FIRST_CURSOR else None}
 
 
 @router.post("/configure-sheets")
-async def configure_sheets(parts: OfApp, body: WantedSheet) -> dict[str, Any]:
-    """Give a job a sheet, at once; what there is already is written in the background."""
-    batches = parts.batches
+async def configure_sheets(container: ContainerDep, body: SheetRequest) -> dict[str, Any]:
+    """Give a job a sheet immediately; a background backfill writes earlier results."""
+    batches = container.batches
     if not await batches.may_have_sheets(body.user_id):
-        raise Problem(403, "Forbidden", "this user may not have sheets", "user_id")
-    configured = await batches.configure(body.job_id, body.user_id, body.custom_name)
+        raise HttpProblem(403, "Forbidden", "this user may not have sheets", "user_id")
+    configured = await batches.configure_sheet(body.job_id, body.user_id, body.custom_name)
     if configured is None:
-        raise _no_job(body.job_id)
-    told = {"success": True, **_sheet(configured.config)}
+        raise _job_not_found(body.job_id)
+    document = {"success": True, **_sheet_json(configured.config)}
     if configured.backfill_status is not None:
-        told["backfill_status"] = configured.backfill_status
-    return told
+        document["backfill_status"] = configured.backfill_status
+    return document
 
 
 @router.get("/sheets-config/{job_id}")
-async def sheets_config(parts: OfApp, job_id: JobIdInPath) -> dict[str, Any]:
-    """The sheet of a job, and how far its backfill is."""
-    config = await parts.batches.sheet(job_id)
+async def sheets_config(container: ContainerDep, job_id: JobIdInPath) -> dict[str, Any]:
+    """Show the sheet of a job and the state of its backfill."""
+    config = await container.batches.read_sheet(job_id)
     if config is None:
-        await _job(parts.batches, job_id)
-        raise Problem(404, "Not Found", f"the job {job_id} has no sheet", "job_id")
-    told: dict[str, Any] = {
+        await _find_job(container.batches, job_id)
+        raise HttpProblem(404, "Not Found", f"job {job_id} has no sheet", "job_id")
+    document: dict[str, Any] = {
         "job_id": job_id,
         "enabled": True,
-        **_sheet(config),
-        "created_at": moment(config.created_at_us),
+        **_sheet_json(config),
+        "created_at": iso_timestamp(config.created_at_us),
         "backfill_status": config.backfill_status,
     }
     if config.backfill_status != PENDING:
-        told["backfilled_rows"] = config.backfilled_rows
+        document["backfilled_rows"] = config.backfilled_rows
     if config.backfill_status == FAILED:
-        told["backfill_error"] = config.backfill_error
-    return told
+        document["backfill_error"] = config.backfill_error
+    return document
 
 
-def _sheet(config: SheetConfig) -> dict[str, Any]:
+def _sheet_json(config: SheetConfig) -> dict[str, Any]:
     return {
         "spreadsheet_id": config.spreadsheet_id,
         "spreadsheet_url": config.spreadsheet_url,
@@ -170,71 +169,71 @@ def _sheet(config: SheetConfig) -> dict[str, Any]:
     }
 
 
-def _check_room(batches: Batches, accounts: int) -> None:
-    most = batches.settings.accounts_max
-    if accounts > most:
-        raise Problem(
-            422, "Unprocessable Content", f"accounts must be 1 to {most}, got {accounts}", "accounts"
+def _check_capacity(batches: Batches, accounts: int) -> None:
+    accounts_max = batches.settings.accounts_max
+    if accounts > accounts_max:
+        raise HttpProblem(
+            422, "Unprocessable Content", f"accounts must be 1 to {accounts_max}, got {accounts}", "accounts"
         )
     if not batches.can_process:
-        detail = "nobody said what is to be done for an account: batch.processor or batch.address must be set"
-        raise Problem(503, "Service Unavailable", detail)
-    if not batches.can_be_followed:
-        detail = "too many follow their jobs already"
-        raise Problem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)
+        detail = "no processor is configured: set batch.processor or batch.address"
+        raise HttpProblem(503, "Service Unavailable", detail)
+    if not batches.has_follower_room:
+        detail = "too many clients are streaming jobs"
+        raise HttpProblem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)
 
 
-def _checked(accounts: Sequence[Any]) -> list[str]:
-    """Return what accounts are without the spaces around them; the first that are wrong are an error."""
-    found: list[str] = []
-    for first in range(0, len(accounts), CHECKED_AT_ONCE):
+def _validate_accounts(accounts: Sequence[Any]) -> list[str]:
+    """Return accounts without surrounding spaces; report the errors of the first chunk that has any."""
+    valid: list[str] = []
+    for first in range(0, len(accounts), VALIDATION_CHUNK):
         try:
-            found += _ACCOUNTS.validate_python(accounts[first : first + CHECKED_AT_ONCE])
+            valid += _ACCOUNTS.validate_python(accounts[first : first + VALIDATION_CHUNK])
         except ValidationError as error:
-            wrong = error.errors(include_url=False)
-            raise RequestValidationError([_placed(dict(each), first) for each in wrong]) from None
-    return found
+            errors = error.errors(include_url=False)
+            raise RequestValidationError([_with_location(dict(each), first) for each in errors]) from None
+    return valid
 
 
-def _placed(wrong: dict[str, Any], first: int) -> dict[str, Any]:
-    return {**wrong, "loc": ("body", "accounts", first + wrong["loc"][0])}
+def _with_location(error: dict[str, Any], first: int) -> dict[str, Any]:
+    return {**error, "loc": ("body", "accounts", first + error["loc"][0])}
 
 
-async def _job(batches: Batches, job_id: str) -> Job:
-    job = await batches.job(job_id)
+async def _find_job(batches: Batches, job_id: str) -> BatchJob:
+    job = await batches.read_job(job_id)
     if job is None:
-        raise _no_job(job_id)
+        raise _job_not_found(job_id)
     return job
 
 
-def _no_job(job_id: str) -> Problem:
-    return Problem(404, "Not Found", f"there is no job {job_id}", "job_id")
+def _job_not_found(job_id: str) -> HttpProblem:
+    return HttpProblem(404, "Not Found", f"no job {job_id}", "job_id")
 
 
-def _place(cursor: str | None) -> Place:
+def _parse_cursor(cursor: str | None) -> Cursor:
     try:
-        return START if cursor is None else Place.read(cursor)
+        return FIRST_CURSOR if cursor is None else Cursor.parse(cursor)
     except ValueError as error:
-        raise Problem(422, "Unprocessable Content", str(error), "cursor") from None
+        raise HttpProblem(422, "Unprocessable Content", str(error), "cursor") from None
 
 
-async def _lines(parts: Parts, job: Job) -> AsyncIterator[bytes]:
-    """Give a job line by line: what it is, what becomes of its accounts, how it ended."""
-    yield _line({"event": "job", **job.told()})
-    last: Place = START
+async def _job_lines(container: Container, job: BatchJob) -> AsyncIterator[bytes]:
+    """Yield the lines of a job: the job, its results, and how it ended."""
+    yield _encode_line({"event": "job", **job.as_dict()})
+    last: Cursor = FIRST_CURSOR
     try:
-        async with aclosing(parts.batches.follow(job.job_id, parts.leaving)) as follows:
-            async for told in follows:
-                if isinstance(told, Job):
-                    yield _line({"event": "end", **told.told()})
+        async with aclosing(container.batches.follow(job.job_id, container.shutting_down)) as items:
+            async for item in items:
+                if isinstance(item, BatchJob):
+                    yield _encode_line({"event": "end", **item.as_dict()})
                     return
-                last = told[-1].place
-                yield b"".join(_line({"event": "result", **each.told()}) for each in told)
-    except DatabaseError as error:  # the job goes on when it is back, and can be read from here
+                last = item[-1].cursor
+                yield b"".join(_encode_line({"event": "result", **each.as_dict()}) for each in item)
+    except DatabaseError as error:  # the job continues, and the client can read on from here
         events.publish("batch_stream_interrupted", job.job_id, str(error))
-    yield _line({"event": "interrupted", "job_id": job.job_id, "next_cursor": str(last)})
+    yield _encode_line({"event": "interrupted", "job_id": job.job_id, "next_cursor": str(last)})
 
 
-def _line(told: dict[str, Any]) -> bytes:
-    """Return a line in ASCII: many clients see the end of one in U+2028 and its like."""
-    return json.dumps(told).encode() + b"\n"
+def _encode_line(document: dict[str, Any]) -> bytes:
+    """Return a line in ASCII: many clients treat U+2028 and similar characters as line breaks."""
+    return json.dumps(document).encode() + b"\n"

@@ -1,6 +1,6 @@
-"""The dashboard: the page, its files, and what it shows.
+"""Dashboard routes: the page, its files and its data.
 
-With a token configured nothing of it is to be had without: the page answers with the one to sign in at.
+If a token is configured, all of them need it; without it ``/`` shows the sign-in page.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 
-from comporta.service.dashboard.doors import refuse_strangers
+from comporta.service.container import Container, get_container
+from comporta.service.dashboard.auth import require_same_origin
 from comporta.service.dashboard.live import MEDIA_TYPE, PageStream
-from comporta.service.parts import Parts, parts_of
 from comporta.service.problems import MEDIA_TYPE as PROBLEM
-from comporta.service.problems import Problem
+from comporta.service.problems import HttpProblem
 
 router = APIRouter(tags=["dashboard"])
 
 JSON: Final = "application/json"
 FULL_RETRY_SECONDS: Final = 5.0
 
-_bearer = HTTPBearer(auto_error=False, description="The dashboard's token, where one is configured.")
-_REFUSED = {"www-authenticate": "Bearer"}
+_bearer = HTTPBearer(auto_error=False, description="The dashboard token, if one is configured.")
+_CHALLENGE = {"www-authenticate": "Bearer"}
 _PROBLEM: dict[str, Any] = {"content": {PROBLEM: {"schema": {"type": "object"}}}}
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    401: {"description": "A token is configured, and was not sent.", **_PROBLEM},
+    401: {"description": "A token is configured and was not sent.", **_PROBLEM},
     429: {"description": "Too many wrong tokens.", **_PROBLEM},
-    503: {"description": "What is asked for cannot be had now.", **_PROBLEM},
+    503: {"description": "The data is currently not available.", **_PROBLEM},
 }
 
 
-async def admitted(request: Request, _: Annotated[object, Depends(_bearer)] = None) -> Parts:
-    """Let in who may look."""
-    parts = parts_of(request)
-    if not await parts.dashboard.doors.admits(request):
-        detail = "the dashboard's token must be sent as Authorization: Bearer <token>, or be signed in with"
-        raise Problem(401, "Unauthorized", detail, headers=_REFUSED)
-    return parts
+async def require_access(request: Request, _: Annotated[object, Depends(_bearer)] = None) -> Container:
+    """Require the dashboard token, in a header or a cookie."""
+    container = get_container(request)
+    if not await container.dashboard.auth.is_authorized(request):
+        detail = "send the dashboard token as Authorization: Bearer <token>, or sign in"
+        raise HttpProblem(401, "Unauthorized", detail, headers=_CHALLENGE)
+    return container
 
 
-Admitted = Annotated[Parts, Depends(admitted)]
+AuthorizedContainer = Annotated[Container, Depends(require_access)]
 
 
 @router.get(
@@ -49,10 +49,10 @@ Admitted = Annotated[Parts, Depends(admitted)]
     response_class=Response,
     responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}, **_RESPONSES},
 )
-async def document(parts: Admitted) -> Response:
-    """How the whole fleet fares: upstreams, workers, cache, jobs, and what happened last."""
-    made = await parts.dashboard.document.get()
-    return Response(made, 200, {"cache-control": "no-store"}, JSON)
+async def document(container: AuthorizedContainer) -> Response:
+    """The state of the whole fleet: upstreams, workers, cache, jobs and recent events."""
+    body = await container.dashboard.document.get()
+    return Response(body, 200, {"cache-control": "no-store"}, JSON)
 
 
 @router.get(
@@ -60,10 +60,10 @@ async def document(parts: Admitted) -> Response:
     response_class=Response,
     responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}, **_RESPONSES},
 )
-async def history(parts: Admitted) -> Response:
-    """An hour of numbers of each upstream, the cache and the service, in slots of ten seconds."""
-    made = await parts.dashboard.history.get()
-    return Response(made, 200, {"cache-control": "no-store"}, JSON)
+async def history(container: AuthorizedContainer) -> Response:
+    """An hour of history of each upstream, the cache and the service, in slots of 10 s."""
+    body = await container.dashboard.history.get()
+    return Response(body, 200, {"cache-control": "no-store"}, JSON)
 
 
 @router.get(
@@ -71,68 +71,68 @@ async def history(parts: Admitted) -> Response:
     response_class=StreamingResponse,
     responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}, **_RESPONSES},
 )
-async def stream(parts: Admitted) -> Response:
-    """The history, then the document about once a second, until the worker ends."""
-    live = parts.dashboard.live
-    if live.full:
-        detail = "too many pages are open at this worker"
-        raise Problem(503, "Service Unavailable", detail, retry_after=FULL_RETRY_SECONDS)
+async def stream(container: AuthorizedContainer) -> Response:
+    """Server-sent events: the history, then a document about once a second."""
+    live = container.dashboard.live
+    if live.is_full:
+        detail = "too many dashboard pages are connected to this worker"
+        raise HttpProblem(503, "Service Unavailable", detail, retry_after=FULL_RETRY_SECONDS)
     return PageStream(live)
 
 
 async def page(request: Request) -> Response:
-    """The page itself, or the one to sign in at."""
-    dashboard = parts_of(request).dashboard
-    if await dashboard.doors.admits(request):
-        return dashboard.files.index.answered(request)
-    answer = dashboard.files.sign_in.answered(request, 401)
-    answer.headers.update(_REFUSED)
-    return answer
+    """Serve the page, or the sign-in page."""
+    dashboard = get_container(request).dashboard
+    if await dashboard.auth.is_authorized(request):
+        return dashboard.files.index.response(request)
+    response = dashboard.files.sign_in.response(request, 401)
+    response.headers.update(_CHALLENGE)
+    return response
 
 
 async def file(request: Request) -> Response:
-    """What the page is made of."""
+    """Serve a file of the page."""
     name = request.path_params["name"]
-    dashboard = parts_of(request).dashboard
-    if name not in dashboard.files.open:
-        await admitted(request)
-    found = dashboard.files.get(name)
-    if found is None:
-        raise Problem(404, "Not Found", "the dashboard has no such file")
-    return found.answered(request)
+    dashboard = get_container(request).dashboard
+    if name not in dashboard.files.public_names:
+        await require_access(request)
+    static_file = dashboard.files.get(name)
+    if static_file is None:
+        raise HttpProblem(404, "Not Found", f"the dashboard has no file {name!r:.100}")
+    return static_file.response(request)
 
 
 async def sign_in(request: Request) -> Response:
-    """Give a browser with the token a cookie, so that it need not be typed again."""
-    refuse_strangers(request)
-    dashboard = parts_of(request).dashboard
-    if dashboard.doors.locked and not await dashboard.doors.opened(request):
-        if _is_form(request):
-            return dashboard.files.wrong.answered(request, 401)
-        raise Problem(401, "Unauthorized", "that is not the dashboard's token", "token", headers=_REFUSED)
-    answer = _after(request)
-    dashboard.doors.give(request, answer)
-    return answer
+    """Set the session cookie of a browser that sends the token."""
+    require_same_origin(request)
+    dashboard = get_container(request).dashboard
+    if dashboard.auth.requires_token and not await dashboard.auth.is_form_authorized(request):
+        if _wants_html(request):
+            return dashboard.files.sign_in_failed.response(request, 401)
+        raise HttpProblem(401, "Unauthorized", "wrong dashboard token", "token", headers=_CHALLENGE)
+    response = _empty_or_redirect(request)
+    dashboard.auth.set_cookie(request, response)
+    return response
 
 
 async def sign_out(request: Request) -> Response:
-    """Take the cookie back."""
-    refuse_strangers(request)
-    answer = _after(request)
-    parts_of(request).dashboard.doors.take(request, answer)
-    return answer
+    """Delete the session cookie."""
+    require_same_origin(request)
+    response = _empty_or_redirect(request)
+    get_container(request).dashboard.auth.delete_cookie(request, response)
+    return response
 
 
-def _after(request: Request) -> Response:
-    return RedirectResponse("/", 303) if _is_form(request) else Response(None, 204)
+def _empty_or_redirect(request: Request) -> Response:
+    return RedirectResponse("/", 303) if _wants_html(request) else Response(None, 204)
 
 
-def _is_form(request: Request) -> bool:
-    """Whether a browser shows the answer as a page."""
+def _wants_html(request: Request) -> bool:
+    """Whether the client is a browser that shows the response as a page."""
     return "text/html" in request.headers.get("accept", "")
 
 
-# Plain routes, which answer HEAD as well; they are the page's own and not described.
+# Starlette routes, which also answer HEAD. They belong to the page and are not in the OpenAPI document.
 router.add_route("/", page, methods=["GET"], include_in_schema=False)
 router.add_route("/dashboard/signin", sign_in, methods=["POST"], include_in_schema=False)
 router.add_route("/dashboard/signout", sign_out, methods=["POST"], include_in_schema=False)

@@ -1,48 +1,46 @@
-"""How the service and its sources fare, for people, load balancers and the like.
+"""Health routes, for people, load balancers and monitoring.
 
-``/livez``: the process answers. ``/readyz``: give it requests; not while it is ending. What all workers share
-is no part of either: if it were, its failure would take all of them out at once.
+``/livez``: the process responds. ``/readyz``: it accepts requests, which ends with shutdown. Neither depends
+on what all workers share: otherwise one outage would remove all workers from the load balancer.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 
-from comporta.service.health import FAIL, cache_health_of, health_of
-from comporta.service.parts import Parts, parts_of
-from comporta.service.problems import Problem
+from comporta.service.container import ContainerDep
+from comporta.service.health import FAIL, read_cache_health, read_health
+from comporta.service.problems import HttpProblem
 
 router = APIRouter(tags=["health"])
 
-OfApp = Annotated[Parts, Depends(parts_of)]
-
 
 @router.get("/v1/health")
-async def health(parts: OfApp, response: Response) -> dict[str, Any]:
-    """How sources, limits, workers, state and database fare, from what all workers share."""
-    found = await health_of(parts)
-    response.status_code = 503 if found["status"] == FAIL else 200
+async def health(container: ContainerDep, response: Response) -> dict[str, Any]:
+    """Health of sources, limits, workers, store and database, read from what all workers share."""
+    document = await read_health(container)
+    response.status_code = 503 if document["status"] == FAIL else 200
     response.headers["cache-control"] = "no-store"
-    return found
+    return document
 
 
 @router.get("/v1/health/cache")
-async def cache_health(parts: OfApp) -> dict[str, Any]:
-    """How the keys of the cache fare."""
-    return await cache_health_of(parts)
+async def cache_health(container: ContainerDep) -> dict[str, Any]:
+    """Health of the cached keys."""
+    return await read_cache_health(container)
 
 
 @router.get("/livez")
 async def live() -> dict[str, str]:
-    """Whether this process answers at all."""
+    """Whether this process responds."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
-async def ready(parts: OfApp) -> dict[str, str]:
-    """Whether this process wants requests."""
-    if parts.leaving.is_set():
-        raise Problem(503, "Service Unavailable", "this worker is ending", retry_after=1)
+async def ready(container: ContainerDep) -> dict[str, str]:
+    """Whether this process accepts requests."""
+    if container.shutting_down.is_set():
+        raise HttpProblem(503, "Service Unavailable", "this worker is shutting down", retry_after=1)
     return {"status": "ok"}

@@ -1,4 +1,4 @@
-"""Searches over all sources: one answer, or a stream that tells how it comes about."""
+"""Search routes: one response, or a stream with the progress of the search."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.routing import Route
 
-from comporta.service.parts import Parts, parts_of
-from comporta.service.problems import Problem
+from comporta.service.container import Container, get_container
+from comporta.service.problems import HttpProblem
 from comporta.service.search import query as queries
-from comporta.service.search.answers import Part, age_of
-from comporta.service.search.query import QueryError, SearchQuery, read_query
-from comporta.service.search.searching import Nothing
-from comporta.service.search.streaming import problem_event, streamed
+from comporta.service.search.query import QueryError, SearchQuery, parse_query
+from comporta.service.search.response import SourceResult, oldest_age
+from comporta.service.search.search import SearchUnavailableError
+from comporta.service.search.stream import problem_event, search_events
 
 router = APIRouter(tags=["search"])
 
@@ -23,74 +23,80 @@ JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 FULL_RETRY_SECONDS: Final = 5.0
 
-_NAMES: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
-_DAY: dict[str, Any] = {"type": "string", "format": "date"}
+_STRING_LIST: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_DATE: dict[str, Any] = {"type": "string", "format": "date"}
 
 
 def _parameter(
     name: str, schema: dict[str, Any], description: str, *, required: bool = False
 ) -> dict[str, Any]:
-    listed = {"style": "form", "explode": False} if schema["type"] == "array" else {}
-    told = {"name": name, "in": "query", "required": required, "schema": schema, **listed}
-    return {**told, "description": description}
+    style = {"style": "form", "explode": False} if schema["type"] == "array" else {}
+    parameter = {"name": name, "in": "query", "required": required, "schema": schema, **style}
+    return {**parameter, "description": description}
 
 
-def _between(bounds: tuple[int, int], default: int) -> dict[str, Any]:
+def _integer_schema(bounds: tuple[int, int], default: int) -> dict[str, Any]:
     return {"type": "integer", "minimum": bounds[0], "maximum": bounds[1], "default": default}
 
 
 _PARAMETERS = [
-    _parameter("date_from", _DAY, "The first day of publication.", required=True),
-    _parameter("date_to", _DAY, "The last day of publication.", required=True),
-    _parameter("modality", _between(queries.MODALITIES, queries.MODALITY), "PNCP's code of the modality."),
+    _parameter("date_from", _DATE, "First day of publication.", required=True),
+    _parameter("date_to", _DATE, "Last day of publication.", required=True),
+    _parameter(
+        "modality",
+        _integer_schema(queries.MODALITY_RANGE, queries.DEFAULT_MODALITY),
+        "PNCP's code for the modality.",
+    ),
     _parameter(
         "ufs",
-        {**_NAMES, "items": {"type": "string", "enum": list(queries.UFS)}, "minItems": 1},
-        "States, separated by commas; left out, all of them.",
+        {**_STRING_LIST, "items": {"type": "string", "enum": list(queries.UFS)}, "minItems": 1},
+        "States, separated by commas; all of them by default.",
     ),
     _parameter(
         "terms",
         {
-            **_NAMES,
+            **_STRING_LIST,
             "items": {
                 "type": "string",
-                "minLength": queries.TERM_CHARS[0],
-                "maxLength": queries.TERM_CHARS[1],
+                "minLength": queries.TERM_CHARS_RANGE[0],
+                "maxLength": queries.TERM_CHARS_RANGE[1],
             },
             "maxItems": queries.TERMS_MAX,
         },
-        "Words of which one at the least is in the object, separated by commas.",
+        "Terms, separated by commas; at least one must be in the notice's object.",
     ),
-    _parameter("user", {"type": "string", "minLength": 1, "maxLength": 200}, "Whose search it is."),
-    _parameter("limit", _between(queries.LIMITS, queries.LIMIT), "How many notices to return."),
-    _parameter("offset", _between(queries.OFFSETS, 0), "How many to leave out before."),
+    _parameter("user", {"type": "string", "minLength": 1, "maxLength": 200}, "The user who searches."),
+    _parameter(
+        "limit", _integer_schema(queries.LIMIT_RANGE, queries.DEFAULT_LIMIT), "How many notices to return."
+    ),
+    _parameter("offset", _integer_schema(queries.OFFSET_RANGE, 0), "How many notices to skip."),
 ]
 _PROBLEM = {"content": {"application/problem+json": {"schema": {"type": "object"}}}}
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    422: {"description": "A field is wrong; `field` names it.", **_PROBLEM},
-    429: {"description": "The client's limit is used up.", **_PROBLEM},
+    422: {"description": "A field is invalid; `field` names it.", **_PROBLEM},
+    429: {"description": "The client exceeded its limit.", **_PROBLEM},
     503: {
-        "description": "No source has anything to serve; `Retry-After` says when to come back.",
+        "description": "No source has anything to serve; retry after `Retry-After`.",
         **_PROBLEM,
     },
 }
 
 
 async def search(request: Request) -> Response:
-    """Return what the sources have: fresh, stale or in part; the headers and the body say which."""
-    request.scope.setdefault("route", PLAIN)  # by which it is counted
-    parts = parts_of(request)
-    query = _asked(request, parts)
+    """Search all sources; headers and body say whether the results are fresh and complete."""
+    request.scope.setdefault("route", FAST_ROUTE)  # the metrics label
+    container = get_container(request)
+    query = _parse_request(request, container)
     try:
-        made = await parts.search.answer(query)
-    except Nothing as nothing:
-        raise _nothing(nothing) from None
-    return Response(made.body, 200, {**made.headers, "age": str(age_of(made.parts))}, JSON)
+        rendered = await container.search.answer(query)
+    except SearchUnavailableError as error:
+        raise _unavailable_problem(error) from None
+    return Response(rendered.body, 200, {**rendered.headers, "age": str(oldest_age(rendered.results))}, JSON)
 
 
-PLAIN: Final = Route("/v1/search", search, methods=["GET"], include_in_schema=False)
-"""Tried first, and without what the framework does for handlers that have it fill in their arguments, and to
-find them in routers: that would take longer than the search itself. The other one is there to be described.
+FAST_ROUTE: Final = Route("/v1/search", search, methods=["GET"], include_in_schema=False)
+"""The route that serves searches. It is matched first and bypasses FastAPI's dependency injection and nested
+routers, which would take longer than a cached search. The FastAPI route below only documents it.
 """
 
 router.get(
@@ -104,43 +110,44 @@ router.get(
 
 @router.get(
     "/v1/search/stream",
-    summary="Search all sources, and watch",
+    summary="Search all sources and stream the progress",
     response_class=StreamingResponse,
     responses={200: {"content": {EVENTS: {"schema": {"type": "string"}}}}, **_RESPONSES},
     openapi_extra={"parameters": _PARAMETERS},
 )
 async def stream(request: Request) -> Response:
-    """Tell how a search comes about, its answer, and when a stale one has been fetched anew."""
-    parts = parts_of(request)
-    query = _asked(request, parts)
-    if parts.search.board.full:
-        detail = "too many searches are being watched"
-        raise Problem(503, "Service Unavailable", detail, retry_after=FULL_RETRY_SECONDS)
+    """Stream the progress of a search, its response, and a newer one after stale results are refreshed."""
+    container = get_container(request)
+    query = _parse_request(request, container)
+    if container.search.progress.is_full:
+        detail = "too many searches are being streamed"
+        raise HttpProblem(503, "Service Unavailable", detail, retry_after=FULL_RETRY_SECONDS)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_events(parts, query), 200, headers, EVENTS)
+    return StreamingResponse(_search_events(container, query), 200, headers, EVENTS)
 
 
-async def _events(parts: Parts, query: SearchQuery) -> AsyncIterator[bytes]:
-    """Give the events; what goes wrong after the answer has begun can only be one of them."""
+async def _search_events(container: Container, query: SearchQuery) -> AsyncIterator[bytes]:
+    """Yield the events; an error after the response has begun can only be an event."""
     try:
-        async for text in streamed(parts.search, query, parts.leaving):
-            yield text
-    except Nothing as nothing:
-        yield problem_event(_nothing(nothing).body)
+        async for event in search_events(container.search, query, container.shutting_down):
+            yield event
+    except SearchUnavailableError as error:
+        yield problem_event(_unavailable_problem(error).body)
 
 
-def _asked(request: Request, parts: Parts) -> SearchQuery:
+def _parse_request(request: Request, container: Container) -> SearchQuery:
     try:
-        return read_query(request.scope["query_string"], parts.config.search.days_max)
+        return parse_query(request.scope["query_string"], container.config.search.days_max)
     except QueryError as error:
-        raise Problem(422, "Unprocessable Content", str(error), field=error.field) from None
+        raise HttpProblem(422, "Unprocessable Content", str(error), field=error.field) from None
 
 
-def _nothing(nothing: Nothing) -> Problem:
-    told = {part.source: _why(part) for part in nothing.parts}
+def _unavailable_problem(error: SearchUnavailableError) -> HttpProblem:
+    sources = {result.source: _source_json(result) for result in error.results}
     detail = "no source has anything to serve for this search"
-    return Problem(503, "Service Unavailable", detail, retry_after=nothing.retry_after, sources=told)
+    retry_after = None if error.forced else error.retry_after
+    return HttpProblem(503, "Service Unavailable", detail, retry_after=retry_after, sources=sources)
 
 
-def _why(part: Part) -> dict[str, str]:
-    return {"status": part.status, "why": part.why}
+def _source_json(result: SourceResult) -> dict[str, str]:
+    return {"status": result.status, "reason": result.reason}

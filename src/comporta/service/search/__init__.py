@@ -1,5 +1,8 @@
-"""Searches over all sources: ``query`` is what was asked, ``gathering`` asks one source, ``merging`` joins.
+"""Searches over all sources.
 
-``searching`` puts them together with the cache; ``answers`` is what clients get, ``board`` and ``streaming``
-what those see who watch.
+- ``query``: parses and validates what a client searches for.
+- ``fetcher``: fetches one source. ``merge`` merges the notices of all sources.
+- ``search``: combines them with the cache. ``response`` renders what clients get.
+- ``coverage``: which federative units a search covered, and their JSON.
+- ``progress``, ``stream``: the progress of a search as server-sent events.
 """

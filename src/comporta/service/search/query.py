@@ -1,7 +1,7 @@
-"""What a client asks for: read from the text of a URL, checked, in one form for all who mean the same. Pure.
+"""Parses the query string of a search: validates it and gives equivalent queries one form. Pure.
 
-It is read here and not by the framework because a search is asked for again and again: the same text is read
-once, and its result kept.
+The service parses it itself instead of FastAPI, because the same text arrives again and again and the parsed
+query can be cached.
 """
 
 from __future__ import annotations
@@ -15,119 +15,119 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 from urllib.parse import parse_qsl
 
 from comporta.cache.params import USER_CHARS_MAX
-from comporta.service.search.merging import folded
+from comporta.service.search.merge import fold_text
 
 UFS: Final = (
     *("AC", "AL", "AM", "AP", "BA", "CE", "DF", "ES", "GO", "MA", "MG", "MS", "MT", "PA"),
     *("PB", "PE", "PI", "PR", "RJ", "RN", "RO", "RR", "RS", "SC", "SE", "SP", "TO"),
 )
-MODALITIES: Final = (1, 15)
-MODALITY: Final = 6
-"""An electronic auction, by far the most frequent."""
+MODALITY_RANGE: Final = (1, 15)
+DEFAULT_MODALITY: Final = 6
+"""Electronic auction, by far the most frequent modality."""
 
 QUERY_BYTES_MAX: Final = 8192
 TERMS_MAX: Final = 20
-TERM_CHARS: Final = (2, 100)
-LIMITS: Final = (1, 5000)
-LIMIT: Final = 500
-OFFSETS: Final = (0, 100_000)
-ANYBODY: Final = "anonymous"
+TERM_CHARS_RANGE: Final = (2, 100)
+LIMIT_RANGE: Final = (1, 5000)
+DEFAULT_LIMIT: Final = 500
+OFFSET_RANGE: Final = (0, 100_000)
+ANONYMOUS: Final = "anonymous"
 FIELDS: Final = ("date_from", "date_to", "modality", "ufs", "terms", "user", "limit", "offset")
 
 _LISTS = ("ufs", "terms")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_KNOWN = 1024
-_SHOWN = 60
+_CACHE_SIZE = 1024
+_VALUE_CHARS_MAX = 60
 
 
 class QueryError(ValueError):
-    """``field`` is wrong; the text says what is allowed and what came."""
+    """The query is invalid; ``field`` names the field, the message the allowed and the received value."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(f"{field} {text}")
         self.field = field
 
 
-class Question(NamedTuple):
-    """What is asked of every source, and kept: all that terms and pages are cut from."""
+class SearchScope(NamedTuple):
+    """What is fetched from every source and cached; terms, limit and offset select from it."""
 
-    first: date
-    last: date
+    first_day: date
+    last_day: date
     modality: int
     ufs: tuple[str, ...]
 
-    def params(self, source: str) -> dict[str, Any]:
-        """Return the name under which a source's answer is kept; only to be read."""
-        return _params(self, source)
+    def cache_params(self, source: str) -> dict[str, Any]:
+        """Return the cache parameters of a source's answer; do not modify the result."""
+        return _cache_params(self, source)
 
     @classmethod
-    def of(cls, params: Mapping[str, Any]) -> Self:
-        """Return the question that was kept under these parameters."""
+    def from_cache_params(cls, params: Mapping[str, Any]) -> Self:
+        """Return the scope with these cache parameters."""
         days = date.fromisoformat(params["from"]), date.fromisoformat(params["to"])
         return cls(*days, int(params["modality"]), tuple(params["ufs"]))
 
 
-@lru_cache(maxsize=_KNOWN)
-def _params(question: Question, source: str) -> dict[str, Any]:
+@lru_cache(maxsize=_CACHE_SIZE)
+def _cache_params(scope: SearchScope, source: str) -> dict[str, Any]:
     return {
         "search": source,
-        "from": question.first.isoformat(),
-        "to": question.last.isoformat(),
-        "modality": question.modality,
-        "ufs": list(question.ufs),
+        "from": scope.first_day.isoformat(),
+        "to": scope.last_day.isoformat(),
+        "modality": scope.modality,
+        "ufs": list(scope.ufs),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
-    """A question, who asks it, and what part of the answer is wanted."""
+    """A validated search: the scope to fetch, who searches, and which part of the results to return."""
 
-    question: Question
+    scope: SearchScope
     terms: tuple[str, ...] = ()
-    user: str = ANYBODY
-    limit: int = LIMIT
+    user: str = ANONYMOUS
+    limit: int = DEFAULT_LIMIT
     offset: int = 0
 
 
-@lru_cache(maxsize=_KNOWN)
-def read_query(raw: bytes, days_max: int) -> SearchQuery:
-    """Read the query of a URL; ``days_max`` is how many days it may be about."""
+@lru_cache(maxsize=_CACHE_SIZE)
+def parse_query(raw: bytes, days_max: int) -> SearchQuery:
+    """Parse the query string of a URL; it may cover at most ``days_max`` days."""
     if len(raw) > QUERY_BYTES_MAX:
         raise QueryError("query", f"must be at most {QUERY_BYTES_MAX} bytes, got {len(raw)}")
-    told = _fields(raw)
-    first, last = _day(told, "date_from"), _day(told, "date_to")
+    fields = _parse_fields(raw)
+    first, last = _parse_date(fields, "date_from"), _parse_date(fields, "date_to")
     days = (last - first).days + 1
     if not 1 <= days <= days_max:
-        _wrong("date_to", f"must be 0 to {days_max - 1} days after date_from, {first}", last.isoformat())
-    question = Question(first, last, _number(told, "modality", MODALITIES, MODALITY), _ufs(told))
+        _fail("date_to", f"must be 0 to {days_max - 1} days after date_from, {first}", last.isoformat())
+    modality = _parse_int(fields, "modality", MODALITY_RANGE, DEFAULT_MODALITY)
     return SearchQuery(
-        question,
-        _terms(told),
-        _user(told),
-        _number(told, "limit", LIMITS, LIMIT),
-        _number(told, "offset", OFFSETS, 0),
+        SearchScope(first, last, modality, _parse_ufs(fields)),
+        _parse_terms(fields),
+        _parse_user(fields),
+        _parse_int(fields, "limit", LIMIT_RANGE, DEFAULT_LIMIT),
+        _parse_int(fields, "offset", OFFSET_RANGE, 0),
     )
 
 
-def _fields(raw: bytes) -> dict[str, list[str]]:
+def _parse_fields(raw: bytes) -> dict[str, list[str]]:
     try:
         pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=200)
     except ValueError:
-        raise QueryError("query", "must be fields in UTF-8, each %-encoded, 200 at the most") from None
-    told: dict[str, list[str]] = {}
+        raise QueryError("query", "must be at most 200 fields in UTF-8, each %-encoded") from None
+    fields: dict[str, list[str]] = {}
     for name, value in pairs:
         if name not in FIELDS:
-            _wrong("query", f"must have no fields but {', '.join(FIELDS)}", name)
-        told.setdefault(name, []).append(value)
-    for name, values in told.items():
+            _fail("query", f"must have no fields except {', '.join(FIELDS)}", name)
+        fields.setdefault(name, []).append(value)
+    for name, values in fields.items():
         if len(values) > 1 and name not in _LISTS:
-            _wrong(name, "must be given once", values[1])
-    return told
+            _fail(name, "must be given once", values[1])
+    return fields
 
 
-def _day(told: Mapping[str, list[str]], field: str) -> date:
-    text = told.get(field, [""])[0]
+def _parse_date(fields: Mapping[str, list[str]], field: str) -> date:
+    text = fields.get(field, [""])[0]
     if not text:
         raise QueryError(field, "must be given, as YYYY-MM-DD, got nothing")
     try:
@@ -135,57 +135,59 @@ def _day(told: Mapping[str, list[str]], field: str) -> date:
             return date.fromisoformat(text)
     except ValueError:
         pass
-    return _wrong(field, "must be a day that exists, as YYYY-MM-DD", text)
+    return _fail(field, "must be an existing date in the form YYYY-MM-DD", text)
 
 
-def _number(told: Mapping[str, list[str]], field: str, allowed: tuple[int, int], default: int) -> int:
-    if field not in told:
+def _parse_int(fields: Mapping[str, list[str]], field: str, allowed: tuple[int, int], default: int) -> int:
+    if field not in fields:
         return default
-    text = told[field][0]
+    text = fields[field][0]
     if not _NUMBER.fullmatch(text) or not allowed[0] <= int(text) <= allowed[1]:
-        _wrong(field, f"must be {allowed[0]} to {allowed[1]}", text)
+        _fail(field, f"must be {allowed[0]} to {allowed[1]}", text)
     return int(text)
 
 
-def _ufs(told: Mapping[str, list[str]]) -> tuple[str, ...]:
-    """Return the UFs in order, each once; all of them if none is named."""
-    if "ufs" not in told:
+def _parse_ufs(fields: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """Return the UFs in order, each once; all of them if the field is missing."""
+    if "ufs" not in fields:
         return UFS
-    found = _listed(told["ufs"])
-    for uf in found:
+    ufs = _split_list(fields["ufs"])
+    for uf in ufs:
         if uf.upper() not in UFS:
-            _wrong("ufs", f"must be among {' '.join(UFS)}", uf)
-    if not found:
-        _wrong("ufs", f"must be among {' '.join(UFS)}", "")
-    return tuple(sorted({uf.upper() for uf in found}))
+            _fail("ufs", f"must be among {' '.join(UFS)}", uf)
+    if not ufs:
+        _fail("ufs", f"must be among {' '.join(UFS)}", "")
+    return tuple(sorted({uf.upper() for uf in ufs}))
 
 
-def _terms(told: Mapping[str, list[str]]) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(_listed(told.get("terms", []))))
-    if len(found) > TERMS_MAX:
-        raise QueryError("terms", f"must be at most {TERMS_MAX}, got {len(found)}")
-    for term in found:
+def _parse_terms(fields: Mapping[str, list[str]]) -> tuple[str, ...]:
+    terms = tuple(dict.fromkeys(_split_list(fields.get("terms", []))))
+    if len(terms) > TERMS_MAX:
+        raise QueryError("terms", f"must be at most {TERMS_MAX}, got {len(terms)}")
+    shortest, longest = TERM_CHARS_RANGE
+    for term in terms:
         if not _is_term(term):
-            _wrong("terms", f"must be {TERM_CHARS[0]} to {TERM_CHARS[1]} printable characters each", term)
-    return found
+            _fail("terms", f"must be {shortest} to {longest} printable characters each", term)
+    return terms
 
 
 def _is_term(term: str) -> bool:
-    """Whether a term is one; accents alone would be in every text."""
-    return TERM_CHARS[0] <= len(folded(term)) and len(term) <= TERM_CHARS[1] and term.isprintable()
+    """Whether a term is valid: a term of accents only would match every text."""
+    shortest, longest = TERM_CHARS_RANGE
+    return shortest <= len(fold_text(term)) and len(term) <= longest and term.isprintable()
 
 
-def _user(told: Mapping[str, list[str]]) -> str:
-    user = told.get("user", [ANYBODY])[0]
+def _parse_user(fields: Mapping[str, list[str]]) -> str:
+    user = fields.get("user", [ANONYMOUS])[0]
     if not 1 <= len(user) <= USER_CHARS_MAX or not user.isprintable():
-        _wrong("user", f"must be 1 to {USER_CHARS_MAX} printable characters", user)
+        _fail("user", f"must be 1 to {USER_CHARS_MAX} printable characters", user)
     return user
 
 
-def _listed(values: list[str]) -> list[str]:
-    """Return what is separated by commas, or given several times."""
+def _split_list(values: list[str]) -> list[str]:
+    """Return values that are separated by commas or given several times."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
-def _wrong(field: str, text: str, value: str) -> NoReturn:
-    raise QueryError(field, f"{text}, got {value!r:.{_SHOWN}}")
+def _fail(field: str, text: str, value: str) -> NoReturn:
+    raise QueryError(field, f"{text}, got {value!r:.{_VALUE_CHARS_MAX}}")

@@ -1,4 +1,7 @@
-"""Where searches look: one file for each portal's shape, ``fetching`` for how all of them are asked.
+"""The portals that searches query.
 
-``base`` says what a source is, ``addresses`` which addresses may be connected to, ``opening`` makes them.
+- ``base``: the interface of a source and the common form of a notice.
+- ``pncp``, ``pcp``: the request and response formats of each portal. ``portal``: what all portals share.
+- ``ssrf_guard``: refuses addresses on private networks.
+- ``factory``: opens the sources from the configuration.
 """

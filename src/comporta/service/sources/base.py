@@ -1,4 +1,4 @@
-"""What a search needs of a source, and the one form that all sources' notices have. Pure."""
+"""The interface of a source, and the form that the notices of all sources have. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import msgspec
 from comporta.upstream.upstream import Upstream
 
 TEXT_CHARS_MAX: Final = 4000
-"""How much of a portal's text is kept."""
+"""Longer texts of a portal are truncated."""
 
 Code = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
-"""A portal's number for something; what is larger than JSON's own could not be kept."""
+"""A portal's numeric code; the bound keeps it within what JSON can represent."""
 
 
-class SourceError(Exception):
-    """A portal answered with something that is no page of notices."""
+class PortalError(Exception):
+    """A portal did not respond with a page of notices."""
 
 
-class MalformedPageError(SourceError, ValueError):
-    """What came is not what the portal promises; asking again would bring the same."""
+class MalformedPageError(PortalError, ValueError):
+    """The response does not have the portal's format; a retry would return the same."""
 
 
 class Notice(TypedDict):
-    """A public call for offers. ``id`` is PNCP's control number where there is one."""
+    """A public call for bids. ``id`` is PNCP's control number if the notice has one."""
 
     id: str
     sources: list[str]
@@ -42,45 +42,49 @@ class Notice(TypedDict):
     url: str | None
 
 
-class Wanted(NamedTuple):
-    """What is asked of a source for one UF: both days are included."""
+class UfQuery(NamedTuple):
+    """A query for one UF; both days are included."""
 
-    first: date
-    last: date
+    first_day: date
+    last_day: date
     modality: int
     uf: str
 
 
-class Page(NamedTuple):
-    """A part of the answer, and of how many."""
+class NoticePage(NamedTuple):
+    """One page of notices and the total number of pages."""
 
     notices: list[Notice]
-    pages: int
+    page_count: int
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """A portal that publishes notices page by page."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name of the source."""
 
     @property
     def upstream(self) -> Upstream:
-        """How it may be used."""
+        """The upstream whose policies apply to every call."""
 
-    async def page(self, wanted: Wanted, number: int) -> Page:
-        """Return a page, the first being 1; raises what the upstream refuses and what goes wrong."""
+    async def fetch_page(self, query: UfQuery, number: int) -> NoticePage:
+        """Return a page; numbers start at 1. Raises the upstream's refusals and ``PortalError``."""
 
     async def aclose(self) -> None:
         """Close the connections."""
 
 
-def bounded(text: Any) -> str | None:
-    """Return a portal's text, cut where it is too long."""
+def truncated_text(text: Any) -> str | None:
+    """Return a portal's text, truncated to ``TEXT_CHARS_MAX``; ``None`` if it is empty or not a text."""
     return text[:TEXT_CHARS_MAX] if isinstance(text, str) and text else None
 
 
 def web_link(text: str | None) -> str | None:
-    """Return a link that a page may show; others (``javascript:``) are none."""
-    return bounded(text) if text is not None and text.lower().startswith(("http://", "https://")) else None
+    """Return an http or https link; ``None`` for any other (``javascript:``), which a page must not show."""
+    return (
+        truncated_text(text)
+        if text is not None and text.lower().startswith(("http://", "https://"))
+        else None
+    )

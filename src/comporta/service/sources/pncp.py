@@ -1,4 +1,4 @@
-"""PNCP, the national portal: the shape of its public consultation interface."""
+"""The format of PNCP, the national portal: its public consultation API."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Final
 
 import msgspec
 
-from comporta.service.sources.base import Code, Notice, Page, Wanted, bounded, web_link
-from comporta.service.sources.fetching import PortalSource
+from comporta.service.sources.base import Code, Notice, NoticePage, UfQuery, truncated_text, web_link
+from comporta.service.sources.portal import PortalSource
 
 NAME: Final = "pncp"
 PATH: Final = "/api/consulta/v1/contratacoes/publicacao"
 PAGE_SIZE: Final = 50
-"""The largest page that the portal gives."""
+"""The largest page size that the portal accepts."""
 
 
-class _Agency(msgspec.Struct):
+class _PncpAgency(msgspec.Struct):
     cnpj: str | None = None
     name: str | None = msgspec.field(default=None, name="razaoSocial")
 
 
-class _Unit(msgspec.Struct):
+class _PncpUnit(msgspec.Struct):
     uf: str | None = msgspec.field(default=None, name="ufSigla")
     city: str | None = msgspec.field(default=None, name="municipioNome")
 
 
-class _Item(msgspec.Struct):
+class _PncpItem(msgspec.Struct):
     number: str = msgspec.field(name="numeroControlePNCP")
-    agency: _Agency | None = msgspec.field(default=None, name="orgaoEntidade")
-    unit: _Unit | None = msgspec.field(default=None, name="unidadeOrgao")
-    what: str | None = msgspec.field(default=None, name="objetoCompra")
+    agency: _PncpAgency | None = msgspec.field(default=None, name="orgaoEntidade")
+    unit: _PncpUnit | None = msgspec.field(default=None, name="unidadeOrgao")
+    description: str | None = msgspec.field(default=None, name="objetoCompra")
     value: float | None = msgspec.field(default=None, name="valorTotalEstimado")
     modality: Code | None = msgspec.field(default=None, name="modalidadeId")
     modality_name: str | None = msgspec.field(default=None, name="modalidadeNome")
@@ -39,56 +39,56 @@ class _Item(msgspec.Struct):
     link: str | None = msgspec.field(default=None, name="linkSistemaOrigem")
 
 
-class _Body(msgspec.Struct):
-    data: list[_Item]
+class _PncpBody(msgspec.Struct):
+    data: list[_PncpItem]
     pages: int = msgspec.field(default=1, name="totalPaginas")
 
 
-_DECODER = msgspec.json.Decoder(_Body)
+_DECODER = msgspec.json.Decoder(_PncpBody)
 
 
-class Pncp(PortalSource):
-    """Asks PNCP for what was published."""
+class PncpSource(PortalSource):
+    """Fetches notices from PNCP."""
 
     name = NAME
     path = PATH
 
-    def question(self, wanted: Wanted, number: int) -> dict[str, str | int]:
-        """Return what to ask for a page."""
+    def request_params(self, query: UfQuery, number: int) -> dict[str, str | int]:
+        """Return the query parameters for a page."""
         return {
-            "dataInicial": _day(wanted.first),
-            "dataFinal": _day(wanted.last),
-            "codigoModalidadeContratacao": wanted.modality,
-            "uf": wanted.uf,
+            "dataInicial": _compact_date(query.first_day),
+            "dataFinal": _compact_date(query.last_day),
+            "codigoModalidadeContratacao": query.modality,
+            "uf": query.uf,
             "pagina": number,
             "tamanhoPagina": PAGE_SIZE,
         }
 
-    def read(self, body: bytes, uf: str) -> Page:
-        """Return the page in an answer."""
-        read = _DECODER.decode(body)
-        return Page([_notice(item, uf) for item in read.data], read.pages)
+    def parse_page(self, body: bytes, uf: str) -> NoticePage:
+        """Parse a response body."""
+        page = _DECODER.decode(body)
+        return NoticePage([_to_notice(item, uf) for item in page.data], page.pages)
 
 
-def _day(day: date) -> str:
-    """Return a day as the portal wants it; ``%Y`` would leave out the zeros of early years."""
+def _compact_date(day: date) -> str:
+    """Return a date as YYYYMMDD; ``strftime("%Y")`` would drop leading zeros of early years."""
     return day.isoformat().replace("-", "")
 
 
-def _notice(item: _Item, uf: str) -> Notice:
-    agency, unit = item.agency or _Agency(), item.unit or _Unit()
+def _to_notice(item: _PncpItem, uf: str) -> Notice:
+    agency, unit = item.agency or _PncpAgency(), item.unit or _PncpUnit()
     return {
-        "id": bounded(item.number) or "",
+        "id": truncated_text(item.number) or "",
         "sources": [NAME],
-        "agency": bounded(agency.name),
-        "cnpj": bounded(agency.cnpj),
-        "uf": bounded(unit.uf) or uf,
-        "city": bounded(unit.city),
-        "object": bounded(item.what) or "",
+        "agency": truncated_text(agency.name),
+        "cnpj": truncated_text(agency.cnpj),
+        "uf": truncated_text(unit.uf) or uf,
+        "city": truncated_text(unit.city),
+        "object": truncated_text(item.description) or "",
         "value": item.value,
         "modality": item.modality,
-        "modality_name": bounded(item.modality_name),
-        "published_at": bounded(item.published),
-        "closes_at": bounded(item.closes),
+        "modality_name": truncated_text(item.modality_name),
+        "published_at": truncated_text(item.published),
+        "closes_at": truncated_text(item.closes),
         "url": web_link(item.link),
     }

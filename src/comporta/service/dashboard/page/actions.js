@@ -1,9 +1,9 @@
-// What an operator may do. The admin token is kept in a variable of this module and nowhere else; every
-// action asks once, and says what it will do to the whole fleet, before it is sent.
+// The actions of an operator. The admin token exists only in a variable of this module. Every action asks for
+// one confirmation that says what it does to the whole fleet.
 
-import { $, element, say, show } from "./dom.js";
-import { Ask } from "./ask.js";
-import { Refused, onUpstream, refresh, retry } from "./operations.js";
+import { PromptDialog } from "./dialog.js";
+import { $, element, setText, setVisible } from "./dom.js";
+import { RequestError, refreshOperation, retryOperation, upstreamOperations } from "./operations.js";
 import { backfillFailed } from "./tables.js";
 
 const TOAST_MS = 6000;
@@ -11,25 +11,25 @@ const TOAST_MS = 6000;
 export class Actions {
   constructor() {
     this.token = null;
-    this.ask = new Ask();
+    this.dialog = new PromptDialog();
     this.toastTimer = null;
     $("operate").addEventListener("click", () => this.operate());
     $("stop-operating").addEventListener("click", () => this.stop());
   }
 
-  // Without an admin token in its configuration the service lets nobody operate: then nobody is asked.
+  // Without a configured admin token there is nothing to operate, so the button is hidden.
   update(possible) {
-    show($("operate"), Boolean(possible) && this.token === null);
-    show($("operating"), this.token !== null);
+    setVisible($("operate"), Boolean(possible) && this.token === null);
+    setVisible($("operating"), this.token !== null);
     document.body.classList.toggle("operating", this.token !== null);
   }
 
   operate() {
-    this.ask.open({
+    this.dialog.open({
       title: "Operate the fleet",
       text:
-        "With the admin token you can hold, close and reset breakers, pause upstreams and change limits, " +
-        "for all workers at once. It stays in this page until you leave it.",
+        "With the admin token you can force and reset breakers, pause upstreams and change limits " +
+        "for all workers. The token stays in this page until you leave it.",
       field: { label: "Admin token", type: "password", required: true },
       verb: "Operate",
       act: (token) => this.start(token),
@@ -40,13 +40,13 @@ export class Actions {
     try {
       await this.send("GET", "/v1/admin/whoami", undefined, token);
     } catch (error) {
-      if (error.status === 401) throw new Refused(401, "that is not the admin token of this service");
+      if (error.status === 401) throw new RequestError(401, "wrong admin token");
       throw error;
     }
     this.token = token;
     this.update(true);
-    $("main").focus(); // the button that was pressed is gone, and the new ones are there
-    this.told("You are operating now: each upstream has its buttons.");
+    $("main").focus(); // the pressed button is gone, and new ones appeared
+    this.showToast("You are operating now: each upstream has buttons.");
   }
 
   stop() {
@@ -65,27 +65,27 @@ export class Actions {
       credentials: "same-origin",
     });
     if (reply.ok) return reply.status === 204 ? null : reply.json();
-    throw new Refused(reply.status, await detailOf(reply));
+    throw new RequestError(reply.status, await problemDetail(reply));
   }
 
-  // Ask once, do it, and say what came of it.
+  // Ask for confirmation, run the action, and show the result.
   confirm(action) {
-    this.ask.open({
+    this.dialog.open({
       ...action,
-      act: async (given) => {
+      act: async (input) => {
         try {
-          await action.act(given);
+          await action.act(input);
         } catch (error) {
           if (error.status === 401) this.token = null;
           throw error;
         }
-        this.told(action.done);
+        this.showToast(action.done);
       },
     });
   }
 
-  told(words) {
-    say($("toast"), words);
+  showToast(text) {
+    setText($("toast"), text);
     $("toast").classList.add("shown");
     clearTimeout(this.toastTimer);
     this.toastTimer = setTimeout(() => $("toast").classList.remove("shown"), TOAST_MS);
@@ -94,53 +94,53 @@ export class Actions {
   forUpstream(parent, name) {
     let card = null;
     parent.setAttribute("aria-label", `Operate ${name}`);
-    const made = onUpstream(this, name, () => card);
-    const buttons = made.map(({ words, action }) => this.button(words, () => this.confirm(action())));
+    const operations = upstreamOperations(this, name, () => card);
+    const buttons = operations.map(({ label, action }) => this.button(label, () => this.confirm(action())));
     parent.append(...buttons);
     return {
-      update: (now) => {
-        card = now;
-        show(parent, this.token !== null);
-        made.forEach(({ wanted }, index) => show(buttons[index], wanted ? wanted(now) : true));
+      update: (item) => {
+        card = item;
+        setVisible(parent, this.token !== null);
+        operations.forEach(({ applies }, index) => setVisible(buttons[index], applies ? applies(item) : true));
       },
     };
   }
 
   forKey() {
     let key = null;
-    const node = this.button("Fetch it now", () => this.confirm(refresh(this, key)));
-    return this.following(node, (now) => (key = now), () => true);
+    const node = this.button("Fetch now", () => this.confirm(refreshOperation(this, key)));
+    return this.rowButton(node, (item) => (key = item), () => true);
   }
 
   forBackfill() {
     let job = null;
-    const node = this.button("Retry the backfill", () => this.confirm(retry(this, job)));
-    return this.following(node, (now) => (job = now), backfillFailed);
+    const node = this.button("Retry the backfill", () => this.confirm(retryOperation(this, job)));
+    return this.rowButton(node, (item) => (job = item), backfillFailed);
   }
 
-  following(node, note, wanted) {
+  rowButton(node, remember, applies) {
     return {
       node,
-      update: (now) => {
-        note(now);
-        show(node, this.token !== null && wanted(now));
+      update: (item) => {
+        remember(item);
+        setVisible(node, this.token !== null && applies(item));
       },
     };
   }
 
-  button(words, act) {
-    const made = element("button", "small", words);
-    made.type = "button";
-    made.addEventListener("click", act);
-    return made;
+  button(label, act) {
+    const node = element("button", "small", label);
+    node.type = "button";
+    node.addEventListener("click", act);
+    return node;
   }
 }
 
-async function detailOf(reply) {
+async function problemDetail(reply) {
   try {
     const problem = await reply.json();
-    return problem.detail || problem.title || `the service answered ${reply.status}`;
+    return problem.detail || problem.title || `the service returned status ${reply.status}`;
   } catch {
-    return `the service answered ${reply.status}`;
+    return `the service returned status ${reply.status}`;
   }
 }

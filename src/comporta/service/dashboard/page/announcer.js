@@ -1,8 +1,8 @@
-// For those who listen to the page: only what changes how things stand is said, and not more often than
-// somebody can listen. Figures that move every second would never let them read anything else.
+// Announcements for screen readers: only changes of state, and no more often than a person can listen. Numbers
+// that change every second are never announced.
 
-import { $, say } from "./dom.js";
-import { phaseOf, phaseWords, whyWords } from "./words.js";
+import { $, setText } from "./dom.js";
+import { phaseName, phaseText, reasonText } from "./words.js";
 
 const PAUSE_MS = 4000;
 const WAITING_MAX = 5;
@@ -18,26 +18,26 @@ export class Announcer {
   update(cards, now) {
     for (const card of cards) {
       const before = this.phases.get(card.name);
-      const phase = phaseOf(card);
+      const phase = phaseName(card);
       this.phases.set(card.name, phase);
-      if (before && before !== phase) this.add(`${card.name}: ${phaseWords(card).word}. ${whyWords(card, now)}`);
+      if (before && before !== phase) this.add(`${card.name}: ${phaseText(card).word}. ${reasonText(card, now)}`);
     }
-    const known = new Set(cards.map((card) => card.name));
-    for (const name of this.phases.keys()) if (!known.has(name)) this.phases.delete(name);
+    const names = new Set(cards.map((card) => card.name));
+    for (const name of this.phases.keys()) if (!names.has(name)) this.phases.delete(name);
   }
 
-  live(behind) {
-    if (behind !== this.behind) this.add(behind ? "The page is behind: reconnecting." : "The page is live again.");
+  setBehind(behind) {
+    if (behind !== this.behind) this.add(behind ? "The page is behind and reconnects." : "The page is live again.");
     this.behind = behind;
   }
 
-  add(words) {
-    this.waiting = [...this.waiting, words].slice(-WAITING_MAX);
+  add(text) {
+    this.waiting = [...this.waiting, text].slice(-WAITING_MAX);
     this.timer ??= setTimeout(() => this.flush(), 300);
   }
 
   flush() {
-    say($("announcer"), this.waiting.join(" "));
+    setText($("announcer"), this.waiting.join(" "));
     this.waiting = [];
     this.timer = setTimeout(() => {
       this.timer = null;

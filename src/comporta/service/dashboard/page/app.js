@@ -1,11 +1,11 @@
-// Puts the page together: what comes down the stream is noted at once and drawn when the browser is ready
-// for it, once, however much came; in a tab nobody looks at nothing is drawn at all.
+// Assembles the page. Data from the stream is stored immediately and drawn once per animation frame, however
+// much arrived; a hidden tab draws nothing.
 
 import { Actions } from "./actions.js";
 import { Announcer } from "./announcer.js";
 import { Cards } from "./cards.js";
 import { Clock } from "./clock.js";
-import { $, show } from "./dom.js";
+import { $, setVisible } from "./dom.js";
 import { History } from "./history.js";
 import { Overview } from "./overview.js";
 import { Story } from "./story.js";
@@ -27,35 +27,35 @@ const events = new Events(clock);
 const announcer = new Announcer();
 
 let latest = null;
-let wanted = false;
+let drawRequested = false;
 
 const stream = new Stream({
-  history(told) {
-    if (told.at) clock.follow(told.at);
-    history.replace(told);
-    want();
+  history(data) {
+    if (data.at) clock.adopt(data.at);
+    history.replace(data);
+    requestDraw();
   },
-  document(told) {
-    const jumped = clock.jumps(told.at);
-    if (!clock.set(told.at)) return;
-    latest = told;
-    if (jumped) return stream.open(); // the past is told anew, by the clock of now
-    history.merge(told.recent ?? {});
-    want();
+  document(data) {
+    const jumped = clock.hasJumped(data.at);
+    if (!clock.sync(data.at)) return;
+    latest = data;
+    if (jumped) return stream.open(); // reload the history with the new clock
+    history.merge(data.recent ?? {});
+    requestDraw();
   },
-  refused() {
-    location.replace("/"); // the service shows the page to sign in there
+  unauthorized() {
+    location.replace("/"); // where the service shows the sign-in page
   },
 });
 
-function want() {
-  if (wanted || document.hidden) return;
-  wanted = true;
+function requestDraw() {
+  if (drawRequested || document.hidden) return;
+  drawRequested = true;
   requestAnimationFrame(draw);
 }
 
-// Each part by itself: one that cannot be drawn must not leave the others standing as if nothing happened.
-const parts = [
+// Sections are independent: one that fails to draw must not leave the others outdated.
+const sections = [
   () => overview.update(latest),
   () => story.update(latest.story, latest.demo),
   () => actions.update(latest.admin),
@@ -65,40 +65,40 @@ const parts = [
   () => jobs.update(latest.jobs),
   () => events.update(latest.events),
   () => announcer.update(latest.upstreams ?? [], clock.now()),
-  live,
+  updateLive,
 ];
 
 function draw() {
-  wanted = false;
+  drawRequested = false;
   if (!latest) return;
   document.body.classList.remove("waiting");
-  for (const part of parts) {
+  for (const section of sections) {
     try {
-      part();
+      section();
     } catch (error) {
       console.error(error);
     }
   }
 }
 
-function live() {
-  announcer.live(overview.live(clock.silence(), latest !== null));
+function updateLive() {
+  announcer.setBehind(overview.updateLive(clock.secondsSinceUpdate(), latest !== null));
 }
 
 function tick() {
   stream.check();
   if (document.hidden) return;
-  live();
+  updateLive();
   cards.tick();
   cache.tick();
 }
 
-function offerToSignOut() {
+function showSignOut() {
   try {
-    show($("signout"), localStorage.getItem("comporta-signed-in") === "yes");
+    setVisible($("signout"), localStorage.getItem("comporta-signed-in") === "yes");
     $("signout").addEventListener("submit", () => localStorage.removeItem("comporta-signed-in"));
   } catch {
-    // a browser that keeps nothing for this page
+    // the browser stores nothing for this page
   }
 }
 
@@ -106,10 +106,10 @@ $("ranges").addEventListener("change", (event) => {
   cards.range = Number(event.target.value);
   cards.draw();
 });
-document.addEventListener("visibilitychange", want);
+document.addEventListener("visibilitychange", requestDraw);
 window.addEventListener("pagehide", () => stream.close());
 window.addEventListener("pageshow", (event) => event.persisted && stream.open());
 
-offerToSignOut();
+showSignOut();
 setInterval(tick, TICK_MS);
 stream.open();

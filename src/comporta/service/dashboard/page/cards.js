@@ -1,8 +1,8 @@
-// One card for each upstream: how it stands, why, until when, and how it came to that.
+// One card for each upstream: its state, the reason, until when, and its recent history.
 
 import { CallsChart, WaitsChart } from "./charts.js";
-import { $, Figures, Rows, attribute, fields, say, show } from "./dom.js";
-import { clockFace, isChanged, number, percent, phaseOf, phaseWords, rate, wait, whyWords } from "./words.js";
+import { $, KeyedRows, StatList, collectFields, setAttr, setText, setVisible } from "./dom.js";
+import { clockFace, hasOverride, number, percent, phaseName, phaseText, rate, reasonText, wait } from "./words.js";
 
 const CARDS_MAX = 50;
 const SHOWN_SECONDS_MIN = 90;
@@ -13,27 +13,27 @@ export class Cards {
     this.clock = clock;
     this.history = history;
     this.range = 300;
-    this.rows = new Rows($("upstreams"), (card) => new Card(card, clock, actions), CARDS_MAX);
+    this.rows = new KeyedRows($("upstreams"), (card) => new Card(card, clock, actions), CARDS_MAX);
   }
 
   update(cards) {
-    show($("upstreams-none"), cards.length === 0);
+    setVisible($("upstreams-none"), cards.length === 0);
     this.rows.update(cards, (card) => card.name);
     this.draw();
   }
 
   draw() {
     const now = this.clock.now();
-    const range = this.shown(now);
+    const range = this.visibleRange(now);
     for (const [name, card] of this.rows.rows) {
       const slots = this.history.since(name, now - range);
       card.draw({ slots, now, range, slotSeconds: this.history.slotSeconds });
     }
   }
 
-  // A fleet that has just begun has no five minutes to show: then all there is, in steps of half a minute, and
-  // the same for all cards.
-  shown(now) {
+  // A new fleet has less history than the chosen range: show what there is, in steps of 30 s, the same for all
+  // cards.
+  visibleRange(now) {
     const known = Math.ceil((now - this.history.oldest(now)) / STEP_SECONDS) * STEP_SECONDS;
     return Math.min(this.range, Math.max(known, SHOWN_SECONDS_MIN));
   }
@@ -44,59 +44,59 @@ export class Cards {
 }
 
 class Card {
-  constructor(told, clock, actions) {
+  constructor(card, clock, actions) {
     this.clock = clock;
     this.node = $("upstream-template").content.firstElementChild.cloneNode(true);
-    this.at = fields(this.node);
-    this.calls = new CallsChart(this.at.calls, told.name);
-    this.waits = new WaitsChart(this.at.waits, told.name);
-    this.minute = new Figures(this.at.minute);
+    this.fields = collectFields(this.node);
+    this.calls = new CallsChart(this.fields.calls, card.name);
+    this.waits = new WaitsChart(this.fields.waits, card.name);
+    this.minute = new StatList(this.fields.minute);
     this.deadline = null;
-    this.actions = actions.forUpstream(this.at.actions, told.name);
-    this.node.dataset.upstream = told.name;
-    this.at.name.id = `name-of-upstream-${told.name}`; // no id of the page itself begins so
-    this.node.setAttribute("aria-labelledby", this.at.name.id);
-    say(this.at.name, told.name);
+    this.actions = actions.forUpstream(this.fields.actions, card.name);
+    this.node.dataset.upstream = card.name;
+    this.fields.name.id = `name-of-upstream-${card.name}`; // a prefix that no id of the page has
+    this.node.setAttribute("aria-labelledby", this.fields.name.id);
+    setText(this.fields.name, card.name);
   }
 
-  update(told) {
-    this.head(told);
-    this.meters(told);
-    this.minute.update(minuteFigures(told.minute ?? {}));
-    this.deadline = deadlineOf(told, this.clock.now(), this.deadline);
+  update(card) {
+    this.head(card);
+    this.meters(card);
+    this.minute.update(minuteStats(card.minute ?? {}));
+    this.deadline = cardDeadline(card, this.clock.now(), this.deadline);
     this.tick();
-    this.actions.update(told);
+    this.actions.update(card);
   }
 
-  head(told) {
-    const { word, meaning } = phaseWords(told);
-    attribute(this.node, "data-phase", phaseOf(told));
-    attribute(this.node, "data-paused", told.paused > 0);
-    attribute(this.at.mark, "href", `#mark-${phaseOf(told)}`);
-    say(this.at.phase, word);
-    say(this.at.meaning, meaning);
-    say(this.at.why, whyWords(told, this.clock.now()));
+  head(card) {
+    const { word, meaning } = phaseText(card);
+    setAttr(this.node, "data-phase", phaseName(card));
+    setAttr(this.node, "data-paused", card.paused > 0);
+    setAttr(this.fields.mark, "href", `#mark-${phaseName(card)}`);
+    setText(this.fields.phase, word);
+    setText(this.fields.meaning, meaning);
+    setText(this.fields.reason, reasonText(card, this.clock.now()));
   }
 
-  meters(told) {
-    meter(this.at.tokens, this.at["tokens-bar"], told.tokens, told.capacity);
-    meter(this.at.flight, this.at["flight-bar"], told.in_flight, told.in_flight_max);
-    const lowered = told.limit < told.original * 0.995;
-    const raised = told.limit > told.original * 1.005;
-    say(this.at.limit, rate(told.limit));
-    const note = lowered || raised ? `of ${rate(told.original)}` : "as configured";
-    say(this.at["limit-note"], isChanged(told) ? `${rate(told.configured)} configured` : note);
-    attribute(this.at.limit.parentElement, "data-tone", lowered ? "warn" : "");
-    this.fourth(told);
+  meters(card) {
+    meter(this.fields.tokens, this.fields["tokens-bar"], card.tokens, card.capacity);
+    meter(this.fields.flight, this.fields["flight-bar"], card.in_flight, card.in_flight_max);
+    const lowered = card.limit < card.original * 0.995;
+    const raised = card.limit > card.original * 1.005;
+    setText(this.fields.limit, rate(card.limit));
+    const note = lowered || raised ? `of ${rate(card.original)}` : "as configured";
+    setText(this.fields["limit-note"], hasOverride(card) ? `${rate(card.configured)} configured` : note);
+    setAttr(this.fields.limit.parentElement, "data-tone", lowered ? "warn" : "");
+    this.updateFourthMeter(card);
   }
 
-  fourth(told) {
-    const paused = told.paused > 0;
-    say(this.at["fourth-name"], paused ? "Pause" : "Failures");
-    say(this.at.fourth, paused ? `${number(Math.ceil(told.paused))} s` : number(told.failures));
-    const opens = told.phase === "closed" && told.threshold ? `opens at ${number(told.threshold)}` : "";
-    say(this.at["fourth-note"], paused ? "for all workers" : opens);
-    attribute(this.at.fourth.parentElement, "data-tone", paused ? "warn" : "");
+  updateFourthMeter(card) {
+    const paused = card.paused > 0;
+    setText(this.fields["fourth-name"], paused ? "Pause" : "Failures");
+    setText(this.fields.fourth, paused ? `${number(Math.ceil(card.paused))} s` : number(card.failures));
+    const opens = card.phase === "closed" && card.threshold ? `opens at ${number(card.threshold)}` : "";
+    setText(this.fields["fourth-note"], paused ? "for all workers" : opens);
+    setAttr(this.fields.fourth.parentElement, "data-tone", paused ? "warn" : "");
   }
 
   draw(view) {
@@ -104,55 +104,55 @@ class Card {
     this.waits.draw(view);
   }
 
-  // The clock counts by itself between two documents.
+  // Update the countdown between two documents.
   tick() {
     const left = this.deadline ? this.deadline.at - this.clock.now() : 0;
-    show(this.at.clock, Boolean(this.deadline));
+    setVisible(this.fields.clock, Boolean(this.deadline));
     if (!this.deadline) return;
-    say(this.at.left, clockFace(left));
-    say(this.at["left-what"], left > 0 ? this.deadline.what(left) : "any moment");
+    setText(this.fields.left, clockFace(left));
+    setText(this.fields["left-what"], left > 0 ? this.deadline.what(left) : "any moment");
     const share = Math.min(Math.max(left / this.deadline.whole, 0), 1);
-    this.at.hand.style.strokeDasharray = `${Math.round(share * 100)} 100`;
+    this.fields.hand.style.strokeDasharray = `${Math.round(share * 100)} 100`;
   }
 }
 
-// A pause says only how long it still is: it was at least as long as it has been seen.
-function deadlineOf(told, now, before) {
-  if (told.phase === "open" && told.until) {
-    const whole = Math.max(told.until - (told.since ?? now), 1);
-    return { at: told.until, whole, what: (left) => (left < 100 ? "s to next try" : "to next try") };
+// A pause only has its remaining time, so its length is the longest remaining time seen.
+function cardDeadline(card, now, before) {
+  if (card.phase === "open" && card.until) {
+    const whole = Math.max(card.until - (card.since ?? now), 1);
+    return { at: card.until, whole, what: (left) => (left < 100 ? "s to next attempt" : "to next attempt") };
   }
-  if (!(told.paused > 0)) return null;
-  const at = now + told.paused;
-  const whole = before?.paused ? Math.max(before.whole, told.paused) : Math.max(told.paused, 1);
+  if (!(card.paused > 0)) return null;
+  const at = now + card.paused;
+  const whole = before?.paused ? Math.max(before.whole, card.paused) : Math.max(card.paused, 1);
   return { at, whole, paused: true, what: (left) => (left < 100 ? "s of pause" : "of pause") };
 }
 
-function meter(words, bar, value, most) {
+function meter(node, bar, value, maximum) {
   const known = value !== null && value !== undefined;
-  say(words, known && most ? `${number(value)} of ${number(most)}` : number(value));
-  show(bar, Boolean(known && most));
-  if (!known || !most) return;
-  bar.style.setProperty("--share", `${Math.round(100 * Math.min(Math.max(value / most, 0), 1))}%`);
+  setText(node, known && maximum ? `${number(value)} of ${number(maximum)}` : number(value));
+  setVisible(bar, Boolean(known && maximum));
+  if (!known || !maximum) return;
+  bar.style.setProperty("--share", `${Math.round(100 * Math.min(Math.max(value / maximum, 0), 1))}%`);
 }
 
-function minuteFigures(minute) {
-  const away = minute.open + minute.limited; // not a number where nothing is known
+function minuteStats(minute) {
+  const rejected = minute.open + minute.limited; // NaN if unknown
   const share = minute.calls ? percent((minute.ok ?? 0) / minute.calls) : "";
   return [
     { name: "Calls", value: number(minute.calls), note: "last minute" },
     { name: "Succeeded", value: number(minute.ok), note: share },
     { name: "Failed", value: number(minute.failed), tone: minute.failed > 0 ? "bad" : "" },
     { name: "Refused (429)", value: number(minute.refused), tone: minute.refused > 0 ? "warn" : "" },
-    { name: "Turned away", value: number(away), note: awayNote(minute) },
+    { name: "Rejected here", value: number(rejected), note: rejectedNote(minute) },
     { name: "Retries", value: number(minute.retries) },
     { name: "Wait, median", value: wait(minute.wait_p50) },
     { name: "Wait, 95 / 99 %", value: `${wait(minute.wait_p95)} / ${wait(minute.wait_p99)}` },
   ];
 }
 
-function awayNote(minute) {
-  if (minute.open && minute.limited) return `${number(minute.limited)} for want of room`;
+function rejectedNote(minute) {
+  if (minute.open && minute.limited) return `${number(minute.limited)} by the limit`;
   if (minute.open) return "breaker open";
-  return minute.limited ? "no room in time" : "";
+  return minute.limited ? "by the limit" : "";
 }

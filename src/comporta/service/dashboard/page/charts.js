@@ -1,8 +1,8 @@
-// Charts over time, drawn as SVG so that the style sheet colours them and they are sharp at any size. Every
-// chart has the same few shapes for ever and only gives them new outlines: nothing piles up.
+// Charts over time as SVG: the style sheet colours them, and they are sharp at any size. Each chart keeps the
+// same few shapes and only changes their outlines, so that no nodes accumulate.
 
-import { attribute, element, say, shape, show } from "./dom.js";
-import { duration, joined, number, rate, time, wait } from "./words.js";
+import { element, setAttr, setText, setVisible, svgElement } from "./dom.js";
+import { duration, joinList, number, rate, time, wait } from "./words.js";
 
 const LEFT = 42;
 const RIGHT = 10;
@@ -11,9 +11,9 @@ const BAND = 10;
 const AXIS = 16;
 const PARTS = ["ok", "refused", "failed", "away"];
 const PHASES = ["closed", "half-open", "open"];
-const BAND_HEIGHTS = [3, 7, BAND]; // the worse the higher: the band can be read without its colours
-const FRESH_SECONDS_MIN = 3; // workers tell what they counted every two: less of a slot says nothing
-const OFF_SCALE = 6; // a limit so many times above all traffic would press it flat
+const BAND_HEIGHTS = [3, 7, BAND]; // the worse, the higher: readable without colours
+const FRESH_SECONDS_MIN = 3; // workers publish every 2 s: less of a slot is not meaningful
+const OFF_SCALE = 6; // a limit this many times above the traffic would flatten it
 
 class Chart {
   constructor(figure, name, height) {
@@ -24,7 +24,7 @@ class Chart {
     this.cursor = null;
     this.title = element("span");
     this.latest = element("span", "latest");
-    this.svg = shape("svg", { role: "img", tabindex: "0", height });
+    this.svg = svgElement("svg", { role: "img", tabindex: "0", height });
     this.tip = element("div", "tip");
     this.tip.hidden = true;
     figure.append(
@@ -34,47 +34,47 @@ class Chart {
     this.grid = this.add("path", "grid");
     this.labels = [0, 1, 2].map(() => this.add("text", "label y"));
     this.times = [0, 1, 2].map(() => this.add("text", "label x"));
-    this.nothing = this.add("text", "label nothing");
-    this.watch();
+    this.emptyLabel = this.add("text", "label nothing");
+    this.listen();
   }
 
   add(name, className, attributes = {}) {
-    const made = shape(name, { class: className, ...attributes });
-    this.svg.append(made);
-    return made;
+    const node = svgElement(name, { class: className, ...attributes });
+    this.svg.append(node);
+    return node;
   }
 
-  watch() {
-    // The observer knows the width without asking for a layout in the middle of drawing.
+  listen() {
+    // The observer provides the width without forcing a layout while drawing.
     new ResizeObserver(([entry]) => {
       this.width = Math.round(entry.contentRect.width);
       if (this.view) this.draw(this.view);
     }).observe(this.svg.parentElement);
-    this.svg.addEventListener("pointermove", (event) => this.point(event.offsetX));
-    this.svg.addEventListener("pointerleave", () => this.leave());
-    this.svg.addEventListener("blur", () => this.leave());
+    this.svg.addEventListener("pointermove", (event) => this.moveCursor(event.offsetX));
+    this.svg.addEventListener("pointerleave", () => this.hideTip());
+    this.svg.addEventListener("blur", () => this.hideTip());
     this.svg.addEventListener("keydown", (event) => this.key(event));
   }
 
   key(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (event.key === "Escape") this.leave();
+    if (event.key === "Escape") this.hideTip();
     if (!step || !this.view) return;
     event.preventDefault();
-    this.tip.setAttribute("aria-live", "polite"); // asked for by key, so it may be read out
+    this.tip.setAttribute("aria-live", "polite"); // requested with the keyboard, so it may be announced
     const slot = (this.right - LEFT) * (this.view.slotSeconds / this.view.range);
-    this.point((this.cursor ?? this.right) + step * Math.max(slot, 1));
+    this.moveCursor((this.cursor ?? this.right) + step * Math.max(slot, 1));
   }
 
-  point(x) {
+  moveCursor(x) {
     this.cursor = Math.min(Math.max(x, LEFT), this.right);
-    if (this.view) this.tell();
+    if (this.view) this.showTip();
   }
 
-  leave() {
+  hideTip() {
     this.cursor = null;
     this.tip.hidden = true;
-    attribute(this.line, "d", "");
+    setAttr(this.line, "d", "");
   }
 
   get right() {
@@ -98,40 +98,40 @@ class Chart {
   draw(view) {
     this.view = view;
     if (this.width < LEFT + RIGHT + 20) return;
-    attribute(this.svg, "width", this.width);
-    attribute(this.svg, "viewBox", `0 0 ${this.width} ${this.height}`);
-    this.paint();
-    if (this.cursor !== null) this.tell();
+    setAttr(this.svg, "width", this.width);
+    setAttr(this.svg, "viewBox", `0 0 ${this.width} ${this.height}`);
+    this.drawContent();
+    if (this.cursor !== null) this.showTip();
   }
 
-  frame(words) {
+  drawAxes(label) {
     const lines = [this.top, this.top / 2, 0];
-    attribute(this.grid, "d", lines.map((value) => `M${LEFT} ${this.y(value)}H${this.right}`).join(""));
+    setAttr(this.grid, "d", lines.map((value) => `M${LEFT} ${this.y(value)}H${this.right}`).join(""));
     lines.forEach((value, index) => {
       place(this.labels[index], LEFT - 6, this.y(value) + 3.5);
-      say(this.labels[index], words(value));
+      setText(this.labels[index], label(value));
     });
     [0, 0.5, 1].forEach((share, index) => {
       const label = this.times[index];
       place(label, LEFT + share * (this.right - LEFT), this.height - 3);
-      attribute(label, "text-anchor", ["start", "middle", "end"][index]);
-      say(label, share === 1 ? "now" : `${roundly((1 - share) * this.view.range)} ago`);
+      setAttr(label, "text-anchor", ["start", "middle", "end"][index]);
+      setText(label, share === 1 ? "now" : `${shortDuration((1 - share) * this.view.range)} ago`);
     });
   }
 
-  empty(words) {
-    place(this.nothing, (LEFT + this.right) / 2, (TOP + this.bottom) / 2 + 4);
-    attribute(this.nothing, "text-anchor", "middle");
-    say(this.nothing, words);
+  setEmptyText(text) {
+    place(this.emptyLabel, (LEFT + this.right) / 2, (TOP + this.bottom) / 2 + 4);
+    setAttr(this.emptyLabel, "text-anchor", "middle");
+    setText(this.emptyLabel, text);
   }
 
-  // What is under the cursor, as a line in the chart and in words beside it.
-  tell() {
+  // Show the slot under the cursor: a line in the chart and a tooltip.
+  showTip() {
     const { now, range, slots, slotSeconds } = this.view;
     const moment = now - range + ((this.cursor - LEFT) / (this.right - LEFT)) * range;
-    const slot = slots.findLast((one) => one.start <= moment && moment <= one.start + slotSeconds);
-    attribute(this.line, "d", `M${this.cursor} ${TOP}V${this.height - AXIS}`);
-    const lines = slot ? this.told(slot) : [["", "nothing is known of this time"]];
+    const slot = slots.findLast(({ start }) => start <= moment && moment <= start + slotSeconds);
+    setAttr(this.line, "d", `M${this.cursor} ${TOP}V${this.height - AXIS}`);
+    const lines = slot ? this.slotLines(slot) : [["", "no data"]];
     const head = slot ? `${time(slot.start)} to ${time(slot.start + slotSeconds)}` : time(moment);
     fill(this.tip, head, lines);
     this.tip.hidden = false;
@@ -150,26 +150,26 @@ export class CallsChart extends Chart {
     this.parts.away.setAttribute("fill", "url(#hatch)");
     this.limit = this.add("path", "limit");
     this.limitLabel = this.add("text", "label limit-label", { "text-anchor": "end" });
-    // The highest first: where a slot saw several states, none hides another.
+    // The highest first, so that no state of a slot hides another.
     this.bands = [...PHASES].reverse().map((phase) => this.add("path", `band ${phase}`)).reverse();
     this.line = this.add("path", "cursor");
-    say(this.title, "Calls a second");
+    setText(this.title, "Calls a second");
   }
 
-  paint() {
+  drawContent() {
     const { slots, now, slotSeconds } = this.view;
-    const rates = slots.map((slot) => ratesOf(slot, now, slotSeconds));
-    const most = Math.max(0, ...rates.map((one) => one.all));
+    const rates = slots.map((slot) => slotRates(slot, now, slotSeconds));
+    const peak = Math.max(0, ...rates.map(({ all }) => all));
     const limit = Math.max(0, ...slots.map((slot) => slot.limit ?? 0));
-    const above = most > 0 && limit > most * OFF_SCALE;
-    this.top = nice(Math.max(most, above ? 0 : limit, 0.5) * 1.12);
-    this.frame((value) => number(value));
+    const above = peak > 0 && limit > peak * OFF_SCALE;
+    this.top = niceCeiling(Math.max(peak, above ? 0 : limit, 0.5) * 1.12);
+    this.drawAxes((value) => number(value));
     this.bars(slots, rates);
     this.limits(slots, above);
     this.phases(slots);
-    this.empty(most > 0 ? "" : "no calls in this time");
-    say(this.latest, slots.length ? `${rate(lately(slots, now))} now` : "");
-    attribute(this.svg, "aria-label", this.summary(slots));
+    this.setEmptyText(peak > 0 ? "" : "no calls");
+    setText(this.latest, slots.length ? `${rate(currentRate(slots, now))} now` : "");
+    setAttr(this.svg, "aria-label", this.summary(slots));
   }
 
   bars(slots, rates) {
@@ -183,7 +183,7 @@ export class CallsChart extends Chart {
         base += size;
       }
     });
-    for (const part of PARTS) attribute(this.parts[part], "d", outlines[part].join(""));
+    for (const part of PARTS) setAttr(this.parts[part], "d", outlines[part].join(""));
   }
 
   edges(slot) {
@@ -194,11 +194,11 @@ export class CallsChart extends Chart {
   }
 
   limits(slots, above) {
-    const told = slots.filter((slot) => slot.limit > 0);
-    const last = told.at(-1)?.limit;
-    const outline = above ? "" : told.map((slot, index) => this.step(slot, index === 0)).join("");
-    attribute(this.limit, "d", outline);
-    say(this.limitLabel, last ? `limit ${rate(last)}${above ? " ↑" : ""}` : "");
+    const limited = slots.filter((slot) => slot.limit > 0);
+    const last = limited.at(-1)?.limit;
+    const outline = above ? "" : limited.map((slot, index) => this.step(slot, index === 0)).join("");
+    setAttr(this.limit, "d", outline);
+    setText(this.limitLabel, last ? `limit ${rate(last)}${above ? " ↑" : ""}` : "");
     if (last) place(this.limitLabel, this.right, (above ? TOP : Math.max(this.y(last), TOP + 4)) - 4);
   }
 
@@ -217,30 +217,30 @@ export class CallsChart extends Chart {
         outlines[phase]?.push(box(from, to, floor, floor - BAND_HEIGHTS[phase]));
       }
     }
-    this.bands.forEach((band, phase) => attribute(band, "d", outlines[phase].join("")));
+    this.bands.forEach((band, phase) => setAttr(band, "d", outlines[phase].join("")));
   }
 
-  told(slot) {
-    const rates = ratesOf(slot, this.view.now, this.view.slotSeconds);
+  slotLines(slot) {
+    const rates = slotRates(slot, this.view.now, this.view.slotSeconds);
     return [
       ["ok", `${rate(rates.ok)} succeeded`],
       ["failed", `${rate(rates.failed)} failed`],
       ["refused", `${rate(rates.refused)} refused (429)`],
-      ["away", `${rate(rates.away)} turned away here`],
+      ["away", `${rate(rates.away)} rejected here`],
       ["limit", `limit ${rate(slot.limit)}`],
-      [PHASES[slot.phase] ?? "", joined(phasesOf(slot).map((phase) => PHASES[phase] ?? "no breaker"))],
+      [PHASES[slot.phase] ?? "", joinList(slotPhases(slot).map((phase) => PHASES[phase] ?? "no breaker"))],
     ];
   }
 
   summary(slots) {
     const total = (name) => slots.reduce((sum, slot) => sum + (slot[name] ?? 0), 0);
-    const seen = PHASES.map((_, phase) => slots.filter((slot) => phasesOf(slot).includes(phase)).length);
+    const seen = PHASES.map((_, phase) => slots.filter((slot) => slotPhases(slot).includes(phase)).length);
     return [
-      `Calls to ${this.name} in the last ${roundly(this.view.range)}:`,
-      `${total("ok")} succeeded, ${total("failed")} failed, ${total("refused")} refused by it,`,
-      `${total("open") + total("limited")} turned away here.`,
-      `Breaker open in ${seen[2]} and half-open in ${seen[1]} of ${slots.length} times ${duration(this.view.slotSeconds)}.`,
-      "Arrow keys tell single moments.",
+      `Calls to ${this.name} in the last ${shortDuration(this.view.range)}:`,
+      `${total("ok")} succeeded, ${total("failed")} failed, ${total("refused")} were refused by the upstream,`,
+      `${total("open") + total("limited")} were rejected here.`,
+      `Breaker open in ${seen[2]} and half-open in ${seen[1]} of ${slots.length} slots of ${duration(this.view.slotSeconds)}.`,
+      "Use the arrow keys to read single slots.",
     ].join(" ");
   }
 }
@@ -253,29 +253,29 @@ export class WaitsChart extends Chart {
     this.p95 = this.add("path", "wait p95");
     this.p50 = this.add("path", "wait p50");
     this.line = this.add("path", "cursor");
-    this.half = element("span");
-    this.most = element("span");
-    this.latest.append(element("span", "key p50"), this.half, element("span", "key p95"), this.most);
-    say(this.title, "Waits for a turn");
+    this.median = element("span");
+    this.tail = element("span");
+    this.latest.append(element("span", "key p50"), this.median, element("span", "key p95"), this.tail);
+    setText(this.title, "Waits for the limit");
   }
 
-  paint() {
+  drawContent() {
     const { slots } = this.view;
     const known = slots.map((slot) => slot.wait_p95 ?? 0);
-    this.top = nice(Math.max(0.01, ...known) * 1.05);
-    this.frame((value) => wait(value).replace(" ", ""));
-    attribute(this.p95, "d", this.outline(slots, "wait_p95"));
-    attribute(this.p50, "d", this.outline(slots, "wait_p50"));
+    this.top = niceCeiling(Math.max(0.01, ...known) * 1.05);
+    this.drawAxes((value) => wait(value).replace(" ", ""));
+    setAttr(this.p95, "d", this.outline(slots, "wait_p95"));
+    setAttr(this.p50, "d", this.outline(slots, "wait_p50"));
     const last = slots.findLast((slot) => Number.isFinite(slot.wait_p95));
-    this.empty(last ? "" : "nobody waited");
-    show(this.latest, Boolean(last));
-    say(this.half, last ? `half under ${wait(last.wait_p50)}` : "");
-    say(this.most, last ? `95 % under ${wait(last.wait_p95)}` : "");
-    const words = last ? `${this.half.textContent}, ${this.most.textContent}` : "nobody waited";
-    attribute(this.svg, "aria-label", `Waits for a turn at ${this.name}: ${words}.`);
+    this.setEmptyText(last ? "" : "no waits");
+    setVisible(this.latest, Boolean(last));
+    setText(this.median, last ? `median ${wait(last.wait_p50)}` : "");
+    setText(this.tail, last ? `95 % under ${wait(last.wait_p95)}` : "");
+    const text = last ? `${this.median.textContent}, ${this.tail.textContent}` : "no waits";
+    setAttr(this.svg, "aria-label", `Waits for the limit of ${this.name}: ${text}.`);
   }
 
-  // A line through the middles of the slots, broken where nobody called; one alone is a dot (h0).
+  // A line through the middles of the slots, interrupted where there were no calls; a single slot is a dot (h0).
   outline(slots, name) {
     let pen = "M";
     let before = null;
@@ -297,63 +297,63 @@ export class WaitsChart extends Chart {
       .join("");
   }
 
-  told(slot) {
+  slotLines(slot) {
     return [
       ["p95", `95 % waited less than ${wait(slot.wait_p95)}`],
-      ["p50", `half waited less than ${wait(slot.wait_p50)}`],
+      ["p50", `median wait ${wait(slot.wait_p50)}`],
     ];
   }
 }
 
-function ratesOf(slot, now, slotSeconds) {
+function slotRates(slot, now, slotSeconds) {
   const seconds = Math.min(Math.max(now - slot.start, FRESH_SECONDS_MIN), slotSeconds);
   const each = (value) => (value ?? 0) / seconds;
-  const found = {
+  const rates = {
     ok: each(slot.ok),
     refused: each(slot.refused),
     failed: each(slot.failed),
     away: each((slot.open ?? 0) + (slot.limited ?? 0)),
   };
-  found.all = found.ok + found.refused + found.failed + found.away;
-  return found;
+  rates.all = rates.ok + rates.refused + rates.failed + rates.away;
+  return rates;
 }
 
-// The rate now: of the present slot and the one before, since the present one may have just begun.
-function lately(slots, now) {
+// The current rate, from the last two slots, because the current one may have just begun.
+function currentRate(slots, now) {
   const last = slots.slice(-2);
   const all = last.reduce((sum, slot) => sum + (slot.calls ?? 0), 0);
   return all / Math.max(now - last[0].start, FRESH_SECONDS_MIN);
 }
 
-// How the breaker stood at any time of a slot, the worst first.
-function phasesOf(slot) {
+// All states of the breaker during a slot, the worst first.
+function slotPhases(slot) {
   return slot.phases ?? [slot.phase];
 }
 
-// Neighbouring slots of the same phases are one box: fewer shapes, and no seams between them.
+// Neighbouring slots with the same phases become one box, without seams.
 function runs(slots, slotSeconds) {
-  const found = [];
+  const merged = [];
   for (const slot of slots) {
-    const last = found.at(-1);
+    const last = merged.at(-1);
     const to = slot.start + slotSeconds;
-    const phases = phasesOf(slot);
+    const phases = slotPhases(slot);
     if (last && `${last.phases}` === `${phases}` && slot.start - last.to < slotSeconds / 2) last.to = to;
-    else found.push({ phases, from: last ? meeting(last, slot, slotSeconds) : slot.start, to });
+    else merged.push({ phases, from: last ? runStart(last, slot, slotSeconds) : slot.start, to });
   }
-  return found;
+  return merged;
 }
 
-function meeting(last, slot, slotSeconds) {
+function runStart(last, slot, slotSeconds) {
   return slot.start - last.to < slotSeconds / 2 ? last.to : slot.start;
 }
 
-// The next number that people like, and of which they like the half as well.
-function nice(value) {
+// The next round number whose half is round as well.
+function niceCeiling(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value) * power;
 }
 
-function roundly(seconds) {
+function shortDuration(seconds) {
   return duration(seconds).replace(/ 00 (s|min)$/, "");
 }
 
@@ -362,8 +362,8 @@ function box(from, to, low, high) {
 }
 
 function place(node, x, y) {
-  attribute(node, "x", round(x));
-  attribute(node, "y", round(y));
+  setAttr(node, "x", round(x));
+  setAttr(node, "y", round(y));
 }
 
 function round(value) {
@@ -374,9 +374,9 @@ function fill(tip, head, lines) {
   while (tip.children.length < lines.length + 1) tip.append(element("div", "", element("i"), element("span")));
   while (tip.children.length > lines.length + 1) tip.lastElementChild.remove();
   const rows = [["head", head], ...lines];
-  rows.forEach(([key, words], index) => {
+  rows.forEach(([key, text], index) => {
     const row = tip.children[index];
-    attribute(row.firstElementChild, "class", `key ${key}`);
-    say(row.lastElementChild, words);
+    setAttr(row.firstElementChild, "class", `key ${key}`);
+    setText(row.lastElementChild, text);
   });
 }

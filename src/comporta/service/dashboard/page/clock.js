@@ -1,39 +1,38 @@
-// The service's time on this page. Browsers' clocks are wrong by minutes: each document says what time it is
-// there, and from then on only seconds are counted, which every machine can.
+// The service's clock. A browser's clock may be wrong by minutes, so the page takes the time from each document
+// and counts elapsed seconds from there.
 
 const JUMP_SECONDS = 30;
 
 export class Clock {
   constructor() {
     this.at = null;
-    this.heard = 0;
+    this.receivedAt = 0;
   }
 
-  // False for a document that was there before: a service that stands still is behind, however often it says
-  // so.
-  set(at) {
+  // Returns false for a document that was already received: a service that repeats itself is behind.
+  sync(at) {
     if (at === this.at) return false;
     this.at = at;
-    this.heard = performance.now();
+    this.receivedAt = performance.now();
     return true;
   }
 
-  // Whether the service's clock was set meanwhile: then moments from before are other moments now.
-  jumps(at) {
+  // Whether the service's clock was changed: earlier timestamps are then no longer comparable.
+  hasJumped(at) {
     return this.at !== null && Math.abs(at - this.now()) > JUMP_SECONDS;
   }
 
-  // Go by another worker's clock from now on; that nothing new was heard remains so.
-  follow(at) {
-    if (this.at !== null) this.at = at - this.silence();
+  // Switch to another worker's clock without counting this as an update.
+  adopt(at) {
+    if (this.at !== null) this.at = at - this.secondsSinceUpdate();
   }
 
   now() {
-    return this.at === null ? Date.now() / 1000 : this.at + this.silence();
+    return this.at === null ? Date.now() / 1000 : this.at + this.secondsSinceUpdate();
   }
 
-  // How many seconds nothing new was heard.
-  silence() {
-    return this.at === null ? 0 : (performance.now() - this.heard) / 1000;
+  // Seconds since the last new document.
+  secondsSinceUpdate() {
+    return this.at === null ? 0 : (performance.now() - this.receivedAt) / 1000;
   }
 }

@@ -1,62 +1,62 @@
-// The few ways in which this page touches the document. What comes from the service is only ever put in as
-// text or as a value of an attribute, never as markup; what does not change is not written again.
+// Helpers that change the document. Data from the service is only ever inserted as text or as an attribute
+// value, never as markup. Unchanged values are not written again.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = (id) => document.getElementById(id);
 
 export function element(name, className = "", ...children) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  made.append(...children);
-  return made;
+  const node = document.createElement(name);
+  if (className) node.className = className;
+  node.append(...children);
+  return node;
 }
 
-export function shape(name, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
+export function svgElement(name, attributes = {}, ...children) {
+  const node = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
 }
 
-export function mark(name) {
-  const use = shape("use", { href: `#mark-${name}` });
-  return shape("svg", { class: "mark", "aria-hidden": "true" }, use);
+export function markIcon(name) {
+  const use = svgElement("use", { href: `#mark-${name}` });
+  return svgElement("svg", { class: "mark", "aria-hidden": "true" }, use);
 }
 
-// A node that is written to only where the words are new: screen readers and layout are spared the rest.
-export function say(node, words) {
-  const text = String(words ?? "");
+// Set the text of a node only if it changed, to spare screen readers and layout.
+export function setText(node, value) {
+  const text = String(value ?? "");
   if (node.textContent !== text) node.textContent = text;
 }
 
-export function attribute(node, name, value) {
+export function setAttr(node, name, value) {
   const text = String(value);
   if (node.getAttribute(name) !== text) node.setAttribute(name, text);
 }
 
-export function show(node, wanted) {
-  if (node.hidden === wanted) node.hidden = !wanted;
+export function setVisible(node, visible) {
+  if (node.hidden === visible) node.hidden = !visible;
 }
 
-export function fields(root) {
-  const found = {};
-  for (const node of root.querySelectorAll("[data-f]")) found[node.dataset.f] = node;
-  return found;
+export function collectFields(root) {
+  const nodes = {};
+  for (const node of root.querySelectorAll("[data-f]")) nodes[node.dataset.f] = node;
+  return nodes;
 }
 
-// Rows by key: those that stay are changed where they are (focus and scrolling stay with them), those that
-// are gone are removed, so there are never more than there are items. `make` gives {node, update}.
-export class Rows {
-  constructor(parent, make, most) {
+// Rows by key: existing rows are updated in place, so that they keep focus and scroll position; rows without an
+// item are removed. `make` returns {node, update}.
+export class KeyedRows {
+  constructor(parent, make, maximum) {
     this.parent = parent;
     this.make = make;
-    this.most = most;
+    this.maximum = maximum;
     this.rows = new Map();
   }
 
   update(items, keyOf) {
-    const shown = items.slice(0, this.most);
+    const shown = items.slice(0, this.maximum);
     const keys = new Set(shown.map(keyOf));
     for (const [key, row] of this.rows) {
       if (!keys.has(key)) {
@@ -70,11 +70,11 @@ export class Rows {
       const key = keyOf(item);
       if (done.has(key)) continue;
       done.add(key);
-      place = this.placed(key, item, place);
+      place = this.placeRow(key, item, place);
     }
   }
 
-  placed(key, item, place) {
+  placeRow(key, item, place) {
     let row = this.rows.get(key);
     if (!row) {
       row = this.make(item);
@@ -87,24 +87,24 @@ export class Rows {
   }
 }
 
-// A list of names with values: [[name, value, note], ...], always the same names in the same order.
-export class Figures {
+// A list of statistics {name, value, note, tone}, always the same names in the same order.
+export class StatList {
   constructor(parent) {
-    this.rows = new Rows(parent, Figures.row, 24);
+    this.rows = new KeyedRows(parent, StatList.row, 24);
   }
 
-  static row(item) {
+  static row() {
     const value = element("span", "value");
     const note = element("span", "note");
     const name = element("dt");
     const node = element("div", "", name, element("dd", "", value, note));
     return {
       node,
-      update(now) {
-        say(name, now.name);
-        say(value, now.value);
-        say(note, now.note);
-        attribute(node, "data-tone", now.tone ?? "");
+      update(item) {
+        setText(name, item.name);
+        setText(value, item.value);
+        setText(note, item.note);
+        setAttr(node, "data-tone", item.tone ?? "");
       },
     };
   }

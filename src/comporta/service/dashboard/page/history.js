@@ -1,5 +1,5 @@
-// What the charts draw: an hour of slots for each series, first as the service remembers it, then kept up
-// with the last few slots that come with every document.
+// The data of the charts: an hour of slots for each series. The service sends the whole history once, and
+// every document brings the latest slots.
 
 const SECONDS_MAX = 3600;
 const SERIES_MAX = 100;
@@ -10,32 +10,33 @@ export class History {
     this.series = new Map();
   }
 
-  replace(told) {
-    this.slotSeconds = told.slot_seconds || 10;
+  replace(history) {
+    this.slotSeconds = history.slot_seconds || 10;
     this.series.clear();
-    this.merge(told.series ?? {});
+    this.merge(history.series ?? {});
   }
 
-  merge(told) {
-    for (const [name, columns] of Object.entries(told)) {
+  merge(series) {
+    for (const [name, columns] of Object.entries(series)) {
       if (!this.series.has(name) && this.series.size >= SERIES_MAX) continue;
       const slots = this.series.get(name) ?? [];
-      for (const slot of slotsOf(columns)) this.put(slots, slot);
-      this.series.set(name, trimmed(slots));
+      for (const slot of toSlots(columns)) this.put(slots, slot);
+      this.series.set(name, trimToHour(slots));
     }
   }
 
-  // A slot's start is told as an age, which trembles by some milliseconds: half a slot apart is another one.
+  // The start of a slot jitters by some milliseconds, because the service sends it as an age. Starts less than
+  // half a slot apart are the same slot.
   put(slots, slot) {
-    let place = slots.length;
-    while (place > 0 && slots[place - 1].start > slot.start + this.slotSeconds / 2) place -= 1;
-    const before = slots[place - 1];
+    let index = slots.length;
+    while (index > 0 && slots[index - 1].start > slot.start + this.slotSeconds / 2) index -= 1;
+    const before = slots[index - 1];
     const same = before && Math.abs(before.start - slot.start) < this.slotSeconds / 2;
-    if (same) slots[place - 1] = { ...slot, start: before.start };
-    else slots.splice(place, 0, slot);
+    if (same) slots[index - 1] = { ...slot, start: before.start };
+    else slots.splice(index, 0, slot);
   }
 
-  // When the oldest slot of any series began.
+  // The start of the oldest slot of any series.
   oldest(now) {
     return Math.min(now, ...[...this.series.values()].map((slots) => slots[0]?.start ?? now));
   }
@@ -46,7 +47,7 @@ export class History {
   }
 }
 
-function slotsOf(columns) {
+function toSlots(columns) {
   const names = Object.keys(columns).filter((name) => name !== "starts");
   return (columns.starts ?? []).map((start, index) => {
     const slot = { start };
@@ -55,7 +56,7 @@ function slotsOf(columns) {
   });
 }
 
-function trimmed(slots) {
+function trimToHour(slots) {
   const newest = slots.at(-1)?.start ?? 0;
   const first = slots.findIndex((slot) => slot.start > newest - SECONDS_MAX - 60);
   return first > 0 ? slots.slice(first) : slots;

@@ -1,82 +1,82 @@
-// What can be done, as values: what is asked before, what is sent, and what is said afterwards. `actions` sends.
+// The operations as values: the confirmation, the request, and the message afterwards. `actions` sends them.
 
 import { rate } from "./words.js";
 
-export class Refused extends Error {
+export class RequestError extends Error {
   constructor(status, detail) {
     super(detail);
     this.status = status;
   }
 }
 
-const WHY = { label: "Why (for those who wonder later)", maxLength: 200 };
+const REASON_FIELD = { label: "Reason (shown in the audit log)", maxLength: 200 };
 
-// All that can be done to an upstream; `card()` is how it stands now, `wanted` says when it makes sense.
-export function onUpstream(actions, name, card) {
+// All operations on an upstream; `card()` returns its current state, `applies` decides whether one is shown.
+export function upstreamOperations(actions, name, card) {
   const path = encodeURIComponent(name);
   return [
-    ...onBreaker(actions, name, `/v1/admin/breakers/${path}`),
-    ...onPause(actions, name, `/v1/admin/upstreams/${path}`),
-    ...onLimit(actions, name, `/v1/admin/limits/${path}`, card),
+    ...breakerOperations(actions, name, `/v1/admin/breakers/${path}`),
+    ...pauseOperations(actions, name, `/v1/admin/upstreams/${path}`),
+    ...limitOperations(actions, name, `/v1/admin/limits/${path}`, card),
   ];
 }
 
-function onBreaker(actions, name, path) {
-  const wanted = (card) => card.phase !== null;
+function breakerOperations(actions, name, path) {
+  const applies = (card) => card.phase !== null;
   return [
     {
-      words: "Hold open",
-      wanted,
+      label: "Force open",
+      applies,
       action: () => ({
-        title: `Hold ${name} open?`,
+        title: `Force the breaker of ${name} open?`,
         text:
-          `No worker of the fleet calls ${name} from now on, until somebody closes or resets the breaker. ` +
-          "What is kept in the cache is still served.",
-        field: WHY,
-        verb: "Hold it open",
-        done: `${name} is held open for the whole fleet.`,
-        act: (why) => actions.send("POST", `${path}/open`, { why }),
+          `No worker of the fleet calls ${name} until you close or reset the breaker. ` +
+          "Cached answers are still served.",
+        field: REASON_FIELD,
+        verb: "Force it open",
+        done: `The breaker of ${name} is forced open for the whole fleet.`,
+        act: (reason) => actions.send("POST", `${path}/open`, { reason }),
       }),
     },
     {
-      words: "Hold closed",
-      wanted,
+      label: "Force closed",
+      applies,
       action: () => ({
-        title: `Hold ${name} closed?`,
+        title: `Force the breaker of ${name} closed?`,
         text:
-          `Every worker of the fleet calls ${name} from now on, however often it fails, ` +
-          "until somebody opens or resets the breaker.",
-        field: WHY,
-        verb: "Hold it closed",
-        done: `${name} is held closed for the whole fleet.`,
-        act: (why) => actions.send("POST", `${path}/close`, { why }),
+          `Every worker of the fleet calls ${name}, however often it fails, ` +
+          "until you open or reset the breaker.",
+        field: REASON_FIELD,
+        verb: "Force it closed",
+        done: `The breaker of ${name} is forced closed for the whole fleet.`,
+        act: (reason) => actions.send("POST", `${path}/close`, { reason }),
       }),
     },
     {
-      words: "Reset the breaker",
-      wanted,
+      label: "Reset breaker",
+      applies,
       action: () => ({
         title: `Reset the breaker of ${name}?`,
         text:
-          "It begins anew for the whole fleet: closed, no failures counted, nothing held by hand. " +
-          "If the upstream still fails it opens again by itself.",
+          "For the whole fleet it is closed, has no failures and is no longer forced. " +
+          "If the upstream still fails, it opens again.",
         verb: "Reset it",
-        done: `The breaker of ${name} begins anew.`,
+        done: `The breaker of ${name} was reset.`,
         act: () => actions.send("POST", `${path}/reset`),
       }),
     },
   ];
 }
 
-function onPause(actions, name, path) {
+function pauseOperations(actions, name, path) {
   return [
     {
-      words: "Pause",
+      label: "Pause",
       action: () => ({
         title: `Pause ${name}?`,
         text:
-          `No worker of the fleet calls ${name} for so many seconds; ` +
-          "calls wait for their turn or are turned away.",
+          `No worker of the fleet calls ${name} for this many seconds; ` +
+          "calls wait or are rejected.",
         field: { label: "Seconds", type: "number", value: "60", min: "1", max: "86400", required: true },
         verb: "Pause it",
         done: `${name} is paused for the whole fleet.`,
@@ -84,32 +84,32 @@ function onPause(actions, name, path) {
       }),
     },
     {
-      words: "Resume",
-      wanted: (card) => card.paused > 0,
+      label: "Resume",
+      applies: (card) => card.paused > 0,
       action: () => ({
         title: `Resume ${name}?`,
-        text: "The pause ends at once for the whole fleet, also one that the upstream itself asked for.",
+        text: "The pause ends immediately for the whole fleet, even if the upstream requested it.",
         verb: "Resume it",
-        done: `${name} may be called again.`,
+        done: `Calls to ${name} resume.`,
         act: () => actions.send("POST", `${path}/resume`),
       }),
     },
   ];
 }
 
-function onLimit(actions, name, path, card) {
+function limitOperations(actions, name, path, card) {
   return [
     {
-      words: "Change the limit",
+      label: "Change limit",
       action: () => ({
         title: `Change the limit of ${name}?`,
         text:
-          "All workers together keep to the new limit at once, until it is changed again or revoked. " +
-          `Now it is ${rate(card().limit)}.`,
+          "The new limit applies to all workers together until you change or revoke it. " +
+          `The current limit is ${rate(card().limit)}.`,
         field: {
           label: "Limit",
           value: rate(card().original),
-          hint: "20/s, or 100/minute burst 20",
+          hint: "For example 20/s, or 100/minute burst 20",
           required: true,
           maxLength: 100,
         },
@@ -119,47 +119,47 @@ function onLimit(actions, name, path, card) {
       }),
     },
     {
-      words: "Revoke the limit",
+      label: "Revoke limit",
       action: () => ({
         title: `Revoke the changed limit of ${name}?`,
-        text: "The limit is again what the configuration says, for the whole fleet.",
+        text: "The configured limit applies again to the whole fleet.",
         verb: "Revoke it",
-        done: `${name} has the limit of the configuration.`,
+        done: `${name} has its configured limit again.`,
         act: () => actions.send("DELETE", path),
       }),
     },
   ];
 }
 
-// The page knows keys and jobs by their first letters only: whoever operates may know the rest.
-export function refresh(actions, { key }) {
+// The page has only prefixes of keys and job ids; operators may request the full ones.
+export function refreshOperation(actions, { key }) {
   return {
     title: `Fetch ${key} now?`,
-    text: "One worker of the fleet asks the source again at once, whatever failed before.",
+    text: "One worker of the fleet calls the source immediately, even though the key is in backoff.",
     verb: "Fetch it",
     done: `${key} is being fetched.`,
     act: async () => {
       const { keys } = await actions.send("GET", "/v1/admin/cache/keys?degraded=true&limit=1000");
-      const found = keys.find((one) => one.params_hash.startsWith(key));
-      if (!found) throw new Refused(404, `${key} is not in trouble any more`);
-      await actions.send("POST", `/v1/admin/cache/keys/${found.params_hash}/refresh`);
+      const match = keys.find((entry) => entry.params_hash.startsWith(key));
+      if (!match) throw new RequestError(404, `${key} is no longer in backoff`);
+      await actions.send("POST", `/v1/admin/cache/keys/${match.params_hash}/refresh`);
     },
   };
 }
 
-export function retry(actions, { id }) {
+export function retryOperation(actions, { id }) {
   return {
     title: `Retry the backfill of ${id}?`,
     text:
-      "One worker of the fleet begins again where it ended; " +
-      "rows that are in the sheet are not written twice.",
+      "One worker of the fleet continues where the backfill failed; " +
+      "rows that are already in the sheet are not written twice.",
     verb: "Retry it",
-    done: `The backfill of ${id} goes on.`,
+    done: `The backfill of ${id} continues.`,
     act: async () => {
       const { jobs } = await actions.send("GET", "/v1/admin/jobs?limit=1000");
-      const found = jobs.find((job) => job.id.startsWith(id));
-      if (!found) throw new Refused(404, `there is no job ${id} any more`);
-      await actions.send("POST", `/v1/admin/backfills/${encodeURIComponent(found.id)}/retry`);
+      const match = jobs.find((job) => job.id.startsWith(id));
+      if (!match) throw new RequestError(404, `job ${id} no longer exists`);
+      await actions.send("POST", `/v1/admin/backfills/${encodeURIComponent(match.id)}/retry`);
     },
   };
 }

@@ -1,60 +1,60 @@
-// The top of the page: how all is, in one sentence and five figures, and whether what is shown is live.
+// The top of the page: the overall status in one sentence, five numbers, and whether the page is live.
 
-import { $, Figures, attribute, say } from "./dom.js";
-import { count, duration, engineWords, number, percent, rate, statusWords } from "./words.js";
+import { $, StatList, setAttr, setText } from "./dom.js";
+import { count, duration, engineText, number, percent, rate, statusText } from "./words.js";
 
 const BEHIND_SECONDS = 5;
-const HEARD_SECONDS = 10;
-const UNKNOWN = "cannot be told now";
+const HEARTBEAT_SECONDS = 10;
+const UNKNOWN = "not available";
 
 export class Overview {
   constructor() {
-    this.tiles = new Figures($("tiles"));
+    this.tiles = new StatList($("tiles"));
   }
 
-  update(told) {
-    const words = statusWords(told.status, told.reasons ?? []);
-    attribute($("status"), "data-status", told.status);
-    attribute($("status").querySelector("use"), "href", `#mark-${told.status}`);
-    say($("status-words"), words);
-    say($("version"), told.version);
-    say($("footing"), footing(told));
-    this.tiles.update(tiles(told));
-    document.title = told.status === "ok" ? "comporta: all is well" : `⚠ ${words} · comporta`;
+  update(data) {
+    const text = statusText(data.status, data.reasons ?? []);
+    setAttr($("status"), "data-status", data.status);
+    setAttr($("status").querySelector("use"), "href", `#mark-${data.status}`);
+    setText($("status-words"), text);
+    setText($("version"), data.version);
+    setText($("footing"), footerText(data));
+    this.tiles.update(tileItems(data));
+    document.title = data.status === "ok" ? "comporta: all systems normal" : `⚠ ${text} · comporta`;
   }
 
-  // How old what is shown is. Behind, everything is greyed: figures of the past must not look like the present.
-  live(silence, heardOnce) {
-    const behind = heardOnce && silence > BEHIND_SECONDS;
+  // Show whether the data is current. A page that is behind turns grey, so that old numbers do not look current.
+  updateLive(seconds, hasData) {
+    const behind = hasData && seconds > BEHIND_SECONDS;
     document.body.classList.toggle("behind", behind);
-    attribute($("live"), "data-live", behind ? "behind" : heardOnce ? "live" : "wait");
-    if (behind) say($("live-words"), `Reconnecting… last seen ${duration(silence)} ago`);
-    else say($("live-words"), heardOnce ? "Live" : "Connecting…");
+    setAttr($("live"), "data-live", behind ? "behind" : hasData ? "live" : "wait");
+    if (behind) setText($("live-words"), `Reconnecting… last update ${duration(seconds)} ago`);
+    else setText($("live-words"), hasData ? "Live" : "Connecting…");
     return behind;
   }
 }
 
-function tiles(told) {
-  const minutes = (told.upstreams ?? []).map((card) => card.minute).filter(Boolean);
+function tileItems(data) {
+  const minutes = (data.upstreams ?? []).map((card) => card.minute).filter(Boolean);
   const sum = (name) => (minutes.length ? minutes.reduce((all, minute) => all + (minute[name] ?? 0), 0) : null);
-  const alive = told.workers?.filter((worker) => worker.heard < HEARD_SECONDS).length;
-  const running = told.jobs?.filter((job) => job.status === "running").length;
+  const alive = data.workers?.filter((worker) => worker.last_heartbeat < HEARTBEAT_SECONDS).length;
+  const running = data.jobs?.filter((job) => job.status === "running").length;
   const sent = minutes.length ? sum("calls") - sum("open") - sum("limited") : null;
   return [
-    { name: "Workers alive", value: number(alive), note: "one limit, one breaker" },
+    { name: "Workers alive", value: number(alive), note: "sharing limits and breakers" },
     {
       name: "Calls to upstreams",
       value: rate(sent === null ? null : sent / 60),
-      note: `${count(sum("ok"), "success", "successes")} in a minute`,
+      note: `${count(sum("ok"), "success", "successes")} in the last minute`,
     },
-    { name: "Calls spared", value: number(sum("open")), note: "not sent to a broken upstream" },
-    { name: "Answered from the cache", value: percent(keptShare(told.cache)), note: staleNote(told.cache) },
-    { name: "Batch jobs running", value: number(running), note: jobsNote(told.jobs) },
+    { name: "Calls avoided", value: number(sum("open")), note: "not sent to a failing upstream" },
+    { name: "Served from the cache", value: percent(cacheShare(data.cache)), note: staleNote(data.cache) },
+    { name: "Batch jobs running", value: number(running), note: jobsNote(data.jobs) },
   ];
 }
 
-// Fresh or older: whoever got it did not wait for an upstream. Of the last minute, if anybody asked.
-function keptShare(cache) {
+// The share of answers, fresh or stale, that needed no upstream: of the last minute, if there were any.
+function cacheShare(cache) {
   if (!cache) return null;
   const { hits = 0, stale = 0, misses = 0 } = cache.minute ?? {};
   const all = hits + stale + misses;
@@ -65,20 +65,20 @@ function keptShare(cache) {
 function staleNote(cache) {
   if (!cache) return UNKNOWN;
   const stale = cache.minute?.stale ?? 0;
-  return stale ? `${number(stale)} older answers in a minute` : count(cache.entries ?? 0, "answer") + " kept";
+  return stale ? `${number(stale)} stale in the last minute` : count(cache.entries ?? 0, "answer") + " cached";
 }
 
 function jobsNote(jobs) {
-  return jobs ? `${count(jobs.length, "job")} of late` : UNKNOWN;
+  return jobs ? `${count(jobs.length, "recent job")}` : UNKNOWN;
 }
 
-function footing(told) {
-  const state = told.state ?? {};
-  const database = told.database ?? {};
-  const alone = state.fallback ? ", out of reach: every worker on its own" : "";
-  const parts = [`State: ${engineWords(state.engine)}${alone}`];
-  const trouble = database.status && database.status !== "ok" ? `, ${database.why || database.status}` : "";
+function footerText(data) {
+  const state = data.state ?? {};
+  const database = data.database ?? {};
+  const fallback = state.fallback ? ", unreachable: each worker applies its local share" : "";
+  const parts = [`Store: ${engineText(state.engine)}${fallback}`];
+  const trouble = database.status && database.status !== "ok" ? `, ${database.reason || database.status}` : "";
   if (database.engine) parts.push(`Database: ${database.engine}${trouble}`);
-  if (!state.fallback) parts.push("Any worker's page shows the whole fleet");
+  if (!state.fallback) parts.push("Every worker shows the whole fleet");
   return parts.join(" · ");
 }

@@ -1,10 +1,9 @@
-// The cookie that lets a browser in cannot be read by the page, so it remembers by itself that there is one:
-// only who signed in is offered to sign out.
+// The page cannot read the session cookie, so it stores a flag: the sign-out button appears only after a sign-in.
 
 document.querySelector("form").addEventListener("submit", () => {
   try {
     localStorage.setItem("comporta-signed-in", "yes");
   } catch {
-    // a browser that keeps nothing: its cookie ends with it
+    // the browser stores nothing; its cookie ends with the session
   }
 });

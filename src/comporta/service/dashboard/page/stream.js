@@ -1,30 +1,30 @@
-// The line to the service. The browser itself reconnects when a connection is lost; what it does not do is
-// done here: ask why it was refused, try again after a refusal, and give up a line on which nothing comes.
+// The connection to the service. EventSource reconnects after a lost connection by itself. This class adds the
+// rest: it finds out why a stream was refused, retries after a refusal, and replaces a silent connection.
 
 const SILENCE_MAX_SECONDS = 15;
 const RETRY_FIRST_MS = 500;
 const RETRY_MAX_MS = 5000;
-const ADDRESS = "/v1/dashboard/stream";
+const PATH = "/v1/dashboard/stream";
 
 export class Stream {
-  // `on` has history(told), document(told) and refused(): whoever asks has no right to see this.
+  // `on` has the handlers history(data), document(data) and unauthorized().
   constructor(on) {
     this.on = on;
     this.source = null;
-    this.heard = 0;
+    this.receivedAt = 0;
     this.retryMs = RETRY_FIRST_MS;
     this.timer = null;
   }
 
   open() {
     this.close();
-    this.heard = performance.now();
-    const source = new EventSource(ADDRESS);
-    source.addEventListener("history", (event) => this.take(this.on.history, event));
-    source.addEventListener("document", (event) => this.take(this.on.document, event));
-    source.addEventListener("end", () => this.again()); // this worker leaves, another one takes over
+    this.receivedAt = performance.now();
+    const source = new EventSource(PATH);
+    source.addEventListener("history", (event) => this.dispatch(this.on.history, event));
+    source.addEventListener("document", (event) => this.dispatch(this.on.document, event));
+    source.addEventListener("end", () => this.reconnect()); // this worker shuts down: use another one
     source.addEventListener("error", () => {
-      if (source.readyState === EventSource.CLOSED) this.ask();
+      if (source.readyState === EventSource.CLOSED) this.checkAccess();
     });
     this.source = source;
   }
@@ -36,36 +36,36 @@ export class Stream {
     this.source = null;
   }
 
-  // To be called now and then: a connection may be dead without anybody having said so.
+  // Call this regularly: a dead connection does not always report an error.
   check() {
-    const silent = (performance.now() - this.heard) / 1000;
-    if (this.source && silent > SILENCE_MAX_SECONDS) this.open();
+    const seconds = (performance.now() - this.receivedAt) / 1000;
+    if (this.source && seconds > SILENCE_MAX_SECONDS) this.open();
   }
 
-  take(handler, event) {
-    this.heard = performance.now();
+  dispatch(handler, event) {
+    this.receivedAt = performance.now();
     this.retryMs = RETRY_FIRST_MS;
     handler(JSON.parse(event.data));
   }
 
-  // A stream that was refused does not say how; a plain question does.
-  async ask() {
+  // EventSource does not expose the status of a refused stream; a plain request does.
+  async checkAccess() {
     this.close();
     try {
       const reply = await fetch("/v1/dashboard", { cache: "no-store" });
       if (reply.status === 401) {
-        this.on.refused();
+        this.on.unauthorized();
         return;
       }
     } catch {
-      // nobody is there: they may come back
+      // the service is unreachable and may recover
     }
-    this.again();
+    this.reconnect();
   }
 
-  again() {
+  reconnect() {
     this.close();
-    // Not all pages at the same instant: a service that just came back has enough to do.
+    // With jitter, so that not all pages reconnect at once after a restart.
     const waitMs = this.retryMs * (0.5 + Math.random());
     this.retryMs = Math.min(this.retryMs * 2, RETRY_MAX_MS);
     this.timer = setTimeout(() => this.open(), waitMs);

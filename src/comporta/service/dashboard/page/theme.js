@@ -1,14 +1,14 @@
-// Before anything is drawn: a page that is light for an instant and dark thereafter hurts at night.
-// So this is a plain script in the head, not a module, and knows nothing but the choice.
+// Applies the theme before anything is drawn, so that a dark page never flashes light. For that it is a plain
+// script in the head, not a module.
 (() => {
   const KEY = "comporta-theme";
   const root = document.documentElement;
 
-  function kept() {
+  function storedTheme() {
     try {
       return localStorage.getItem(KEY);
     } catch {
-      return null; // a browser that keeps nothing for this page
+      return null; // the browser stores nothing for this page
     }
   }
 
@@ -17,33 +17,33 @@
     else delete root.dataset.theme;
   }
 
-  function shown() {
+  function activeTheme() {
     const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
     return root.dataset.theme ?? (dark ? "dark" : "light");
   }
 
-  function name(button) {
-    const other = shown() === "dark" ? "light" : "dark";
-    button.setAttribute("aria-label", `Switch to the ${other} colours`);
-    button.title = `Switch to the ${other} colours`;
+  function updateLabel(button) {
+    const other = activeTheme() === "dark" ? "light" : "dark";
+    button.setAttribute("aria-label", `Switch to the ${other} theme`);
+    button.title = `Switch to the ${other} theme`;
   }
 
-  function choose(button) {
-    const choice = shown() === "dark" ? "light" : "dark";
+  function toggle(button) {
+    const choice = activeTheme() === "dark" ? "light" : "dark";
     apply(choice);
-    name(button);
+    updateLabel(button);
     try {
       localStorage.setItem(KEY, choice);
     } catch {
-      // then it is for this visit
+      // the choice then lasts for this visit only
     }
   }
 
-  apply(kept());
+  apply(storedTheme());
   document.addEventListener("DOMContentLoaded", () => {
     const button = document.getElementById("theme");
     if (!button) return;
-    name(button);
-    button.addEventListener("click", () => choose(button));
+    updateLabel(button);
+    button.addEventListener("click", () => toggle(button));
   });
 })();

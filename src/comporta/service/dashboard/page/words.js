@@ -1,18 +1,18 @@
-// Everything the page says in words. Pure: numbers and values in, text out; no clock, no document.
+// Formats everything the page shows as text. Pure: values in, text out; no clock and no document.
 
 const PHASES = {
   closed: { word: "Closed", meaning: "Calls pass." },
-  "half-open": { word: "Half-open", meaning: "A few calls try whether it answers again." },
-  open: { word: "Open", meaning: "Calls are refused at once: the upstream is left in peace." },
-  none: { word: "No breaker", meaning: "Only the limit holds here." },
+  "half-open": { word: "Half-open", meaning: "A few calls probe whether it has recovered." },
+  open: { word: "Open", meaning: "Calls are rejected immediately, so that the upstream can recover." },
+  none: { word: "No breaker", meaning: "Only the limit applies." },
 };
 
 const MODES = {
-  ok: { verb: "Mend", is: "answers as it should" },
+  ok: { verb: "Repair", is: "answers normally" },
   slow: { verb: "Slow down", is: "answers slowly" },
   flaky: { verb: "Make flaky", is: "fails every second call" },
-  "rate-limited": { verb: "Rate-limit", is: "refuses everybody with 429" },
-  dead: { verb: "Kill", is: "hangs up on everybody" },
+  "rate-limited": { verb: "Rate-limit", is: "answers every call with 429" },
+  dead: { verb: "Kill", is: "drops every connection" },
 };
 
 const ENGINES = {
@@ -21,60 +21,60 @@ const ENGINES = {
   redis: "Redis",
 };
 
-export function phaseOf(card) {
+export function phaseName(card) {
   return PHASES[card.phase] ? card.phase : "none";
 }
 
-export function phaseWords(card) {
-  const { word, meaning } = PHASES[phaseOf(card)];
+export function phaseText(card) {
+  const { word, meaning } = PHASES[phaseName(card)];
   if (card.forced) {
     const how = card.forced === "open" ? "no call passes" : "every call passes";
-    return { word, meaning: `Held ${card.forced} by hand: ${how} until it is reset.` };
+    return { word, meaning: `Forced ${card.forced} by an operator: ${how} until it is reset.` };
   }
   if (card.phase === "half-open" && card.share > 0) {
     return { word, meaning: `Closing step by step: ${percent(card.share)} of the calls pass.` };
   }
-  if (card.phase !== "open" && card.paused > 0) return { word, meaning: "Paused: calls wait for their turn." };
+  if (card.phase !== "open" && card.paused > 0) return { word, meaning: "Paused: calls wait." };
   return { word, meaning };
 }
 
-// Why it is so, and until when, by the clock of whoever reads.
-export function whyWords(card, now) {
-  const why = sentence(causeOf(card));
-  if (card.phase === "open" && card.until > now) return `Until ${time(card.until)}. ${why}`.trim();
-  if (card.phase === "open" && card.until) return `The next call tries whether it answers again. ${why}`.trim();
-  if (card.phase === "half-open") return `${probesWords(card)} ${why}`.trim();
-  if (card.phase && (card.phase !== "closed" || card.forced)) return why || "Nobody said why.";
-  if (card.paused > 0) return "It asked for a pause, or an operator did: nobody calls it until then.";
+// The reason for the state and its end, in the local time of the reader.
+export function reasonText(card, now) {
+  const reason = sentence(causeText(card));
+  if (card.phase === "open" && card.until > now) return `Until ${time(card.until)}. ${reason}`.trim();
+  if (card.phase === "open" && card.until) return `The next call probes whether it has recovered. ${reason}`.trim();
+  if (card.phase === "half-open") return `${probesText(card)} ${reason}`.trim();
+  if (card.phase && (card.phase !== "closed" || card.forced)) return reason || "No reason given.";
+  if (card.paused > 0) return "The upstream or an operator requested a pause: no calls until it ends.";
   if (card.limit < card.original * 0.995) {
-    return `The upstream refused calls: the fleet goes at ${rate(card.limit)} and tries more by and by.`;
+    return `The upstream refused calls: the fleet slowed down to ${rate(card.limit)} and speeds up step by step.`;
   }
-  if (isChanged(card)) return `An operator set the limit to ${rate(card.original)}, until it is revoked.`;
-  if (card.failures > 0) return `${count(card.failures, "failure")} in a row lately${opensWords(card)}.`;
-  return card.phase ? "Nothing failed lately." : "";
+  if (hasOverride(card)) return `An operator set the limit to ${rate(card.original)} until it is revoked.`;
+  if (card.failures > 0) return `${count(card.failures, "failure")} in a row${thresholdText(card)}.`;
+  return card.phase ? "No recent failures." : "";
 }
 
-// Whether the limit is an operator's, and not that of the configuration.
-export function isChanged(card) {
+// Whether an operator overrides the configured limit.
+export function hasOverride(card) {
   return (card.configured ?? card.original) !== card.original;
 }
 
-// What is written down as the cause is the last failure; that there were so many belongs to it.
-function causeOf(card) {
-  const many = !card.forced && card.threshold && card.failures >= card.threshold;
-  if (!many) return card.why;
+// The stored cause is the last failure; add how many there were.
+function causeText(card) {
+  const reached = !card.forced && card.threshold && card.failures >= card.threshold;
+  if (!reached) return card.reason;
   const row = `${count(card.failures, "failure")} in a row`;
-  return card.why ? `${row}, the last: ${card.why}` : row;
+  return card.reason ? `${row}, the last: ${card.reason}` : row;
 }
 
-function probesWords(card) {
+function probesText(card) {
   const owners = [...new Set(card.probes ?? [])];
-  if (card.share > 0) return "It answered when it was tried.";
+  if (card.share > 0) return "The probes succeeded.";
   if (owners.length === 0) return "The next call is a probe.";
-  return `${count(card.probes.length, "probe")} out, held by ${joined(owners)}.`;
+  return `${count(card.probes.length, "probe")} in flight, held by ${joinList(owners)}.`;
 }
 
-function opensWords(card) {
+function thresholdText(card) {
   return card.threshold ? `; it opens at ${card.threshold}` : "";
 }
 
@@ -85,31 +85,31 @@ export function sentence(text) {
   return ended[0].toUpperCase() + ended.slice(1);
 }
 
-export function modeWords(mode) {
+export function modeText(mode) {
   return MODES[mode] ?? { verb: mode, is: `is ${mode}` };
 }
 
-export function statusWords(status, reasons) {
-  const told = reasons.slice(0, 3).join("; ") + (reasons.length > 3 ? `; and ${reasons.length - 3} more` : "");
-  if (status === "ok") return "All is well";
-  if (status === "fail") return `Out of order: ${told || "no reason given"}`;
-  return told || "Something is not as it should be";
+export function statusText(status, reasons) {
+  const text = reasons.slice(0, 3).join("; ") + (reasons.length > 3 ? `; and ${reasons.length - 3} more` : "");
+  if (status === "ok") return "All systems normal";
+  if (status === "fail") return `Failing: ${text || "no reason given"}`;
+  return text || "Degraded";
 }
 
-export function engineWords(engine) {
+export function engineText(engine) {
   return ENGINES[engine] ?? engine ?? "unknown";
 }
 
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1e6) return `${trimmed(value / 1e6, 1)} M`;
-  if (size >= 1e4) return `${trimmed(value / 1e3, 1)} k`;
+  if (size >= 1e6) return `${trimZeros(value / 1e6, 1)} M`;
+  if (size >= 1e4) return `${trimZeros(value / 1e3, 1)} k`;
   if (size >= 100 || Number.isInteger(value)) return String(Math.round(value));
-  return trimmed(value, size >= 10 ? 1 : 2);
+  return trimZeros(value, size >= 10 ? 1 : 2);
 }
 
-function trimmed(value, digits) {
+function trimZeros(value, digits) {
   const text = value.toFixed(digits);
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 }
@@ -117,7 +117,7 @@ function trimmed(value, digits) {
 export function rate(perSecond) {
   if (perSecond === null || perSecond === undefined) return "–";
   if (perSecond > 0 && perSecond < 0.1) return `${number(perSecond * 60)}/min`;
-  return `${trimmed(perSecond, perSecond >= 10 ? 1 : 2)}/s`;
+  return `${trimZeros(perSecond, perSecond >= 10 ? 1 : 2)}/s`;
 }
 
 export function percent(share) {
@@ -131,16 +131,16 @@ export function count(many, one, several = `${one}s`) {
   return `${number(many)} ${many === 1 ? one : several}`;
 }
 
-// How long a wait was: small ones count.
+// A wait, with milliseconds for short ones.
 export function wait(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds <= 0) return "0";
-  if (seconds < 0.0995) return `${trimmed(seconds * 1000, seconds < 0.01 ? 1 : 0)} ms`;
+  if (seconds < 0.0995) return `${trimZeros(seconds * 1000, seconds < 0.01 ? 1 : 0)} ms`;
   if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
-  return `${trimmed(seconds, seconds < 10 ? 1 : 0)} s`;
+  return `${trimZeros(seconds, seconds < 10 ? 1 : 0)} s`;
 }
 
-// How long something has been or will be: whole seconds are enough.
+// A duration in whole seconds or larger units.
 export function duration(seconds) {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return `${whole} s`;
@@ -149,7 +149,7 @@ export function duration(seconds) {
   return count(Math.floor(whole / 86400), "day");
 }
 
-// On the face of a clock that counts down.
+// The face of a countdown clock.
 export function clockFace(seconds) {
   const whole = Math.max(0, Math.ceil(seconds));
   if (whole < 100) return String(whole);
@@ -166,9 +166,9 @@ export function ago(seconds) {
   return seconds < 1 ? "now" : `${duration(seconds)} ago`;
 }
 
-export function joined(words) {
-  if (words.length < 2) return words.join("");
-  return `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+export function joinList(items) {
+  if (items.length < 2) return items.join("");
+  return `${items.slice(0, -1).join(", ")} and ${items.at(-1)}`;
 }
 
 function pad(value) {

@@ -1,0 +1,217 @@
+"""The last reply about a circuit, and until when this process may decide from it.
+
+Reads a clock and nothing else: ``local_view`` and ``poller`` talk to the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Lock
+
+from comporta.breaker.admission import PHASES, Admission, worker_name
+from comporta.breaker.normalization import ttl_us
+from comporta.breaker.operation import CircuitSnapshot
+from comporta.breaker.state import (
+    CLOSED,
+    EMPTY_CIRCUIT,
+    FAILURES_TTL_US,
+    HALF_OPEN,
+    OPEN,
+    RAMP,
+    Circuit,
+    CircuitReply,
+    CircuitRules,
+    FailingWorker,
+    ForcedState,
+)
+from comporta.breaker.store_clock import StoreClock
+from comporta.breaker.transitions import BreakerEvent, events_between
+from comporta.breaker.worker_circuit import WorkerCircuit
+from comporta.clock import SECOND_US
+from comporta.jitter import fraction
+from comporta.ramp import FULL_SHARE
+
+NEVER_NS = 2**62
+
+
+class CachedState:
+    """The cached state of one circuit.
+
+    For the hot path: ``shared_admission`` is the admission of every call while the circuit is closed and no
+    failure is counted; ``None`` otherwise. It is valid until ``valid_until_ns``. ``shares_admission``: false
+    where calls are timed, because a shared admission has no start time. ``own`` is the worker's own circuit.
+    """
+
+    __slots__ = (
+        *("_deadline_ns", "_now_ns", "_opened_ns", "_reply_time_us", "_rules", "_shares_admission"),
+        *("_staleness_ns", "lock", "own", "reply", "shared_admission", "store_clock", "valid_until_ns"),
+    )
+
+    def __init__(
+        self,
+        rules: CircuitRules,
+        now_ns: Callable[[], int],
+        staleness_ns: int,
+        store_clock: StoreClock,
+        *,
+        own: WorkerCircuit | None,
+        shares_admission: bool,
+    ) -> None:
+        self.own = own
+        self.store_clock = store_clock
+        self.shared_admission: Admission | None = None
+        self.valid_until_ns = 0
+        self.reply: CircuitReply | None = None
+        self.lock = Lock()
+        self._rules = rules
+        self._now_ns = now_ns
+        self._staleness_ns = staleness_ns
+        self._shares_admission = shares_admission
+        self._deadline_ns = 0  # the end of the reply's remaining_us
+        self._opened_ns = -1
+        self._reply_time_us = 0
+
+    def update(self, reply: CircuitReply, sent_ns: int) -> list[BreakerEvent]:
+        """Store the reply to an operation sent at ``sent_ns``; return the events to publish."""
+        with self.lock:
+            return self.update_locked(reply, sent_ns)
+
+    def update_locked(self, reply: CircuitReply, sent_ns: int) -> list[BreakerEvent]:
+        """Do what ``update`` does, for a caller that holds the lock.
+
+        A reply that is up to 1 s older than the stored one was overtaken on its way and is dropped. If it is
+        older than that, the server's clock was set back.
+        """
+        behind_us = self._reply_time_us - reply.now_us
+        if not reply.is_fallback and 0 < behind_us < SECOND_US:
+            return []
+        previous, self.reply = self.reply, reply._replace(probe=0)  # the probe belongs to one caller
+        now_ns = self._now_ns()
+        if not reply.is_fallback:
+            self.store_clock.record(reply.now_us, sent_ns // 1000, -(-now_ns // 1000))
+        self._reply_time_us = 0 if reply.is_fallback else reply.now_us
+        self._deadline_ns = now_ns + reply.remaining_us * 1000
+        self._opened_ns = now_ns - reply.age_us * 1000 if reply.age_us >= 0 else -1
+        if reply.is_fallback:
+            self.valid_until_ns = 0
+        else:
+            ends_ns = NEVER_NS if reply.forced or not reply.remaining_us else self._deadline_ns
+            self.valid_until_ns = min(ends_ns, sent_ns + self._staleness_ns)
+        self.shared_admission = self._admission_to_share(reply)
+        return events_between(previous, reply)
+
+    def _admission_to_share(self, reply: CircuitReply) -> Admission | None:
+        if reply.phase != CLOSED or reply.failures or reply.is_fallback or not self._shares_admission:
+            return None
+        own = self.own
+        if own is not None and not own.is_closed:
+            return None
+        own_generation = 0 if own is None else own.generation
+        current = self.shared_admission
+        if (
+            current is not None
+            and current.generation == reply.generation
+            and current.own_generation == own_generation
+        ):
+            return current
+        admission = Admission(PHASES[CLOSED], reply.generation)
+        admission.own_generation = own_generation
+        return admission
+
+    def follow_own_circuit(self) -> None:
+        """Share an admission, or no longer, after the worker's own circuit has changed."""
+        with self.lock:
+            reply = self.reply
+            self.shared_admission = None if reply is None else self._admission_to_share(reply)
+
+    def valid_reply(self) -> CircuitReply | None:
+        """Return the reply if it is recent enough to decide from."""
+        reply = self.reply
+        return reply if reply is not None and self._now_ns() < self.valid_until_ns else None
+
+    def admit_now(self) -> Admission | None:
+        """Decide about a call from the cached state; ``None`` if the store must decide."""
+        reply, now_ns = self.reply, self._now_ns()
+        if reply is None or now_ns >= self.valid_until_ns:
+            return None
+        if reply.phase == HALF_OPEN and not reply.remaining_us:
+            return None
+        return self.admission(reply, now_ns)
+
+    def admission(self, reply: CircuitReply, now_ns: int) -> Admission:
+        """Return the admission or refusal of a call that starts at ``now_ns``."""
+        if reply.probe:
+            return Admission(PHASES[HALF_OPEN], reply.generation, reply.probe, now_ns)
+        if reply.phase == CLOSED or (reply.phase == RAMP and fraction() * FULL_SHARE < reply.share):
+            return Admission(PHASES[reply.phase], reply.generation, 0, now_ns)
+        return Admission(
+            PHASES[reply.phase],
+            reply.generation,
+            allowed=False,
+            retry_after=max(0, reply.remaining_us * 1000 if reply.forced else self._deadline_ns - now_ns)
+            / 1e9,
+            reason=reply.reason,
+            since=self.since(),
+            forced=bool(reply.forced),
+        )
+
+    def is_outdated(self, admission: Admission) -> bool:
+        """Whether the circuit has opened or closed since the admission, so that its result is ignored."""
+        reply = self.reply
+        return reply is not None and reply.generation not in (0, admission.generation)
+
+    def holds_probe(self, admission: Admission) -> bool:
+        """Whether the admission is a probe before its deadline; after it another worker may get the probe."""
+        remaining_ns = admission.started_ns + self._rules.probe_us * 1000 - self._now_ns()
+        return bool(admission.probe or admission.own_probe) and remaining_ns > 0
+
+    def has_failures(self) -> bool:
+        """Whether failures are counted that a success would reset."""
+        reply = self.reply
+        return reply is not None and bool(reply.failures) and reply.phase in (CLOSED, RAMP)
+
+    def is_open(self) -> bool:
+        """Whether the circuit was open and not forced when last seen, and its cooldown has not ended."""
+        reply = self.reply
+        if reply is None or reply.phase != OPEN or reply.forced:
+            return False
+        return self._now_ns() < self._deadline_ns
+
+    def since(self) -> float | None:
+        """Return when the circuit opened, in Unix seconds, if that is known."""
+        if self._opened_ns < 0:
+            return None
+        return time.time() - (self._now_ns() - self._opened_ns) / 1e9
+
+    def open_until(self) -> float | None:
+        """Return when the cooldown ends, in Unix seconds; ``None`` if the circuit is not open, or forced."""
+        return time.time() + (self._deadline_ns - self._now_ns()) / 1e9 if self.is_open() else None
+
+    def snapshot(self) -> CircuitSnapshot:
+        """Return the circuit as last seen, with times of this machine's clock, for use during an outage."""
+        reply, now_us = self.reply, self._now_ns() // 1000
+        if reply is None:
+            return CircuitSnapshot(EMPTY_CIRCUIT, ForcedState())
+        ends_us = now_us + ttl_us(Circuit(cooldown_us=reply.cooldown_us, tripped=True), self._rules)
+        circuit = Circuit(
+            generation=reply.generation,
+            failing_workers=(FailingWorker(worker_name(), now_us, reply.own_failures),),
+            calls_ends_us=ends_us,
+        )
+        if reply.forced:
+            return CircuitSnapshot(circuit, ForcedState(reply.forced, reply.reason))
+        if reply.failures:
+            failures_ends_us = now_us + FAILURES_TTL_US
+            circuit = circuit._replace(failures=reply.failures, failures_ends_us=failures_ends_us)
+        if reply.phase != CLOSED:
+            circuit = circuit._replace(
+                open_until_us=self._deadline_ns // 1000 if reply.phase == OPEN else 0,
+                tripped=True,
+                opened_us=self._opened_ns // 1000 if reply.age_us >= 0 else now_us,
+                reason=reply.reason,
+                ramp_start_us=now_us if reply.phase == RAMP else 0,
+                cooldown_us=reply.cooldown_us,
+                trip_ends_us=ends_us,
+            )
+        return CircuitSnapshot(circuit, ForcedState(), is_local=reply.is_fallback)

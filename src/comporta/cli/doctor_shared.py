@@ -1,0 +1,109 @@
+"""The checks of ``comporta doctor`` for ``shared://``: its directory, its free slots and its locks.
+
+The checks never create the directory: the first worker that uses the name does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import click
+
+from comporta.cli.doctor_checks import (
+    Finding,
+    call_times_ms,
+    check_decisions,
+    check_workers,
+    fail,
+    latency_finding,
+    ok,
+    temporary_limiter,
+    warn,
+)
+from comporta.cli.state_option import SharedUrl, inspect_store
+from comporta.errors import StateTimeoutError
+from comporta.limits.config import LimitStrategy
+from comporta.stores.base import Store
+from comporta.stores.shared.store import SharedStore
+from comporta.stores.shared.table import slot_classes
+
+_FULL_SHARE = 0.8
+
+
+def check_shared(url: str, shared: SharedUrl) -> Iterator[Finding]:
+    """Check the directory, and the table in it if the directory is safe to use."""
+    directory = check_directory(shared.path)
+    yield directory
+    if not os.path.lexists(shared.path):
+        yield check_space(shared, shutil.disk_usage(Path(shared.path).parent).free)
+    elif directory.status != "fail":
+        yield from _check_table(url)
+
+
+def _check_table(url: str) -> Iterator[Finding]:
+    try:
+        with inspect_store(url) as (store, deadline):
+            yield check_usage(cast(SharedStore, store).table.slot_usage())
+            yield check_locks(store, deadline)
+            yield check_decisions(store)
+            yield check_workers(store)
+    except click.UsageError:
+        raise
+    except click.ClickException as error:
+        yield fail("table", error.message)
+
+
+def check_directory(path: str) -> Finding:
+    """Check that the directory belongs to this user and is closed to others."""
+    try:
+        status = Path(path).lstat()
+    except FileNotFoundError:
+        return ok("directory", f"{path} does not exist yet; the first worker creates it")
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
+        return fail("directory", f"{path} is not a directory: remove it")
+    if status.st_uid != os.geteuid():
+        owners = f"user {status.st_uid}, not to user {os.geteuid()}"
+        return fail("directory", f"{path} belongs to {owners}: ask its owner to remove it")
+    if mode & 0o077:
+        return fail("directory", f"{path} has mode {mode:04o}, so other users may change it: run chmod 700")
+    return ok("directory", f"{path}, mode {mode:04o}")
+
+
+def check_space(shared: SharedUrl, free: int) -> Finding:
+    """Check that there is enough disk space for a table that does not exist yet."""
+    needed = slot_classes(shared.keys)[-1].end
+    detail = f"{_megabytes(free)} free, {_megabytes(needed)} needed for {shared.keys:,} keys"
+    if free < needed:
+        return fail("space", f"{detail}: free some space, or use fewer keys with ?keys=")
+    return ok("space", detail)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 2**20:,.0f} MB"
+
+
+def check_usage(classes: list[tuple[int, int]]) -> Finding:
+    """Check that there are free slots for new keys, in the fullest size class."""
+    used, total = max(classes, key=lambda each: each[0] / each[1])
+    sizes = " / ".join(f"{used:,} of {total:,}" for used, total in classes)
+    detail = f"{sizes} slots used for small, medium and large states (expired ones included)"
+    if used / total > _FULL_SHARE:
+        return warn("usage", f"{detail}: new keys may not fit; use another name with a larger ?keys=")
+    return ok("usage", detail)
+
+
+def check_locks(store: Store, deadline: float) -> Finding:
+    """Time reads of limits all over the table, so that they use every lock."""
+    try:
+        limiter = temporary_limiter(store, LimitStrategy.TOKEN_BUCKET)  # also takes a lock
+        times_ms = call_times_ms(lambda: limiter.peek(uuid.uuid4().hex))
+    except StateTimeoutError as error:
+        return fail("latency", str(error))
+    return latency_finding(times_ms, deadline)

@@ -1,0 +1,36 @@
+"""The status of a whole fleet: every worker publishes its part to the store, and any program reads it back.
+
+::
+
+    calls, answers ─► FleetCounters ─┐                            ┌─► fleet_status_flow
+    upstreams ─────► summaries ──────┼─► FleetPublisher ─► store ─┤   (upstreams, workers, events)
+    events ──────────────────────────┘   (every 2 s)              └─► fleet_history_flow
+                                                                      (an hour of counts)
+
+====================  =================================================================================
+``counters.py``       ``FleetCounters``: counts calls and answers until they are published
+``publisher.py``      ``FleetPublisher``: the thread that publishes
+``status_writer.py``  what one run of that thread writes to the store
+``reader.py``         reads the status and the history of the fleet; needs nothing but the store
+``summary.py``        an upstream's health as plain data and as one sentence (pure)
+``series.py``         which number is in which column of a history (pure)
+``validation.py``     parses records that another program may have written (pure)
+====================  =================================================================================
+"""
+
+from comporta.fleet.counters import FleetCounters
+from comporta.fleet.publisher import FleetPublisher
+from comporta.fleet.reader import fleet_history_flow, fleet_status_flow, upstream_summary_flow
+from comporta.fleet.series import history_columns, last_minute
+from comporta.fleet.summary import upstream_summary
+
+__all__ = [
+    "FleetCounters",
+    "FleetPublisher",
+    "fleet_history_flow",
+    "fleet_status_flow",
+    "history_columns",
+    "last_minute",
+    "upstream_summary",
+    "upstream_summary_flow",
+]

@@ -1,0 +1,341 @@
+"""Reads the status and the history of the whole fleet; it needs nothing but the store.
+
+Any program can do that, whether it is a worker or not. ``fleet_status_flow`` and ``fleet_history_flow`` are
+flows: drive them with ``run`` or ``run_async``. A part that cannot be read is ``None``, and ``reasons`` says
+why; the other parts are complete.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from comporta.breaker.admission import format_worker_name
+from comporta.errors import StateError
+from comporta.fleet.series import (
+    CACHE_SERIES,
+    MINUTE_SECONDS,
+    SERVICE_SERIES,
+    history_columns,
+    last_minute,
+    series_layout,
+    upstream_series,
+)
+from comporta.fleet.summary import upstream_summary
+from comporta.fleet.validation import parse_event, parse_leases, parse_names, parse_story, parse_summary
+from comporta.flow import Flow
+from comporta.stores.base import KEY_ERRORS
+from comporta.stores.effects import Apply, ApplyMany
+from comporta.stores.failover.worker_registry import ListWorkers, LiveWorker, Worker
+from comporta.stores.history import SLOT_SECONDS, SLOTS, History, ReadHistory
+from comporta.stores.journal import ReadJournal
+from comporta.stores.records import ABSENT, VALUE_BYTES_MAX, ReadRecord, WriteRecord
+from comporta.upstream.health import upstream_health_flow
+
+if TYPE_CHECKING:
+    from comporta.stores.base import Operation, Store
+    from comporta.upstream.upstream import Upstream
+
+SUMMARIES: Final = "comporta_upstreams"
+"""The summaries of all upstreams, by name."""
+
+TURNS: Final = "comporta_turns"
+"""Which worker writes the summaries now, by a digest of the upstreams' names."""
+
+FLEET: Final = "comporta_fleet"
+NAMES: Final = "upstreams"
+"""The record ``FLEET:NAMES`` lists the upstreams published in the last hour, each with the time of that.
+
+Without it a server would have to scan all its keys.
+"""
+
+LEASES: Final = "leases"
+"""The record ``FLEET:LEASES`` exists if a worker published leases lately; otherwise readers skip them. The
+record with a worker's name after a dot holds its leases."""
+
+STORY: Final = "comporta_story"
+STORY_NOW: Final = "now"
+JOURNAL: Final = "events"
+
+BATCH_SIZE: Final = 25
+"""How many series are read or written in one call, which occupies a server for about 1 ms."""
+
+UNREACHABLE: Final = "the shared state is out of reach"
+HOUR_SECONDS: Final = SLOTS * SLOT_SECONDS
+NAMES_SECONDS: Final = 3600.0
+_RENEWAL_SECONDS = 60.0
+_RECENT_SLOTS = 3
+_SAME_EVENT_SECONDS = 3.0
+"""The same event from several workers within this time is shown as one."""
+
+
+def upstream_summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
+    """Return the summary of an upstream of this process, from the store.
+
+    While the store is unreachable it contains what this worker knows, and no last minute.
+    """
+    summary = yield from summary_flow(upstream)
+    reader = _StatusReader(upstream.store)
+    history: History | None = yield from reader.apply_flow(
+        ReadHistory(upstream_series(upstream.name), MINUTE_SECONDS)
+    )
+    return {**summary, "minute": last_minute(history or History(0, []))}
+
+
+def summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
+    """Return the summary of an upstream without its last minute, which readers get from the history."""
+    state = yield from upstream_health_flow(upstream._policies)
+    return upstream_summary(
+        state,
+        {},
+        breaker=None if upstream.breaker is None else upstream.breaker.config,
+        in_flight_max=None if upstream.permits is None else upstream.permits.max_concurrent,
+    )
+
+
+def encode_summary(summary: Mapping[str, Any]) -> bytes:
+    """Return a summary as a record; one that is too long loses its ``holders``."""
+    text = _encode_json(summary)
+    return text if len(text) <= VALUE_BYTES_MAX else _encode_json({**summary, "holders": {}})
+
+
+def remember_names_flow(store: Store, names: Iterable[str]) -> Flow[list[str]]:
+    """Add upstreams to the list of known ones for an hour; return those for which it has no room."""
+    record: bytes | None = yield Apply(store, ReadRecord(FLEET, NAMES))
+    now, known = time.time(), parse_names(record)
+    new = [name for name in names if abs(now - known.get(name, 0.0)) >= _RENEWAL_SECONDS]
+    if not new:
+        return []
+    lines = [
+        f"{at:.0f} {name}" for name, at in known.items() if abs(now - at) < NAMES_SECONDS and name not in new
+    ]
+    room = VALUE_BYTES_MAX - len("\n".join(lines))
+    without_room = []
+    for line, name in ((f"{now:.0f} {name}", name) for name in new):
+        if len(line) < room:
+            lines.append(line)
+            room -= 1 + len(line)
+        else:
+            without_room.append(name)
+    text = "\n".join(lines).encode()
+    yield Apply(
+        store, WriteRecord(FLEET, NAMES, text, NAMES_SECONDS, record or ABSENT)
+    )  # if it changed meanwhile: next time
+    return without_room
+
+
+def turn_key(names: Iterable[str]) -> str:
+    """Return the key under which workers with these upstreams take turns."""
+    return sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+def leases_key(worker: str) -> str:
+    """Return the key under ``FLEET`` of a worker's leases."""
+    return f"{LEASES}.{worker}"
+
+
+def fleet_status_flow(
+    store: Store, summaries: Mapping[str, dict[str, Any]] | None = None
+) -> Flow[dict[str, Any]]:
+    """Return the status of the fleet: ``upstreams``, ``workers``, ``events``, ``story`` and recent counts.
+
+    ``summaries`` are those that the caller knows better than the store; only their last minute is read.
+    ``recent`` are the latest slots of all series, ``minutes`` the last minute of the cache and the service.
+    """
+    reader = _StatusReader(store)
+    known = {**(yield from reader.summaries_flow(summaries or {})), **(summaries or {})}
+    histories = yield from reader.histories_flow(known, MINUTE_SECONDS)
+    minutes = {label: last_minute(history, series_layout(series)) for label, series, history in histories}
+    upstreams = [
+        {**known[name], "minute": minutes.pop(_label(name), known[name].get("minute"))}
+        for name in sorted(known)
+    ]
+    live_workers: list[LiveWorker] | None = yield from reader.apply_flow(ListWorkers())
+    leases = yield from reader.leases_flow(live_workers or [])
+    entries: list[bytes] | None = yield from reader.apply_flow(ReadJournal(JOURNAL))
+    story: bytes | None = yield from reader.apply_flow(ReadRecord(STORY, STORY_NOW))
+    now = time.time()
+    return {
+        "upstreams": upstreams,
+        "workers": None if live_workers is None else _worker_summaries(live_workers, upstreams, leases),
+        "events": None if entries is None else merge_events(entries),
+        "story": parse_story(story),
+        "recent": {label: _columns(series, _recent(history), now) for label, series, history in histories},
+        "minutes": minutes,
+        "reasons": reader.reasons,
+    }
+
+
+def fleet_history_flow(store: Store) -> Flow[dict[str, Any]]:
+    """Return the last hour: the history of each upstream, of the cache and of the service, slot by slot."""
+    reader = _StatusReader(store)
+    names = yield from reader.names_flow()
+    histories = yield from reader.histories_flow(names, HOUR_SECONDS)
+    now = time.time()
+    return {
+        "slot_seconds": SLOT_SECONDS,
+        "at": now,
+        "series": {label: _columns(series, history, now) for label, series, history in histories},
+        "reasons": reader.reasons,
+    }
+
+
+def merge_events(entries: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the events of a journal, the newest first; the same event from several workers becomes one.
+
+    ``workers`` is how many workers reported it, ``worker`` the first of them. Identical entries count once,
+    because a worker sends its events again if the store fails meanwhile.
+    """
+    merged: list[dict[str, Any]] = []
+    latest: dict[tuple[str, str], tuple[dict[str, Any], set[str]]] = {}
+    parsed = [
+        {**event, "workers": 1} for event in map(parse_event, dict.fromkeys(entries)) if event is not None
+    ]
+    for event in sorted(parsed, key=lambda event: event["at"]):
+        subject = event["kind"], event["source"]
+        same, workers = latest.get(subject, (event, set()))
+        if workers and event["worker"] not in workers and event["at"] - same["at"] <= _SAME_EVENT_SECONDS:
+            workers.add(event["worker"])
+            same["workers"] = len(workers)
+            continue
+        latest[subject] = (event, {event["worker"]})
+        merged.append(event)
+    return merged[::-1]
+
+
+class _StatusReader:
+    """Reads from a store, and records why a part is missing; an unreachable store is not tried again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._is_unreachable = False
+        self._reasons: dict[str, None] = {}
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why parts are missing, each reason once."""
+        return list(self._reasons)
+
+    def apply_flow(self, operation: Operation[Any]) -> Flow[Any]:
+        """Apply an operation; ``None`` if that fails."""
+        if self._is_unreachable:
+            return None
+        try:
+            return (yield Apply(self._store, operation))
+        except StateError as error:
+            self._record_error(error)
+            return None
+
+    def apply_all_flow(self, operations: Sequence[Operation[Any]]) -> Flow[list[Any]]:
+        """Apply several operations in batches; ``None`` for each that fails."""
+        replies: list[Any] = []
+        for start in range(0, len(operations), BATCH_SIZE):
+            batch = operations[start : start + BATCH_SIZE]
+            replies += [None] * len(batch) if self._is_unreachable else (yield ApplyMany(self._store, batch))
+        return [self._reply_or_none(reply) for reply in replies]
+
+    def _reply_or_none(self, reply: Any) -> Any:
+        if not isinstance(reply, StateError):
+            return reply
+        self._record_error(reply)
+        return None
+
+    def names_flow(self) -> Flow[list[str]]:
+        """Return the upstreams that were published in the last hour."""
+        record: bytes | None = yield from self.apply_flow(ReadRecord(FLEET, NAMES))
+        return sorted(parse_names(record))
+
+    def summaries_flow(self, known: Container[str]) -> Flow[dict[str, dict[str, Any]]]:
+        """Return the current summaries of all upstreams except the known ones."""
+        summaries: dict[str, dict[str, Any]] = {}
+        for name in (yield from self.names_flow()):
+            if name not in known:
+                summary = parse_summary(name, (yield from self.apply_flow(ReadRecord(SUMMARIES, name))))
+                if summary is not None:
+                    summaries[name] = summary
+        return summaries
+
+    def leases_flow(self, live_workers: Iterable[LiveWorker]) -> Flow[dict[str, dict[str, int]]]:
+        """Return the leased units of each worker, by its name."""
+        leases: dict[str, dict[str, int]] = {}
+        if (yield from self.apply_flow(ReadRecord(FLEET, LEASES))) is not None:
+            for live in live_workers:
+                name = format_worker_name(live.worker.host, live.worker.pid)
+                leases[name] = parse_leases((yield from self.apply_flow(ReadRecord(FLEET, leases_key(name)))))
+        return leases
+
+    def histories_flow(self, names: Iterable[str], seconds: float) -> Flow[list[tuple[str, str, History]]]:
+        """Return label, series and history of upstreams, the cache and the service."""
+        histories: list[tuple[str, str, History]] = []
+        labelled = {_label(name): upstream_series(name) for name in sorted(names)} | {
+            CACHE_SERIES: CACHE_SERIES,
+            SERVICE_SERIES: SERVICE_SERIES,
+        }
+        replies = yield from self.apply_all_flow(
+            [ReadHistory(series, seconds) for series in labelled.values()]
+        )
+        for (label, series), history in zip(labelled.items(), replies, strict=True):
+            if history is not None:
+                histories.append((label, series, history))
+        return histories
+
+    def _record_error(self, error: StateError) -> None:
+        cause = error if isinstance(error, KEY_ERRORS) else error.__cause__
+        self._is_unreachable = self._is_unreachable or not isinstance(cause, KEY_ERRORS)
+        self._reasons[str(cause) if isinstance(cause, KEY_ERRORS) else UNREACHABLE] = None
+
+
+def _label(name: str) -> str:
+    """Return the label of an upstream; one named ``cache`` or ``service`` gets that of its series."""
+    return upstream_series(name) if name in (CACHE_SERIES, SERVICE_SERIES) else name
+
+
+def _columns(series: str, history: History, now: float) -> dict[str, list[Any]]:
+    return history_columns(history, series_layout(series), now)
+
+
+def _recent(history: History) -> History:
+    return history._replace(slots=history.slots[-_RECENT_SLOTS:])
+
+
+def _worker_summaries(
+    live_workers: Iterable[LiveWorker],
+    upstreams: Sequence[Mapping[str, Any]],
+    leases: Mapping[str, dict[str, int]],
+) -> list[dict[str, Any]]:
+    """Return the live workers with the probes, permits and leases that each of them holds."""
+    return [
+        {
+            "name": f"{live.worker.host}:{live.worker.pid}",
+            "host": live.worker.host,
+            "pid": live.worker.pid,
+            "started": live.worker.started,
+            "last_heartbeat": round(live.age, 3),
+            **_holdings(live.worker, upstreams, leases),
+            "fetches": 0,
+            "jobs": 0,
+        }
+        for live in sorted(live_workers)
+    ]
+
+
+def _holdings(
+    worker: Worker, upstreams: Sequence[Mapping[str, Any]], leases: Mapping[str, dict[str, int]]
+) -> dict[str, Any]:
+    prober, holder = format_worker_name(worker.host, worker.pid), f"{worker.host}:{worker.pid}"
+    return {
+        "probes": [summary["name"] for summary in upstreams if prober in summary.get("probes", ())],
+        "permits": {
+            summary["name"]: summary["holders"][holder]
+            for summary in upstreams
+            if holder in summary.get("holders", ())
+        },
+        "leases": leases.get(prober, {}),
+    }
+
+
+def _encode_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -1,0 +1,301 @@
+"""Writes this worker's part of the fleet status to the store: counts, upstream summaries, leases, events.
+
+Counts go into the histories (``stores/history.py``), events into the journal (``stores/journal.py``). The
+summary of an upstream is the same in every worker, so in each interval only one of them writes it: the first
+that takes the turn.
+
+While the store is unreachable nothing is sent. Counts of up to ``BUFFER_SECONDS`` are written on recovery,
+into the slot of that moment; older ones are dropped, because an hour's outage would otherwise look like one
+peak. Counts that were being sent when the store failed may have been written, and are not sent again. Events
+are sent again; readers drop duplicates. At most ``EVENTS_MAX`` events are buffered, and the journal says how
+many were dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from comporta import events, fork_safety
+from comporta.breaker.admission import worker_name
+from comporta.errors import StateError
+from comporta.fleet.reader import (
+    BATCH_SIZE,
+    FLEET,
+    JOURNAL,
+    LEASES,
+    SUMMARIES,
+    TURNS,
+    encode_summary,
+    leases_key,
+    remember_names_flow,
+    summary_flow,
+    turn_key,
+)
+from comporta.fleet.series import (
+    CACHE_SERIES,
+    SERVICE_SERIES,
+    event_phase,
+    gauge_columns,
+    phase_mark,
+    upstream_series,
+)
+from comporta.fleet.summary import largest_holders
+from comporta.flow import run
+from comporta.limits.leases.client import leased_units
+from comporta.stores.base import KEY_ERRORS
+from comporta.stores.history import SLOT_SECONDS, RecordHistory
+from comporta.stores.journal import APPEND_MAX, ENTRY_BYTES_MAX, AppendToJournal
+from comporta.stores.records import ABSENT, WriteRecord
+
+if TYPE_CHECKING:
+    from comporta.fleet.counters import PendingCounts
+    from comporta.stores.base import Store
+    from comporta.upstream.upstream import Upstream
+
+SUMMARY_TTL_SECONDS: Final = 30.0
+"""How long a summary stays in the store if no worker renews it."""
+
+BUFFER_SECONDS: Final = 60.0
+EVENTS_MAX: Final = 200
+UPSTREAMS_MAX: Final = 100
+"""How many upstreams are published, the first by name."""
+
+LEASES_MAX: Final = 20
+"""For how many limits a worker publishes its leased units, those with the most."""
+
+LEASES_INTERVALS: Final = 3
+"""For how many intervals published leases stay in the store."""
+
+_TURN_SHARE = 0.8
+"""A turn lasts for this share of an interval, so that the next one is free when the workers come again."""
+
+
+class EventBuffer:
+    """Events that were not sent yet, at most ``EVENTS_MAX``, and how many were dropped."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._events: deque[events.Event] = deque(maxlen=EVENTS_MAX)
+        fork_safety.register(self)
+
+    def __bool__(self) -> bool:
+        return bool(self._events)
+
+    def record(self, event: events.Event) -> None:
+        """Add an event; a full buffer drops its oldest."""
+        if len(self._events) == EVENTS_MAX:
+            self.dropped += 1
+        self._events.append(event)
+
+    def snapshot(self) -> list[events.Event]:
+        """Return all events, and keep them."""
+        return list(self._events.copy())
+
+    def take(self, count: int) -> list[events.Event]:
+        """Remove and return the oldest events."""
+        return [self._events.popleft() for _ in range(min(count, len(self._events)))]
+
+    def put_back(self, unsent: list[events.Event]) -> None:
+        """Return events that may not have been sent; without room for all of them, keep the latest."""
+        room = max(0, EVENTS_MAX - len(self._events))
+        self.dropped += max(0, len(unsent) - room)
+        self._events.extendleft(reversed(unsent[len(unsent) - min(room, len(unsent)) :]))
+
+    def after_fork(self) -> None:
+        """Drop the parent's events in a forked child."""
+        self._events.clear()
+        self.dropped = 0
+
+
+class FleetStatusWriter:
+    """Writes what was counted and what happened since the last time."""
+
+    def __init__(
+        self, store: Store, upstreams: Mapping[str, Upstream], pending: PendingCounts, interval: float
+    ) -> None:
+        self.events = EventBuffer()
+        self._store = store
+        self._upstreams = upstreams
+        self._pending = pending
+        self._interval = interval
+        self._has_published_leases = False
+        self._reported: set[str] = set()
+        self._published_ns = store.clock.now_ns()
+
+    def publish(self) -> None:
+        """Write everything, blocking; keep for the next time what cannot be sent, unless it is old."""
+        with suppress(StateError):
+            if self._is_reachable() and self._publish_all():
+                self._published_ns = self._store.clock.now_ns()
+                return
+        self._drop_old_counts()
+
+    def report_once(self, subject: str, text: str) -> None:
+        """Publish an event about something that cannot be written; only the first time."""
+        if subject not in self._reported and len(self._reported) < EVENTS_MAX:
+            self._reported.add(subject)
+            events.publish("fleet_publish_failed", subject, text)
+
+    def _is_reachable(self) -> bool:
+        """Whether the store is reachable, as far as this process has noticed."""
+        return self._store.fallback is None
+
+    def _publish_all(self) -> bool:
+        """Write everything; return false if the store became unreachable, and keep what was not sent."""
+        phases = self._phases_from_events()
+        gauges = {}
+        for name, summary in self._publish_summaries():
+            series = upstream_series(name)
+            gauges[series] = gauge_columns(summary)
+            phases.setdefault(series, set()).add(phase_mark(summary["phase"]))
+        if not self._publish_histories(gauges, phases):
+            return False
+        self._try("leases", self._publish_leases)
+        self._publish_events()
+        return True
+
+    def _publish_histories(
+        self, gauges: Mapping[str, dict[int, int]], phases: Mapping[str, set[tuple[int, int]]]
+    ) -> bool:
+        pending = dict.fromkeys([*gauges, *phases, *self._pending.series()])
+        names = [series for series in pending if self._has_room_for(series)]
+        batch_size = self._batch_size()
+        for start in range(0, len(names), batch_size):
+            if not self._is_reachable():
+                return False
+            batch = names[start : start + batch_size]
+            operations = [
+                RecordHistory(series, self._pending.drain(series), gauges.get(series), phases.get(series, ()))
+                for series in batch
+            ]
+            for series, reply in zip(batch, self._store.apply_many(operations), strict=True):
+                if isinstance(reply, StateError):
+                    self._report_key_error(series, reply)
+        return True
+
+    def _batch_size(self) -> int:
+        """Return how many series go into one call; one, if a store gains nothing: then less can be lost."""
+        return BATCH_SIZE if self._store.primary.batch_size > 1 else 1
+
+    def _publish_leases(self) -> None:
+        """Write how many units of which limits this worker has on lease, or that it has none any more."""
+        leases = leased_units(self._store)
+        if leases or self._has_published_leases:
+            value = _encode_json(largest_holders(leases, LEASES_MAX))
+            ttl = LEASES_INTERVALS * self._interval
+            self._store.apply(WriteRecord(FLEET, leases_key(worker_name()), value, ttl))
+            self._store.apply(WriteRecord(FLEET, LEASES, b"1", SUMMARY_TTL_SECONDS))
+        self._has_published_leases = bool(leases)
+
+    def _phases_from_events(self) -> dict[str, set[tuple[int, int]]]:
+        """Return the phases of circuits since the last run, which no summary may have caught."""
+        phases: dict[str, set[tuple[int, int]]] = {}
+        for event in self.events.snapshot():
+            phase = event_phase(event.kind)
+            if phase and event.source in self._upstreams and time.time() - event.at < SLOT_SECONDS:
+                phases.setdefault(upstream_series(event.source), set()).add(phase_mark(phase))
+        return phases
+
+    def _has_room_for(self, series: str) -> bool:
+        """Whether the store keeps a history for this series; all workers decide the same."""
+        series_max = self._store.primary.large_states_max
+        if series_max is None:
+            return True
+        ranked = [CACHE_SERIES, SERVICE_SERIES, *map(upstream_series, sorted(self._upstreams))]
+        has_room = series in ranked[:series_max]
+        if not has_room:
+            text = f"its history is not stored: the table has room for {series_max} histories"
+            self.report_once(series, text)
+        return has_room
+
+    def _publish_summaries(self) -> list[tuple[str, dict[str, Any]]]:
+        """Write and return the summaries of this worker's upstreams, if it gets the turn."""
+        upstreams = dict(sorted(self._upstreams.items())[:UPSTREAMS_MAX])
+        if not upstreams or not self._try("turns", self._take_turn, upstreams):
+            return []
+        summaries = []
+        for name, upstream in upstreams.items():
+            summary = self._try(name, self._publish_summary, name, upstream)
+            if summary is not None:
+                summaries.append((name, summary))
+        if summaries:
+            self._try("upstreams", self._remember_names, [name for name, _ in summaries])
+        return summaries
+
+    def _take_turn(self, names: Iterable[str]) -> bool:
+        """Take the turn among the workers with the same upstreams; return false if another has it."""
+        ttl = _TURN_SHARE * self._interval
+        return self._store.apply(WriteRecord(TURNS, turn_key(names), worker_name().encode(), ttl, ABSENT))
+
+    def _publish_summary(self, name: str, upstream: Upstream) -> dict[str, Any] | None:
+        """Write the summary of an upstream, unless the store failed and it is only this worker's view."""
+        summary = run(summary_flow(upstream))
+        if upstream.store.fallback is not None:
+            return None
+        self._store.apply(WriteRecord(SUMMARIES, name, encode_summary(summary), SUMMARY_TTL_SECONDS))
+        return summary
+
+    def _remember_names(self, names: list[str]) -> None:
+        for name in run(remember_names_flow(self._store, names)):
+            self.report_once("upstreams", f"too many upstream names: the fleet status will not show {name}")
+
+    def _publish_events(self) -> None:
+        while self.events and self._is_reachable():
+            batch = self.events.take(APPEND_MAX)
+            try:
+                self._append_events(batch)
+            except StateError:
+                self.events.put_back(batch)  # readers drop duplicates
+                raise
+        if self.events.dropped and self._is_reachable():
+            dropped, self.events.dropped = self.events.dropped, 0
+            text = f"{dropped} events of this worker were dropped: more than {EVENTS_MAX} were waiting"
+            self._append_events([events.Event(time.time(), "events_dropped", "comporta", text, "warning")])
+
+    def _append_events(self, batch: list[events.Event]) -> None:
+        entries = [encode_event(event) for event in batch]
+        self._try("events", self._store.apply, AppendToJournal(JOURNAL, *entries))
+
+    def _try(self, subject: str, write: Callable[..., Any], *args: Any) -> Any:
+        """Write something; if only its key fails, report that once and continue with the rest."""
+        try:
+            return write(*args)
+        except StateError as error:
+            self._report_key_error(subject, error)
+        except Exception as error:  # a bug that concerns one subject must not stop the others
+            self.report_once(subject, f"the fleet status is incomplete: {error!r:.200}")
+        return None
+
+    def _report_key_error(self, subject: str, error: StateError) -> None:
+        """Report an error that concerns one key; raise any other."""
+        cause = error if isinstance(error, KEY_ERRORS) else error.__cause__
+        if not isinstance(cause, KEY_ERRORS):
+            raise error
+        self.report_once(subject, f"the fleet status is incomplete: {cause}")
+
+    def _drop_old_counts(self) -> None:
+        """Drop counts that are too old to be written into the current slot."""
+        if self._store.clock.now_ns() - self._published_ns > BUFFER_SECONDS * 1e9:
+            self._published_ns = self._store.clock.now_ns()
+            for series in self._pending.series():
+                self._pending.drain(series)
+
+
+def encode_event(event: events.Event) -> bytes:
+    """Return an event as a journal entry; texts that are too long are truncated."""
+    fields = {**event._asdict(), "at": round(event.at, 3), "worker": worker_name()}
+    entry = _encode_json(fields)
+    while len(entry) > ENTRY_BYTES_MAX:
+        longest = max(("text", "source", "kind"), key=lambda field: len(fields[field]))
+        fields[longest] = fields[longest][: len(fields[longest]) // 2]
+        entry = _encode_json(fields)
+    return entry
+
+
+def _encode_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

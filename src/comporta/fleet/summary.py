@@ -1,0 +1,145 @@
+"""An upstream's health for pages and command lines: plain data, and one sentence. Pure.
+
+The sentence names the most pressing matter with its reason and its end: an operator's decision, a circuit
+that is not closed, a pause, a limit that is lowered or overridden. Its times are UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from comporta.breaker.admission import BreakerState
+    from comporta.breaker.config import BreakerConfig
+    from comporta.upstream.health import UpstreamState
+
+HOLDERS_MAX: Final = 40
+"""How many workers a summary names as holders of permits, those with the most."""
+
+_PHASES = {"closed": "closed", "open": "open", "half_open": "half-open", "ramp": "half-open"}
+
+
+def upstream_summary(
+    state: UpstreamState,
+    minute: Mapping[str, Any],
+    *,
+    breaker: BreakerConfig | None = None,
+    in_flight_max: int | None = None,
+) -> dict[str, Any]:
+    """Return the summary of an upstream: its health, its last minute, and its limits.
+
+    Times are Unix seconds, durations are seconds. ``phase`` is ``None`` without a breaker. ``probes`` are the
+    owners of probes in flight; ``holders`` is how many permits each worker holds.
+    """
+    return {
+        "name": state.name,
+        **_breaker_fields(state.breaker, breaker),
+        "tokens": state.limiter.tokens_available,
+        "capacity": state.limiter.limit,
+        "limit": state.limit,
+        "original": state.original,
+        "configured": state.configured,
+        "paused": state.limiter.paused,
+        "in_flight": state.calls_in_flight,
+        "in_flight_max": in_flight_max,
+        "holders": largest_holders(state.holders or {}, HOLDERS_MAX),
+        "in_words": status_sentence(state, breaker),
+        "minute": dict(minute),
+    }
+
+
+def _breaker_fields(state: BreakerState | None, config: BreakerConfig | None) -> dict[str, Any]:
+    return {
+        "phase": None if state is None else _PHASES[state.phase],
+        "reason": "" if state is None else _reason_text(state.reason),
+        "since": None if state is None else state.since,
+        "until": None if state is None else state.degraded_until,
+        "forced": None if state is None else state.forced,
+        "failures": 0 if state is None else state.failures,
+        "threshold": None if config is None else config.threshold,
+        "share": 1.0 if state is None else state.share,
+        "probes": [] if state is None else [probe.owner for probe in state.probes],
+    }
+
+
+def largest_holders(holders: Mapping[str, int], count: int) -> dict[str, int]:
+    """Return the ``count`` workers that hold the most, in that order."""
+    ranked = sorted(holders.items(), key=lambda holder: (-holder[1], holder[0]))
+    return dict(ranked[:count])
+
+
+def status_sentence(state: UpstreamState, config: BreakerConfig | None = None) -> str:
+    """Return one sentence about the health of an upstream: what, why, and until when."""
+    breaker = state.breaker
+    if breaker is not None and (breaker.forced or breaker.phase != "closed"):
+        return _circuit_sentence(breaker, config)
+    if state.limiter.paused:
+        return f"Paused for {_duration(state.limiter.paused)}, as requested by the upstream or an operator."
+    if state.limit < state.original:
+        return (
+            f"Slowed down to {state.limit:.1f} of {state.original:.1f} a second: the upstream refused calls."
+        )
+    if state.configured not in (None, state.original):
+        return (
+            f"An operator set the limit to {state.original:g} a second; {state.configured:g} is configured."
+        )
+    if breaker is None:
+        return "No breaker: calls pass."
+    if breaker.failures:
+        return f"Closed: calls pass; {_failure_count(breaker.failures, config)}."
+    return "Closed: calls pass."
+
+
+def _circuit_sentence(breaker: BreakerState, config: BreakerConfig | None) -> str:
+    """Return the sentence for a circuit that is forced or not closed."""
+    reason = _reason_text(breaker.reason)
+    if breaker.forced:
+        return _sentence(f"Held {breaker.forced} by an operator", reason)
+    if breaker.phase == "open":
+        until = "" if breaker.degraded_until is None else f" until {_time_of_day(breaker.degraded_until)}"
+        return _sentence(f"Open{until}", _cause(breaker.failures, reason, config))
+    if breaker.phase == "ramp":
+        return f"Closing step by step: {100 * breaker.share:.0f} % of calls pass."
+    return _half_open_sentence([probe.owner for probe in breaker.probes], config)
+
+
+def _half_open_sentence(owners: list[str], config: BreakerConfig | None) -> str:
+    if not owners:
+        return "Half-open: the next call is a probe."
+    total = "" if config is None else f" of {config.probes}"
+    word = "probe" if len(owners) == 1 and not total else "probes"
+    return f"Half-open: {len(owners)}{total} {word} out, held by {', '.join(sorted(set(owners)))}."
+
+
+def _cause(failures: int, reason: str, config: BreakerConfig | None) -> str:
+    """Return why a circuit opened: failures in a row, or the reason that the breaker recorded."""
+    by_threshold = config is not None and config.threshold is not None and failures >= config.threshold
+    if not by_threshold:
+        return reason
+    return f"{failures} failures in a row, the last: {reason}" if reason else f"{failures} failures in a row"
+
+
+def _failure_count(count: int, config: BreakerConfig | None) -> str:
+    opens = "" if config is None or config.threshold is None else f", it opens at {config.threshold}"
+    return f"{count} failure{'s' if count > 1 else ''} in a row{opens}"
+
+
+def _sentence(text: str, reason: str) -> str:
+    return f"{text}: {reason.rstrip('.')}." if reason else f"{text}."
+
+
+def _reason_text(reason: str) -> str:
+    """Return a reason; write a bare status code as ``HTTP 503``."""
+    return f"HTTP {reason}" if len(reason) == 3 and reason.isdigit() else reason
+
+
+def _time_of_day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

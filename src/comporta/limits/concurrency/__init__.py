@@ -1,0 +1,8 @@
+"""Concurrency limits: how many calls the whole fleet may have in flight.
+
+- ``limit``: ``ConcurrencyLimit``, the class that users call
+- ``operation``: acquiring, releasing, renewing and listing permits, as operations
+- ``call``, ``call_limits``: a permit and a token for a call, taken together
+- ``held_back``: permits of calls that have ended, released within 10 ms
+- ``fairness_queue``: claims of waiting processes, so that no process starves another
+"""

@@ -1,0 +1,146 @@
+"""Taking a permit and a token in one operation, for a call that needs both: both or neither.
+
+A refused permit takes no token and a refused token no permit, so nothing has to be given back. An amount of 0
+takes only the permit. The operation also releases permits of calls that have ended (``held_back.py``).
+
+Lua version: ``call.lua``, below the Lua text of the limit's strategy and ``permit_support.lua``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from comporta.limits.concurrency.fairness_queue import due_claims_ahead, live_claims, other_claims
+from comporta.limits.concurrency.operation import (
+    EMPTY_PERMITS,
+    PERMIT_SPACE,
+    Permit,
+    PermitPool,
+    ReleasePermits,
+    changed_permits,
+)
+from comporta.limits.operation import LimitDemand
+from comporta.limits.scripts import LIMIT_SPACE
+from comporta.limits.strategies.outage_share import fallback_strategy
+from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+from comporta.stores.redis.errors import translate_error
+
+NO_PERMIT = -1
+"""In place of the wait for the limit: no permit was free, so the limit was not asked."""
+
+
+class CallReply(NamedTuple):
+    """Whether a call was granted; else the wait for the limit in µs, or ``NO_PERMIT``.
+
+    ``others_wait``: how many other processes wait for a permit.
+    """
+
+    granted: bool
+    wait_us: int
+    others_wait: int
+
+
+class CallOperation(Operation[CallReply]):
+    """Base of the two operations: a demand on a limit, and permits of a pool, of which the first is used."""
+
+    __slots__ = ("_permit_texts", "demand", "permits", "pool", "script")
+
+    script: Script
+    reply_size = 3
+
+    def __init__(self, script: Script, demand: LimitDemand, pool: PermitPool, *permits: Permit) -> None:
+        self.script = script
+        self.demand = demand
+        self.pool = pool
+        self.permits = permits
+        self._permit_texts = [str(permit) for permit in permits]
+
+    @property
+    def state_keys(self) -> list[StateKey]:
+        """The state of the limit, and the permits with the claims to them."""
+        demand = self.demand
+        return [StateKey(f"{LIMIT_SPACE}:{demand.name}", demand.key, demand.strategy), self.pool.state_key]
+
+    def script_keys(self) -> tuple[str, str, str]:
+        """Return the state of the limit, the permits, and the claims."""
+        permits = key_text(PERMIT_SPACE, self.pool.name)
+        limit = key_text(f"{LIMIT_SPACE}:{self.demand.name}", self.demand.key)
+        return limit, permits, f"{permits}:waiting"
+
+    def script_args(self) -> tuple[int, str, int, int]:
+        """Return the amount, the permits, and the numbers of the pool."""
+        return (
+            self.demand.amount,
+            "\n".join(self._permit_texts),
+            self.pool.max_permits,
+            self.pool.permit_ttl_us,
+        )
+
+    def fallback(self, outage: Outage) -> CallOperation:
+        """Return the same operation on this worker's share of the limit and of the permits."""
+        demand = self.demand
+        strategy = demand.current_strategy() if demand.current_strategy else demand.strategy
+        share = fallback_strategy(strategy, demand.name, demand.fallback, outage)
+        pool = self.pool.local_share(outage)
+        return type(self)(self.script, demand._replace(strategy=share), pool, *self.permits)
+
+    def parse(self, raw: Sequence[Any]) -> CallReply:
+        """Parse three numbers; if the first is an error, the second says which key it concerns."""
+        granted, wait_us, others_wait = raw
+        if not isinstance(granted, int):
+            key = self.script_keys()[wait_us]
+            raise translate_error(RuntimeError(granted.decode("utf-8", "replace")), repr(key), repr(key))
+        return CallReply(granted == 1, int(wait_us), int(others_wait))
+
+
+class AcquireForCall(CallOperation):
+    """Release the permits but the first, then take the first and the amount, or neither."""
+
+    __slots__ = ()
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], CallReply]:
+        """Look for a permit, then ask the limit."""
+        limit_state, permits_state = states
+        pool, owner = self.pool, self.permits[0].owner
+        claims = live_claims((permits_state or EMPTY_PERMITS)[1], now_us)
+        others_wait = len(other_claims(claims, owner))
+        held = pool.held_permits(permits_state, now_us)
+        others = tuple(permit for permit in held if permit[1] not in self._permit_texts)
+        without = changed_permits(permits_state, others, claims)
+        if len(others) + due_claims_ahead(claims, owner, now_us) >= pool.max_permits:
+            return [None, without], CallReply(False, NO_PERMIT, others_wait)
+        new, wait_us = None, 0
+        if self.demand.amount:
+            new, wait_us = self.demand.strategy.step(limit_state, now_us, self.demand.amount)
+        if wait_us:
+            return [new, without], CallReply(False, wait_us, others_wait)
+        granted = (*others, (now_us + pool.permit_ttl_us, self._permit_texts[0]))
+        return [new, changed_permits(permits_state, granted, claims)], CallReply(True, 0, others_wait)
+
+    def undo(self, reply: CallReply) -> Operation[Any] | None:
+        """Return what gives back the permit and the amount of a cancelled caller."""
+        if not reply.granted:
+            return None
+        if not self.demand.amount:
+            return ReleasePermits(self.pool, self.permits[0])
+        demand = self.demand._replace(amount=-self.demand.amount)
+        return ReleaseCall(self.script, demand, self.pool, self.permits[0])
+
+
+class ReleaseCall(CallOperation):
+    """Release the permits and the amount, which is below 0."""
+
+    __slots__ = ()
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], CallReply]:
+        """Give back both."""
+        limit_state, permits_state = states
+        claims = live_claims((permits_state or EMPTY_PERMITS)[1], now_us)
+        held = self.pool.held_permits(permits_state, now_us)
+        others = tuple(permit for permit in held if permit[1] not in self._permit_texts)
+        new = None
+        if limit_state is not None:
+            new = self.demand.strategy.release(limit_state, now_us, -self.demand.amount)
+        others_wait = len(other_claims(claims, self.permits[0].owner))
+        return [new, changed_permits(permits_state, others, claims)], CallReply(True, 0, others_wait)

@@ -1,0 +1,94 @@
+"""A permit and a token for each call, taken together: both or neither, in one operation, without waiting.
+
+A caller that is refused waits for a permit and then for a token, as others do (``limit.py``, ``flows.py`` of
+limits); nothing here waits.
+"""
+
+from __future__ import annotations
+
+from comporta.flow import Flow
+from comporta.limits.bound_limits import AcquireEffect
+from comporta.limits.concurrency.call import AcquireForCall, CallReply
+from comporta.limits.concurrency.held_back import ReusablePermit
+from comporta.limits.concurrency.limit import ConcurrencyLimit
+from comporta.limits.concurrency.operation import Permit, new_permit
+from comporta.limits.flows import LimitFlows
+from comporta.limits.key import normalize_key
+from comporta.limits.limiter import BaseLimiter
+from comporta.limits.scripts import call_script
+from comporta.threads import run_cleanup
+
+
+class CallLimits:
+    """A concurrency limit and a limit on one store, for calls that need a permit and a token."""
+
+    __slots__ = ("_flows", "_permits", "_returns", "_script", "take_held_back")
+
+    def __init__(self, permits: ConcurrencyLimit, limiter: BaseLimiter) -> None:
+        self._permits = permits
+        self._returns = permits._returns
+        self._flows: LimitFlows = limiter._flows
+        flows = self._flows
+        self._script = call_script(flows.config.strategy_name, flows.name, tuple(flows.params))
+        self.take_held_back = self._returns.take
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether callers of this process wait for a permit or a token: they came first."""
+        return bool(self._permits._wait_queue.waiters_by_key or self._flows.wait_queue.waiters_by_key)
+
+    def hold_back(self, permit: Permit) -> bool:
+        """Release the permit of a call without an operation; false if it must be released now."""
+        return not self._permits._wait_queue.waiters_by_key and self._returns.hold_back(permit)
+
+    def put_back(self, permit: ReusablePermit) -> None:
+        """Hold back a permit again that was taken and not used."""
+        self._returns.put_back(permit)
+
+    def acquire_flow(self) -> Flow[Permit | None]:
+        """Take a permit and a token; ``None`` if either is refused or others wait."""
+        if self.has_waiters:
+            return None
+        permit = self.take_held_back()
+        if permit is not None:
+            return (yield from self._with_token_flow(permit))
+        granted = yield from self._acquire_both_flow()
+        if granted is None or self._flows.lease_client is None:
+            return granted
+        return (yield from self._with_token_flow(granted))
+
+    def _acquire_both_flow(self) -> Flow[Permit | None]:
+        """Take both in one operation; of a limit with a lease only the permit."""
+        store = self._permits.store
+        was_local, granted_ns = store.fallback is not None, store.clock.now_ns()
+        amount = 1 if self._flows.lease_client is None else 0
+        demand = yield from self._flows.demand_flow(normalize_key(None), amount)
+        permit = new_permit()
+        reply: CallReply = yield from self._returns.apply_flow(
+            lambda ended: AcquireForCall(self._script, demand, self._permits._pool, permit, *ended)
+        )
+        is_local = store.fallback is not None
+        self._returns.others_wait = reply.others_wait > 0 and not is_local
+        if not reply.granted:
+            if is_local and not was_local:
+                self._returns.unreleased.add(permit)  # the shared store may have granted it without a reply
+            return None
+        if is_local or reply.others_wait:
+            return permit
+        reusable = ReusablePermit(*permit)
+        reusable.granted_ns = granted_ns
+        return reusable
+
+    def _with_token_flow(self, permit: Permit) -> Flow[Permit | None]:
+        """Take a token for a permit; without one the permit is given back."""
+        has_reply = False
+        try:
+            wait_us: int = yield AcquireEffect(self._flows.bound, None, 1)
+            has_reply = True
+        finally:
+            if not has_reply:
+                run_cleanup(self._returns.put_back, permit)
+        if wait_us:
+            yield from self._permits._end_call_flow(permit)
+            return None
+        return permit

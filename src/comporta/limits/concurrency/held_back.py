@@ -1,0 +1,239 @@
+"""Permits of calls that have ended, held back for up to 10 ms so that their release costs no operation.
+
+The next acquisition of this process releases them in the same operation, or reuses one that the store granted
+less than 10 ms ago; otherwise a background thread releases them. A permit is held back only if the store said
+that no other process waits for one, so a waiter that comes later waits at most 10 ms longer. Claims of other
+processes become due much later than that (``fairness_queue.py``), so a permit that is reused would have been
+granted again. Permits of a process that is killed expire, held back or not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from threading import Lock
+from typing import TypeVar
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+from comporta import fork_safety
+from comporta.clock import MONOTONIC, SECOND_US
+from comporta.errors import StateError
+from comporta.flow import Flow, run
+from comporta.limits.concurrency.operation import Permit, PermitPool, ReleasePermits
+from comporta.limits.leases.scheduler import SCHEDULER, LeaseHolder
+from comporta.limits.wait_queue import WaitQueue
+from comporta.stores.base import HeartbeatSubscriber, Operation, Store
+from comporta.stores.effects import Apply
+from comporta.threads import run_cleanup
+
+R = TypeVar("R")
+
+HOLD_BACK_SECONDS = 0.01
+"""How long a permit is held back, at most."""
+
+HELD_BACK_MAX = 64
+"""How many permits of one limit a process holds back, at most."""
+
+QUEUE_KEY = ""
+"""The key of a limit's only wait queue."""
+
+_REUSE_NS = round(HOLD_BACK_SECONDS * 1e9)
+_FLUSH_NS = _REUSE_NS * 4 // 5
+"""The thread releases a permit after this time: it wakes up a little late."""
+
+_NEVER_REUSED_NS = -(2**62)
+_PERMIT_TTL_US_MIN = SECOND_US
+"""A permit that expires sooner than this is not held back: reuse may shorten its time by 10 ms."""
+
+_RELEASE_BATCH_MAX = 256
+
+
+class ReusablePermit(Permit):
+    """A permit that the store granted at ``granted_ns``, when no other process waited for one."""
+
+    granted_ns: int = 0
+
+
+class UnreleasedPermits(HeartbeatSubscriber):
+    """Permits whose calls ended while the shared store was unreachable; the heartbeat releases them there."""
+
+    def __init__(self, pool: PermitPool) -> None:
+        self._pool = pool
+        self._permits: deque[Permit] = deque()
+        self._batch_size = 0
+
+    def add(self, permit: Permit) -> None:
+        """Remember a permit; never more than the limit has."""
+        if len(self._permits) < self._pool.max_permits:
+            self._permits.append(permit)
+
+    def heartbeat_operation(self) -> ReleasePermits | None:
+        """Return what releases a batch of permits in the shared store."""
+        batch = tuple(islice(self._permits, _RELEASE_BATCH_MAX))
+        self._batch_size = len(batch)
+        return ReleasePermits(self._pool, *batch) if batch else None
+
+    def on_heartbeat_reply(self, reply: object) -> None:
+        """Forget the released batch; only the heartbeat thread removes permits."""
+        for _ in range(self._batch_size):
+            self._permits.popleft()
+
+
+class PermitReturns(LeaseHolder):
+    """How this process returns the permits of one limit to the store: at once, within 10 ms, or later.
+
+    All objects of one program that stand for the same limit share it. ``others_wait``: whether another
+    process waited for a permit when the store last said so.
+    """
+
+    def __init__(self, store: Store, pool: PermitPool) -> None:
+        self.store = store
+        self.pool = pool
+        self.name = pool.name
+        self.others_wait = False
+        self.unreleased = UnreleasedPermits(pool)
+        self._permits: deque[ReusablePermit] = deque()
+        self._queues: WeakSet[WaitQueue] = WeakSet()
+        self._releasing: set[Permit] = set()
+        self._is_scheduled = False
+        self._lock = Lock()
+        store.subscribe(self.unreleased)
+        fork_safety.register(self)
+
+    def add_queue(self, queue: WaitQueue) -> None:
+        """Wake the first waiter of this queue, too, when a permit is released."""
+        self._queues.add(queue)
+
+    def hold_back(self, permit: Permit) -> bool:
+        """Keep a permit whose call has ended; false if it must be released now."""
+        if (
+            type(permit) is not ReusablePermit
+            or self.others_wait
+            or len(self._permits) >= HELD_BACK_MAX
+            or self.pool.permit_ttl_us < _PERMIT_TTL_US_MIN
+            or self.store.fallback is not None
+        ):
+            return False
+        self._permits.append(permit)
+        if not self._is_scheduled:
+            self._is_scheduled = SCHEDULER.schedule(MONOTONIC.now_ns() + _FLUSH_NS, self._flush_due, self)
+        return self._is_scheduled or not self._remove(permit)
+
+    def _remove(self, permit: ReusablePermit) -> bool:
+        """Stop holding back a permit; false if another caller has taken it."""
+        try:
+            self._permits.remove(permit)
+        except ValueError:
+            return False
+        return True
+
+    def take(self) -> ReusablePermit | None:
+        """Return a permit for another call, if one is held back that the store granted a moment ago."""
+        if not self._permits:
+            return None
+        oldest_ns = self.store.clock.now_ns() - _REUSE_NS
+        with self._lock:
+            is_fresh = self._permits and self._permits[-1].granted_ns > oldest_ns
+            return self._permits.pop() if is_fresh else None
+
+    def _take_all(self, *, releasing: bool = False) -> tuple[list[ReusablePermit], list[Permit]]:
+        """Return all permits that are held back, and those that another caller is releasing.
+
+        ``releasing``: this caller will release them.
+        """
+        with self._lock:
+            permits, others = list(self._permits), list(self._releasing)
+            self._permits.clear()
+            if releasing:
+                self._releasing.update(permits)
+        return permits, others
+
+    def apply_flow(self, make: Callable[[list[Permit]], Operation[R]]) -> Flow[R]:
+        """Apply an acquisition that also releases the permits that are held back.
+
+        If it may not have released them, they are released later, and not used again.
+        """
+        (permits, others), released = self._take_all(), False
+        try:
+            reply: R = yield Apply(self.store, make([*permits, *others]))
+            released = self.store.fallback is None
+        finally:
+            if permits and not released:
+                run_cleanup(self._release_later, permits)
+        return reply
+
+    def _release_later(self, permits: list[ReusablePermit]) -> None:
+        for permit in permits:
+            permit.granted_ns = _NEVER_REUSED_NS
+        self.put_back(*permits)
+
+    def put_back(self, *permits: Permit) -> None:
+        """Hold back permits that were taken and not used; during an outage the heartbeat releases them."""
+        for permit in permits:
+            if not self.hold_back(permit):
+                self.unreleased.add(permit)
+
+    def release_flow(self, *permits: Permit) -> Flow[None]:
+        """Release permits and wake the first waiters.
+
+        If the store is in trouble, the permits are lost until their deadline, which must not fail a call that
+        has ended. During an outage a permit may be one that the shared store granted, so it is released there
+        later; likewise if the caller is cancelled, because the release may not have been sent.
+        """
+        released = False
+        try:
+            yield Apply(self.store, ReleasePermits(self.pool, *permits))
+            released = self.store.fallback is None
+        except StateError:
+            pass
+        finally:
+            run_cleanup(self._after_release, permits if not released else ())
+
+    def _after_release(self, unreleased: tuple[Permit, ...]) -> None:
+        for permit in unreleased:
+            self.unreleased.add(permit)
+        for queue in list(self._queues):
+            queue.wake_first(QUEUE_KEY)
+
+    def flush_flow(self) -> Flow[None]:
+        """Release the permits that are held back."""
+        permits, others = self._take_all(releasing=True)
+        try:
+            if (
+                permits or others
+            ):  # a second release does no harm, and this caller must not wait for the first
+                yield from self.release_flow(*permits, *others)
+        finally:
+            self._releasing.difference_update(permits)
+
+    def held_units(self) -> int:
+        """Return 0: permits are not units of a limit."""
+        return 0
+
+    def return_all(self) -> None:
+        """Release the permits that are held back, blocking."""
+        run(self.flush_flow())
+
+    def after_fork(self) -> None:
+        """Leave the parent's permits to the parent."""
+        fork_safety.reinit_lock(self._lock)
+        self._permits.clear()
+        self._releasing.clear()
+        self._is_scheduled = False
+
+    def _flush_due(self) -> None:
+        self._is_scheduled = False  # first: a permit that is held back from now on needs another turn
+        self.return_all()
+
+
+_returns_by_store: WeakKeyDictionary[Store, WeakValueDictionary[str, PermitReturns]] = WeakKeyDictionary()
+
+
+def permit_returns(store: Store, pool: PermitPool) -> PermitReturns:
+    """Return the object that all limits of this name on this store share."""
+    by_name = _returns_by_store.setdefault(store, WeakValueDictionary())
+    returns = by_name.get(pool.name)
+    if returns is None or returns.pool != pool:
+        returns = by_name[pool.name] = PermitReturns(store, pool)
+    return returns

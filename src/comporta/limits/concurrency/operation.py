@@ -1,0 +1,394 @@
+"""Permits for calls in flight: acquiring, releasing, renewing and listing them, as operations.
+
+A permit has an owner and a deadline. A process that is killed keeps its permits from the others until their
+deadline and no longer; a refused attempt extends nothing. A process that waits leaves a claim
+(``fairness_queue.py``), and an acquisition leaves a permit free for each due claim of another process.
+
+Lua version: ``permits.lua``, ``holders.lua``.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from struct import Struct
+from typing import Any, NamedTuple
+
+from comporta.limits.concurrency.fairness_queue import (
+    CLAIM_DUE_US,
+    Claim,
+    Claims,
+    due_claims_ahead,
+    live_claims,
+    other_claims,
+    renew_claim,
+    waiting_since_us,
+)
+from comporta.stores.base import GONE, Operation, Outage, Script, State, StateKey, StateType, key_text
+from comporta.stores.failover.worker_registry import Worker
+from comporta.stores.lua import lua
+from comporta.stores.redis.errors import translate_error
+
+PERMIT_SPACE = "concurrency"
+
+SHARED_PERMITS_MAX = 200
+"""How many permits of one limit fit into a store whose states have a maximum size, such as ``shared://``."""
+
+_ENTRIES_MAX = SHARED_PERMITS_MAX + 10
+"""How many permits and claims fit there together; claims get the room that the permits leave."""
+
+_POLL_US_MIN = 2_000
+_POLL_DIVISOR = 16
+"""A process whose turn it is retries after this fraction of the time that the last call has taken so far."""
+
+_PERMIT_SCRIPT = ("limits/concurrency/permit_support", "limits/concurrency/permits")
+_HEAD = Struct("<HH")
+_ENTRY = Struct("<qQI")
+_HOST = Worker.new().host
+EMPTY_PERMITS: State = ((), ())
+
+HeldPermit = tuple[int, str]
+"""The deadline of a permit in µs, and its text, ``id owner``."""
+
+HeldPermits = tuple[HeldPermit, ...]
+"""The permits in use."""
+
+
+class Permit(NamedTuple):
+    """The right to one call in flight: a unique ``id``, and the ``owner`` that holds it (``host:pid``)."""
+
+    id: str
+    owner: str
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.owner}"
+
+
+class PermitHolder(NamedTuple):
+    """The ``owner`` of a permit (``host:pid``), and the seconds until the permit expires."""
+
+    owner: str
+    seconds_left: float
+
+
+class PermitReply(NamedTuple):
+    """Whether the operation succeeded; for a refusal, how long until the first permit of the others expires.
+
+    ``poll_us``: another process waits or holds the permit, so a retry makes sense after this time; 0 means
+    the usual pause.
+    """
+
+    succeeded: bool
+    wait_us: int = 0
+    poll_us: int = 0
+
+
+def new_permit() -> Permit:
+    """Return a permit for this process; a forked child is another owner."""
+    return Permit(os.urandom(8).hex(), f"{_HOST}:{os.getpid()}")
+
+
+class _PermitsCodec:
+    """The counts of permits and claims, then deadline, id (of claims: start) and process of each.
+
+    All of them belong to this machine. The youngest claims are dropped if there is no room for them.
+    """
+
+    size = _HEAD.size + _ENTRIES_MAX * _ENTRY.size
+
+    @staticmethod
+    def pack_into(buffer: Any, offset: int, /, *state: Any) -> None:
+        permits, claims = state
+        claims = claims[: _ENTRIES_MAX - len(permits)]
+        entries = [
+            *((deadline_us, int(text[:16], 16), _pid(text)) for deadline_us, text in permits),
+            *((ends_us, since_us, _pid(owner)) for since_us, owner, ends_us in claims),
+        ]
+        _HEAD.pack_into(buffer, offset, len(permits), len(claims))
+        for number, entry in enumerate(entries):
+            _ENTRY.pack_into(buffer, offset + _HEAD.size + number * _ENTRY.size, *entry)
+
+    @staticmethod
+    def unpack_from(buffer: Any, /, offset: int = 0) -> State:
+        count, claims = _HEAD.unpack_from(buffer, offset)
+        start = offset + _HEAD.size
+        entries = [*_ENTRY.iter_unpack(buffer[start : start + (count + claims) * _ENTRY.size])]
+        return (
+            tuple((ends_us, f"{identity:016x} {_HOST}:{pid}") for ends_us, identity, pid in entries[:count]),
+            tuple(Claim(since_us, f"{_HOST}:{pid}", ends_us) for ends_us, since_us, pid in entries[count:]),
+        )
+
+
+class _PermitsStateType(StateType):
+    """State: the permits in use, the next one to expire first, and the claims of waiting processes."""
+
+    codec = _PermitsCodec()
+
+    def expires_us(self, state: State) -> int:
+        """Return when the last permit and the last claim have expired."""
+        permits, claims = state
+        return int(max(*(held[0] for held in permits[-1:]), *(claim.ends_us for claim in claims), 0))
+
+
+PERMITS = _PermitsStateType()
+
+
+class PermitPool(NamedTuple):
+    """The permits of one limit: how many there are, and how long each may be held."""
+
+    name: str
+    max_permits: int
+    permit_ttl_us: int
+
+    @property
+    def state_key(self) -> StateKey:
+        """The state of the limit."""
+        return StateKey(PERMIT_SPACE, self.name, PERMITS)
+
+    def local_share(self, outage: Outage) -> PermitPool:
+        """Return this worker's share: at least one permit, none if the worker has no room."""
+        share = 0 if outage.full else max(1, self.max_permits // outage.worker_count)
+        return self._replace(max_permits=share)
+
+    def held_permits(self, state: State | None, now_us: int) -> HeldPermits:
+        """Return the permits in use; a deadline too far ahead, after the clock was set back, is cut."""
+        latest_us = now_us + self.permit_ttl_us
+        permits, _ = state or EMPTY_PERMITS
+        return tuple((min(held[0], latest_us), held[1]) for held in permits if held[0] > now_us)
+
+
+def changed_permits(old: State | None, permits: HeldPermits, claims: Claims) -> State | None:
+    """Return the new state of a limit's permits; ``None`` if it is the old one."""
+    new = (tuple(sorted(permits)), claims)
+    if new == (old or EMPTY_PERMITS):
+        return None
+    return GONE if new == EMPTY_PERMITS else new
+
+
+class PermitOperation(Operation[PermitReply]):
+    """Base of the operations on permits: one permit, or several to release."""
+
+    __slots__ = ("_permit_texts", "_permits", "_pool")
+
+    script = Script("permits", partial(lua, *_PERMIT_SCRIPT), batchable=True)
+    reply_size = 3
+    command = ""
+
+    def __init__(self, pool: PermitPool, *permits: Permit) -> None:
+        self._pool = pool
+        self._permits = permits
+        self._permit_texts = [str(permit) for permit in permits]
+
+    @property
+    def state_keys(self) -> list[StateKey]:
+        """The permits of the limit and the claims to them."""
+        return [self._pool.state_key]
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], PermitReply]:
+        """Remove expired permits, and apply the operation."""
+        old = states[0] or EMPTY_PERMITS
+        permits, claims, reply = self._apply(self._pool.held_permits(states[0], now_us), old[1], now_us)
+        return [changed_permits(states[0], permits, claims)], reply
+
+    @abstractmethod
+    def _apply(
+        self, held: HeldPermits, claims: Claims, now_us: int
+    ) -> tuple[HeldPermits, Claims, PermitReply]:
+        """Return the permits in use afterwards, the claims, and the reply."""
+
+    def _with_permit(self, held: HeldPermits, now_us: int) -> HeldPermits:
+        deadline_us = now_us + self._pool.permit_ttl_us
+        return (*self._other_permits(held), (deadline_us, self._permit_texts[0]))
+
+    def _other_permits(self, held: HeldPermits) -> HeldPermits:
+        return tuple(permit for permit in held if permit[1] not in self._permit_texts)
+
+    def script_keys(self) -> tuple[str, str]:
+        """Return the permits of the limit and the claims to them."""
+        key = key_text(PERMIT_SPACE, self._pool.name)
+        return key, f"{key}:waiting"
+
+    def script_args(self) -> list[int | str | bytes]:
+        """Return the command, the permits, and the numbers of the limit."""
+        _, max_permits, permit_ttl_us = self._pool
+        return [self.command, "\n".join(self._permit_texts), max_permits, permit_ttl_us]
+
+    def fallback(self, outage: Outage) -> PermitOperation:
+        """Return the same operation on this worker's share: at least one permit, none if it has no room."""
+        return type(self)(self._pool.local_share(outage), *self._permits)
+
+    def parse(self, raw: Sequence[Any]) -> PermitReply:
+        """Parse three numbers; if the first is an error, the second says which key it concerns."""
+        succeeded, wait_us, poll_us = raw
+        if not isinstance(succeeded, int):
+            key = self.script_keys()[wait_us]
+            raise translate_error(RuntimeError(succeeded.decode("utf-8", "replace")), repr(key), repr(key))
+        return PermitReply(succeeded == 1, int(wait_us), int(poll_us))
+
+
+class AcquirePermit(PermitOperation):
+    """Acquire a permit if one is free that is not reserved for a due claim of another process.
+
+    A caller that does not wait leaves no claim, and goes behind all due claims. Of several permits it
+    acquires the first, after it has released the others.
+    """
+
+    __slots__ = ()
+
+    command = "take"
+
+    def _apply(
+        self, held: HeldPermits, claims: Claims, now_us: int
+    ) -> tuple[HeldPermits, Claims, PermitReply]:
+        claims = live_claims(claims, now_us)
+        since_us = self._waiting_since_us(claims, now_us)
+        ahead = due_claims_ahead(claims, self._owner, since_us)
+        others = self._other_permits(held)  # a retry may follow a grant whose reply was lost
+        if len(others) + ahead < self._pool.max_permits:
+            return self._with_permit(others, now_us), self._claims_when_granted(claims), PermitReply(True)
+        wait_us = min(others)[0] - now_us if others else self._pool.permit_ttl_us
+        refused = PermitReply(False, wait_us, self._poll_us(others, claims, ahead, now_us))
+        return others, self._claims_when_refused(claims, since_us, now_us), refused
+
+    @property
+    def _owner(self) -> str:
+        return self._permits[0].owner
+
+    def _waiting_since_us(self, claims: Claims, now_us: int) -> int:
+        return now_us
+
+    def _claims_when_granted(self, claims: Claims) -> Claims:
+        return claims
+
+    def _claims_when_refused(self, claims: Claims, since_us: int, now_us: int) -> Claims:
+        return claims
+
+    def _poll_us(self, others: HeldPermits, claims: Claims, ahead: int, now_us: int) -> int:
+        return 0
+
+    def undo(self, reply: PermitReply) -> ReleasePermits | None:
+        """Return what releases the permit of a cancelled caller."""
+        return ReleasePermits(self._pool, *self._permits) if reply.succeeded else None
+
+
+class AwaitPermit(AcquirePermit):
+    """Acquire a permit, or leave a claim, for a caller that will retry."""
+
+    __slots__ = ()
+
+    command = "wait"
+
+    def _waiting_since_us(self, claims: Claims, now_us: int) -> int:
+        return waiting_since_us(claims, self._owner, now_us)
+
+    def _claims_when_granted(self, claims: Claims) -> Claims:
+        return other_claims(claims, self._owner)
+
+    def _claims_when_refused(self, claims: Claims, since_us: int, now_us: int) -> Claims:
+        return renew_claim(claims, self._owner, since_us, now_us)
+
+    def _poll_us(self, others: HeldPermits, claims: Claims, ahead: int, now_us: int) -> int:
+        """Return when to retry, for a process whose turn it is or that gives way; 0 for the others."""
+        last = max(others, default=None)
+        if not ahead:
+            is_due = now_us - self._waiting_since_us(claims, now_us) >= CLAIM_DUE_US
+            held_elsewhere = last is not None and last[1].partition(" ")[2] != self._owner
+            if not is_due or not (held_elsewhere or other_claims(claims, self._owner)):
+                return 0
+        held_us = 0 if last is None else now_us + self._pool.permit_ttl_us - last[0]
+        return max(_POLL_US_MIN, held_us // _POLL_DIVISOR) * (1 + ahead // self._pool.max_permits)
+
+    def fallback(self, outage: Outage) -> PermitOperation:
+        """Return an attempt on this worker's share that leaves no claim: no other process would see it."""
+        return AcquirePermit(self._pool.local_share(outage), *self._permits)
+
+
+class FinalAcquirePermit(AwaitPermit):
+    """Acquire a permit, or withdraw the claim of a caller that gives up."""
+
+    __slots__ = ()
+
+    command = "last"
+
+    def _claims_when_refused(self, claims: Claims, since_us: int, now_us: int) -> Claims:
+        return other_claims(claims, self._owner)
+
+    def _poll_us(self, others: HeldPermits, claims: Claims, ahead: int, now_us: int) -> int:
+        return 0
+
+
+class ReleasePermits(PermitOperation):
+    """Release permits; has no effect on one that has expired, because another caller may hold its place."""
+
+    __slots__ = ()
+
+    command = "give"
+
+    def _apply(
+        self, held: HeldPermits, claims: Claims, now_us: int
+    ) -> tuple[HeldPermits, Claims, PermitReply]:
+        others = self._other_permits(held)
+        return others, claims, PermitReply(len(others) < len(held))
+
+
+class RenewPermit(PermitOperation):
+    """Extend a permit to its whole time to live from now; fails for one that has expired."""
+
+    __slots__ = ()
+
+    command = "renew"
+
+    def _apply(
+        self, held: HeldPermits, claims: Claims, now_us: int
+    ) -> tuple[HeldPermits, Claims, PermitReply]:
+        if self._other_permits(held) == held:
+            return held, claims, PermitReply(False)
+        return self._with_permit(held, now_us), claims, PermitReply(True)
+
+
+class ListHolders(Operation[list[PermitHolder]]):
+    """List the holders of permits and when each permit expires."""
+
+    __slots__ = ("_pool",)
+
+    script = Script("holders", partial(lua, "limits/concurrency/holders"))
+
+    def __init__(self, pool: PermitPool) -> None:
+        self._pool = pool
+
+    @property
+    def state_keys(self) -> list[StateKey]:
+        """The permits of the limit."""
+        return [self._pool.state_key]
+
+    def step(
+        self, states: Sequence[State | None], now_us: int
+    ) -> tuple[list[State | None], list[PermitHolder]]:
+        """List the permits without changing them."""
+        held = sorted(self._pool.held_permits(states[0], now_us))
+        return [None], [_parse_holder(permit, deadline_us - now_us) for deadline_us, permit in held]
+
+    def script_args(self) -> tuple[int]:
+        """Return the time to live of a permit."""
+        return (self._pool.permit_ttl_us,)
+
+    def fallback(self, outage: Outage) -> ListHolders:
+        """List the permits of this worker's share."""
+        return self
+
+    def parse(self, raw: Sequence[Any]) -> list[PermitHolder]:
+        """Parse pairs of a permit and the microseconds left."""
+        return [
+            _parse_holder(permit.decode("utf-8", "replace"), int(left_us))
+            for permit, left_us in zip(raw[::2], raw[1::2], strict=True)
+        ]
+
+
+def _parse_holder(permit: str, left_us: int) -> PermitHolder:
+    return PermitHolder(permit.partition(" ")[2], left_us / 1e6)
+
+
+def _pid(owner: str) -> int:
+    return int(owner.rpartition(":")[2])

@@ -1,0 +1,294 @@
+"""What a limiter can do, each method once, as a flow.
+
+``limiter.py`` drives these flows for coroutines and for threads. Neither has logic of its own, except the
+fast path of a single decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from comporta.clock import to_seconds, to_us
+from comporta.flow import Flow
+from comporta.jitter import uniform
+from comporta.limits.bound_limits import AcquireEffect, strategy_effect
+from comporta.limits.config import LimitConfig
+from comporta.limits.decision import Decision, Stats, decision_from_reply
+from comporta.limits.key import LimitKey, normalize_key
+from comporta.limits.operation import LimitDemand, LimitOperation
+from comporta.limits.overrides.notifications import publish_limit_event
+from comporta.limits.overrides.operation import (
+    OverrideReply,
+    PauseLimit,
+    ResumeLimit,
+    RevokeOverride,
+    SetLimit,
+)
+from comporta.limits.overrides.record import PAUSE_US_MAX, ExpiringStrategy
+from comporta.limits.reply import LimitReply
+from comporta.limits.scripts import LIMIT_SPACE
+from comporta.limits.strategies.registry import strategy_type
+from comporta.limits.wait_queue import PAUSE_JITTER_US_MAX, RETRY_EVERY_US, WaitQueue, wait_flow
+from comporta.stores.base import Algorithm, BoundLimit, Operation, Store
+from comporta.stores.effects import Apply, Sleep
+from comporta.stores.records import NEVER_US, DeleteRecord
+from comporta.validators import require_integer, require_number
+
+if TYPE_CHECKING:
+    from comporta.limits.bound_limits import RemoteBoundLimit
+    from comporta.limits.leases.client import LeaseClient
+    from comporta.limits.strategies.base import LimitParams, Strategy
+
+Key = LimitKey | str | None
+
+TIMEOUT_MAX = 366 * 86_400
+PAUSE_MAX = PAUSE_US_MAX // 1_000_000
+
+_UNCHECKED_TURN_US = 50_000
+"""A turn that is closer than this is used without checking whether the limit was paused meanwhile."""
+
+
+class LimitFlows:
+    """The flows of one limit on one store."""
+
+    __slots__ = (
+        "_has_queue",
+        "_remote",
+        "bound",
+        "config",
+        "current_strategy",
+        "lease_client",
+        "name",
+        "params",
+        "read_strategy",
+        "store",
+        "wait_queue",
+    )
+
+    def __init__(
+        self,
+        config: LimitConfig,
+        store: Store,
+        name: str,
+        bound: BoundLimit,
+        *,
+        current_strategy: Callable[[], Strategy],
+        lease_client: LeaseClient | None = None,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.name = name
+        self.bound = bound
+        self.current_strategy = current_strategy
+        self.lease_client = lease_client
+        self.wait_queue = WaitQueue()
+        self.params: LimitParams = config.build_strategy().params
+        self.read_strategy = strategy_effect(bound)
+        self._has_queue = strategy_type(config.strategy_name).has_queue
+        self._remote: RemoteBoundLimit | None = bound.remote
+
+    def acquire_flow(self, key: Key, cost: int, timeout: float | None) -> Flow[bool]:
+        """Take ``cost``, waiting up to ``timeout`` seconds."""
+        text = normalize_key(key)
+        check_cost(cost)
+        check_timeout(timeout)
+        yield from self.check_cost_flow(text, cost)
+        if timeout == 0:
+            if not self.wait_queue.is_empty(text):
+                return False  # the waiting callers came first
+            return (yield from self._acquire_flow(key, cost)) == 0
+        if self._has_queue:
+            return (yield from self._queue_turn_flow(text, cost, timeout))
+        return (
+            yield from wait_flow(
+                self.wait_queue,
+                partial(self._acquire_flow, key, cost),
+                self.store.clock,
+                text,
+                timeout,
+                jitter_us=self.pause_jitter_us,
+            )
+        )
+
+    def decide_flow(self, key: Key, cost: int) -> Flow[Decision]:
+        """Take ``cost`` if it is available, and return the decision."""
+        text = normalize_key(key)
+        check_cost(cost)
+        yield from self.check_cost_flow(text, cost)
+        reply = yield from self._apply_flow(text, cost)
+        return decision_from_reply(reply, allowed=reply.wait_us == 0)
+
+    def peek_flow(self, key: Key) -> Flow[Decision]:
+        """Return the use of a key."""
+        reply = yield from self._apply_flow(normalize_key(key), 0)
+        return decision_from_reply(reply, allowed=reply.remaining > 0 and not reply.paused_us)
+
+    def release_flow(self, key: Key, cost: int) -> Flow[None]:
+        """Give ``cost`` back."""
+        text = normalize_key(key)
+        check_cost(cost)
+        yield from self._apply_flow(text, -cost)
+        if self.lease_client is not None:
+            self.lease_client.forget_refusal(text)
+        self.wait_queue.wake_first(text)
+
+    def reset_flow(self, key: Key) -> Flow[None]:
+        """Delete the state of a key."""
+        text = normalize_key(key)
+        strategy: Algorithm = yield self.read_strategy
+        yield Apply(self.store, DeleteRecord(f"{LIMIT_SPACE}:{self.name}", text, state_type=strategy))
+        if self.lease_client is not None:
+            self.lease_client.drop_key(text)
+        self.wait_queue.wake_first(text)
+
+    def stats_flow(self, key: Key) -> Flow[Stats]:
+        """Return the numbers for a health page."""
+        reply = yield from self._apply_flow(normalize_key(key), 0)
+        return Stats(
+            tokens_available=reply.remaining,
+            requests_last_minute=reply.recent,
+            limit=reply.capacity,
+            fallback=self.store.fallback,
+            paused=to_seconds(reply.paused_us),
+            original=reply.original,
+        )
+
+    def set_limit_flow(self, limit: LimitConfig | str | None) -> Flow[None]:
+        """Override the limit for every worker; ``None`` revokes the override."""
+        yield from self.override_flow(self._override_operation(limit))
+        if self.lease_client is not None:
+            self.lease_client.forget_all_refusals()
+
+    def pause_flow(self, seconds: float) -> Flow[None]:
+        """Refuse every request for some time, for every worker; 0 ends a pause."""
+        check_pause(seconds)
+        if not seconds:
+            yield from self.resume_flow()
+            return
+        reply = yield from self.override_flow(PauseLimit(self.name, self.params, to_us(seconds)))
+        if reply.changed:
+            publish_limit_event("paused", self.name, f"paused for {seconds:g} s")
+            if self.lease_client is not None:
+                yield from self.lease_client.recall_flow()
+
+    def resume_flow(self) -> Flow[None]:
+        """End a pause."""
+        reply = yield from self.override_flow(ResumeLimit(self.name, self.params))
+        if reply.changed:
+            publish_limit_event("resumed", self.name, "resumed before its pause was over", "info")
+        if self.lease_client is not None:
+            self.lease_client.forget_all_refusals()
+        self.wait_queue.wake_all_first()
+
+    def override_flow(self, operation: Operation[OverrideReply]) -> Flow[OverrideReply]:
+        """Change the override record, and apply it in this process from now on."""
+        reply: OverrideReply = yield Apply(self.store, operation)
+        if self._remote is not None:
+            self._remote.apply_override(reply.record)
+        else:
+            yield self.read_strategy
+        return reply
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a server decides, by a clock that is not the clock of this process."""
+        return self._remote is not None
+
+    @property
+    def misses_remote_overrides(self) -> bool:
+        """Whether this process learns of other workers' overrides only when it reads the record itself."""
+        return self._remote is not None and not self.store.has_heartbeat
+
+    def pause_left_us(self) -> int:
+        """Return how long the limit is paused, as far as this process knows without a round trip."""
+        now_us, strategy = self.store.clock.now_ns() // 1000, self.current_strategy()
+        if not isinstance(strategy, ExpiringStrategy):
+            return 0
+        if self._remote is not None:
+            return self._remote.pause_left_us(now_us)
+        return strategy.effective_at(now_us)[1]
+
+    def pause_jitter_us(self) -> int:
+        """Return a random delay after a pause, so that waiting callers do not all return at once."""
+        strategy = self.current_strategy()
+        if not (isinstance(strategy, ExpiringStrategy) and self.pause_left_us()):
+            return 0
+        return round(uniform(0, min(strategy.record.pause_length_us // 10, PAUSE_JITTER_US_MAX)))
+
+    def _override_operation(self, limit: LimitConfig | str | None) -> Operation[OverrideReply]:
+        if limit is None:
+            return RevokeOverride(self.name, self.params)
+        config = replace(LimitConfig.coerce(limit, self.config.strategy), lease=self.config.lease)
+        return SetLimit(self.name, config.build_strategy().params, str(config))
+
+    def demand_flow(self, text: str, amount: int) -> Flow[LimitDemand]:
+        """Return what an operation wants of this limit."""
+        strategy: Strategy = yield self.read_strategy
+        return LimitDemand(strategy, self.name, text, amount, self.config.fallback, self.current_strategy)
+
+    def _acquire_flow(self, key: Key, cost: int) -> Flow[int]:
+        wait_us: int = yield AcquireEffect(self.bound, key, cost)
+        return wait_us
+
+    def _apply_flow(self, text: str, amount: int, max_wait_us: int = 0) -> Flow[LimitReply]:
+        demand = yield from self.demand_flow(text, amount)
+        replies: list[LimitReply] = yield Apply(self.store, LimitOperation([demand], max_wait_us))
+        return replies[0]
+
+    def _queue_turn_flow(self, text: str, cost: int, timeout: float | None) -> Flow[bool]:
+        """Take the next turn of a queue and wait for it; an assigned turn is spent, used or not.
+
+        If the limit was paused meanwhile, all assigned turns would come at the end of the pause. The flow
+        therefore takes a new turn then.
+        """
+        clock = self.store.clock
+        deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
+        while True:
+            max_wait_us = max(0, min(deadline_us - clock.now_ns() // 1000, to_us(TIMEOUT_MAX)))
+            reply = yield from self._apply_flow(text, cost, max_wait_us)
+            wait_us = reply.paused_us or reply.wait_us
+            if wait_us > max_wait_us:
+                return False
+            if reply.paused_us:
+                yield from self._wait_out_pause_flow(reply.paused_us, max_wait_us)
+                continue
+            if wait_us:
+                yield Sleep(clock, to_seconds(wait_us))
+            if wait_us < _UNCHECKED_TURN_US or not (yield from self._apply_flow(text, 0)).paused_us:
+                return True
+
+    def _wait_out_pause_flow(self, paused_us: int, max_wait_us: int) -> Flow[None]:
+        wait_us = RETRY_EVERY_US
+        if paused_us <= RETRY_EVERY_US:
+            wait_us = min(paused_us + self.pause_jitter_us(), max_wait_us)
+        yield Sleep(self.store.clock, to_seconds(wait_us))
+
+    def check_cost_flow(self, text: str, cost: int) -> Flow[None]:
+        """Raise for a cost that the limit could never grant; an override may have raised the capacity."""
+        if cost > self.config.capacity:
+            reply = yield from self._apply_flow(text, 0)
+            capacity = max(reply.capacity, reply.original)
+            if (
+                cost > capacity and self.store.fallback is None
+            ):  # the capacity of a local share does not count
+                raise ValueError(f"cost must be at most the capacity, {capacity}, got {cost}")
+
+
+def check_cost(cost: int) -> None:
+    """Raise for a cost that is not a positive integer."""
+    if type(cost) is not int or cost < 1:  # first the cheap check: this runs for every decision
+        require_integer("cost", cost, 1)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise for a timeout that is neither ``None`` nor 0 s to a year."""
+    if timeout is not None:
+        require_number("timeout", timeout, 0, TIMEOUT_MAX, unit="seconds, or None")
+
+
+def check_pause(seconds: float) -> None:
+    """Raise for a pause that is not 0 s to a day."""
+    require_number("seconds", seconds, 0, PAUSE_MAX)

@@ -1,0 +1,305 @@
+"""Operations that change the override record of a limit, in one step for every worker.
+
+Errors lower a limit and successes raise it again (degradation), an upstream asks for a pause, and an operator
+sets other parameters or revokes them. All of this is one record (``record.py``) that every decision reads, so
+no worker can see the new rate with the old burst.
+
+Many calls may be refused at once, by one decision of the upstream. An operation that lowers the limit can
+carry the age of its call: if the last drop was later than the call was sent, or belongs to the pause that
+lasts now, the operation changes nothing, whichever worker made the drop.
+
+Lua version: ``override.lua``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from comporta.limits.overrides.record import DEGRADATION_TTL_US, OverrideRecord, one_request_share
+from comporta.limits.scripts import OVERRIDE_SPACE
+from comporta.limits.strategies.base import LimitParams
+from comporta.ramp import FULL_SHARE, cubic_share, is_due, step_down, step_down_to, step_up
+from comporta.stores.base import GONE, Operation, Script, State, StateKey
+from comporta.stores.lua import lua
+from comporta.stores.records import NEVER_US, RECORD
+
+
+class OverrideReply(NamedTuple):
+    """Whether the record changed, the shares before and after, the rest of a pause, and the record.
+
+    Shares are in millionths.
+    """
+
+    changed: bool
+    before: int
+    share: int
+    paused_us: int
+    record: bytes
+
+
+class OverrideOperation(Operation[OverrideReply]):
+    """Base of the operations: they read the record as of now and write the updated one.
+
+    The operation has no fallback: an override applies to every worker or to none.
+    """
+
+    __slots__ = ("_args", "name", "params")
+
+    script = Script("adjust", partial(lua, "limits/support", "limits/overrides/override"))
+    command = "look"
+    changes_override = True
+    reply_size = 5
+
+    always_changes = False
+    """Whether the operation counts as a change even if the parameters stay the same."""
+
+    note = b""
+    """Text for people."""
+
+    def __init__(self, name: str, params: LimitParams, *args: int) -> None:
+        self.name = name
+        self.params = params
+        self._args = (*args, 0, 0, 0, 0)[:4]
+
+    @property
+    def state_keys(self) -> list[StateKey]:
+        """The override record."""
+        return [StateKey(OVERRIDE_SPACE, self.name, RECORD)]
+
+    def step(
+        self, states: Sequence[State | None], now_us: int
+    ) -> tuple[Sequence[State | None], OverrideReply]:
+        """Update the record; delete it when it has no effect any more."""
+        current = self._current_record(states[0], now_us)
+        updated = self._updated_record(current, now_us)
+        if updated is not None and updated.share == FULL_SHARE:
+            updated = updated.without_degradation()
+        record = updated or current
+        text = record.encode() if record.has_effect else b""
+        changed = updated is not None and (self.always_changes or _differs(current, updated))
+        reply = OverrideReply(changed, current.share, record.share, record.pause_left_us(now_us), text)
+        if updated is None or not (record.has_effect or states[0]):
+            return [None], reply
+        expires_us = NEVER_US if record.expires_us is None else record.expires_us
+        return [(expires_us, text) if record.has_effect else GONE], reply
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
+        """Return the record to write, or ``None`` to leave it as it is."""
+        return None
+
+    def _current_record(self, state: State | None, now_us: int) -> OverrideRecord:
+        record = None if state is None else OverrideRecord.parse(state[1])
+        if record is None:
+            return OverrideRecord(self.params)
+        record = record.as_of(now_us)
+        if not record.set_by_operator and record.share == FULL_SHARE:
+            record = replace(record, base=self.params)  # a pause alone says nothing about the limit
+        return record if record.set_by_operator else replace(record, note=b"")
+
+    def script_args(self) -> list[int | str | bytes]:
+        """Return the command, the parameters, four more numbers, and the note."""
+        return [self.command, *self.params, *self._args, self.note]
+
+    def parse(self, raw: Sequence[Any]) -> OverrideReply:
+        """Parse the reply."""
+        changed, before, share, paused_us, record = raw
+        return OverrideReply(bool(changed), before, share, paused_us, record)
+
+
+class ReadOverride(OverrideOperation):
+    """Read the record without changing it."""
+
+    __slots__ = ()
+
+    changes_override = False
+
+
+class LowerByStep(OverrideOperation):
+    """Lower the limit by a step, but not below a floor; both in millionths of the original limit.
+
+    ``age_us``, as in the other operations that lower a limit, is the age of the refused call. With 0 each
+    error counts.
+    """
+
+    __slots__ = ()
+
+    command = "drop"
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
+        by, floor, age_us, _ = self._args
+        if _is_answered(current, now_us, age_us):
+            return None
+        return _lowered_record(current, step_down(current.share, by, floor), now_us)
+
+
+class LowerByFraction(OverrideOperation):
+    """Lower the limit by a fraction of the current limit, but not below a floor, and start a curve."""
+
+    __slots__ = ()
+
+    command = "cut"
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
+        by, floor, age_us, _ = self._args
+        if _is_answered(current, now_us, age_us):
+            return None
+        target = current.share - current.share * by // FULL_SHARE
+        lowered = _lowered_record(current, step_down_to(current.share, target, floor), now_us)
+        return replace(lowered, peak=current.share, curve_start_us=now_us)
+
+
+class LowerToRate(OverrideOperation):
+    """Lower the limit to a rate in requests per 1000 s, but not below a floor; once in ``round_trip_us``."""
+
+    __slots__ = ()
+
+    command = "accept"
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
+        rate, floor, age_us, round_trip_us = self._args
+        if current.share < FULL_SHARE and not is_due(now_us, current.last_drop_us, round_trip_us):
+            return None
+        if _is_answered(current, now_us, age_us):
+            return None
+        capacity, per_us, unit, window_us = current.base
+        # as floats, because Lua has only those
+        over, by = (unit, per_us) if per_us else (window_us, capacity)
+        fraction = float(rate) * over / (by * 1000)
+        target = int(min(fraction, FULL_SHARE))
+        return _lowered_record(current, step_down_to(current.share, target, floor), now_us)
+
+
+class RaiseByStep(OverrideOperation):
+    """Raise a lowered limit by a step of at least one request, if the last step is long enough ago."""
+
+    __slots__ = ()
+
+    command = "climb"
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
+        by, every_us, *_ = self._args
+        if not _is_raise_due(current, now_us, every_us):
+            return None
+        share = step_up(current.share, max(by, one_request_share(current.base)))
+        return _raised_record(current, share, now_us)
+
+
+class RaiseAlongCurve(OverrideOperation):
+    """Raise a lowered limit to its curve, if the last step is at least ``step_us`` ago.
+
+    ``by`` and ``every_us`` are the curve (:func:`comporta.ramp.cubic_share`). A time without successes moves
+    the limit along the curve by at most ``every_us``, because it says nothing about the upstream.
+    """
+
+    __slots__ = ()
+
+    command = "curve"
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
+        by, every_us, step_us, _ = self._args
+        if not _is_raise_due(current, now_us, step_us):
+            return None
+        peak = current.peak or current.share
+        start_us = min(current.curve_start_us or current.last_drop_us, now_us)
+        idle_us = now_us - max(start_us, min(current.last_climb_us, now_us))
+        start_us += max(0, idle_us - every_us)
+        share = max(current.share, cubic_share(peak, by, every_us, now_us - start_us))
+        raised = _raised_record(current, share, now_us)
+        return replace(raised, peak=peak, curve_start_us=start_us)
+
+
+class PauseLimit(OverrideOperation):
+    """Pause the limit for some microseconds; a pause that ends later stays as it is."""
+
+    __slots__ = ()
+
+    command = "pause"
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
+        length_us = self._args[0]
+        if length_us <= current.pause_left_us(now_us):
+            return None
+        since_us = current.pause_start_us if current.paused_until_us else 0
+        paused = replace(current, paused_until_us=now_us + length_us, pause_length_us=length_us)
+        return replace(paused, extended_since_us=max(0, since_us))
+
+
+class ResumeLimit(OverrideOperation):
+    """End a pause."""
+
+    __slots__ = ()
+
+    command = "resume"
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
+        return current.without_pause() if current.paused_until_us else None
+
+
+class SetLimit(OverrideOperation):
+    """Put an operator's parameters into effect; a degradation restarts from them, a pause continues."""
+
+    __slots__ = ("note",)
+
+    command = "set"
+    always_changes = True
+
+    def __init__(self, name: str, params: LimitParams, note: str) -> None:
+        super().__init__(name, params)
+        self.note = note.encode()
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord:
+        return replace(_only_pause(current, self.params), set_by_operator=True, note=self.note)
+
+
+class RevokeOverride(OverrideOperation):
+    """Revoke an operator's parameters and the degradation since; a pause continues."""
+
+    __slots__ = ()
+
+    command = "revoke"
+    always_changes = True
+
+    def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord:
+        return _only_pause(current, self.params)
+
+
+def _is_answered(record: OverrideRecord, now_us: int, age_us: int) -> bool:
+    """Whether the last drop answers the refusal of a call that was sent ``age_us`` ago, too."""
+    if not age_us or record.share == FULL_SHARE or record.last_drop_us > now_us:
+        return False
+    is_of_this_pause = record.paused_until_us > 0 and record.last_drop_us >= record.pause_start_us
+    return is_of_this_pause or record.last_drop_us >= now_us - age_us
+
+
+def _is_raise_due(record: OverrideRecord, now_us: int, every_us: int) -> bool:
+    last_step_us = max(record.last_drop_us, record.last_climb_us)
+    return record.share < FULL_SHARE and is_due(now_us, last_step_us, every_us)
+
+
+def _lowered_record(record: OverrideRecord, share: int, now_us: int) -> OverrideRecord:
+    ends_us = now_us + DEGRADATION_TTL_US
+    return replace(
+        record, share=share, last_drop_us=now_us, degraded_until_us=ends_us, peak=0, curve_start_us=0
+    )
+
+
+def _raised_record(record: OverrideRecord, share: int, now_us: int) -> OverrideRecord:
+    ends_us = now_us + DEGRADATION_TTL_US
+    return replace(record, share=share, last_climb_us=now_us, degraded_until_us=ends_us)
+
+
+def _only_pause(record: OverrideRecord, params: LimitParams) -> OverrideRecord:
+    """Return a record of these parameters with only the pause of another one."""
+    return OverrideRecord(
+        params,
+        paused_until_us=record.paused_until_us,
+        pause_length_us=record.pause_length_us,
+        extended_since_us=record.extended_since_us,
+    )
+
+
+def _differs(old: OverrideRecord, new: OverrideRecord) -> bool:
+    return (old.share, old.paused_until_us) != (new.share, new.paused_until_us)

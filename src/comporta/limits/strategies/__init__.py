@@ -1,0 +1,13 @@
+"""Limiting strategies: pure decisions in Python, each beside the same decision in Lua.
+
+Each strategy declares everything about itself in its own module: its name, how it reads a configuration, its
+decisions, its Lua text, its share during an outage, and its leases.
+
+- ``base``: the contract of a decision (``Strategy``) and the values that go in and out of it
+- ``registered_strategy``: ``RegisteredStrategy``, a strategy that a configuration can name
+- ``registry``: strategies by name; ``register_strategy`` adds one
+- ``bucket``: what the two buckets share
+- ``token_bucket``, ``leaky_bucket``, ``fixed_window``, ``sliding_window``: the built-in strategies
+- ``recent_traffic``: how many units a key was granted in the last minute, kept inside its state
+- ``outage_share``: the strategy of one worker while the shared store is unreachable
+"""

@@ -1,0 +1,142 @@
+"""How a worker decides a limit while the shared store is unreachable: its share, everything, or nothing.
+
+The share of one of N workers is the limit divided by N, so that all shares together give exactly the rate of
+the limit. A share is never zero: it holds at least one token, or one unit per stretched window. N idle
+workers may therefore grant up to N tokens at one moment even if the limit's burst is smaller, and less than
+one token each too much in any window. This is the whole cost of rounding.
+
+A share starts empty when the outage begins, because other workers may have just spent what the shared state
+held. It counts what it grants and reports the count when the store is reachable again.
+
+Each strategy declares its own share (``RegisteredStrategy.outage_share``); this module counts and reports.
+"""
+
+from __future__ import annotations
+
+from comporta.limits.charge import ChargeOperation
+from comporta.limits.overrides.record import without_expiry
+from comporta.limits.strategies.base import LimitParams, LimitUsage, Strategy
+from comporta.limits.strategies.registered_strategy import RegisteredStrategy
+from comporta.stores.base import Codec, Outage, State
+
+CLOSED_RETRY_US = 1_000_000
+"""When to retry if nothing can be granted while the outage lasts."""
+
+
+class OutageShare(Strategy):
+    """A strategy divided by the number of workers.
+
+    State: units granted and not reported, and the state of the share.
+    """
+
+    __slots__ = ("_full_strategy", "_initial_state", "_limit_name", "_share", "codec", "name", "params")
+
+    codec: Codec
+
+    def __init__(self, strategy: RegisteredStrategy, limit_name: str, outage: Outage) -> None:
+        self._full_strategy = strategy
+        self._limit_name = limit_name
+        self._share, self._initial_state = strategy.outage_share(outage.worker_count, outage.since_us)
+        self.name = self._share.name
+        self.codec = self._share.codec
+        self.params = self._share.params
+
+    def expires_us(self, state: State) -> int:
+        """Keep units that are not reported for as long as the share's own state."""
+        return self._share.expires_us(state[1])
+
+    def with_params(self, params: LimitParams) -> OutageShare:
+        """Return the same share: records of the shared store do not apply to it."""
+        return self
+
+    def with_override(self, override: bytes | None) -> OutageShare:
+        """Return the same share: workers do not see overrides during an outage."""
+        return self
+
+    def step(
+        self, state: State | None, now_us: int, cost: int, max_wait_us: int = 0
+    ) -> tuple[State | None, int]:
+        """Take from the share."""
+        granted, own = state or (0, self._initial_state)
+        new, wait_us = self._share.step(own, now_us, cost, max_wait_us)
+        if new is None:
+            return None, wait_us
+        return (granted + (cost if wait_us <= max_wait_us else 0), new), wait_us
+
+    def release(self, state: State, now_us: int, cost: int) -> State:
+        """Give back what this share granted, but not what the shared store granted before the outage."""
+        granted, own = state
+        released = min(cost, granted)
+        return granted - released, self._share.release(own, now_us, released)
+
+    def usage(self, state: State | None, now_us: int) -> LimitUsage:
+        """Return the use of the share."""
+        return self._share.usage((state or (0, self._initial_state))[1], now_us)
+
+    def take_report(
+        self, space: str, key: str, state: State, now_us: int
+    ) -> tuple[ChargeOperation | None, State | None]:
+        """Return what charges the shared limit with the units granted here that still count against it."""
+        granted, own = state
+        if not granted:
+            return None, None
+        amount = min(granted, self._share.used_units(own, now_us))
+        charge = ChargeOperation(self._full_strategy, self._limit_name, key, amount)
+        return charge if amount > 0 else None, (0, own)
+
+
+class ConstantStrategy(Strategy):
+    """A strategy that grants everything or, with a wait, nothing; it keeps no state."""
+
+    __slots__ = ("_wait_us", "codec", "name", "params")
+
+    codec: Codec
+
+    def __init__(self, strategy: Strategy, wait_us: int) -> None:
+        self._wait_us = wait_us
+        self.name = strategy.name
+        self.codec = strategy.codec
+        self.params = strategy.params
+
+    def expires_us(self, state: State) -> int:
+        """Return 0: there is no state."""
+        return 0
+
+    def with_params(self, params: LimitParams) -> ConstantStrategy:
+        """Return the same strategy."""
+        return self
+
+    def with_override(self, override: bytes | None) -> ConstantStrategy:
+        """Return the same strategy."""
+        return self
+
+    def step(
+        self, state: State | None, now_us: int, cost: int, max_wait_us: int = 0
+    ) -> tuple[State | None, int]:
+        """Grant at once, or refuse however long the caller would wait."""
+        return None, max(self._wait_us, max_wait_us + 1) if self._wait_us else 0
+
+    def release(self, state: State, now_us: int, cost: int) -> State:
+        """Return the state unchanged."""
+        return state
+
+    def usage(self, state: State | None, now_us: int) -> LimitUsage:
+        """Return the whole capacity, or nothing."""
+        return LimitUsage(0 if self._wait_us else self.params.capacity, 0, 0)
+
+
+def fallback_strategy(strategy: Strategy, limit_name: str, fallback: str, outage: Outage) -> Strategy:
+    """Return the strategy by which a worker decides during an outage.
+
+    ``"open"`` applies only to accidents: a server that rejects this worker opens nothing. A degraded limit is
+    divided as it is lowered. A pause does not apply here, because it ends by the clock of the shared store;
+    an ``Upstream`` remembers a pause that it knows of.
+    """
+    strategy = without_expiry(strategy)
+    if outage.full or fallback == "closed":
+        return ConstantStrategy(strategy, CLOSED_RETRY_US)
+    if fallback == "open" and not outage.denied:
+        return ConstantStrategy(strategy, 0)
+    if not isinstance(strategy, RegisteredStrategy):
+        raise TypeError(f"strategy must be a RegisteredStrategy, got {strategy!r:.100}")
+    return OutageShare(strategy, limit_name, outage)

@@ -1,0 +1,274 @@
+"""Sliding window: no interval as long as the window contains more than ``capacity`` grants.
+
+The state is a log of grants and their times, and each entry costs 12 bytes. Up to a capacity of 257 the log
+is exact. Above, grants in the same 1/256 of the window share an entry that counts from the *last* of them:
+the window never grants too much, and at most 0.4 % too little. A limit that is raised while it runs keeps the
+size of its log (at least 36 entries: at most 2.8 % too little).
+
+Lua version: ``sliding_window.lua``, ``sliding_window_lease.lua``.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from comporta.clock import to_us
+from comporta.limits.strategies.base import (
+    STATE_TTL_US_MIN,
+    EndedLease,
+    LeaseGrant,
+    LimitParams,
+    LimitUsage,
+    ceil_div,
+)
+from comporta.limits.strategies.recent_traffic import (
+    NO_PAST,
+    SLICE_BITS,
+    recent_count,
+    shift_past,
+    subtract_released,
+)
+from comporta.limits.strategies.registered_strategy import RegisteredStrategy
+from comporta.stores.base import State
+from comporta.stores.lua import lua
+
+if TYPE_CHECKING:
+    from comporta.limits.config import LimitConfig
+
+ENTRIES_MIN = 36
+ENTRIES_MAX = 257
+LEASE_DIVISOR = 100
+"""A lease lasts at most this fraction of a window and leases at most this fraction of its capacity.
+
+A window therefore grants at most that much less than its limit.
+"""
+
+_ENTRY = Struct("<qI")
+_HEAD = Struct("<qqI16sH")
+
+
+class LogCodec:
+    """Lays out a sliding window's state: a head of fixed size, then the log."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, entries_max: int) -> None:
+        self.size = _HEAD.size + entries_max * _ENTRY.size
+
+    @staticmethod
+    def pack_into(buffer: Any, offset: int, /, *state: Any) -> None:
+        """Write the head and the log."""
+        log = state[4]
+        _HEAD.pack_into(buffer, offset, *state[:4], len(log))
+        start = offset + _HEAD.size
+        buffer[start : start + len(log)] = log
+
+    @staticmethod
+    def unpack_from(buffer: Any, /, offset: int = 0) -> State:
+        """Read what ``pack_into`` wrote."""
+        *head, length = _HEAD.unpack_from(buffer, offset)
+        start = offset + _HEAD.size
+        return (*head, bytes(buffer[start : start + length]))
+
+
+class SlidingWindowStrategy(RegisteredStrategy):
+    """At most ``capacity`` units in any interval of ``window_us``.
+
+    State: units in the log, last change, units granted in this slice, past slices, the log.
+    """
+
+    __slots__ = ("capacity", "codec", "entries", "grain_us", "params", "ttl_us", "window_us")
+
+    name = "sliding_window"
+    short_name = "sliding"
+    needs_window = True
+    codec: LogCodec
+
+    def __init__(self, capacity: int, window_us: int, entries: int | None = None) -> None:
+        self.capacity = capacity
+        self.window_us = window_us
+        self.entries = entries or min(max(capacity, ENTRIES_MIN), ENTRIES_MAX)
+        # a window overlaps at most one cell of the time grid more than its length in grains
+        exact = capacity <= self.entries
+        self.grain_us = 1 if exact else ceil_div(window_us, self.entries - 1)
+        self.codec = LogCodec(self.entries)
+        self.ttl_us = max(STATE_TTL_US_MIN, window_us)
+        self.params = LimitParams(capacity, 0, self.grain_us, window_us)
+
+    @classmethod
+    def from_config(cls, config: LimitConfig) -> SlidingWindowStrategy:
+        """Return the strategy with the numbers of a configuration.
+
+        A worker may use leased units late, within half of the lease. The window is longer by the whole lease,
+        so that it counts them long enough.
+        """
+        return cls(config.capacity, to_us(config.window or 0) + cls.lease_us(config))
+
+    @classmethod
+    def lease_us(cls, config: LimitConfig) -> int:
+        """Return how long a lease may keep units from other workers: at most a hundredth of the window."""
+        return window_lease_us(config)
+
+    @staticmethod
+    def lua() -> str:
+        """Return the Lua version."""
+        return lua("limits/strategies/sliding_window")
+
+    @staticmethod
+    def lease_lua() -> str:
+        """Return the Lua version of the leases."""
+        return lua("limits/strategies/sliding_window_lease")
+
+    def with_params(self, params: LimitParams) -> SlidingWindowStrategy:
+        """Return the strategy with other parameters; its log keeps the size it has."""
+        return type(self)(params.capacity, params.window_us, self.entries)
+
+    def step(
+        self, state: State | None, now_us: int, cost: int, max_wait_us: int = 0
+    ) -> tuple[State | None, int]:
+        """Add ``cost`` to the log if it fits.
+
+        A cost above the capacity, which an override can cause, needs an empty log.
+        """
+        if state is None:
+            state = (0, now_us, 0, NO_PAST, b"")
+        _, last_us, count, past, _ = state
+        used, log = self._live_log(state, now_us)
+        if used and used + cost > self.capacity and max_wait_us >= 0:
+            wait_us = self._room_at_us(log, used + cost - self.capacity) - now_us
+            if now_us >= last_us:
+                return None, wait_us
+            cost = 0  # the clock went back: store the log at the new time and take nothing
+        else:
+            wait_us = 0
+            log = self._append_entry(log, now_us, cost)
+        if (now_us ^ last_us) >> SLICE_BITS:
+            past, count = shift_past(past, count, last_us, now_us), 0
+        return (used + cost, now_us, count + cost, past, log), wait_us
+
+    def release(self, state: State, now_us: int, cost: int) -> State:
+        """Remove the newest units from the log: what was taken last is given back."""
+        _, last_us, count, past, _ = state
+        used, log = self._live_log(state, now_us)
+        left = cost
+        while left and log:
+            at_us, units = _ENTRY.unpack_from(log, len(log) - _ENTRY.size)
+            log = log[: -_ENTRY.size]
+            if units > left:
+                log += _ENTRY.pack(at_us, units - left)
+            left -= min(units, left)
+        count, past = subtract_released(past, count, last_us, now_us, cost)
+        return (used - cost + left, now_us, count, past, log)
+
+    def usage(self, state: State | None, now_us: int) -> LimitUsage:
+        """Return what still fits and when the log will be empty."""
+        if state is None:
+            return LimitUsage(self.capacity, 0, 0)
+        _, last_us, count, past, _ = state
+        used, log = self._live_log(state, now_us)
+        newest_us = _ENTRY.unpack_from(log, len(log) - _ENTRY.size)[0] if log else 0
+        return LimitUsage(
+            max(0, self.capacity - used),
+            newest_us + self.window_us - now_us if log else 0,
+            recent_count(past, count, last_us, now_us),
+        )
+
+    def expires_us(self, state: State) -> int:
+        """Return when the log is empty: one window after its last entry."""
+        return int(state[1]) + self.ttl_us
+
+    def used_units(self, state: State, now_us: int) -> int:
+        """Return the units in the window."""
+        return self._live_log(state, now_us)[0]
+
+    def outage_share(self, worker_count: int, since_us: int) -> tuple[SlidingWindowStrategy, State]:
+        """Return a window with a part of the capacity, as long as it takes to keep the rate exactly.
+
+        Its log starts as if it had been used up evenly, so that the share opens gradually.
+        """
+        part = ceil_div(self.capacity, worker_count)
+        share = SlidingWindowStrategy(part, ceil_div(self.window_us * part * worker_count, self.capacity))
+        return share, evenly_used_state(share, since_us)
+
+    def lease_size_max(self, worker_count: int) -> int:
+        """Return the most units that one worker may lease."""
+        return window_lease_size_max(self.capacity, worker_count)
+
+    def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
+        """Grant a lease; its id is the time of the grant."""
+        return LeaseGrant(state, min(ttl_us, self._lease_us_max), now_us)
+
+    def return_lease(self, state: State, now_us: int, ended: EndedLease, ttl_us: int) -> State | None:
+        """Remove the newest units in place of those of the lease, which are only slightly older."""
+        if not 0 <= now_us - ended.lease_id <= min(ttl_us, self._lease_us_max):
+            return None
+        return self.release(state, now_us, ended.unused)
+
+    @property
+    def _lease_us_max(self) -> int:
+        """How long after it was added to the log a unit may be used.
+
+        The window of a limit with leases is longer than the configured one by at most ``1 / LEASE_DIVISOR``.
+        That is twice this time: once for units that are used late, once for entries removed in place of older
+        ones.
+        """
+        return self.window_us // (2 * (LEASE_DIVISOR + 1))
+
+    def _live_log(self, state: State, now_us: int) -> tuple[int, bytes]:
+        """Return the units and the log without entries that have left the window; none is in the future."""
+        used, last_us, _, _, log = state
+        if last_us > now_us:
+            log = b"".join(_ENTRY.pack(min(at_us, now_us), units) for at_us, units in _ENTRY.iter_unpack(log))
+        gone = 0
+        while gone < len(log):
+            at_us, units = _ENTRY.unpack_from(log, gone)
+            if at_us + self.window_us > now_us:
+                break
+            used -= units
+            gone += _ENTRY.size
+        return used, log[gone:] if gone else log
+
+    def _room_at_us(self, log: bytes, missing: int) -> int:
+        """Return when ``missing`` units will have left the window, or all of them if there are fewer."""
+        leaves_us = 0
+        for at_us, units in _ENTRY.iter_unpack(log):
+            leaves_us = at_us + self.window_us
+            missing -= units
+            if missing <= 0:
+                break
+        return leaves_us
+
+    def _append_entry(self, log: bytes, now_us: int, cost: int) -> bytes:
+        if log:
+            at_us, units = _ENTRY.unpack_from(log, len(log) - _ENTRY.size)
+            # the log can be full only after its limit was raised; then grants share its last entry
+            is_full = len(log) >= self.entries * _ENTRY.size
+            if is_full or at_us // self.grain_us == now_us // self.grain_us:
+                return log[: -_ENTRY.size] + _ENTRY.pack(now_us, units + cost)
+        return log + _ENTRY.pack(now_us, cost)
+
+
+def evenly_used_state(window: SlidingWindowStrategy, now_us: int) -> State:
+    """Return the state of a window that was used up evenly until ``now_us``."""
+    entries = min(window.capacity, window.entries)
+    log, added = b"", 0
+    for number in range(1, entries + 1):
+        units = window.capacity * number // entries - added
+        added += units
+        log += _ENTRY.pack(now_us - window.window_us + window.window_us * number // entries, units)
+    return (window.capacity, now_us, 0, NO_PAST, log)
+
+
+def window_lease_us(config: LimitConfig) -> int:
+    """Return how long a lease from a window may keep units from other workers."""
+    return min(to_us(float(config.lease)), to_us(config.window or 0) // LEASE_DIVISOR)
+
+
+def window_lease_size_max(capacity: int, worker_count: int) -> int:
+    """Return the most units of a window that one worker may lease.
+
+    A window does not get the units of a killed worker back before it ends, so a lease is a small fraction of
+    it.
+    """
+    return capacity // max(2 * worker_count, LEASE_DIVISOR)

@@ -1,0 +1,232 @@
+"""Waiting for a limit: callers are served in order of arrival, and none sleeps past its timeout.
+
+The waiting threads and coroutines of one key in one process form a queue, and only the first of them calls
+the store. ``wait_flow`` is the same text for threads and coroutines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Lock
+
+from comporta import fork_safety
+from comporta.clock import Clock, to_seconds, to_us
+from comporta.flow import Flow, running_loop
+from comporta.stores.records import NEVER_US
+from comporta.threads import AutoResetEvent, run_cleanup
+
+WAITERS_MAX = 100_000
+"""How many callers may wait in one queue; the next one is refused at once."""
+
+RETRY_EVERY_US = 1_000_000
+"""A waiter retries at least this often: another machine may raise, reset or resume a limit."""
+
+PAUSE_JITTER_US_MAX = 250_000
+"""Callers that wait for the end of a pause come back within at most this time after it."""
+
+_WAIT_US_MAX = 3_600_000_000
+
+
+class Waiter:
+    """A caller in a wait queue, and a way to wake it."""
+
+    __slots__ = ("_lock", "_on_wake", "_woken", "is_gone")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._woken = False
+        self._on_wake: Callable[[], object] | None = None
+        self.is_gone: Callable[[], bool] = _never
+
+    def wake(self) -> bool:
+        """Wake the caller, now or as soon as it waits; false if nothing can wake it any more."""
+        with self._lock:
+            self._woken = True
+            on_wake = self._on_wake
+        try:
+            if on_wake is not None:
+                on_wake()
+        except RuntimeError:  # its event loop was closed just now
+            self.is_gone = _always
+            return False
+        return True
+
+    def listen(self, on_wake: Callable[[], object], is_gone: Callable[[], bool] | None = None) -> bool:
+        """Call ``on_wake`` at the next ``wake``; true if the caller was already woken, which resets it.
+
+        ``is_gone`` returns whether the caller can no longer be woken, because its event loop was closed.
+        """
+        with self._lock:
+            woken, self._woken = self._woken, False
+            self._on_wake = None if woken else on_wake
+            self.is_gone = is_gone or _never
+        return woken
+
+    def stop_listening(self) -> None:
+        """Forget the callback and any wake-up."""
+        with self._lock:
+            self._on_wake = None
+            self._woken = False
+
+
+class WaitQueue:
+    """The waiting callers of each key, in order of arrival.
+
+    ``waiters_by_key`` is public so that the fast path can check without a call whether any caller waits.
+    """
+
+    def __init__(self) -> None:
+        self.waiters_by_key: dict[str, deque[Waiter]] = {}
+        self._lock = Lock()
+        fork_safety.register(self)
+
+    def after_fork(self) -> None:
+        """Leave the parent's waiters to the parent."""
+        self.waiters_by_key.clear()
+        fork_safety.reinit_lock(self._lock)
+
+    def join(self, key: str) -> Waiter | None:
+        """Add a caller to the end of a queue; ``None`` if the queue is full."""
+        with self._lock:
+            self._drop_gone(key)
+            waiters = self.waiters_by_key.setdefault(key, deque())
+            if len(waiters) >= WAITERS_MAX:
+                return None
+            waiter = Waiter()
+            waiters.append(waiter)
+        return waiter
+
+    def is_first(self, key: str, waiter: Waiter) -> bool:
+        """Whether it is this caller's turn."""
+        return self.waiters_by_key[key][0] is waiter
+
+    def is_empty(self, key: str) -> bool:
+        """Whether no caller waits."""
+        if key not in self.waiters_by_key:
+            return True
+        with self._lock:
+            self._drop_gone(key)
+            return key not in self.waiters_by_key
+
+    def count(self, key: str) -> int:
+        """Return how many callers wait."""
+        return len(self.waiters_by_key.get(key, ()))
+
+    def leave(self, key: str, waiter: Waiter) -> None:
+        """Remove a caller, served or not, and wake the one that is first now."""
+        with self._lock:
+            waiters = self.waiters_by_key.get(key)
+            if waiters is None or waiter not in waiters:  # dropped because its event loop was closed
+                return
+            waiters.remove(waiter)
+            if not waiters:
+                del self.waiters_by_key[key]
+        self.wake_first(key)
+
+    def wake_all_first(self) -> None:
+        """Wake the first caller of every queue."""
+        for key in list(self.waiters_by_key):
+            self.wake_first(key)
+
+    def wake_first(self, key: str) -> None:
+        """Wake the first caller of a queue, because the limit may grant its request now."""
+        first = self._first(key)
+        while first is not None and not first.wake():
+            first = self._first(key)
+
+    def _first(self, key: str) -> Waiter | None:
+        with self._lock:
+            self._drop_gone(key)
+            waiters = self.waiters_by_key.get(key)
+            return waiters[0] if waiters else None
+
+    def _drop_gone(self, key: str) -> None:
+        """Drop callers at the head that can never leave, because they would block those behind them."""
+        waiters = self.waiters_by_key.get(key)
+        if waiters is None:
+            return
+        while waiters and waiters[0].is_gone():
+            waiters.popleft()
+        if not waiters:
+            del self.waiters_by_key[key]
+
+
+def _never() -> bool:
+    return False
+
+
+def _always() -> bool:
+    return True
+
+
+class WaitForWake:
+    """Effect: wait for some time, or until the waiter is woken."""
+
+    __slots__ = ("_clock", "_seconds", "_waiter")
+
+    def __init__(self, clock: Clock, waiter: Waiter, seconds: float | None) -> None:
+        self._clock = clock
+        self._waiter = waiter
+        self._seconds = seconds
+
+    def block(self) -> None:
+        """Wait on this thread."""
+        event = AutoResetEvent()
+        if not self._waiter.listen(event.set):
+            try:
+                self._clock.wait(event, self._seconds)
+            finally:
+                self._waiter.stop_listening()
+
+    async def wait(self) -> None:
+        """Wait without blocking the event loop."""
+        import asyncio  # noqa: PLC0415 - see clock.py
+
+        loop = running_loop()
+        event = asyncio.Event()
+        if not self._waiter.listen(lambda: loop.call_soon_threadsafe(event.set), loop.is_closed):
+            try:
+                await self._clock.wait_async(event, self._seconds)
+            finally:
+                self._waiter.stop_listening()
+
+
+def wait_flow(
+    queue: WaitQueue,
+    acquire_flow: Callable[[], Flow[int]],
+    clock: Clock,
+    key: str,
+    timeout: float | None,
+    *,
+    jitter_us: Callable[[], int],
+) -> Flow[bool]:
+    """Wait for a turn in the queue, then for the limit; true if it was granted within the timeout.
+
+    ``acquire_flow`` tries once and returns the wait in µs, 0 if granted. ``jitter_us`` returns by how many µs
+    to delay a retry, because after a pause all waiting callers would return at once.
+    """
+    deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
+    waiter = queue.join(key)
+    if waiter is None:
+        return False
+    try:
+        while not queue.is_first(key, waiter):
+            left_us = deadline_us - clock.now_ns() // 1000
+            if left_us <= 0:
+                return False
+            yield WaitForWake(clock, waiter, to_seconds(min(left_us, _WAIT_US_MAX)))
+        while True:
+            wait_us = yield from acquire_flow()
+            if wait_us == 0:
+                return True
+            left_us = deadline_us - clock.now_ns() // 1000
+            if wait_us > left_us:
+                return False
+            if wait_us <= RETRY_EVERY_US:
+                wait_us += min(jitter_us(), left_us - wait_us)
+            else:
+                wait_us = RETRY_EVERY_US
+            yield WaitForWake(clock, waiter, to_seconds(wait_us))
+    finally:
+        run_cleanup(queue.leave, key, waiter)

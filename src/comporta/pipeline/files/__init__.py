@@ -1,0 +1,5 @@
+"""Files that only grow.
+
+- ``append_only.py``: appends data as a whole or not at all
+- ``torn_tail.py``: finds and repairs the incomplete end that a killed process left
+"""

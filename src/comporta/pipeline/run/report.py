@@ -1,0 +1,52 @@
+"""The report of a run: counts for people and programs, during the run and after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COMPLETE, DRAINED, STOPPED = "complete", "drained", "stopped"
+
+
+@dataclass(slots=True)
+class Report:
+    """The counts of one run.
+
+    ``done`` counts the items that this run confirmed: ``written`` ones, ``dead`` ones (dead letters) and
+    those without a row. ``skipped`` counts the items that an earlier run confirmed, and ``dead_before`` its
+    dead letters. ``total`` is the approximate number of items, if known. ``ended`` is ``complete``,
+    ``drained`` or ``stopped``, and empty during the run.
+    """
+
+    name: str
+    total: int | None = None
+    skipped: int = 0
+    done: int = 0
+    written: int = 0
+    dead: int = 0
+    retries: int = 0
+    dead_before: int = 0
+    seconds: float = 0.0
+    ended: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Items done per second since the run began."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left(self) -> int | None:
+        """The approximate number of items that are left, if known."""
+        return None if self.total is None else max(0, self.total - self.skipped - self.done)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The approximate time that is left, if it can be estimated."""
+        return None if self.left is None or self.rate == 0 else self.left / self.rate
+
+    def __str__(self) -> str:
+        of = "" if self.total is None else f" of about {self.total:,}"
+        parts = [f"{self.skipped + self.done:,}{of} done", f"{self.rate:,.1f}/s"]
+        for what, number in (("retries", self.retries), ("dead letters", self.dead)):
+            if number:
+                parts.append(f"{number:,} {what}")
+        return ", ".join(parts)

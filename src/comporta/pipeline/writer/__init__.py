@@ -1,0 +1,9 @@
+"""Batch writers: rows collected into batches for a sink.
+
+- ``writer.py``: :class:`BatchWriter` and its blocking face, which users call
+- ``core.py``: the flows behind both faces, from open to close
+- ``buffers.py``: rows that wait for a batch; pure
+- ``delivery.py``: one batch on its way to the sink: limiter, retries, dead letters
+- ``stats.py``: statistics and metrics
+- ``at_exit.py``: writes what open writers hold when the program ends
+"""

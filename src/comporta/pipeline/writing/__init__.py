@@ -1,1 +1,0 @@
-"""Rows gathered into batches for a sink: ``writer.py`` is the face, ``gathering.py`` the inside."""

@@ -1,0 +1,177 @@
+"""Answers a search: fetches each source through the cache and merges them into one response.
+
+Each source has its own cache entries, so a failing source is served stale while the others stay fresh. The
+cache key has no user and no terms, so searches that differ only in these share one fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from comporta import events
+from comporta.cache.cache import HealthCache
+from comporta.cache.entry import Cached, Loaded
+from comporta.cache.health import FRESH, STALE, calculate_backoff_minutes
+from comporta.errors import CacheUnavailableError, CircuitOpenError, DatabaseError, RefusedError
+from comporta.service.search.fetcher import FetchBounds, SourceFetcher
+from comporta.service.search.progress import ProgressBroadcaster
+from comporta.service.search.query import SearchQuery, SearchScope
+from comporta.service.search.response import (
+    FAILED,
+    SKIPPED,
+    CachedResponse,
+    RenderedResponse,
+    SourceResult,
+    render_response,
+)
+from comporta.service.sources.base import NoticeSource, PortalError
+
+if TYPE_CHECKING:
+    from comporta.settings import SearchSettings
+
+RESPONSES_MAX: Final = 500
+RESPONSE_BYTES_MAX: Final = 32 * 1024 * 1024
+"""How many rendered responses are cached, and their total size."""
+
+REFRESH_SECONDS: Final = 60.0
+"""How often the refresh loop looks for hot keys that are about to become stale."""
+
+_THREADS = 2
+
+
+class SearchUnavailableError(RefusedError):
+    """No source has anything to serve; ``results`` holds the reasons."""
+
+    def __init__(self, results: list[SourceResult]) -> None:
+        waits = [result.retry_after for result in results if result.retry_after is not None]
+        reasons = "; ".join(f"{result.source}: {result.reason}" for result in results)
+        retry_after = min(waits, default=REFRESH_SECONDS)
+        super().__init__(f"no source has anything to serve ({reasons})", "search", retry_after)
+        self.forced = not waits
+        self.results = results
+
+
+class Search:
+    """Answers searches for one worker."""
+
+    def __init__(
+        self, sources: Mapping[str, NoticeSource], cache: HealthCache, settings: SearchSettings
+    ) -> None:
+        self.progress = ProgressBroadcaster()
+        self._sources = sources
+        self._cache = cache
+        self._bounds = FetchBounds(settings.pages_max, settings.timeout)
+        self._soft_timeout = settings.soft_timeout or None
+        self._responses: OrderedDict[SearchQuery, CachedResponse] = OrderedDict()
+        self._response_bytes = 0
+        self._refresh_requested = asyncio.Event()
+        self._executor = ThreadPoolExecutor(_THREADS, "comporta-merge")
+
+    async def answer(self, query: SearchQuery) -> RenderedResponse:
+        """Return the response; raise ``SearchUnavailableError`` if no source has an answer."""
+        previous = self._responses.get(query)
+        if previous is None:
+            results = await asyncio.gather(*(self._source_result(name, query) for name in self._sources))
+        else:  # most likely everything is in memory, so gather would only add overhead
+            results = [await self._source_result(name, query) for name in self._sources]
+        reused = None if previous is None else previous.rendered_for(results)
+        if reused is not None:
+            return reused
+        if all(result.cached is None for result in results):
+            raise SearchUnavailableError(results)
+        loop = asyncio.get_running_loop()
+        response = await loop.run_in_executor(self._executor, render_response, query, results)
+        self._remember(query, response)
+        return response
+
+    async def has_newer_results(self, query: SearchQuery, results: tuple[SourceResult, ...]) -> bool | None:
+        """Whether a source has newer results than these; ``None`` if no refresh is expected."""
+        is_refreshing = False
+        for result in results:
+            if result.cached is not None and (result.status == STALE or _is_partial(result.cached)):
+                params = query.scope.cache_params(result.source)
+                now = await self._cache.get_from_cache(query.user, params)
+                if now is not None and (now.last_success_at or 0) > (result.cached.last_success_at or 0):
+                    return True
+                is_refreshing |= now is not None and not now.next_retry and result.status == STALE
+        return False if is_refreshing else None
+
+    async def load(
+        self, source: NoticeSource, scope: SearchScope, missing: list[str] | None = None
+    ) -> Loaded:
+        """Fetch all UFs of a scope from a source, or only the ``missing`` ones."""
+        fetcher = SourceFetcher(source, scope, self._bounds, self.progress.publish)
+        return await fetcher.load(missing or scope.ufs)
+
+    async def refresh(self, params: dict[str, Any], missing: list[str] | None = None) -> Loaded:
+        """Fetch a cache key again, given its parameters."""
+        source = self._sources.get(str(params.get("search")))
+        if source is None:
+            raise PortalError(f"search must be one of {', '.join(self._sources)}, got {params!r:.100}")
+        return await self.load(source, SearchScope.from_cache_params(params), missing)
+
+    async def run_refresh_loop(self, interval_seconds: float = REFRESH_SECONDS) -> None:
+        """Refresh keys that are due, at every interval and on request, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._refresh_requested.wait(), interval_seconds)
+            self._refresh_requested.clear()
+            try:
+                await self._cache.refresh_due(self.refresh)
+            except DatabaseError as error:
+                events.publish("search_refresh_failed", "search", f"could not read the keys due: {error}")
+
+    def request_refresh(self) -> None:
+        """Wake the refresh loop: an operator requested a refresh."""
+        self._refresh_requested.set()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _source_result(self, name: str, query: SearchQuery) -> SourceResult:
+        source = self._sources[name]
+        try:
+            cached = await self._cache.fetch(
+                query.user,
+                query.scope.cache_params(name),
+                partial(self.load, source, query.scope),
+                soft_timeout=self._soft_timeout,
+            )
+        except CircuitOpenError as error:
+            if error.forced:
+                return SourceResult(name, None, SKIPPED, "an operator holds its circuit open")
+            return SourceResult(name, None, SKIPPED, "its circuit is open", error.retry_after)
+        except CacheUnavailableError as error:
+            return SourceResult(name, None, FAILED, "it failed a moment ago", error.retry_after)
+        except RefusedError as error:
+            return SourceResult(name, None, SKIPPED, "it has no room for more calls", error.retry_after)
+        except (PortalError, TimeoutError):
+            return SourceResult(name, None, FAILED, "it failed", 60.0 * calculate_backoff_minutes(1))
+        if cached.freshness == FRESH:
+            return SourceResult(name, cached, FRESH)
+        return SourceResult(name, cached, STALE, await self._stale_reason(source, cached))
+
+    async def _stale_reason(self, source: NoticeSource, cached: Cached) -> str:
+        breaker = source.upstream.breaker
+        if breaker is not None and await breaker.is_degraded_async():
+            return "its circuit is open"
+        return "it failed a moment ago" if cached.next_retry else "newer results are being fetched"
+
+    def _remember(self, query: SearchQuery, response: RenderedResponse) -> None:
+        previous = self._responses.pop(query, None)
+        self._response_bytes += len(response.body) - (0 if previous is None else len(previous.body))
+        self._responses[query] = CachedResponse.from_rendered(response)
+        while len(self._responses) > RESPONSES_MAX or self._response_bytes > RESPONSE_BYTES_MAX:
+            _, evicted = self._responses.popitem(last=False)
+            self._response_bytes -= len(evicted.body)
+
+
+def _is_partial(cached: Cached) -> bool:
+    return cached.coverage is not None and not cached.coverage.is_complete

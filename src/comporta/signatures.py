@@ -1,0 +1,77 @@
+"""What a decorator needs to know about the function it decorates."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final, Literal
+
+CallableKind = Literal["function", "coroutine", "generator", "async_generator"]
+
+PLAIN: Final = "function"
+COROUTINE: Final = "coroutine"
+GENERATOR: Final = "generator"
+ASYNC_GENERATOR: Final = "async_generator"
+
+
+def is_async_callable(function: Any) -> bool:
+    """Return whether a call of ``function`` has to be awaited. Accepts partials and callable objects.
+
+    Raise a ``TypeError`` for generator functions: a policy cannot tell when their work is over, and the
+    caller may already have used part of the output.
+    """
+    kind = callable_kind(function)
+    if kind in (GENERATOR, ASYNC_GENERATOR):
+        raise TypeError(
+            f"a generator function cannot be decorated: it has no single result, got {function!r:.100}"
+        )
+    return kind == COROUTINE
+
+
+def callable_kind(function: Any) -> CallableKind:
+    """Return what a call of ``function`` returns. Accepts partials and callable objects."""
+    import inspect  # noqa: PLC0415 - the import costs 10 ms, and only decorators need it
+
+    if not callable(function):
+        raise TypeError(f"a decorator needs a callable, got {function!r:.100}")
+    target = function
+    while isinstance(target, partial):
+        target = target.func
+    if not (inspect.isroutine(target) or inspect.isclass(target)):
+        target = target.__call__
+    if inspect.isgeneratorfunction(target):
+        return GENERATOR
+    if inspect.isasyncgenfunction(target):
+        return ASYNC_GENERATOR
+    return COROUTINE if inspect.iscoroutinefunction(target) else PLAIN
+
+
+def is_coroutine_callable(function: Any) -> bool:
+    """Return whether a callable is a coroutine function, or an object with an async ``__call__``."""
+    import inspect  # noqa: PLC0415 - as above
+
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - the method is inspected, not called
+    )
+
+
+def require_argument(field: str, function: Any, what: str) -> None:
+    """Raise a ``TypeError`` unless ``function`` can be called with one argument, which is ``what``."""
+    import inspect  # noqa: PLC0415 - as above
+
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a built-in that does not say
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        text = f"{field} must be a function of one argument, {what}, got {function!r:.100}"
+        raise TypeError(text) from None
+
+
+def require_plain_function(field: str, function: Any) -> None:
+    """Raise a ``TypeError`` unless ``function`` is a callable whose result need not be awaited."""
+    if not callable(function):
+        raise TypeError(f"{field} must be a function, got {function!r:.100}")
+    if is_coroutine_callable(function):
+        raise TypeError(f"{field} must be a plain function, got the coroutine function {function!r:.100}")

@@ -1,0 +1,59 @@
+"""How many workers share a state, as one of them knows it when an outage begins.
+
+It gets its counts from replies and reads no registry itself (``worker_registry.py``).
+"""
+
+from __future__ import annotations
+
+from comporta.clock import MONOTONIC
+from comporta.stores.failover.worker_count_file import (
+    configured_worker_count,
+    load_worker_count,
+    save_worker_count,
+)
+from comporta.stores.failover.worker_registry import DEAD_SECONDS
+
+
+class WorkerCount:
+    """The highest worker count of the last few seconds.
+
+    A count that falls is believed only after ``DEAD_SECONDS``, and never during an outage: a registry that
+    was just lost, or a clock that jumped, makes the fleet look small, and a share that is too large exceeds
+    the limit.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._configured = configured_worker_count()
+        self._remembered: int | None = None
+        self._latest = self._peak = self._previous_peak = 0
+        self._saved = 0
+        self._window_start_ns = MONOTONIC.now_ns()
+
+    @property
+    def value(self) -> int:
+        """How many workers there are as far as this process can know; at least 1."""
+        if self._remembered is None:
+            self._remembered = load_worker_count(self._address)
+        return max(self._configured, self._remembered, self._peak, self._previous_peak)
+
+    def record(self, count: int) -> None:
+        """Take a count that came with a reply; 0 means that the store does not know it."""
+        if not count:
+            return
+        self._latest = count
+        if count > self._peak:
+            self._peak = count
+
+    def expire(self) -> None:
+        """Forget counts older than a worker can be silent; called only while the store is reachable."""
+        now_ns = MONOTONIC.now_ns()
+        if now_ns - self._window_start_ns >= DEAD_SECONDS * 1e9:
+            self._window_start_ns = now_ns
+            if self._previous_peak:
+                self._remembered = 1
+            self._previous_peak, self._peak = self._peak, self._latest
+            self._saved = load_worker_count(self._address)  # other processes may have saved a lower count
+        if self._latest and self._latest != self._saved:
+            self._saved = self._latest
+            save_worker_count(self._address, self._latest)

@@ -1,0 +1,11 @@
+"""The engines behind ``redis://`` and its relatives: state shared by a fleet through Redis or Valkey.
+
+- ``store``: ``RedisStore``, one server.
+- ``cluster``, ``cluster_slots``: ``ClusterStore``, the nodes of a cluster, and which node owns which key.
+- ``sentinel``: routes to a server: directly, or to the primary that sentinels name.
+- ``pool``: the connections of blocking callers.
+- ``async_batches``: the connection of each event loop, which sends the operations of one tick together.
+- ``connection``, ``connection_async``: redis-py's connections with deadlines.
+- ``protocol``: script calls as bytes. ``scan``: listing records.
+- ``errors``: translation of server and network errors.
+"""

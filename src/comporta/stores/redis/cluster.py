@@ -1,0 +1,351 @@
+"""State shared by a fleet through a cluster: ``redis+cluster://``, ``rediss+cluster://``, ``valkey+cluster://``.
+
+A cluster is one store per node; this module routes each operation to the node that owns its keys. A node that
+does not own them redirects the call, without any effect, and the call goes to the right node within the same
+deadline. The slot map is updated by redirects and from each node on connecting.
+
+How slots are computed is in ``cluster_slots.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
+
+from comporta import fork_safety
+from comporta.clock import MONOTONIC, Clock
+from comporta.errors import StateError, StateTimeoutError, StateTypeError, StateUnavailableError
+from comporta.flow import Flow, run, run_async
+from comporta.stores.base import Operation, Script, State, StateKey, Store
+from comporta.stores.effects import Apply, Sleep
+from comporta.stores.records import ReadRecord
+from comporta.stores.redis.cluster_slots import SlotMap, operation_slot
+from comporta.stores.redis.connection import Endpoint, HostPort, RedisConnection, display_address
+from comporta.stores.redis.errors import error_code, translate_error
+from comporta.stores.redis.pool import CONNECT_ALLOWANCE_SECONDS
+from comporta.stores.redis.protocol import ScriptCall, pack
+from comporta.stores.redis.scan import KeyPage, ScanKeys
+from comporta.stores.redis.sentinel import AsyncConnect, CloseConnection, MultiHostURL, connect_and_ask_flow
+from comporta.stores.redis.store import CONNECT_TIMEOUT_SECONDS, TIMEOUT_SECONDS, RedisStore
+
+R = TypeVar("R")
+
+_DEFAULT_PORT = 6379
+_HOPS_MAX = 5
+_RETRY_SECONDS = 0.002
+_CLUSTER_SLOTS_COMMAND = pack(("CLUSTER", "SLOTS"))
+_PROBE_COMMAND = pack(("EVAL", "return 1", 0))
+
+
+class ClusterRedirectError(StateUnavailableError):
+    """A node redirects a call to another node; the call had no effect."""
+
+    def __init__(self, text: str, code: str, target: HostPort | None) -> None:
+        super().__init__(text)
+        self.code = code
+        self.target = target
+
+
+class ClusterStore(Store):
+    """A store for a fleet, on the nodes of a cluster. The parameters are those of ``RedisStore``."""
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float = TIMEOUT_SECONDS,
+        clock: Clock | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+    ) -> None:
+        hosts_url = MultiHostURL.parse(url, _DEFAULT_PORT)
+        if hosts_url.path not in ([], ["0"]):
+            raise ValueError(f"a cluster has database 0 only, got {'/'.join(hosts_url.path)!r:.50}")
+        self.url = hosts_url.single_host_url("0")
+        self.address = display_address(url)
+        self.timeout = timeout
+        self.connect_timeout = connect_timeout
+        self.clock = clock or MONOTONIC
+        self.slot_map = SlotMap(hosts_url.hosts)
+        self._test_clock = clock
+        self._has_routed = False
+        self._nodes: dict[HostPort, ClusterNode] = {}
+        self._creation_lock = Lock()
+        self.node(hosts_url.hosts[0])  # so that a missing package or a wrong timeout raises now
+        self.endpoint = Endpoint(self.url)
+        fork_safety.register(self)
+
+    def apply(self, operation: Operation[R]) -> R:
+        """Carry out an operation on the node that owns its keys."""
+        return run(self._route_flow(operation))
+
+    def apply_async(self, operation: Operation[R]) -> Coroutine[Any, Any, R]:
+        """Carry out an operation on the node that owns its keys, together with others for that node."""
+        return run_async(self._route_flow(operation))
+
+    def entries(self, space: str) -> dict[str, bytes]:
+        """Return the live records of a space, node by node."""
+        return run(self._entries_flow(space))
+
+    async def entries_async(self, space: str) -> dict[str, bytes]:
+        """Return what ``entries`` returns, without blocking the event loop."""
+        return await run_async(self._entries_flow(space))
+
+    def probe(self) -> None:
+        """Refresh the slot map and check that every node that owns slots can be used."""
+        run(self._refresh_slots_flow())
+        for host_port in self.slot_map.owners():
+            self.node(host_port).probe()
+
+    def close(self) -> None:
+        """Close the connections of blocking callers."""
+        for node in list(self._nodes.values()):
+            node.close()
+
+    def close_connections(self) -> None:
+        """Close the connections of blocking callers; they reopen when needed."""
+        self.close()
+
+    async def aclose(self) -> None:
+        """Close all connections, those of the running event loop included."""
+        for node in list(self._nodes.values()):
+            await node.aclose()
+
+    def after_fork(self) -> None:
+        """Reset the lock; the nodes handle the fork themselves."""
+        fork_safety.reinit_lock(self._creation_lock)
+
+    def node(self, host_port: HostPort) -> ClusterNode:
+        """Return the store of one node."""
+        node = self._nodes.get(host_port)
+        if node is None:
+            with self._creation_lock:
+                node = self._nodes.get(host_port) or ClusterNode(self, host_port, self._test_clock)
+                self._nodes = {**self._nodes, host_port: node}
+        return node
+
+    def _route_flow(self, operation: Operation[R]) -> Flow[R]:
+        """Apply an operation on the node that owns its keys, following at most five redirects."""
+        slot = operation_slot(operation)
+        began_ns, has_routed = MONOTONIC.now_ns(), self._has_routed
+        # the first call has to learn the slots and to connect more than once: see pool.py
+        seconds = self.timeout if has_routed else self.timeout + CONNECT_ALLOWANCE_SECONDS
+        ends_ns = began_ns + int(seconds * 1e9)
+        hop, hops = Hop(self.slot_map.owner(slot), operation), 0
+        while hops <= _HOPS_MAX and MONOTONIC.now_ns() < ends_ns:
+            since_ns = began_ns if has_routed else MONOTONIC.now_ns()
+            try:
+                reply: R = yield ApplyAtNode(self.node(hop.host_port), hop.operation_to_send(), since_ns)
+            except ClusterRedirectError as error:
+                hop = yield from self._next_hop_flow(hop, error, slot)
+                hops += error.target is not None
+            except (StateUnavailableError, StateTimeoutError):
+                self.slot_map.mark_unreachable(slot, hop.host_port)
+                raise
+            else:
+                self._has_routed = True
+                return reply
+        raise StateUnavailableError(
+            f"{self.address} redirected a call too often or for too long; nothing was carried out"
+        )
+
+    def _next_hop_flow(self, hop: Hop, error: ClusterRedirectError, slot: int) -> Flow[Hop]:
+        """Return the next hop; if a node has only some of the keys, send the states alone, or send later."""
+        if error.target is not None:
+            if error.code == "MOVED":
+                self.slot_map.set_owner(slot, error.target)
+            return hop._replace(host_port=error.target, asking=error.code == "ASK")
+        if hop.states_only:
+            yield Sleep(MONOTONIC, _RETRY_SECONDS)
+        # back to the owner, which knows where the state is; the other node would create a second one
+        owner = self.slot_map.owner(slot)
+        return hop._replace(host_port=owner, asking=False, states_only=True)
+
+    def _entries_flow(self, space: str) -> Flow[dict[str, bytes]]:
+        """Scan the keys of every node, and read each record with a call of its own: slots differ."""
+        records: dict[str, bytes] = {}
+        for host_port in self.slot_map.owners():
+            cursor = b"0"
+            while True:
+                page: KeyPage = yield Apply(self.node(host_port), ScanKeys(space, cursor))
+                for key in page.keys:
+                    value = yield from self._read_flow(space, key)
+                    records |= {} if value is None else {key: value}
+                cursor = page.cursor
+                if cursor == b"0":
+                    break
+        return records
+
+    def _read_flow(self, space: str, key: str) -> Flow[bytes | None]:
+        try:
+            value: bytes | None = yield Apply(self, ReadRecord(space, key))
+        except StateTypeError:  # not a record
+            return None
+        return value
+
+    def _refresh_slots_flow(self) -> Flow[None]:
+        """Read the slot map from the first known node that answers."""
+        known = self.slot_map.known_nodes()
+        last_error: StateError = StateUnavailableError(f"{self.address} has no nodes")
+        for host_port in known:
+            try:
+                yield CloseConnection(
+                    (
+                        yield from self.connect_flow(
+                            self.endpoint, host_port, self.connect_timeout / len(known)
+                        )
+                    )
+                )
+            except Exception as error:
+                last_error = translate_error(error, "{}:{}".format(*host_port))
+            else:
+                return
+        raise last_error
+
+    def connect_flow(self, endpoint: Any, host_port: HostPort, seconds: float) -> Flow[Any]:
+        """Connect to a node and load its slot map."""
+        connection, ranges = yield from connect_and_ask_flow(
+            endpoint, host_port, seconds, _CLUSTER_SLOTS_COMMAND
+        )
+        try:
+            self.slot_map.load(ranges, host_port)
+        except Exception:
+            yield CloseConnection(connection)
+            raise
+        self._close_removed_nodes()
+        return connection
+
+    def _close_removed_nodes(self) -> None:
+        """Close idle connections to nodes that own no slots any more."""
+        known = set(self.slot_map.known_nodes())
+        for host_port, node in list(self._nodes.items()):
+            if host_port not in known:
+                node.close()
+
+
+class ClusterNode(RedisStore):
+    """One node of a cluster."""
+
+    uses_hash_tags = True
+
+    def __init__(self, cluster: ClusterStore, host_port: HostPort, clock: Clock | None) -> None:
+        self.host_port = host_port
+        super().__init__(
+            "redis://{}:{}".format(*host_port),
+            cluster.timeout,
+            clock,
+            cluster.connect_timeout,
+            route=_NodeRoute(cluster, host_port),
+        )
+
+    def probe_command(self) -> bytes:
+        """Return a command that uses no key: most keys are on other nodes."""
+        return _PROBE_COMMAND
+
+    def translate_call_error(self, error: Exception, call: ScriptCall) -> StateError:
+        """Return a redirect for an error that says which node to use."""
+        code = error_code(error)
+        if code not in ("MOVED", "ASK", "TRYAGAIN"):
+            return super().translate_call_error(error, call)
+        host, port = getattr(error, "node_addr", (None, None))
+        target = None if port is None else (host or self.host_port[0], int(port))
+        return ClusterRedirectError(f"{self.address} says {code}: {error}", code, target)
+
+
+class _NodeRoute:
+    """The route to a node, which also loads the slot map from it."""
+
+    def __init__(self, cluster: ClusterStore, host_port: HostPort) -> None:
+        self._cluster = cluster
+        self._host_port = host_port
+
+    def connect(self, seconds: float) -> RedisConnection:
+        """Connect."""
+        connection: RedisConnection = run(
+            self._cluster.connect_flow(self._cluster.endpoint, self._host_port, seconds)
+        )
+        return connection
+
+    def async_connect(self) -> AsyncConnect:
+        """Return a function that connects on an event loop."""
+        from comporta.stores.redis.connection_async import AsyncEndpoint  # noqa: PLC0415 - pulls in asyncio
+
+        endpoint = AsyncEndpoint(self._cluster.url)
+
+        async def connect(seconds: float) -> Any:
+            return await run_async(self._cluster.connect_flow(endpoint, self._host_port, seconds))
+
+        return connect
+
+
+class ApplyAtNode(NamedTuple):
+    """Effect: apply an operation on a node, for a caller that has been waiting since ``began_ns``."""
+
+    node: ClusterNode
+    operation: Operation[Any]
+    began_ns: int
+
+    def block(self) -> Any:
+        """Apply it, blocking."""
+        return self.node.apply_since(self.operation, self.began_ns)
+
+    async def wait(self) -> Any:
+        """Apply it, awaiting."""
+        waited_seconds = (MONOTONIC.now_ns() - self.began_ns) / 1e9
+        return await self.node.pipelines().apply(self.operation, waited_seconds)
+
+
+class Hop(NamedTuple):
+    """The next node for an operation, and the form in which it gets it."""
+
+    host_port: HostPort
+    operation: Operation[Any]
+    asking: bool = False
+    states_only: bool = False
+
+    def operation_to_send(self) -> Operation[Any]:
+        """Return the operation as it is sent to the node."""
+        if self.asking or self.states_only:
+            return _RewrittenOperation(self.operation, asking=self.asking, states_only=self.states_only)
+        return self.operation
+
+
+class _RewrittenOperation(Operation[R]):
+    """An operation with another script, so that it is not sent in a batch with others."""
+
+    __slots__ = ("_operation", "script")
+
+    script: Script
+
+    def __init__(self, operation: Operation[R], *, asking: bool, states_only: bool) -> None:
+        self._operation = operation
+        self.script = operation.script._replace(asking=asking, states_only=states_only)
+
+    @property
+    def state_keys(self) -> Sequence[StateKey]:
+        """Those of the operation itself."""
+        return self._operation.state_keys
+
+    @property
+    def reply_size(self) -> int:
+        """That of the operation itself."""
+        return self._operation.reply_size
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], R]:
+        """Apply the operation itself."""
+        return self._operation.step(states, now_us)
+
+    def script_keys(self) -> Sequence[str]:
+        """Return those of the operation itself."""
+        return self._operation.script_keys()
+
+    def script_args(self) -> Sequence[int | str | bytes]:
+        """Return those of the operation itself."""
+        return self._operation.script_args()
+
+    def undo(self, reply: Any) -> Operation[Any] | None:
+        """Return what gives back what the operation granted."""
+        return self._operation.undo(reply)
+
+    def parse(self, raw: Sequence[Any]) -> R:
+        """Read the reply as the operation does."""
+        return self._operation.parse(raw)

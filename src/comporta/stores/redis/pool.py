@@ -1,0 +1,255 @@
+"""The connections of blocking callers to one server.
+
+A caller waits only until its own deadline, but connecting may take much longer than a decision: a name
+lookup, TLS, authentication. So background threads connect, and a connection that comes too late for its
+caller is there for the next one. A connection is reused only after a reply was read from it.
+
+This module does not know what the commands mean.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import Any, TypeVar
+
+from redis.exceptions import ResponseError
+
+from comporta.clock import MONOTONIC
+from comporta.errors import StateUnavailableError
+from comporta.stores.redis.connection import RedisConnection
+from comporta.stores.redis.errors import invalidates_connection, translate_connect_error
+from comporta.threads import AutoResetEvent, BackgroundThread
+
+T = TypeVar("T")
+
+IDLE_MAX = 64
+CONNECTS_MAX = 4
+"""How many connections are made at the same time: enough for a burst of threads, no flood for a server."""
+
+CHECK_IDLE_AFTER_NS = 50_000_000
+
+CONNECT_ALLOWANCE_SECONDS = 0.15
+_ABANDONED_AFTER = 5
+_RECENT_NS = 1_000_000_000
+
+
+def answered_recently(answered_ns: int) -> bool:
+    """Whether a server answered within the last second, or was never called (0)."""
+    return not answered_ns or MONOTONIC.now_ns() - answered_ns < _RECENT_NS
+
+
+class BlockingPool:
+    """Idle connections, and exchanges of a command and its reply on them."""
+
+    def __init__(
+        self,
+        connect: Callable[[float], RedisConnection],
+        address: str,
+        timeout: float,
+        connect_timeout: float,
+    ) -> None:
+        self.idle: deque[tuple[RedisConnection, int]] = deque(maxlen=IDLE_MAX)
+        self._answered_ns = 0
+        self._timeout = timeout
+        self._connect_timeout = connect_timeout
+        self._pending = PendingConnections(connect, self.idle, address, connect_timeout)
+
+    def exchange(self, command: bytes, began_ns: int, read: Callable[[Any], T], *, asking: bool = False) -> T:
+        """Send a command and return what ``read`` makes of its reply, within ``timeout`` of ``began_ns``.
+
+        ``asking``: the command is preceded by ASKING, which has a reply of its own.
+        """
+        connection, seconds = self._idle_connection(), self._timeout
+        if connection is None:
+            connect_wait = self._connect_wait()
+            connection = self._pending.wait(began_ns, connect_wait)
+            if connect_wait > seconds:  # the first reply may use the time that connecting did not need
+                seconds = connect_wait + seconds
+            else:
+                began_ns = MONOTONIC.now_ns()
+        try:
+            connection.set_deadline(began_ns, seconds)
+            connection.send_packed_command([command], check_health=False)
+            reply = read(_read_after_asking(connection) if asking else connection.read_response())
+        except ResponseError as error:
+            if invalidates_connection(error):
+                connection.disconnect()
+                self.close()
+            else:
+                self._return_connection(connection)
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+        self._return_connection(connection)
+        return reply
+
+    def _connect_wait(self) -> float:
+        """Return how long to wait for a connection: longer if the server answered recently or is new.
+
+        Connecting takes several round trips, and longer still in a process that is just starting. That is no
+        reason to fail over; a server that has not answered for a while is.
+        """
+        return (
+            max(self._timeout, CONNECT_ALLOWANCE_SECONDS)
+            if answered_recently(self._answered_ns)
+            else self._timeout
+        )
+
+    def ensure_connection(self) -> None:
+        """Wait until there is a connection, for at most ``connect_timeout``."""
+        self._return_connection(
+            self._idle_connection() or self._pending.wait(MONOTONIC.now_ns(), self._connect_timeout)
+        )
+
+    def close(self) -> None:
+        """Close all idle connections; those still being made are closed when they are ready."""
+        self._pending.abandon()
+        while self.idle:
+            self.idle.pop()[0].disconnect()
+
+    def _return_connection(self, connection: RedisConnection) -> None:
+        self._answered_ns = now_ns = MONOTONIC.now_ns()
+        self.idle.append((connection, now_ns))
+        if self._pending.waiters:
+            self._pending.wake_one()
+
+    def _idle_connection(self) -> RedisConnection | None:
+        """Return an idle connection, checked if idle for more than 50 ms; ``None`` if there is none."""
+        while self.idle:
+            try:
+                connection, since_ns = self.idle.pop()
+            except IndexError:  # another thread was faster
+                return None
+            if MONOTONIC.now_ns() - since_ns < CHECK_IDLE_AFTER_NS or not _is_stale(connection):
+                return connection
+            connection.disconnect()
+        return None
+
+
+def _read_after_asking(connection: RedisConnection) -> Any:
+    """Read both replies, even if the first is an error: the next caller would get the second one."""
+    try:
+        connection.read_response()
+    except ResponseError:
+        with suppress(ResponseError):
+            connection.read_response()
+        raise
+    return connection.read_response()
+
+
+class PendingConnections:
+    """Connections that are being made, and the callers that wait for a new or a returned one."""
+
+    def __init__(
+        self,
+        connect: Callable[[float], RedisConnection],
+        idle: deque[tuple[RedisConnection, int]],
+        address: str,
+        seconds: float,
+    ) -> None:
+        self.waiters: deque[AutoResetEvent] = deque()
+        self._connect = connect
+        self._idle = idle
+        self._address = address
+        self._seconds = seconds
+        self._lock = Lock()
+        self._in_progress: dict[object, int] = {}
+        self._failure_count = 0
+        self._last_error: Exception = StateUnavailableError("no connection was attempted yet")
+
+    def wait(self, began_ns: int, seconds: float) -> RedisConnection:
+        """Return the next available connection, within ``seconds`` of ``began_ns``."""
+        ends_ns = began_ns + int(seconds * 1e9)
+        bell, failed = AutoResetEvent(), self._failure_count
+        try:
+            self.waiters.append(bell)
+            return self._next_connection(bell, failed, ends_ns)
+        finally:
+            with suppress(ValueError):
+                self.waiters.remove(bell)
+            if bell.is_set():  # this caller leaves without the connection it was woken for: wake another
+                self.wake_one()
+
+    def wake_one(self) -> None:
+        """Wake one waiter: a connection is idle."""
+        with self._lock:
+            for bell in self.waiters.copy():
+                if not bell.is_set():
+                    bell.set()
+                    return
+
+    def abandon(self) -> None:
+        """Give up the connections that are being made; they are closed when they are ready."""
+        with self._lock:
+            self._in_progress.clear()
+
+    def _next_connection(self, bell: AutoResetEvent, failed: int, ends_ns: int) -> RedisConnection:
+        while True:
+            if self._idle:
+                try:
+                    return self._idle.pop()[0]
+                except IndexError:  # a caller that did not wait was faster
+                    continue
+            if self._failure_count != failed:
+                raise translate_connect_error(self._last_error, self._address) from self._last_error
+            left_ns = ends_ns - MONOTONIC.now_ns()
+            if left_ns <= 0:
+                raise StateUnavailableError(f"still connecting to {self._address}; nothing was sent")
+            token = self._begin_connect()
+            if token is None:
+                bell.wait(left_ns / 1e9)
+            elif not BackgroundThread().start(
+                self._connect_one, token, self._seconds, name="comporta-connect"
+            ):
+                self._connect_one(token, left_ns / 1e9)
+
+    def _begin_connect(self) -> object | None:
+        """Register one more attempt and return its token; ``None`` if each waiter has a promising one."""
+        with self._lock:
+            now_ns, life_ns = MONOTONIC.now_ns(), int(self._seconds * 1e9)
+            ages_ns = {token: now_ns - since_ns for token, since_ns in self._in_progress.items()}
+            for token, age_ns in ages_ns.items():
+                if age_ns > _ABANDONED_AFTER * life_ns:  # its thread never ran: the caller was interrupted
+                    del self._in_progress[token]
+            promising = sum(age_ns < life_ns for age_ns in ages_ns.values())
+            if promising >= len(self.waiters) or len(self._in_progress) >= CONNECTS_MAX:
+                return None
+            token = object()
+            self._in_progress[token] = now_ns
+            return token
+
+    def _connect_one(self, token: object, seconds: float) -> None:
+        connection, error = self._try_connect(seconds)
+        with self._lock:
+            is_wanted = self._in_progress.pop(token, None) is not None
+            if error is not None:
+                self._last_error = error
+                self._failure_count += 1
+            elif connection is not None and is_wanted:
+                self._idle.append((connection, MONOTONIC.now_ns()))
+                connection = None
+        if error is not None:
+            for bell in self.waiters.copy():
+                bell.set()
+        elif connection is not None:
+            connection.disconnect()
+        else:
+            self.wake_one()
+
+    def _try_connect(self, seconds: float) -> tuple[RedisConnection | None, Exception | None]:
+        try:
+            return self._connect(seconds), None
+        except Exception as error:
+            return None, error
+
+
+def _is_stale(connection: RedisConnection) -> bool:
+    """Whether the server closed an idle connection, or sent something unexpected on it."""
+    try:
+        return bool(connection.can_read(timeout=0))
+    except Exception:  # whatever the error, the connection is unusable
+        return True

@@ -1,0 +1,176 @@
+"""Script calls as bytes: packing commands, joining operations into one call, splitting replies.
+
+The blocking and the awaiting side of the Redis store both use this module. It opens no connection, and
+``errors.py`` translates errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha1
+from typing import Any, NamedTuple, cast
+
+from comporta.errors import StateError, StateUnavailableError
+from comporta.stores.base import Operation, Script, key_text
+from comporta.stores.lua import lua
+from comporta.stores.redis.cluster_slots import add_hash_tag, operation_slot
+
+BATCHED_MAX = 256
+"""How many operations one script call carries, at most: it blocks the server for at most about 1 ms."""
+
+WORKERS_KEY = "comporta_workers"
+"""The registry of live workers; the last of the KEYS of a script that returns the worker count."""
+
+Argument = int | str | bytes
+
+
+class ScriptCall(NamedTuple):
+    """One script call and the operations it serves.
+
+    ``uses_hash_tags``: the call goes to a node of a cluster. There keys carry a hash tag
+    (``cluster_slots.py``), and the reply has no worker count, because another node may own the registry.
+    """
+
+    script: Script
+    operations: list[Operation[Any]]
+    uses_hash_tags: bool = False
+
+    @property
+    def with_worker_count(self) -> bool:
+        """Whether the last element of the reply is the worker count."""
+        return self.script.with_worker_count and not self.uses_hash_tags
+
+    def command_bytes(self, now_us: int, *, with_text: bool = False) -> bytes:
+        """Return the command: by the script's hash, or ``with_text`` if the server does not know the hash."""
+        script = self.script
+        names = [*script.keys]
+        arguments: list[Argument] = [now_us, *script.arguments]
+        for operation in self.operations:
+            names += operation.script_keys()
+            arguments += operation.script_args()
+        if self.uses_hash_tags:
+            names = [add_hash_tag(name) for name in names]
+        elif script.with_worker_count:
+            names.append(WORKERS_KEY)
+        keys = [name.encode("utf-8", "surrogatepass") for name in names]
+        if script.states_only:
+            arguments += [*keys, len(keys)]
+            keys = self._state_key_names()
+        sha, text = script_text(script, with_worker_count=self.with_worker_count)
+        if with_text:
+            packed = pack(("EVAL", text, len(keys), *keys, *arguments))
+        else:
+            packed = pack(("EVALSHA", sha, len(keys), *keys, *arguments))
+        return _ASKING + packed if script.asking else packed
+
+    def _state_key_names(self) -> list[bytes]:
+        parts = [part for operation in self.operations for part in operation.state_keys]
+        names = [add_hash_tag(key_text(part.space, part.key)) for part in parts]
+        return [name.encode("utf-8", "surrogatepass") for name in names]
+
+    def parse_replies(self, raw: Any, on_worker_count: Callable[[int], None]) -> list[Any]:
+        """Return for each operation its reply, or its own error; passes on the worker count.
+
+        A reply of the wrong shape means that the connection carries something else than the replies: then no
+        part of it can be trusted.
+        """
+        try:
+            return self._split_replies(raw, on_worker_count)
+        except Exception as error:
+            name = self.script.name
+            raise StateUnavailableError(f"a reply to {name} has the wrong shape: {raw!r:.200}") from error
+
+    def _split_replies(self, raw: Any, on_worker_count: Callable[[int], None]) -> list[Any]:
+        if not isinstance(raw, list):
+            raise TypeError("expected a list")
+        joins, counted = self.script.batchable, self.with_worker_count
+        workers = raw.pop() if counted else 0
+        replies: list[Any] = []
+        start = 0
+        for operation in self.operations:
+            end = start + operation.reply_size if joins else len(raw)
+            replies.append(_parse_one(operation, raw[start:end]))
+            start = end
+        if start != len(raw):
+            raise ValueError("too many elements")
+        if counted:
+            on_worker_count(_checked_count(workers))
+        return replies
+
+    def key_summary(self) -> str:
+        """Return the keys, for an error message."""
+        keys = [key for operation in self.operations for key in operation.script_keys()]
+        return ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
+
+
+def _checked_count(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError("expected a number")
+    return value
+
+
+def _parse_one(operation: Operation[Any], raw: list[Any]) -> Any:
+    try:
+        return operation.parse(raw)
+    except StateError as error:
+        return error
+
+
+def script_calls(operations: Sequence[Operation[Any]], *, uses_hash_tags: bool = False) -> list[ScriptCall]:
+    """Join neighbouring operations of one script into calls, in order; in a cluster only within a slot."""
+    calls: list[ScriptCall] = []
+    slot = last_slot = 0
+    for operation in operations:
+        script = operation.script
+        last = calls[-1] if calls else None
+        if uses_hash_tags:
+            slot = operation_slot(operation)
+        can_join = last and script.batchable and last.script is script and slot == last_slot
+        if last and can_join and len(last.operations) < BATCHED_MAX:
+            last.operations.append(operation)
+        else:
+            calls.append(ScriptCall(script, [operation], uses_hash_tags))
+        last_slot = slot
+    return calls
+
+
+_script_texts: dict[tuple[str, bool, bool], tuple[str, str]] = {}
+
+
+def script_text(script: Script, *, with_worker_count: bool) -> tuple[str, str]:
+    """Return the hash under which the server knows a script, and its text.
+
+    Both are read once: an upgrade of the files under a running program must not mix versions.
+    """
+    cached = _script_texts.get((script.name, with_worker_count, script.states_only))
+    if cached is None:
+        text = script.text()
+        if script.with_worker_count:
+            text = f"{text}\n{lua('stores/redis/worker_count') if with_worker_count else 'return reply'}"
+        if script.states_only:
+            text = f"{lua('stores/redis/keys_from_args')}\n{text}"
+        sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
+        cached = _script_texts[script.name, with_worker_count, script.states_only] = (sha, text)
+    return cached
+
+
+def _pack_python(arguments: tuple[Argument, ...]) -> bytes:
+    """Pack a command without hiredis."""
+    parts = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+def _packer() -> Callable[[tuple[Argument, ...]], bytes]:
+    try:
+        from hiredis import pack_command  # noqa: PLC0415 - used if it is installed
+    except ImportError:
+        return _pack_python
+    return cast(Callable[[tuple[Argument, ...]], bytes], pack_command)
+
+
+pack = _packer()
+
+_ASKING = pack(("ASKING",))

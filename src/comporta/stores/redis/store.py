@@ -1,0 +1,228 @@
+"""State shared by a fleet through Redis or Valkey: ``redis://``, ``rediss://``, ``valkey://``, ``unix://``.
+
+Every operation is one script call. A blocking caller makes one round trip on a connection of its own
+(``pool.py``); the operations of one tick of an event loop are sent together (``async_batches.py``). redis-py
+makes the connections, with TLS and authentication. Commands do not go through redis-py, because its command
+path takes several times as long as the server. No call that may have taken effect is repeated, and every call
+is answered, or raises a ``StateError``, within its deadline.
+
+What happens during an outage is not known here (``failover/``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from comporta import fork_safety
+from comporta.clock import MONOTONIC, Clock
+from comporta.errors import StateError, StateUnavailableError
+from comporta.flow import Flow, run, run_async
+from comporta.stores.base import Operation, Store
+from comporta.stores.effects import Apply
+from comporta.stores.redis.connection import display_address
+from comporta.stores.redis.errors import translate_error
+from comporta.stores.redis.protocol import WORKERS_KEY, ScriptCall, pack, script_calls
+from comporta.stores.redis.scan import RecordPage, ScanRecords
+from comporta.stores.redis.sentinel import DirectRoute, Route, SentinelRoute
+
+if TYPE_CHECKING:
+    from comporta.stores.redis.async_batches import Pipelines
+    from comporta.stores.redis.pool import BlockingPool
+
+R = TypeVar("R")
+
+TIMEOUT_SECONDS = 0.05
+CONNECT_TIMEOUT_SECONDS = 1.0
+
+# Updates a worker that cannot exist, so it changes nothing. A server that is read-only or full refuses it.
+_PROBE_SCRIPT = """
+local reply = redis.pcall('ZADD', KEYS[1], 'XX', 0, '')
+if type(reply) == 'table' and reply.err and not string.find(reply.err, 'WRONGTYPE') then return reply end
+return 1
+"""
+
+
+_parent_pipelines: list[Pipelines] = []
+"""Pipelines of a parent's event loops. If a child closed them, it would also remove their sockets from the
+parent's event loop, because both processes share its epoll descriptor."""
+
+
+class RedisStore(Store):
+    """A store for a fleet, on one Redis or Valkey server.
+
+    A call takes at most ``timeout`` seconds. Connecting may take up to ``connect_timeout``, but happens in
+    the background: after ``timeout`` the caller gets an error that says that nothing was sent.
+
+    ``clock`` is for tests: scripts then use its time instead of the server's.
+    """
+
+    batch_size = 256
+    uses_hash_tags = False
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float = TIMEOUT_SECONDS,
+        clock: Clock | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+        route: Route | None = None,
+    ) -> None:
+        for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
+            if not 0.001 <= seconds <= 60:
+                raise ValueError(f"{name} must be 0.001 to 60 seconds, got {seconds}")
+        try:
+            from redis import exceptions  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise StateUnavailableError(
+                "redis:// needs the package redis: pip install 'comporta[redis]'"
+            ) from error
+        self.url = url
+        self.address = display_address(url)
+        self.timeout = timeout
+        self.connect_timeout = connect_timeout
+        self.clock = clock or MONOTONIC
+        self.reported_worker_count = 0
+        self.on_worker_count: Callable[[int], None] = self._record_worker_count
+        self._sends_time = clock is not None
+        self.route = route or (SentinelRoute(url) if _is_sentinel_url(url) else DirectRoute(url))
+        self._script_missing_error = exceptions.NoScriptError
+        self._pool = self._new_pool()
+        self._pipelines: Pipelines | None = None
+        self._creation_lock = Lock()
+        fork_safety.register(self)
+
+    def now_us(self) -> int:
+        """Return the time to pass to a script; 0 makes it use the server's clock."""
+        return self.clock.now_ns() // 1000 if self._sends_time else 0
+
+    def apply(self, operation: Operation[R]) -> R:
+        """Carry out an operation in one round trip."""
+        return self.apply_since(operation, MONOTONIC.now_ns())
+
+    def apply_since(self, operation: Operation[R], began_ns: int) -> R:
+        """Carry out an operation for a caller that has been waiting since ``began_ns``."""
+        [reply] = self._call(ScriptCall(operation.script, [operation], self.uses_hash_tags), began_ns)
+        if isinstance(reply, StateError):
+            raise reply
+        result: R = reply
+        return result
+
+    def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Carry out several operations, many in one call; returns each reply, or the error of its key."""
+        replies: list[Any] = []
+        for call in script_calls(operations):
+            replies += self._call(call, MONOTONIC.now_ns())
+        return replies
+
+    def apply_async(self, operation: Operation[R]) -> Coroutine[Any, Any, R]:
+        """Carry out an operation, together with the others of this tick of the event loop."""
+        return self.pipelines().apply(operation)
+
+    def entries(self, space: str) -> dict[str, bytes]:
+        """Return the live records of a space, a page at a time."""
+        return run(self._entries_flow(space))
+
+    async def entries_async(self, space: str) -> dict[str, bytes]:
+        """Return what ``entries`` returns, without blocking the event loop."""
+        return await run_async(self._entries_flow(space))
+
+    def _entries_flow(self, space: str) -> Flow[dict[str, bytes]]:
+        records: dict[str, bytes] = {}
+        cursor = b"0"
+        while True:
+            page: RecordPage = yield Apply(self, ScanRecords(space, cursor))
+            records.update(page.records)
+            if page.cursor == b"0":
+                return records
+            cursor = page.cursor
+
+    def report_worker_count_to(self, callback: Callable[[int], None]) -> None:
+        """Call ``callback`` with the worker count that comes with the reply to every decision."""
+        self.on_worker_count = callback
+
+    def probe(self) -> None:
+        """Check that the server can be reached and written, within ``connect_timeout``.
+
+        Raises the ``StateError`` that says why not. Leaves a connection for the next caller.
+        """
+        try:
+            self._pool.ensure_connection()
+            self._pool.exchange(self.probe_command(), MONOTONIC.now_ns(), int)
+        except StateError:
+            raise
+        except Exception as error:
+            raise translate_error(error, self.address) from error
+
+    def probe_command(self) -> bytes:
+        """Return a command that a usable server answers with a number."""
+        return pack(("EVAL", _PROBE_SCRIPT, 1, WORKERS_KEY))
+
+    def close(self) -> None:
+        """Close the connections of blocking callers."""
+        self._pool.close()
+
+    def close_connections(self) -> None:
+        """Close the connections of blocking callers; they reopen when needed."""
+        self.close()
+
+    async def aclose(self) -> None:
+        """Close all connections, those of the running event loop included."""
+        if self._pipelines is not None:
+            await self._pipelines.aclose()
+        self.close()
+
+    def pipelines(self) -> Pipelines:
+        """Return the pipelines of awaiting callers, created on first use."""
+        pipelines = self._pipelines
+        if pipelines is None:
+            from comporta.stores.redis.async_batches import Pipelines  # noqa: PLC0415 - pulls in asyncio
+
+            with self._creation_lock:  # several threads with event loops may come here at the same time
+                pipelines = self._pipelines = self._pipelines or Pipelines(self)
+        return pipelines
+
+    def after_fork(self) -> None:
+        """Use new connections in a forked child; the inherited ones are the parent's."""
+        self._pool = self._new_pool()
+        if self._pipelines is not None:
+            _parent_pipelines.append(self._pipelines)
+        self._pipelines = None
+        fork_safety.reinit_lock(self._creation_lock)
+
+    def _new_pool(self) -> BlockingPool:
+        from comporta.stores.redis.pool import BlockingPool  # noqa: PLC0415 - an extra
+
+        return BlockingPool(self.route.connect, self.address, self.timeout, self.connect_timeout)
+
+    def _record_worker_count(self, workers: int) -> None:
+        self.reported_worker_count = workers
+
+    def translate_call_error(self, error: Exception, call: ScriptCall) -> StateError:
+        """Return the ``StateError`` for an error during a call."""
+        return translate_error(error, self.address, call.key_summary())
+
+    def _call(self, call: ScriptCall, began_ns: int) -> list[Any]:
+        """Make one script call; if the server does not know the script, send it again with its text."""
+        now_us = self.now_us()
+        packed = call.command_bytes(now_us)
+        asking = call.script.asking
+
+        def read(raw: Any) -> list[Any]:
+            return call.parse_replies(raw, self.on_worker_count)
+
+        try:
+            try:
+                return self._pool.exchange(packed, began_ns, read, asking=asking)
+            except self._script_missing_error:  # it had no effect, and the server answers: a new deadline
+                packed = call.command_bytes(now_us, with_text=True)
+                return self._pool.exchange(packed, MONOTONIC.now_ns(), read, asking=asking)
+        except StateError:
+            raise
+        except Exception as error:
+            raise self.translate_call_error(error, call) from error
+
+
+def _is_sentinel_url(url: str) -> bool:
+    return url.partition("://")[0].endswith("+sentinel")

@@ -1,0 +1,136 @@
+"""State shared by all processes of one machine, with no server: ``shared://name``.
+
+The processes need not be related: all that open the same name as the same user share the state. How long a
+caller waits for another process is in ``locked_table.py``; what happens when this engine fails is not known
+here (``failover/``).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import partial
+from typing import TypeVar
+from weakref import WeakSet
+
+from comporta import fork_safety
+from comporta.clock import MONOTONIC, Clock
+from comporta.errors import StateUnavailableError
+from comporta.stores.base import Binding, Operation, Store, WouldBlock
+from comporta.stores.history import series_capacity
+from comporta.stores.records import RECORD
+from comporta.stores.shared.directory import StateDirectory, boot_id, directory_path
+from comporta.stores.shared.fast_path import SharedBoundLimit
+from comporta.stores.shared.locked_table import LockedTable, run_locked
+from comporta.stores.shared.table import KEYS_DEFAULT, STATE_BYTES_MAX, SlotPosition
+
+R = TypeVar("R")
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def is_supported() -> bool:
+    """Whether this platform has the file locks and the shared memory that the engine needs."""
+    return sys.platform.startswith(("linux", "darwin"))
+
+
+def check_name(name: str) -> None:
+    """Raise ``ValueError`` for a name that cannot be part of a directory's name."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . -, got {name!r}")
+
+
+class SharedStore(Store):
+    """A store for the processes of one user on one machine."""
+
+    decides_in_process = True
+    state_bytes_max = STATE_BYTES_MAX
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock = MONOTONIC,
+        keys: int = KEYS_DEFAULT,
+        lock_timeout: float = 0.5,
+    ) -> None:
+        check_name(name)
+        if not 0.001 <= lock_timeout <= 60:
+            raise ValueError(f"lock_timeout must be 0.001 to 60 seconds, got {lock_timeout}")
+        if not is_supported():
+            raise StateUnavailableError(
+                f"shared:// needs Linux or macOS, this is {sys.platform}: use memory:// or redis://"
+            )
+        self.clock = clock
+        self.address = f"shared://{name}"
+        self._bound_limits: WeakSet[SharedBoundLimit] = WeakSet()
+        self._directory = StateDirectory(directory_path(name), keys, boot_id())
+        self.path = self._directory.path
+        self._locked = LockedTable(self._directory, clock, lock_timeout)
+        self.table = self._locked.table
+        fork_safety.register(self)
+
+    def apply(self, operation: Operation[R]) -> R:
+        """Carry out an operation, waiting for locks for at most ``lock_timeout``."""
+        return self._locked.retry_until_unlocked(lambda: self._locked.try_apply(operation))
+
+    async def apply_async(self, operation: Operation[R]) -> R:
+        """Carry out an operation; waits for a taken lock without blocking the event loop."""
+        try:
+            return self._locked.try_apply(operation)
+        except WouldBlock:
+            return await self._locked.retry_until_unlocked_async(lambda: self._locked.try_apply(operation))
+
+    def entries(self, space: str) -> dict[str, bytes]:
+        """Return the live records of a space."""
+        records: dict[str, bytes] = {}
+        for bucket in self.table.buckets(RECORD.codec):
+            records.update(self._locked.retry_until_unlocked(partial(self._bucket_records, bucket, space)))
+        return records
+
+    async def entries_async(self, space: str) -> dict[str, bytes]:
+        """Return what ``entries`` returns, without blocking the event loop."""
+        records: dict[str, bytes] = {}
+        for bucket in self.table.buckets(RECORD.codec):
+            read = partial(self._bucket_records, bucket, space)
+            records.update(await self._locked.retry_until_unlocked_async(read))
+        return records
+
+    @property
+    def large_states_max(self) -> int:
+        """How many histories the table should keep: other states need the large slots too."""
+        return series_capacity(self.table.large_slot_count)
+
+    def bind(self, binding: Binding) -> SharedBoundLimit:
+        """Tie a limit's algorithm to a space of this store."""
+        bound = SharedBoundLimit(self._locked, binding)
+        self._bound_limits.add(bound)
+        return bound
+
+    def close(self) -> None:
+        """Close this process's descriptors and mapping. The state stays in the file."""
+        self._locked.close()
+
+    @property
+    def lock_timeout(self) -> float:
+        """For how many seconds a caller waits for a lock, at most."""
+        return self._locked.lock_timeout
+
+    @lock_timeout.setter
+    def lock_timeout(self, seconds: float) -> None:
+        self._locked.lock_timeout = seconds
+
+    def after_fork(self) -> None:
+        """Open locks of this process's own."""
+        if self._locked.reopen_locks():
+            for bound in self._bound_limits:
+                bound.forget_locations()
+
+    def _bucket_records(self, bucket: SlotPosition, space: str) -> dict[str, bytes]:
+        guards = self._locked.guards({bucket.lock})
+        states = run_locked(guards, lambda: self.table.bucket_states(bucket, RECORD.codec))
+        now_us, prefix = self.clock.now_ns() // 1000, f"{space}:"
+        return {
+            text.removeprefix(prefix): value
+            for text, (expires_us, value) in states
+            if text.startswith(prefix) and expires_us > now_us
+        }

@@ -1,0 +1,52 @@
+"""Options that apply to single calls through an upstream rather than to all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+from comporta.timeouts import Timeouts
+from comporta.validators import require_integer
+
+BUFFER_BODY_MAX = 1 << 30  # bytes
+
+
+class Unchanged(Enum):
+    """The type of :data:`UNCHANGED`."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""The default of an option for which ``None`` has a meaning: the option stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """The options of the calls that are made through one view of an upstream."""
+
+    timeouts: Timeouts | None
+    """The time-out of each attempt; ``None``: no bound."""
+
+    @property
+    def timeout(self) -> float | None:
+        """The seconds that each attempt may take; ``None``: no bound."""
+        return None if self.timeouts is None else self.timeouts.seconds
+
+    def change(self, *, timeout: float | Unchanged | None = UNCHANGED) -> CallOptions:
+        """Return these options with the given ones changed."""
+        changes: dict[str, Any] = {}
+        if timeout is not UNCHANGED:
+            changes["timeouts"] = make_timeouts(timeout)
+        return replace(self, **changes)
+
+
+def make_timeouts(seconds: float | None) -> Timeouts | None:
+    """Return the time-outs of this duration; ``None``: no bound."""
+    return None if seconds is None else Timeouts(seconds)
+
+
+def check_buffer_body(size: int | None) -> int | None:
+    """Return the size of a body's buffer if it is valid; ``None``: bodies are not buffered."""
+    return None if size is None else require_integer("buffer_body", size, 1, BUFFER_BODY_MAX)

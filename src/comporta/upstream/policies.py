@@ -1,0 +1,160 @@
+"""The policies of one upstream, and the state that its calls share in this process.
+
+Holds them and records metrics; ``flows`` knows in which order a call goes through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from comporta.clock import Clock
+from comporta.errors import CircuitOpenError, RefusedError
+from comporta.limits.concurrency.call_limits import CallLimits
+from comporta.metrics import count, current_metrics, observe
+from comporta.outcome import Classifier
+from comporta.refusals import RefusalHandler
+from comporta.retry.attempts import NO_HOOKS, AttemptHooks
+from comporta.upstream.fast_path import FastPath
+from comporta.upstream.report import CallReport
+
+if TYPE_CHECKING:
+    from comporta.breaker.guard import CallGuard
+    from comporta.limits.concurrency.limit import ConcurrencyLimit
+    from comporta.limits.limiter import BaseLimiter
+    from comporta.limits.overrides.degradation import Degradation
+    from comporta.retry.budget import RetryBudget
+    from comporta.retry.retry import Retry
+
+
+_SECOND_NS = 1_000_000_000
+
+
+class AcceptedRate:
+    """The rate at which the upstream accepts calls of this process, over the last second."""
+
+    __slots__ = ("_count", "_previous_count", "_second")
+
+    def __init__(self) -> None:
+        self._second = self._count = self._previous_count = 0
+
+    def add(self, now_ns: int) -> None:
+        """Count an accepted call."""
+        if now_ns // _SECOND_NS != self._second:
+            self._advance(now_ns // _SECOND_NS)
+        self._count += 1
+
+    def rate(self, now_ns: int) -> float:
+        """Return the accepted calls of the last second: of this one, and of the end of the one before."""
+        self._advance(now_ns // _SECOND_NS)
+        return self._count + self._previous_count * (1 - now_ns % _SECOND_NS / _SECOND_NS)
+
+    def _advance(self, second: int) -> None:
+        if second != self._second:
+            self._previous_count = self._count if second == self._second + 1 else 0
+            self._second, self._count = second, 0
+
+
+class UpstreamPause:
+    """The pause that the upstream asked this worker for.
+
+    ``is_unconfirmed``: the store may not have the pause.
+    """
+
+    __slots__ = ("is_unconfirmed", "until_ns")
+
+    def __init__(self) -> None:
+        self.until_ns = 0
+        self.is_unconfirmed = False
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a pause that may not have ended yet."""
+        return self.until_ns > 0
+
+    def extend(self, clock: Clock, seconds: float) -> None:
+        """Set a pause that ends ``seconds`` from now, unless the current one ends later."""
+        self.until_ns = max(self.until_ns, clock.now_ns() + round(seconds * 1e9))
+
+    def remaining(self, clock: Clock) -> float:
+        """Return the seconds until the pause ends; 0 clears it."""
+        remaining_ns = self.until_ns - clock.now_ns() if self.until_ns else 0
+        if remaining_ns <= 0:
+            self.until_ns = 0
+            return 0.0
+        return remaining_ns / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policies of one upstream; those that are ``None`` are not used.
+
+    ``max_wait`` and ``pause_max`` are seconds. ``counts_attempts``: every attempt counts in the breaker, not
+    only the last one of a call. ``try_acquire`` takes a token without waiting, where this process decides;
+    ``waiters`` are the callers that wait for the limit, by key. ``call_limits`` takes a permit and a token
+    together, where calls need a permit.
+    """
+
+    name: str
+    clock: Clock
+    limiter: BaseLimiter
+    classify: Classifier
+    max_wait: float
+    pause_max: float
+    breaker: CallGuard | None
+    retry: Retry | None
+    budget: RetryBudget | None
+    permits: ConcurrencyLimit | None
+    degradation: Degradation | None
+    counts_attempts: bool
+    hooks: AttemptHooks = NO_HOOKS
+    on_refusal: RefusalHandler | None = None
+    has_hooks: bool = field(init=False)
+    fast_path: FastPath = field(init=False)
+    max_wait_ns: int = field(init=False)
+    try_acquire: Callable[[Any, int], int] | None = field(init=False)
+    waiters: Mapping[str, Any] = field(init=False)
+    call_limits: CallLimits | None = field(init=False)
+    pause: UpstreamPause = field(default_factory=UpstreamPause)
+    accepted: AcceptedRate = field(default_factory=AcceptedRate)
+
+    def __post_init__(self) -> None:
+        """Compute what every call needs."""
+        bound = self.limiter._flows.bound
+        has_hooks = not self.hooks.is_empty
+        object.__setattr__(self, "has_hooks", has_hooks)
+        object.__setattr__(self, "max_wait_ns", round(self.max_wait * 1e9))
+        object.__setattr__(self, "try_acquire", bound.try_acquire if bound.decides_in_process else None)
+        object.__setattr__(self, "waiters", self.limiter._flows.wait_queue.waiters_by_key)
+        call_limits = None if self.permits is None else CallLimits(self.permits, self.limiter)
+        object.__setattr__(self, "call_limits", call_limits)
+        object.__setattr__(self, "fast_path", FastPath.for_policies(self))
+
+    @property
+    def accepted_rate(self) -> float | None:
+        """The rate at which the upstream accepts calls of all workers, estimated from this worker's.
+
+        ``None`` unless the degradation rule uses it.
+        """
+        if self.degradation is None or self.degradation.rule != "accepted":
+            return None
+        worker_count = self.limiter.store.worker_count or 1
+        return worker_count * self.accepted.rate(self.clock.now_ns())
+
+    def refusal_handler(self, error: BaseException) -> RefusalHandler | None:
+        """Return what answers a call that ends with ``error``: the upstream's handler, or its breaker's."""
+        if not isinstance(error, RefusedError):
+            return None
+        if self.on_refusal is None and self.breaker is not None and isinstance(error, CircuitOpenError):
+            return self.breaker.on_refusal
+        return self.on_refusal
+
+    def record(self, report: CallReport) -> None:
+        """Record the metrics of a call that has ended."""
+        if current_metrics() is None:
+            return
+        count("upstream_calls", 1, upstream=self.name, outcome=report.outcome)
+        count("upstream_attempts", report.attempts, upstream=self.name)
+        observe("upstream_wait_seconds", report.waited, upstream=self.name)
+        observe("upstream_call_seconds", report.took, upstream=self.name)

@@ -1,0 +1,109 @@
+"""Renews the permits of answers whose bodies are still being read, on one background thread.
+
+A permit expires after ``permit_ttl`` seconds, so that a killed worker does not keep it. A stream of events
+may last longer. The thread starts with the first permit and never keeps a program from exiting. It knows
+nothing of calls and bodies.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from comporta import fork_safety
+from comporta.clock import MONOTONIC
+from comporta.errors import StateError
+from comporta.flow import run
+from comporta.threads import BackgroundThread
+
+if TYPE_CHECKING:
+    from comporta.limits.concurrency.limit import ConcurrencyLimit
+    from comporta.limits.concurrency.operation import Permit
+
+_RENEWALS_PER_TTL = 3
+_STOP_SECONDS = 1.0
+_NEVER_NS = 1 << 62
+
+
+class PermitRenewer:
+    """Renews permits until they are discarded; there are never more than their limits allow."""
+
+    def __init__(self) -> None:
+        self._due_ns: dict[Permit, tuple[int, ConcurrencyLimit]] = {}
+        self._lock = Lock()
+        self._run: BackgroundThread | None = None
+        self._wakes_ns = _NEVER_NS
+        self.forks = 0
+        """How many forks lead to this process; the bodies of a parent have a lower number."""
+        fork_safety.register(self)
+        fork_safety.register_thread_owner(self)
+
+    def add(self, limit: ConcurrencyLimit, permit: Permit) -> None:
+        """Renew a permit from now on."""
+        due_ns = _next_ns(limit)
+        self._due_ns[permit] = (due_ns, limit)
+        if self._run is not None and self._run.is_alive() and due_ns >= self._wakes_ns:
+            return
+        with self._lock:
+            if self._run is None or not self._run.is_alive():
+                self._start()
+            else:
+                self._run.wake.set()
+
+    def discard(self, permit: Permit) -> None:
+        """Stop renewing a permit. Takes no lock: the garbage collector may call it."""
+        self._due_ns.pop(permit, None)
+
+    def _start(self) -> None:
+        self._wakes_ns = _NEVER_NS
+        thread = self._run = BackgroundThread()
+        if not thread.start(self._renew_until_stopped, thread, name="comporta-permits"):
+            self._run = None  # the permits expire, and the next one tries again
+
+    def _renew_until_stopped(self, thread: BackgroundThread) -> None:
+        while not thread.stop_requested:
+            self._renew_due()
+            self._wakes_ns = _NEVER_NS  # a permit that is added while the first one is sought sets the event
+            self._wakes_ns = min([due_ns for due_ns, _ in list(self._due_ns.values())], default=_NEVER_NS)
+            thread.wake.wait((self._wakes_ns - MONOTONIC.now_ns()) / 1e9)
+
+    def _renew_due(self) -> None:
+        now_ns = MONOTONIC.now_ns()
+        for permit, (due_ns, limit) in list(self._due_ns.items()):
+            if due_ns <= now_ns:
+                self._due_ns[permit] = (_next_ns(limit), limit)
+                if not _renew(limit, permit):
+                    self.discard(permit)  # also one that was discarded a moment ago
+
+    def before_fork(self) -> None:
+        """Stop the thread during the fork."""
+        if self._run is not None:
+            self._run.stop(_STOP_SECONDS)
+
+    def after_fork_in_parent(self) -> None:
+        """Start the thread again."""
+        with self._lock:
+            if self._run is not None and self._run.stop_requested:
+                self._start()
+
+    def after_fork(self) -> None:
+        """Leave the parent's permits to the parent; the child has no thread yet."""
+        fork_safety.reinit_lock(self._lock)
+        self._due_ns.clear()
+        self._run = None
+        self.forks += 1
+
+
+def _next_ns(limit: ConcurrencyLimit) -> int:
+    return MONOTONIC.now_ns() + round(limit.permit_ttl * 1e9) // _RENEWALS_PER_TTL
+
+
+def _renew(limit: ConcurrencyLimit, permit: Permit) -> bool:
+    """Renew a permit; false if it has expired or was released. In an outage it may be renewed later."""
+    with suppress(StateError):
+        return run(limit._renew_flow(permit)) or limit.fallback is not None
+    return True
+
+
+RENEWER = PermitRenewer()

@@ -1,0 +1,219 @@
+"""The Lua version of every strategy does exactly what the Python version does.
+
+The same random operations, at the same random times, under the same random limits, go to a store in memory
+and to a real server; every reply must be equal, number by number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.support import command, max_examples, redis_store
+
+from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.limits.charge import ChargeOperation
+from comporta.limits.config import LimitConfig, LimitStrategy
+from comporta.limits.leases.operation import NO_LEASE, LeaseOperation, LeaseSource
+from comporta.limits.operation import LimitDemand, LimitOperation
+from comporta.limits.strategies.base import CHARGE, EndedLease
+from comporta.stores.memory import MemoryStore
+from comporta.stores.records import DeleteRecord, WriteRecord
+from comporta.stores.redis.store import RedisStore
+from comporta.testing import ManualClock, Server
+
+rates = st.one_of(
+    st.sampled_from([10.0, 1.0, 0.1, 100 / 60, 1 / 3600, 3.0, 1e6, 30 / 7]),
+    st.floats(0.001, 1e6, allow_nan=False, allow_infinity=False),
+)
+limits = st.builds(
+    LimitConfig,
+    rate=rates,
+    capacity=st.one_of(st.integers(1, 20), st.integers(1, 2000)),
+    window=st.one_of(st.sampled_from([0.001, 1.0, 60.0, 3600.0]), st.floats(0.001, 5000)),
+    strategy=st.sampled_from(LimitStrategy),
+    lease=st.sampled_from([False, False, 0.001, 0.05, 1.0, 10.0]),
+)
+amounts = st.one_of(st.just(1), st.integers(0, 5), st.integers(-3, 30))
+pauses = st.one_of(
+    st.just(0),
+    st.integers(1, 50),
+    st.integers(0, 2_000_000),
+    st.integers(0, 100_000_000),
+    st.integers(-5_000_000_000, 5_000_000_000),  # an operator sets the server's clock back and forth
+)
+max_waits = st.sampled_from([0, 0, 0, 1, 500_000, 10_000_000, CHARGE])
+
+
+def _apply(
+    store: MemoryStore | RedisStore, amounts: list[tuple[LimitConfig, str, int]], max_wait_us: int
+) -> list[tuple[int, ...]]:
+    if max_wait_us == CHARGE:
+        return [
+            tuple(store.apply(ChargeOperation(limit.build_strategy(), name, "k", max(1, amount))))
+            for limit, name, amount in amounts
+        ]
+    demands = [LimitDemand(limit.build_strategy(), name, "k", amount) for limit, name, amount in amounts]
+    return [tuple(reply) for reply in store.apply(LimitOperation(demands, max_wait_us))]
+
+
+def _expire_alike(local: MemoryStore, remote: RedisStore, limit: LimitConfig, name: str) -> None:
+    """Delete on the server what its own clock, which the test does not move, has not expired."""
+    now_us, strategy_now = local.clock.now_ns() // 1000, limit.build_strategy()
+    state = local._space(f"rate_limiter:{name}", strategy_now).table.get("k")
+    if state is not None and strategy_now.expires_us(state) <= now_us:
+        remote.apply(DeleteRecord(f"rate_limiter:{name}", "k"))
+
+
+@settings(
+    max_examples=max_examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(limit=limits, steps=st.lists(st.tuples(pauses, amounts, max_waits), min_size=1, max_size=40))
+def test_lua__any_limit_and_time__replies_as_python_does(
+    server: Server, limit: LimitConfig, steps: list[tuple[int, int, int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    with redis_store(server, clock) as remote:
+        for pause_us, amount, max_wait_us in steps:
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n")
+            limit_amounts = [(limit, "n", min(amount, limit.capacity))]
+            assert _apply(remote, limit_amounts, max_wait_us) == _apply(local, limit_amounts, max_wait_us)
+
+
+@settings(
+    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(limit=limits, steps=st.lists(st.tuples(pauses, st.integers(1, 5)), min_size=1, max_size=40))
+def test_lua__acquire_script__replies_as_python_does(
+    server: Server, limit: LimitConfig, steps: list[tuple[int, int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    definition = LimitDefinition(limit.build_strategy(), "n")
+    with redis_store(server, clock) as remote:
+        for pause_us, amount in steps:
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n")
+            operation = AcquireOperation(definition, "k", min(amount, limit.capacity))
+            assert remote.apply(operation) == local.apply(operation)
+
+
+@settings(
+    max_examples=max_examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    limit=limits,
+    steps=st.lists(
+        st.tuples(
+            st.one_of(pauses, st.integers(0, 60_000)),
+            st.integers(0, 3),  # needed; 0: only end a lease
+            st.integers(0, 40),  # wanted in addition
+            st.integers(-1, 3),  # the lease that ends, counted from the newest; -1: none
+            st.floats(0, 1),  # the fraction of it that is not used
+            st.integers(-2, 2),  # also taken, peeked at or released
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+)
+def test_lua__leases__reply_as_python_does(
+    server: Server, limit: LimitConfig, steps: list[tuple[int, int, int, int, float, int]]
+) -> None:
+    limit = replace(limit, lease=limit.lease or True)
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    source = LeaseSource(
+        limit.build_strategy(),
+        LimitDefinition(limit.build_strategy(), "n"),
+        limit.lease_us // 2,
+    )
+    made: list[EndedLease] = []
+    with redis_store(server, clock) as remote:
+        for pause_us, need, more, which, part, amount in steps:
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n")
+            ended = made[-1 - which] if 0 <= which < len(made) else NO_LEASE
+            ended = ended._replace(unused=int(part * ended.unused))
+            need = min(need, limit.capacity)  # noqa: PLW2901 - at most the capacity
+            operation = LeaseOperation(source, "k", need, need + more, ended)
+            lease = local.apply(operation)
+            assert remote.apply(operation) == lease
+            made.append(EndedLease(lease.lease_id, max(0, lease.granted - need), lease.granted))
+            limit_amounts = [(limit, "n", min(amount, limit.capacity))]
+            assert _apply(remote, limit_amounts, 0) == _apply(local, limit_amounts, 0)
+
+
+@settings(
+    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    group=st.lists(limits, min_size=1, max_size=4),
+    steps=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(-2, 4)), min_size=1, max_size=25),
+)
+def test_lua__group_of_limits__replies_as_python_does(
+    server: Server, group: list[LimitConfig], steps: list[tuple[int, int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    most = min(limit.capacity for limit in group)
+    with redis_store(server, clock) as remote:
+        for pause_us, amount in steps:
+            clock.advance(pause_us / 1e6)
+            for i, limit in enumerate(group):
+                _expire_alike(local, remote, limit, f"n{i}")
+            limit_amounts = [(limit, f"n{i}", min(amount, most)) for i, limit in enumerate(group)]
+            assert _apply(remote, limit_amounts, 0) == _apply(local, limit_amounts, 0)
+
+
+@settings(
+    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    strategy=st.sampled_from(
+        [LimitStrategy.TOKEN_BUCKET, LimitStrategy.LEAKY_BUCKET, LimitStrategy.FIXED_WINDOW]
+    ),
+    first=limits,
+    second=limits,
+    steps=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(1, 4)), min_size=4, max_size=25),
+)
+def test_lua__limit_overridden_while_running__replies_as_python_does(
+    server: Server,
+    strategy: LimitStrategy,
+    first: LimitConfig,
+    second: LimitConfig,
+    steps: list[tuple[int, int]],
+) -> None:
+    first, second = (LimitConfig.coerce(limit, strategy) for limit in (first, second))
+    change = second.build_strategy().params.record_text("changed")
+    changed = first.build_strategy().with_override(change)
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    with redis_store(server, clock) as remote:
+        for number, (pause_us, amount) in enumerate(steps):
+            clock.advance(pause_us / 1e6)
+            if number == len(steps) // 2:
+                remote.apply(WriteRecord("rate_limiter_change", "n", change, None, changes_override=True))
+            strategy_now = first.build_strategy() if number < len(steps) // 2 else changed
+            cost = min(amount, first.capacity)
+            [near] = local.apply(LimitOperation([LimitDemand(strategy_now, "n", "k", cost)]))
+            [far] = remote.apply(LimitOperation([LimitDemand(first.build_strategy(), "n", "k", cost)]))
+            assert far == near
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_lua__a_key_without_traffic__takes_few_bytes(server: Server, strategy: LimitStrategy) -> None:
+    limit = LimitConfig(100, 50, 1, strategy)
+    clock = ManualClock(1_800_000_000)
+    with redis_store(server, clock) as remote:
+        for pause in (0.0, 17, 17, 17, 17, 17):
+            clock.advance(pause)
+            for _ in range(60):
+                _apply(remote, [(limit, "pncp", 1)], 0)
+                clock.advance(0.01)
+    used = int(command(server, "MEMORY", "USAGE", "rate_limiter:pncp:k")[1:])
+    entries = min(limit.capacity, 60) if strategy is LimitStrategy.SLIDING_WINDOW else 0
+    assert used < 200 + 75 * entries

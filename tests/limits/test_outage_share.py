@@ -1,0 +1,276 @@
+"""A worker's share of a limit during an outage: all shares together are the limit."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.stores.manual_heartbeat import ManualHeartbeat, manual_failover, run_heartbeat
+from tests.support import command, max_examples, redis_store
+
+from comporta import BaseLimiter, LimitConfig, LimitStrategy, StateTypeError, StateUnavailableError
+from comporta.limits.charge import ChargeOperation
+from comporta.limits.leases.operation import REFUSED, LeaseOperation
+from comporta.limits.operation import LimitDemand, LimitOperation
+from comporta.limits.scripts import LIMIT_SPACE
+from comporta.limits.strategies.base import CHARGE
+from comporta.limits.strategies.outage_share import (
+    CLOSED_RETRY_US,
+    ConstantStrategy,
+    OutageShare,
+    fallback_strategy,
+)
+from comporta.stores.base import Outage
+from comporta.stores.failover.store import FailoverStore
+from comporta.stores.memory import MemoryStore
+from comporta.testing import ManualClock, Server
+
+START_US = 10**12
+
+
+def outage(workers: int, **more: bool) -> Outage:
+    return Outage(0.0, START_US, "gone", workers, **more)
+
+
+def granted_by(share: OutageShare, times_us: list[int]) -> list[int]:
+    """Return the times at which a worker that calls at these times is granted one unit."""
+    state, granted = None, []
+    for now_us in times_us:
+        new, wait_us = share.step(state, now_us, 1)
+        state = new or state
+        if wait_us == 0:
+            granted.append(now_us)
+    return granted
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+@pytest.mark.parametrize(("capacity", "workers"), [(100, 4), (10, 4), (3, 8), (1, 5), (1000, 7)])
+def test_shares__evenly_loaded__keep_the_rate_plus_at_most_one_token_each(
+    strategy: LimitStrategy, capacity: int, workers: int
+) -> None:
+    config = LimitConfig(capacity, capacity, 1, strategy)
+    share = OutageShare(config.build_strategy(), "n", outage(workers))
+    seconds = 4 * ceil(workers / capacity)
+    step_us = 500
+    times = [START_US + step_us * number for number in range(seconds * 1_000_000 // step_us)]
+    total = workers * len(granted_by(share, times))
+    due = capacity * seconds
+    assert total <= due + workers
+    assert total >= 0.9 * due - workers
+
+
+@settings(max_examples=max_examples(60), deadline=None)
+@given(
+    strategy=st.sampled_from([LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW]),
+    capacity=st.integers(1, 300),
+    workers=st.integers(1, 50),
+    pauses=st.lists(st.integers(1, 900_000), min_size=20, max_size=300),
+)
+def test_share__of_a_window__is_its_part_rounded_up_in_any_interval(
+    strategy: LimitStrategy, capacity: int, workers: int, pauses: list[int]
+) -> None:
+    share = OutageShare(LimitConfig(1, capacity, 1, strategy).build_strategy(), "n", outage(workers))
+    now_us, times = START_US, []
+    for pause_us in pauses:
+        now_us += pause_us
+        times += [now_us] * 5
+    granted = granted_by(share, times)
+    for number, start_us in enumerate(granted):
+        within = [moment for moment in granted[number:] if moment < start_us + 1_000_000]
+        assert len(within) <= -(-capacity // workers)
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_share__when_the_outage_begins__is_empty(strategy: LimitStrategy) -> None:
+    share = OutageShare(LimitConfig(10, 10, 1, strategy).build_strategy(), "n", outage(2))
+    assert share.step(None, START_US, 1)[1] > 0
+    assert share.usage(None, START_US).remaining < 5
+    assert granted_by(share, [START_US + 200_000]) == [START_US + 200_000]
+
+
+def test_share__of_a_long_window__opens_gradually() -> None:
+    """A window of an hour that started used up as a whole would refuse all callers for an hour."""
+    share = OutageShare(
+        LimitConfig(1, 3600, 3600, LimitStrategy.FIXED_WINDOW).build_strategy(), "n", outage(2)
+    )
+    times = [START_US + 100_000 * number for number in range(600)]  # a minute
+    assert 25 <= len(granted_by(share, times)) <= 31
+
+
+def test_share__released__is_at_most_what_it_granted() -> None:
+    share = OutageShare(LimitConfig(10, 10, 1).build_strategy(), "n", outage(1))
+    state, _ = share.step(None, START_US + 500_000, 3)
+    assert state is not None
+    assert share.release(state, START_US + 500_000, 99)[0] == 0
+    assert share.usage(share.release(state, START_US + 500_000, 99), START_US + 500_000).remaining == 5
+    assert share.with_override(b"1 1 1 1 x") is share
+    assert share.with_params(share.params) is share
+
+
+def test_share__report__charges_what_still_counts() -> None:
+    limit_strategy = LimitConfig(10, 10, 1).build_strategy()
+    share = OutageShare(limit_strategy, "n", outage(2))
+    state, _ = share.step(None, START_US + 1_000_000, 3)
+    assert state is not None
+    report, settled = share.take_report(f"{LIMIT_SPACE}:n", "k", state, START_US + 1_000_000)
+    assert report is not None
+    assert report.script_keys() == ["rate_limiter:n:k", "rate_limiter_change:n"]
+    assert report.script_args() == [1, "token_bucket", 3, CHARGE, *limit_strategy.params]
+    assert settled is not None
+    assert share.take_report("", "k", settled, START_US + 1_000_000) == (None, None)
+    much_later_us = START_US + 60_000_000
+    report, settled = share.take_report("", "k", state, much_later_us)
+    assert report is None
+    assert settled is not None
+    assert share.expires_us(state) > much_later_us
+
+
+def test_fallback__open_closed_and_share__decide_during_an_outage() -> None:
+    limit_strategy = LimitConfig(10, 10, 1).build_strategy()
+    two_workers = outage(2)
+    grants = fallback_strategy(limit_strategy, "n", "open", two_workers)
+    refuses = fallback_strategy(limit_strategy, "n", "closed", two_workers)
+    assert isinstance(grants, ConstantStrategy)
+    assert grants.step(None, START_US, 5) == (None, 0)
+    assert grants.usage(None, START_US).remaining == 10
+    assert refuses.step(None, START_US, 5) == (None, CLOSED_RETRY_US)
+    assert refuses.step(None, START_US, 5, 2 * CLOSED_RETRY_US) == (None, 2 * CLOSED_RETRY_US + 1)
+    assert refuses.usage(None, START_US).remaining == 0
+    assert refuses.release((1,), START_US, 5) == (1,)
+    assert refuses.expires_us(()) == 0
+    assert refuses.with_override(None) is refuses
+    assert refuses.with_params(refuses.params) is refuses
+    assert refuses.effective_at(START_US) == (refuses, 0, 10)
+    assert isinstance(fallback_strategy(limit_strategy, "n", "share", two_workers), OutageShare)
+    assert isinstance(fallback_strategy(limit_strategy, "n", "open", outage(2, denied=True)), OutageShare)
+    full = fallback_strategy(limit_strategy, "n", "open", outage(2, full=True))
+    assert full.step(None, START_US, 1)[1] == CLOSED_RETRY_US
+
+
+@pytest.mark.parametrize("policy", ["fallback", "Open", "", None, 1])
+def test_fallback__unknown__is_refused(policy: object) -> None:
+    with pytest.raises(ValueError, match="fallback must be one of 'share', 'open', 'closed', got"):
+        LimitConfig(10, 10, fallback=policy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_charge__empty_limit__leaves_a_bounded_debt(strategy: LimitStrategy) -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    strategy_with_numbers = LimitConfig(10, 10, 1, strategy).build_strategy()
+
+    def acquire() -> int:
+        [reply] = store.apply(LimitOperation([LimitDemand(strategy_with_numbers, "n", "k", 1)]))
+        return reply.wait_us
+
+    for _ in range(10):
+        acquire()
+    for _ in range(100):
+        store.apply(ChargeOperation(strategy_with_numbers, "n", "k", 10))
+    clock.advance(2.2)  # repays one second of debt, and a little more
+    assert acquire() == 0
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_charge__on_a_server__replies_as_in_memory(valkey: Server, strategy: LimitStrategy) -> None:
+    clock = ManualClock(1_800_000_000)
+    charge = ChargeOperation(LimitConfig(10, 10, 1, strategy).build_strategy(), "n", "k", 15)
+    with redis_store(valkey, clock) as store:
+        assert store.apply(charge) == MemoryStore(clock).apply(charge)
+        assert charge.fallback(outage(2)) is None
+
+
+def test_charge__key_of_another_type__is_named_in_the_error(valkey: Server) -> None:
+    charge = ChargeOperation(LimitConfig(10, 10).build_strategy(), "n", "k", 1)
+    with redis_store(valkey) as store:
+        command(valkey, "SET", "rate_limiter:n:k", "text")
+        with pytest.raises(StateTypeError, match="'rate_limiter:n:k' does not hold the state of a limit"):
+            store.apply(charge)
+
+
+def test_limiter__during_an_outage__supports_every_method() -> None:
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    limiter = BaseLimiter(LimitConfig(10, 10), store, "limiter_sync")
+    primary.error = StateUnavailableError("gone")
+    limiter_sync = limiter.sync
+    assert not limiter_sync.acquire("k")
+    assert limiter.fallback is not None
+    clock.advance(1)
+    assert limiter_sync.acquire("k")
+    assert limiter_sync.acquire("k", 3)
+    assert limiter_sync.decide("k").allowed
+    limiter_sync.release("k")
+    assert limiter_sync.peek("k").remaining == 6
+    stats = limiter_sync.stats("k")
+    assert (stats.tokens_available, stats.requests_last_minute, stats.limit) == (6, 4, 10)
+    assert stats.fallback == limiter.fallback
+    assert limiter_sync.acquire("k", 10, timeout=5)
+    with pytest.raises(StateUnavailableError, match="not possible without the shared state"):
+        limiter_sync.set_limit("5/s")
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_share__cost_above_its_capacity__is_reported_in_full(strategy: LimitStrategy) -> None:
+    share = OutageShare(LimitConfig(10, 10, 1, strategy).build_strategy(), "n", outage(8))
+    cost = 1 if strategy is LimitStrategy.LEAKY_BUCKET else 5
+    now_us = START_US + 60_000_000
+    state, wait_us = share.step(None, now_us, cost)
+    assert wait_us == 0
+    assert state is not None
+    report, _ = share.take_report("", "k", state, now_us)
+    assert report is not None
+    assert report.amount == cost
+
+
+def test_decide__unusable_key__uses_the_overridden_limit() -> None:
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    primary.__class__ = type("Far", (type(primary),), {"bind": property(lambda _: None)})
+    limiter = BaseLimiter(LimitConfig(100, 100), store, "changed")
+    limiter.sync.set_limit("2/s")
+    run_heartbeat(store)
+    primary.error = StateTypeError("something else")
+    limiter.sync.decide("k")
+    clock.advance(10)
+    assert sum(limiter.sync.decide("k").allowed for _ in range(10)) == 2
+
+
+def test_cost__above_the_configured_but_not_the_raised_limit__waits_in_an_outage(valkey: Server) -> None:
+    with redis_store(valkey) as primary:
+        store = FailoverStore.wrap(primary, primary.address)
+        store.heartbeat = ManualHeartbeat(store)
+        limiter = BaseLimiter(LimitConfig(10, 10), store, "raised")
+        limiter.sync.set_limit("100/s")
+        assert limiter.sync.acquire("k", 50)
+        run_heartbeat(store)
+        store.heartbeat.worker_count.record(8)
+        store.fail_over(StateUnavailableError("gone"))
+        assert not limiter.sync.acquire("k", 50)
+        assert limiter.sync.acquire("k", 50, timeout=30)
+
+
+@pytest.mark.parametrize("change", [b"", b"5", b"a b c d", b"0 0 0 0 x", b"5 0 0 0 x", b"-1 1 1 1", b"\xff"])
+def test_override__invalid_record__has_no_effect(change: bytes) -> None:
+    for strategy in LimitStrategy:
+        for lease in (False, True):
+            limit_strategy = LimitConfig(10, 10, 1, strategy, lease=lease).build_strategy()
+            assert limit_strategy.with_override(change) is limit_strategy
+
+
+def test_lease__during_an_outage__takes_single_units_from_the_share() -> None:
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    limiter = BaseLimiter(LimitConfig(10, 10, lease=True), store, "leased")
+    assert limiter.sync.acquire("k")
+    primary.error = StateUnavailableError("gone")
+    clock.advance(0.1)  # the lease has expired
+    assert not limiter.sync.acquire("k")
+    clock.advance(1)
+    assert sum(limiter.sync.acquire("k") for _ in range(20)) == 10
+    assert limiter._flows.lease_client is not None
+    limiter._flows.lease_client.return_all()
+    nothing = LeaseOperation(limiter._flows.lease_client._source, "k", 0, 0)
+    assert store.apply(nothing) == REFUSED

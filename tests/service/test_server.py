@@ -1,0 +1,308 @@
+"""Serving over real connections: slow clients, several workers, and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from fastapi.responses import Response, StreamingResponse
+from tests.service.harness import (
+    CLIENT,
+    PATIENCE_SECONDS,
+    environment,
+    get_health,
+    serve_on_thread,
+    serve_process,
+    service_config,
+    wait_until,
+)
+from tests.support import assert_within
+from uvicorn.supervisors.multiprocess import SIGNALS
+
+from comporta.database.urls import open_database
+from comporta.service.app import create_app
+from comporta.service.config import ServiceConfig
+from comporta.service.server import (
+    DeadlineProtocol,
+    _listener_url,
+    _multiprocess_metrics,
+    create_worker_app,
+    serve,
+)
+from comporta.stores.failover.store import FailoverStore
+from comporta.stores.failover.worker_registry import ListWorkers
+from comporta.stores.registry import open_store
+from comporta.stores.shared.directory import directory_path
+from comporta.testing import Server
+
+INCOMPLETE_REQUESTS = [
+    b"",
+    b"GET /v1/health HTTP/1.1\r\nHost: service\r\n",
+    b"POST /v1/health HTTP/1.1\r\nHost: service\r\nContent-Length: 100\r\n\r\nhalf",
+    b"GET /livez HTTP/1.1\r\nHost: service\r\n\r\nGET /livez HTTP/1.1\r\nHo",
+]
+
+
+@pytest.fixture
+def state() -> Iterator[str]:
+    name = f"test-{uuid.uuid4().hex}"
+    yield f"shared://{name}"
+    shutil.rmtree(directory_path(name), ignore_errors=True)
+
+
+def test_worker_app__created__is_frozen_for_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str
+) -> None:
+    for name, value in {"COMPORTA_STATE": state, "DATABASE_URL": f"sqlite:///{tmp_path}/test.db"}.items():
+        monkeypatch.setenv(name, value)
+    gc.unfreeze()
+    try:
+        app = create_worker_app()
+        assert not any(each is app for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
+
+
+def connect(address: str) -> socket.socket:
+    parts = urlsplit(address)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return socket.create_connection((parts.hostname, parts.port), PATIENCE_SECONDS)
+
+
+def seconds_until_closed(client: socket.socket, began: float) -> float:
+    """Return how many seconds after ``began`` the server closed a connection."""
+    client.settimeout(PATIENCE_SECONDS)
+    try:
+        while client.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    return time.monotonic() - began
+
+
+def test_request__half_sent_by_two_hundred_clients__is_closed_and_health_answers(tmp_path: Path) -> None:
+    app = create_app(service_config(tmp_path, request_seconds="2"))
+    with serve_on_thread(app) as (address, _):
+        began = time.monotonic()
+        clients = [connect(address) for _ in range(200)]
+        for number, client in enumerate(clients):
+            client.sendall(INCOMPLETE_REQUESTS[number % len(INCOMPLETE_REQUESTS)])
+        answered = [get_health(address)["status"] for _ in range(5)]
+        with ThreadPoolExecutor(50) as pool:
+            seconds = list(pool.map(lambda client: seconds_until_closed(client, began), clients))
+        for client in clients:
+            client.close()
+        answered.append(get_health(address)["status"])
+    assert answered == ["ok"] * 6
+    assert_within(max(seconds), 10, "closing")
+
+
+def test_shutdown__request_and_stream_in_progress__finishes_one_and_ends_the_other(tmp_path: Path) -> None:
+    app = create_app(service_config(tmp_path, close_seconds="30"))
+    in_progress = threading.Event()
+
+    async def slow() -> str:
+        in_progress.set()
+        await app.state.container.shutting_down.wait()
+        await asyncio.sleep(0.2)  # sleeps: the request takes this long after the shutdown began
+        return "finished"
+
+    async def stream() -> StreamingResponse:
+        async def lines() -> AsyncIterator[bytes]:
+            yield b"data: begun\n\n"
+            await app.state.container.shutting_down.wait()
+            yield b"data: bye\n\n"
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    app.add_api_route("/slow", slow)
+    app.add_api_route("/stream", stream)
+    with serve_on_thread(app) as (address, server), ThreadPoolExecutor(2) as pool:
+        requested = pool.submit(CLIENT.get, f"{address}/slow")
+        streamed = pool.submit(CLIENT.get, f"{address}/stream")
+        assert in_progress.wait(PATIENCE_SECONDS)
+        wait_until(lambda: len(server.server_state.tasks) == 2)
+        server.should_exit = True
+        assert requested.result(PATIENCE_SECONDS).json() == "finished"
+        assert streamed.result(PATIENCE_SECONDS).text == "data: begun\n\ndata: bye\n\n"
+
+
+def test_serve__sigterm_with_half_a_request_open__ends_in_time_and_deregisters(
+    tmp_path: Path, state: str
+) -> None:
+    with serve_process(tmp_path, COMPORTA_STATE=state) as one:
+        assert get_health(one.address)["workers"]["alive"] == 1
+        assert _registered_pids(state) == [one.process.pid]
+        half = connect(one.address)
+        half.sendall(INCOMPLETE_REQUESTS[2])
+        began = time.monotonic()
+        status = one.end()
+        seconds = time.monotonic() - began
+        half.close()
+    assert (status, "Traceback" in one.errors.read_text()) == (0, False)
+    assert_within(seconds, 10, "shutdown")
+    assert _registered_pids(state) == []
+
+
+def _registered_pids(state: str) -> list[int]:
+    store = open_store(state)
+    assert isinstance(store, FailoverStore)
+    return [sign.worker.pid for sign in store.primary.apply(ListWorkers())]
+
+
+def test_serve__two_workers__share_one_metrics_page(tmp_path: Path, state: str) -> None:
+    with serve_process(tmp_path, "--workers", "2", COMPORTA_STATE=state) as one:
+        wait_until(lambda: get_health(one.address)["workers"]["alive"] == 2)
+        requests = 20
+        for _ in range(requests):
+            assert CLIENT.get(f"{one.address}/livez").status_code == 200
+        page = CLIENT.get(f"{one.address}/metrics").text
+        counted = f'http_requests_total{{method="GET",route="/livez",status="200"}} {requests}.0'
+        before = _registered_pids(state)
+        assert one.end() == 0
+    assert counted in page
+    assert (len(before), _registered_pids(state)) == (2, [])
+
+
+def test_serve__redis_killed_under_load__returns_no_5xx(tmp_path: Path) -> None:
+    with (
+        Server() as server,
+        serve_process(tmp_path, COMPORTA_STATE=server.url, client_limit="1000000/s") as one,
+    ):
+        paths = ("/v1/health", "/v1/health/cache", "/livez", "/nothing")
+        killed = threading.Event()
+
+        def ask(number: int) -> list[int]:
+            with httpx2.Client(base_url=one.address, timeout=PATIENCE_SECONDS, verify=False) as client:
+                statuses = []
+                for n in range(60):
+                    if number == 0 and n == 20:
+                        server.kill()
+                        killed.set()
+                    statuses.append(client.get(paths[(n + number) % len(paths)]).status_code)
+                return statuses
+
+        with ThreadPoolExecutor(8) as pool:
+            statuses = [status for each in pool.map(ask, range(8)) for status in each]
+        after = get_health(one.address)
+    assert killed.is_set()
+    assert set(statuses) == {200, 404}
+    assert after["status"] == "warn"
+    assert after["state"]["fallback"] is not None
+
+
+def test_multiprocess_metrics__directory_already_set__is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    with _multiprocess_metrics():
+        ours = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+        assert ours.is_dir()
+    assert not ours.exists()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    with _multiprocess_metrics():
+        assert os.environ["PROMETHEUS_MULTIPROC_DIR"] == str(tmp_path)
+    assert tmp_path.exists()
+
+
+def test_database__without_tables__has_them_once_served(tmp_path: Path) -> None:
+    app = create_app(service_config(tmp_path))
+    with serve_on_thread(app) as (address, _):
+        assert httpx2.get(f"{address}/v1/health/cache", timeout=PATIENCE_SECONDS).json()["entries"] == 0
+    database = open_database(f"sqlite:///{tmp_path}/service.db")
+    with database.transaction(5) as execute:
+        assert (100,) in execute("SELECT number FROM comporta_migrations")
+    database.close()
+
+
+@pytest.mark.usefixtures("_restore_process_state")
+def test_serve__workers_cannot_start__exits_with_the_startup_failure_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server(password="secret") as server:  # noqa: S106 - of this test only
+        url = f"redis://:wrong@127.0.0.1:{server.port}/0?timeout=5"
+        for name, value in environment(tmp_path, COMPORTA_STATE=url, port="0", workers="2").items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            serve(ServiceConfig.load(), lambda _: None)
+    assert ended.value.code == 3
+
+
+@pytest.fixture
+def _restore_process_state() -> Iterator[None]:
+    """Restore the loggers and signal handlers that serving in the main thread changes."""
+    names = ("comporta", "uvicorn", "uvicorn.error", "uvicorn.access")
+    loggers = [logging.getLogger(name) for name in names]
+    logs = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for logger, (log_handlers, level, propagate) in zip(loggers, logs, strict=True):
+        logger.handlers[:], logger.propagate = log_handlers, propagate
+        logger.setLevel(level)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_restore_process_state")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_serve__in_the_main_thread__ends_on_sigterm(
+    workers: str, tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(tmp_path, COMPORTA_STATE=state, port="0", workers=workers).items():
+        monkeypatch.setenv(name, value)
+    answers: list[int] = []
+
+    def ask(address: str) -> None:
+        try:
+            answers.append(CLIENT.get(f"{address}/v1/health").status_code)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    serve(ServiceConfig.load(), lambda address: threading.Thread(target=ask, args=(address,)).start())
+    assert answers == [200]
+
+
+def test_serve__ipv6_address__is_printed_in_brackets() -> None:
+    with socket.socket(socket.AF_INET6) as listener:
+        try:
+            listener.bind(("::1", 0))
+        except OSError:
+            assert _listener_url(listener).startswith("http://[")
+            return
+        assert _listener_url(listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+def test_client__slow_to_read__gets_the_whole_response(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused = threading.Event()
+    pause = DeadlineProtocol.pause_writing
+
+    def pausing(protocol: DeadlineProtocol) -> None:
+        pause(protocol)
+        paused.set()
+
+    monkeypatch.setattr(DeadlineProtocol, "pause_writing", pausing)
+    app = create_app(service_config(tmp_path))
+    body = b"x" * 30_000_000
+    app.add_api_route("/large", lambda: Response(body))
+    with serve_on_thread(app) as (address, _), connect(address) as client:
+        client.sendall(b"GET /large HTTP/1.1\r\nhost: service\r\nconnection: close\r\n\r\n")
+        assert paused.wait(PATIENCE_SECONDS)
+        with client.makefile("rb") as answer:
+            assert answer.read().endswith(b"\r\n\r\n" + body)

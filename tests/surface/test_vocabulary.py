@@ -1,0 +1,175 @@
+"""Names and prose follow one vocabulary: unique class names, nouns for modules, ``_flow`` for flows.
+
+A reader who knows the common words of the field should need no glossary.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "comporta"
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+
+ESTABLISHED = {
+    "shared": "the name of the URL scheme shared://",
+    "testing": "the usual name of a package of test helpers, as in numpy.testing",
+    "formula_escaping": "the established word for making cell contents harmless",
+}
+"""Module and package names that are participles or gerunds on purpose, with the reason."""
+
+ESTABLISHED_FUNCTIONS = {
+    "locked": "the name of the standard library: asyncio.Lock.locked()",
+    "remaining": "what is left, as in the RateLimit-Remaining header",
+}
+"""Function names that are participles or gerunds on purpose, with the reason."""
+
+IRREGULAR = {
+    *("asked", "begun", "born", "bound", "brought", "built", "cut", "done"),
+    *("drawn", "driven", "fallen", "fell", "forgotten", "found", "given", "gone"),
+    *("grown", "heard", "held", "hidden", "kept", "known", "laid", "left"),
+    *("lent", "lost", "made", "meant", "met", "paid", "said", "seen"),
+    *("sent", "shown", "slept", "spent", "stood", "struck", "taken", "taught"),
+    *("thrown", "told", "understood", "woken", "worn", "written", "wrote"),
+}
+NOT_PARTICIPLES = {
+    *("bed", "deed", "embed", "feed", "need", "red", "ring", "seed", "setting", "speed", "string"),
+    *("proceed", "succeed", "thing"),
+}
+
+DIALECT = re.compile(
+    r"\b(?:whoever|anew|told|teller|heard|at the most|at the least|for ever|in the place of|comes? to be"
+    r"|came to be|nobody|somebody|thrown away)\b",
+    re.IGNORECASE,
+)
+DIALECT_USES_MAX = 60
+"""At most this many uses of these words are allowed, where their plain meaning is right."""
+
+TEST_NAME_CHARS_MAX = 90
+
+PROSE = ("src", "docs", "tests", "benchmarks")
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")
+NOT_PROSE = {".png", ".svg", ".txt", ".pyc", ".so", ".db"}
+
+
+def relative(path: Path) -> str:
+    """Return a path relative to the repository, for messages."""
+    return str(path.relative_to(ROOT))
+
+
+def is_participle(word: str) -> bool:
+    """Return whether a word has the form of a gerund or a participle."""
+    if word in NOT_PARTICIPLES:
+        return False
+    return word in IRREGULAR or word.endswith(("ing", "ed"))
+
+
+def module_names() -> dict[str, str]:
+    """Return the names of all modules and packages, by path."""
+    names = {path: path.parent.name if path.stem == "__init__" else path.stem for path in TREES}
+    return {relative(path): name for path, name in names.items()}
+
+
+def names_of_tests() -> list[tuple[Path, str]]:
+    """Return the names of all test functions, with their files."""
+    return [
+        (path, node.name)
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    ]
+
+
+def is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a function is a property, whose name may be an adjective such as ``closed``."""
+    return any("property" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def returns_flow(function: ast.FunctionDef) -> bool:
+    """Return whether a function is annotated to return ``Flow[...]`` or ``Generator[Effect, ...]``."""
+    annotation = ast.unparse(function.returns) if function.returns is not None else ""
+    return re.match(r"['\"]?(?:\w+\.)?(?:Flow\[|(?:Generator|Iterator)\[\w*Effect\b)", annotation) is not None
+
+
+def prose_files() -> list[Path]:
+    """Return every text file that this project writes, except this one, which lists the words."""
+    inside = [path for folder in PROSE for path in sorted((ROOT / folder).rglob("*"))]
+    pages = [ROOT / name for name in PAGES]
+    return [
+        path
+        for path in (*inside, *pages)
+        if path.is_file()
+        and path != Path(__file__).resolve()
+        and path.suffix not in NOT_PROSE
+        and "__pycache__" not in path.parts
+    ]
+
+
+def dialect_uses() -> list[str]:
+    """Return each use of an avoided word, with its place. Names count too: ``_`` separates words."""
+    uses = []
+    for path in prose_files():
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            uses += [
+                f"{relative(path)}:{number}: {word}: {line.strip()[:100]}"
+                for word in DIALECT.findall(line.replace("_", " "))
+            ]
+    return uses
+
+
+def test_class_names__whole_package__are_unique() -> None:
+    places = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(relative(path))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_module_names__whole_package__are_neither_gerunds_nor_participles() -> None:
+    names = {path: name for path, name in module_names().items() if name not in ESTABLISHED}
+    last_words = {path: name.rpartition("_")[2] for path, name in names.items()}
+    assert [
+        path for path, word in last_words.items() if is_participle(word) and word not in ESTABLISHED
+    ] == []
+
+
+def test_function_names__whole_package__are_neither_gerunds_nor_participles() -> None:
+    functions = [
+        f"{relative(path)}:{node.lineno}: {node.name}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and is_participle(node.name.strip("_"))
+        and "_" not in node.name.strip("_")
+        and node.name.strip("_") not in ESTABLISHED_FUNCTIONS
+        and not is_property(node)
+    ]
+    assert functions == []
+
+
+def test_established_names__allow_list__has_no_entry_that_is_not_used() -> None:
+    assert sorted(set(ESTABLISHED) - set(module_names().values())) == []
+
+
+def test_flows__functions_that_return_one__have_names_that_end_in_flow() -> None:
+    functions = [
+        f"{relative(path)}:{node.lineno}: {node.name}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and returns_flow(node) and not node.name.endswith("_flow")
+    ]
+    assert functions == []
+
+
+def test_test_names__whole_suite__have_at_most_90_characters() -> None:
+    long = [f"{relative(path)}: {name}" for path, name in names_of_tests() if len(name) > TEST_NAME_CHARS_MAX]
+    assert long == []
+
+
+def test_prose__avoided_words__are_rare() -> None:
+    uses = dialect_uses()
+    assert len(uses) <= DIALECT_USES_MAX, "\n".join([f"{len(uses)} uses", *uses])
