@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -127,3 +129,13 @@ def test_close__request_in_progress__ends_it() -> None:
 
 def test_close__never_started__does_nothing() -> None:
     SimulatedUpstream().close()
+
+
+def test_close__clients_have_just_connected__leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: warnings.append(str(raised.exc_value)))
+    for _ in range(20):
+        with SimulatedUpstream() as upstream:
+            socket.create_connection(("127.0.0.1", upstream.port)).close()
+    gc.collect()
+    assert warnings == []

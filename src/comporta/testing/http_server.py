@@ -91,14 +91,20 @@ class HttpServer(Lifecycle, ABC):
         loop.close()
 
     async def _close_connections(self, server: asyncio.Server) -> None:
-        """Close every connection, also one that is being accepted: its task may not have begun."""
-        server.close()
+        """Abort every connection, also one that is being accepted.
+
+        Accepting is a task of asyncio's own, which leaves its socket open if it is cancelled before its first
+        step, or if the server is closed before it. So it ends first.
+        """
+        for listener in server.sockets:
+            asyncio.get_running_loop().remove_reader(listener)
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait(tasks)
+        server.close()
         for writer in self._writers:
-            writer.close()
+            writer.transport.abort()
         await asyncio.sleep(0)  # transports close in the next step of the loop
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
