@@ -28,6 +28,8 @@ from comporta import BreakerConfig, LimitReachedError, Outcome, Retry, Upstream
 from comporta.errors import StateUnavailableError
 from comporta.flow import Flow, Perform
 from comporta.metrics import InMemoryMetrics
+from comporta.stores.memory import MemoryStore
+from comporta.testing import ManualClock
 from comporta.upstream.flows import UpstreamCall
 
 MakeClient = Callable[..., tuple[Client, Upstream]]
@@ -292,14 +294,20 @@ def test_body__of_a_failed_answer__holds_the_permit_and_counts_once(
     assert (failures(upstream), stream.report.reason) == (1, "500")
 
 
-def test_permit__body_is_open_for_long__is_renewed(make_client: MakeClient, server: BodyServer) -> None:
-    client, upstream = make_client(max_concurrent=1, permit_ttl=0.3, timeout=None, max_wait=0)
-    assert upstream.permits is not None
+def test_permit__body_is_open_for_long__is_renewed(
+    make_client: MakeClient, server: BodyServer, clock: ManualClock
+) -> None:
+    client, upstream = make_client(
+        max_concurrent=1, permit_ttl=0.3, timeout=None, max_wait=0, state=MemoryStore(clock)
+    )
+    permits = upstream.permits
+    assert permits is not None
     server.bodies = ["stall"]
     stream = client.open(server.url)
-    until = time.monotonic() + 1
-    wait_until(lambda: time.monotonic() > until)
-    assert in_flight(upstream) == 1
+    for _ in range(4):
+        clock.advance(0.25)
+        wait_until(lambda: all(holder.seconds_left > 0.25 for holder in permits.sync.holders()))
+        assert in_flight(upstream) == 1
     with pytest.raises(LimitReachedError):
         client.open(server.url)
     server.release()

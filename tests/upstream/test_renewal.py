@@ -1,18 +1,23 @@
-"""The background thread that renews permits of open bodies."""
+"""The background thread that renews permits of open bodies.
+
+The thread runs in real time. The store is on a manual clock, so that no permit expires because the machine is
+busy: only the test lets time pass.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 from tests.support import wait_until
 
 from comporta import Upstream
+from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
 from comporta.limits.concurrency.limit import ConcurrencyLimit
 from comporta.stores.memory import MemoryStore
+from comporta.testing import ManualClock
 from comporta.threads import BackgroundThread
 from comporta.upstream.renewal import RENEWER, PermitRenewer
 
@@ -20,8 +25,8 @@ TTL = 0.15
 
 
 @pytest.fixture
-def limit() -> ConcurrencyLimit:
-    return ConcurrencyLimit("renewed", 5, permit_ttl=TTL, state=MemoryStore())
+def limit(clock: ManualClock) -> ConcurrencyLimit:
+    return ConcurrencyLimit("renewed", 5, permit_ttl=TTL, state=MemoryStore(clock))
 
 
 @pytest.fixture
@@ -31,41 +36,56 @@ def renewer() -> Iterator[PermitRenewer]:
     renewer.before_fork()
 
 
-def renewals(limit: ConcurrencyLimit, count: int) -> None:
-    """Wait until the time to live of the permit in use has grown a number of times."""
-    seen: list[float] = []
-
-    def has_grown() -> bool:
-        seen.append(limit.sync.holders()[0].seconds_left)
-        return sum(later > earlier for earlier, later in pairwise(seen)) >= count
-
-    wait_until(has_grown)
+def assert_renewed(limit: ConcurrencyLimit, clock: ManualClock, times: int) -> None:
+    """Let most of the time to live pass repeatedly; each time, the thread must renew every permit in use."""
+    count = limit.sync.in_use()
+    for _ in range(times):
+        clock.advance(0.9 * TTL)
+        wait_until(lambda: all(holder.seconds_left > 0.5 * TTL for holder in limit.sync.holders()))
+        assert limit.sync.in_use() == count > 0
 
 
 def test_renewer__several_permits__renews_each_until_it_is_discarded(
-    limit: ConcurrencyLimit, renewer: PermitRenewer
+    limit: ConcurrencyLimit, renewer: PermitRenewer, clock: ManualClock
 ) -> None:
     permits = [limit.sync.acquire() for _ in range(2)]
     for permit in permits:
         assert permit is not None
         renewer.add(limit, permit)
-    renewals(limit, 5)
+    assert_renewed(limit, clock, 5)
     assert limit.sync.in_use() == 2
     for permit in permits:
         assert permit is not None
         renewer.discard(permit)
-    wait_until(lambda: limit.sync.in_use() == 0)
+
+    def have_expired() -> bool:
+        clock.advance(TTL)  # in a loop: the thread may be renewing one for the last time
+        return limit.sync.in_use() == 0
+
+    wait_until(have_expired)
 
 
 def test_renewer__permit_with_a_shorter_ttl_is_added__is_renewed_in_time(
-    limit: ConcurrencyLimit, renewer: PermitRenewer
+    limit: ConcurrencyLimit, renewer: PermitRenewer, clock: ManualClock
 ) -> None:
     longer = ConcurrencyLimit("longer", 1, permit_ttl=3600, state=limit.store)
     for each in (longer, limit):
         permit = each.sync.acquire()
         assert permit is not None
         renewer.add(each, permit)
-    renewals(limit, 3)
+    assert_renewed(limit, clock, 3)
+
+
+def test_renewer__permit_added__is_due_after_a_third_of_its_ttl(
+    limit: ConcurrencyLimit, renewer: PermitRenewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BackgroundThread, "start", lambda *_, **__: False)
+    permit = limit.sync.acquire()
+    assert permit is not None
+    before_ns = MONOTONIC.now_ns()
+    renewer.add(limit, permit)
+    after_ns = MONOTONIC.now_ns()
+    assert before_ns <= renewer._due_ns[permit][0] - TTL * 1e9 / 3 <= after_ns
 
 
 def test_renewer__permit_was_released__is_forgotten(limit: ConcurrencyLimit, renewer: PermitRenewer) -> None:
@@ -95,7 +115,7 @@ def test_renewer__store_fails__tries_again(
 
 
 def test_renewer__thread_cannot_start__the_next_permit_tries_again(
-    limit: ConcurrencyLimit, renewer: PermitRenewer, monkeypatch: pytest.MonkeyPatch
+    limit: ConcurrencyLimit, renewer: PermitRenewer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     permit = limit.sync.acquire()
     assert permit is not None
@@ -104,11 +124,13 @@ def test_renewer__thread_cannot_start__the_next_permit_tries_again(
         renewer.add(limit, permit)
     assert renewer._run is None
     renewer.add(limit, permit)
-    renewals(limit, 2)
+    assert_renewed(limit, clock, 2)
 
 
-def test_fork__generator_is_open__the_parent_goes_on_renewing_and_the_child_has_none() -> None:
-    upstream = Upstream("forked", "1000/s", max_concurrent=2, permit_ttl=TTL, state=MemoryStore())
+def test_fork__generator_is_open__the_parent_goes_on_renewing_and_the_child_has_none(
+    clock: ManualClock,
+) -> None:
+    upstream = Upstream("forked", "1000/s", max_concurrent=2, permit_ttl=TTL, state=MemoryStore(clock))
     assert upstream.permits is not None
 
     @upstream.guard
@@ -126,18 +148,20 @@ def test_fork__generator_is_open__the_parent_goes_on_renewing_and_the_child_has_
             well = False
         os._exit(0 if well else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    renewals(upstream.permits, 3)
+    assert_renewed(upstream.permits, clock, 3)
     assert list(generator) == [2]
 
 
-def test_fork__renewer_without_a_thread__starts_none(renewer: PermitRenewer, limit: ConcurrencyLimit) -> None:
+def test_fork__renewer_without_a_thread__starts_none(
+    renewer: PermitRenewer, limit: ConcurrencyLimit, clock: ManualClock
+) -> None:
     renewer.before_fork()
     renewer.after_fork_in_parent()
     permit = limit.sync.acquire()
     assert permit is not None
     renewer.add(limit, permit)
     renewer.after_fork_in_parent()
-    renewals(limit, 1)
+    assert_renewed(limit, clock, 1)
     renewer.before_fork()
     renewer.after_fork()
     assert (renewer._due_ns, renewer._run) == ({}, None)
