@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from tests.processes.accounting import Span, most_above_bucket, most_in_window
 
 SECOND_NS = 1_000_000_000
+RECOVERY_SECONDS_MAX = 2.0
+"""How long after a fault the last worker must have rejoined."""
 
 
 class Phase(NamedTuple):
@@ -77,7 +79,11 @@ class OutageRecord:
         return sum(self.granted_between(start, end) for start, end in spans) / due if due else 1.0
 
     def fell_back(self, phase: Phase) -> list[bool]:
-        """Return for each worker whether it was in fallback during a fault, perhaps since the one before."""
+        """Return for each worker whether it was in fallback at some moment of a fault.
+
+        A worker may be in fallback when the fault begins: if the machine stalls for 50 ms just before, its
+        calls miss their deadline, and it does not fall back a second time.
+        """
         return [_was_in_fallback(result["switches"], phase) for result in self.results]
 
     def lone_grants_max(self, seconds: float = float("inf")) -> float:

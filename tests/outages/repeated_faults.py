@@ -30,8 +30,8 @@ def stop_repeatedly(times: int) -> str:
 
 
 def _repeat(fault: Fault, times: int) -> str:
-    """Repeat a fault with just enough time between to rejoin, and check every promise."""
-    record = run_faults([(fault, 0.2)] * times, capacity=10, workers=2, lead=0.5, health=1.3)
+    """Repeat a fault with just the time between that workers have to rejoin; check every promise."""
+    record = run_faults([(fault, 0.2)] * times, capacity=10, workers=2, lead=0.5)
     return assert_promises(record)
 
 
@@ -40,7 +40,7 @@ def outage_of(seconds: float, workers: int) -> str:
 
     They have used its burst by then.
     """
-    record = run_faults([(KILLED, seconds)], rate=50, capacity=100, workers=workers, lead=3.0, health=2.0)
+    record = run_faults([(KILLED, seconds)], rate=50, capacity=100, workers=workers, lead=3.0)
     assert record.errors == []
     summary = describe(record)
     assert record.excess <= _EXCESS_PER_WORKER * workers + record.lone_grants_max(), summary

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.outages.record import OutageRecord, Phase
+from tests.outages.record import RECOVERY_SECONDS_MAX, OutageRecord, Phase
 from tests.processes.fleet import start_workers
 
 from comporta.testing import FaultProxy, Server
 
 _START_AFTER_SECONDS = 0.2
+_HEALTHY_SECONDS = RECOVERY_SECONDS_MAX + 0.5
+"""The time after a fault until the next one or the end, in which the server starts and all workers rejoin."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,12 @@ def run_faults(
     workers: int = 4,
     load: float = 2.0,
     lead: float = 2.0,
-    health: float = 3.0,
 ) -> OutageRecord:
     """Let workers call at ``load`` times the limit while one fault follows the other.
 
-    Every second worker is asynchronous, the others block. The server is healthy for ``lead`` seconds at first
-    and for ``health`` seconds after each fault.
+    Every second worker is asynchronous, the others block. The first fault begins after ``lead`` seconds.
     """
-    seconds = lead + sum(lasting + health for _, lasting in faults)
+    seconds = lead + sum(lasting + _HEALTHY_SECONDS for _, lasting in faults)
     arguments = {
         "limit": {"rate": rate, "capacity": capacity},
         "pace": {"seconds": seconds, "per_second": load * rate / workers},
@@ -93,14 +93,12 @@ def run_faults(
             began_ns = time.monotonic_ns() + int(_START_AFTER_SECONDS * 1e9)
             for worker in fleet:
                 worker.go(began_ns)
-            phases = _apply_faults(target, faults, began_ns / 1e9 + lead, health)
+            phases = _apply_faults(target, faults, began_ns / 1e9 + lead)
             results = [worker.result() for worker in fleet]
     return OutageRecord(results, phases, began_ns, rate, capacity)
 
 
-def _apply_faults(
-    target: FaultyServer, faults: Sequence[tuple[Fault, float]], due: float, health: float
-) -> list[Phase]:
+def _apply_faults(target: FaultyServer, faults: Sequence[tuple[Fault, float]], due: float) -> list[Phase]:
     """Apply one fault after the other, at the moments they are due."""
     phases = []
     for fault, lasting in faults:
@@ -110,7 +108,7 @@ def _apply_faults(
         _wait_until(due + lasting)
         fault.end(target)
         phases.append(Phase(fault.name, start_ns, time.monotonic_ns(), fault.falls_back))
-        due += lasting + health
+        due += lasting + _HEALTHY_SECONDS
     return phases
 
 
