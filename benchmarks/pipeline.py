@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -360,7 +360,7 @@ async def _path(count: int, database: Path) -> tuple[float, float]:
 def _rows(database: Path) -> int:
     import sqlite3  # noqa: PLC0415 - only for this check
 
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection:
         return int(connection.execute("SELECT count(*) FROM results").fetchone()[0])
 
 

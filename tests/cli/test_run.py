@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +125,8 @@ def test_run__json_lines_to_sqlite__writes_a_table(
     source.write_text('{"id": 1}\n{"id": true}\n')
     result = run_file(source, *options(server, output, "--table", "answers", path="/{id}"))
     assert result.exit_code == 0, result.output
-    with sqlite3.connect(output) as connection:
+    with closing(sqlite3.connect(output)) as connection:
         rows = connection.execute("SELECT line, url, status FROM answers ORDER BY line").fetchall()
-    connection.close()
     assert rows == [(1, f"{server.url}/1", 200), (2, f"{server.url}/true", 200)]
 
 
@@ -512,9 +511,8 @@ def test_run__append_another_input__overwrites_no_row_and_marks_none_as_repeated
         result = run_file(source, *options(server, output, "--append"))
         assert result.exit_code == 0, result.output
     if suffix == "db":
-        with sqlite3.connect(output) as connection:
+        with closing(sqlite3.connect(output)) as connection:
             rows = [row[0] for row in connection.execute("SELECT input FROM results")]
-        connection.close()
     else:
         rows = [text for text in output.read_text().splitlines() if "/a" in text or "/b" in text]
         assert not any('"yes"' in text or "repeated" in text for text in rows)
@@ -530,9 +528,8 @@ def test_run__append_the_same_input__marks_or_replaces_its_rows(
     Path(f"{output}.in.txt.checkpoint").unlink()
     assert run_file(source, *options(server, output, "--append")).exit_code == 0
     if suffix == "db":
-        with sqlite3.connect(output) as connection:
+        with closing(sqlite3.connect(output)) as connection:
             assert connection.execute("SELECT count(*) FROM results").fetchone() == (2,)
-        connection.close()
     else:
         assert (
             sum('"yes"' in text or '"repeated": true' in text for text in output.read_text().splitlines())
@@ -565,7 +562,7 @@ def test_run__resumed_with_another_table__names_both_and_creates_none(
     refused = run_file(source, *options(server, output, "--table", "others", "--resume"))
     assert refused.exit_code == 1
     assert "table was 'companies', is 'others'" in refused.stderr
-    with sqlite3.connect(output) as database:
+    with closing(sqlite3.connect(output)) as database:
         assert database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [
             ("companies",)
         ]

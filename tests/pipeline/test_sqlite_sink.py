@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def read(path: Path, query: str = "SELECT * FROM results") -> list[Any]:
-    with sqlite3.connect(path) as connection:
-        rows = connection.execute(query).fetchall()
-    connection.close()
-    return rows
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
 
 
 def open_sink(path: Path, **options: Any) -> SqliteSink:
@@ -77,9 +76,8 @@ def test_columns__not_given__are_those_of_the_first_batch(path: Path) -> None:
 
 
 def test_open__existing_table__is_used(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         connection.execute('CREATE TABLE "the ""t""" (id INTEGER PRIMARY KEY, n TEXT CHECK (n <> \'bad\'))')
-    connection.close()
     sink = open_sink(path, table='the "t"')
     sink.write([{"id": 1, "n": "a"}])
     with pytest.raises(SinkRowError, match="row 20 of the batch: CHECK constraint failed") as raised:
@@ -106,13 +104,12 @@ def test_write__single_column__is_stored(path: Path) -> None:
 
 
 def test_write__batch_fails_but_no_single_row__names_none(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE results (id PRIMARY KEY, a)")
         connection.execute(
             "CREATE TRIGGER third AFTER INSERT ON results WHEN (SELECT count(*) FROM results) = 3 "
             "BEGIN SELECT RAISE(FAIL, 'not the third'); END"
         )
-    connection.close()
     sink = open_sink(path)
     with pytest.raises(SinkUnavailableError, match="not the third"):
         sink.write([{"id": number, "a": 1} for number in range(3)])
@@ -150,9 +147,8 @@ def test_write__first_batch_without_a_key__creates_no_table(path: Path) -> None:
 def test_open__unsuitable_table__is_refused_and_closes_the_file(
     path: Path, table: str, options: dict[str, Any], message: str
 ) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"CREATE TABLE {table}")
-    connection.close()
     sink = SqliteSink(path, **options)
     with pytest.raises(SinkUnavailableError, match=f"SqliteSink .*results.db, table results: .*{message}"):
         sink.open()
@@ -192,11 +188,10 @@ def test_write__disk_full__stores_nothing_of_the_batch(path: Path) -> None:
 
 def test_write__file_locked_by_others__is_named_in_the_error(path: Path) -> None:
     sink = open_sink(path, timeout=0.01)
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(SinkUnavailableError, match="locked"):
-        sink.write([{"id": 1}])
-    other.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SinkUnavailableError, match="locked"):
+            sink.write([{"id": 1}])
     sink.write([{"id": 1}])
     sink.close()
 
