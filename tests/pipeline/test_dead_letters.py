@@ -160,6 +160,14 @@ def test_dead_letters__file_of_another_kind__is_refused(path: Path, content: byt
     assert path.read_bytes() == content
 
 
+def test_open__file_of_another_kind__closes_the_file(path: Path) -> None:
+    path.write_bytes(b"first\nlast")
+    dead_letters = DeadLetters(path)
+    with pytest.raises(DeadLettersError, match="not a file of dead letters"):
+        dead_letters.open()
+    assert dead_letters._file.descriptor is None
+
+
 def test_dead_letters__complete_line_without_newline__is_kept(path: Path) -> None:
     DeadLetters(path).append(1, "whole")
     path.write_bytes(path.read_bytes().rstrip())

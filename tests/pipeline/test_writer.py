@@ -357,6 +357,16 @@ def test_open__sink_fails__raises_and_may_be_called_again(face: Face) -> None:
     assert face.sink.ids == [1]
 
 
+def test_open__sink_fails__closes_the_dead_letters(face: Face, tmp_path: Path) -> None:
+    face.sink.open_error = DOWN
+    dead_letters = DeadLetters(tmp_path / "dead.jsonl")
+    face.make(dead_letters=dead_letters)
+    with pytest.raises(SinkUnavailableError):
+        face.do("open")
+    assert dead_letters.path.exists()
+    assert dead_letters._file.descriptor is None
+
+
 def test_open__dead_letters_fail__raises_before_any_row(face: Face, tmp_path: Path) -> None:
     face.make(dead_letters=tmp_path / "nowhere" / "dead.jsonl")
     with pytest.raises(DeadLettersError, match="No such file"):

@@ -56,8 +56,12 @@ class DeadLetters:
 
     def open(self) -> None:
         """Open the file, or create it, and remove an incomplete last line; appending does so, too."""
-        with self._locked_file() as descriptor:
-            self._repair_tail(descriptor)
+        try:
+            with self._locked_file() as descriptor:
+                self._repair_tail(descriptor)
+        except BaseException:
+            self.close()
+            raise
 
     def append(
         self, item: Any, reason: object, *, attempts: int = 1, key: Any = None, position: Any = None

@@ -179,22 +179,22 @@ def _build_container(
         )
         sources = open_sources(config, upstreams)
         batches = open_batches(config, database, upstreams, batch_components)
+        return Container(
+            config,
+            database,
+            upstreams,
+            cache,
+            client_admission=_client_admission(config, upstreams.store),
+            audit=AuditLog(database),
+            sources=sources,
+            search=Search(sources, cache, config.search),
+            batches=batches,
+            retry_backfill=batches.retry_backfill,
+            demo=None if demo_url is None else DemoPortals(demo_url),
+        )
     except BaseException:
         database.close()
         raise
-    return Container(
-        config,
-        database,
-        upstreams,
-        cache,
-        client_admission=_client_admission(config, upstreams.store),
-        audit=AuditLog(database),
-        sources=sources,
-        search=Search(sources, cache, config.search),
-        batches=batches,
-        retry_backfill=batches.retry_backfill,
-        demo=None if demo_url is None else DemoPortals(demo_url),
-    )
 
 
 def _client_admission(config: ServiceConfig, store: Store) -> InboundLimit | None:

@@ -82,7 +82,7 @@ def test_account__no_credentials__names_what_is_missing(
     sink = SheetsSink("s", database=database)
     with pytest.raises(SinkAuthError, match="cannot load the credentials for Google: there are none"):
         sink.open()
-    sink.close()
+    assert sink._sheet_rows.database._writer is None, "a sink that is refused closes its database"  # type: ignore[attr-defined]
 
 
 def test_account__credentials_of_the_environment__are_used(

@@ -63,15 +63,13 @@ class SheetsSink:
 
     def open(self) -> None:
         """Find the sheet, or create it; raises if it holds rows from elsewhere."""
-        self._sheet_rows.prepare(may_migrate=self._migrate)
-        self._sheet.open()
-        existing = self._recorded_columns() or self._existing_columns()
-        if existing and self._columns and not set(existing).issuperset(self._columns):
-            missing = ", ".join(name for name in self._columns if name not in existing)
-            raise SinkError(
-                f"{self._sheet}: expected the columns {missing:.200}, got {', '.join(existing):.500}"
-            )
-        self._columns = existing or self._columns
+        try:
+            self._sheet_rows.prepare(may_migrate=self._migrate)
+            self._sheet.open()
+            self._columns = self._agreed_columns()
+        except BaseException:
+            self.close()  # a sink that is refused is never closed by its caller
+            raise
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write each row at its place; of several rows with one key, the last one counts."""
@@ -103,6 +101,16 @@ class SheetsSink:
     def _own(self, resource: Any) -> Any:
         self._owned_resources.append(resource)
         return resource
+
+    def _agreed_columns(self) -> tuple[str, ...] | None:
+        """Return the columns of the sheet, or else those of this sink; raises if the sheet lacks one."""
+        existing = self._recorded_columns() or self._existing_columns()
+        if existing and self._columns and not set(existing).issuperset(self._columns):
+            missing = ", ".join(name for name in self._columns if name not in existing)
+            raise SinkError(
+                f"{self._sheet}: expected the columns {missing:.200}, got {', '.join(existing):.500}"
+            )
+        return existing or self._columns
 
     def _recorded_columns(self) -> tuple[str, ...] | None:
         return self._sheet_rows.columns(self.spreadsheet_id, str(self._sheet.properties.number))

@@ -216,9 +216,7 @@ class WriterCore:
     def _first_buffer_flow(self, buffer: RowBuffer, spawn: Spawn) -> Flow[None]:
         """Open the sink, start the flows of the other buffers, then deliver batches."""
         try:
-            if self._delivery.dead_letters is not None:
-                yield call_effect(self._delivery.dead_letters.open)
-            yield call_effect(self._delivery.sink.open, is_async=self.is_async)
+            yield from self._open_parts_flow()
         except BaseException as error:
             run_cleanup(self._record_open_failure, error)
             if isinstance(error, GeneratorExit):
@@ -229,6 +227,18 @@ class WriterCore:
             self._state = OPEN if self._state is OPENING else self._state
         self._wake_watchers()
         yield from self._buffer_flow(buffer)
+
+    def _open_parts_flow(self) -> Flow[None]:
+        """Open the dead letters, then the sink; if the sink fails, close the dead letters again."""
+        dead_letters = self._delivery.dead_letters
+        if dead_letters is not None:
+            yield call_effect(dead_letters.open)
+        try:
+            yield call_effect(self._delivery.sink.open, is_async=self.is_async)
+        except Exception:
+            if dead_letters is not None:
+                yield call_effect(dead_letters.close)
+            raise
 
     def _record_open_failure(self, error: BaseException) -> None:
         with self._lock:
