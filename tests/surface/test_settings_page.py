@@ -36,7 +36,8 @@ from comporta.settings.environment import VARIABLE_FAMILIES
 from comporta.settings.service_schema import SERVICE_TABLES, service_variable
 from comporta.settings.toml_table import SettingsTable, setting_fields, setting_names
 from comporta.stores.memory import MemoryStore
-from comporta.upstream.upstream import DEGRADATION_RULE, Upstream
+from comporta.upstream.factory import DEGRADATION_RULE
+from comporta.upstream.upstream import Upstream
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")

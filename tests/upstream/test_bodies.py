@@ -30,7 +30,6 @@ from comporta.flow import Flow, Perform
 from comporta.metrics import InMemoryMetrics
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
-from comporta.upstream.flows import UpstreamCall
 
 MakeClient = Callable[..., tuple[Client, Upstream]]
 
@@ -557,9 +556,9 @@ def test_aiohttp__body_arrives_while_the_attempt_is_reported__the_call_is_conclu
     server.bodies = ["late"]
 
     def report_slowly(call: Any) -> Flow[None]:
-        yield Perform(lambda: None, call._answer.content.wait_eof)
+        yield Perform(lambda: None, call.answer.content.wait_eof)
 
-    monkeypatch.setattr(UpstreamCall, "_report_to_limit_flow", report_slowly)
+    monkeypatch.setattr("comporta.upstream.flows.report_to_limit_flow", report_slowly)
     with Client("aiohttp-awaiting", upstream) as client:
         stream = client.open(server.url)
         wait_until(lambda: in_flight(upstream) == 0)

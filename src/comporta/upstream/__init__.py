@@ -3,7 +3,10 @@
 - ``upstream``: the public class, ``Upstream``
 - ``registry``: all upstreams of a program from one settings file
 - ``policies``: the policies of one upstream, and the state that its calls share
-- ``flows``: the path of one call through the policies
+- ``factory``: creates the policies from the options of an upstream
+- ``flows``: one call: its attempts, its end, and the end of its body
+- ``call_state``: everything that one call holds
+- ``attempt_admission``, ``attempt_outcome``: an attempt before and after the user's function
 - ``fast_path``: the same path for an ordinary call, without a flow
 - ``attempt``: one attempt at the user's function, within its time-out
 - ``observation``: calls hooks and listeners for the attempts of a call

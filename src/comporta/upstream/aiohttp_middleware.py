@@ -17,8 +17,8 @@ from aiohttp import ClientConnectionError, ClientHandlerType, ClientRequest, Cli
 from aiohttp.payload import BytesPayload
 
 from comporta.upstream.body import OpenBody, ReadTimer
+from comporta.upstream.call_state import CallTraits
 from comporta.upstream.client_errors import client_error, is_ours
-from comporta.upstream.flows import CallTraits
 from comporta.upstream.replay import replay_rule
 
 if TYPE_CHECKING:

@@ -141,7 +141,7 @@ class OpenBody:
         self._is_reading = False
         timer.stop()
         self._forks = RENEWER.forks
-        self._permit = call.permit
+        self._permit = call.held_permit
         if self._permit is not None:
             RENEWER.add(*self._permit)
 

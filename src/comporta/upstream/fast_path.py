@@ -85,22 +85,22 @@ def _build_start(  # noqa: C901 - the hot path is one function on purpose
             if admission is None:
                 return False
             if poller is not None:  # the state may be old: the poller refreshes it while it is used
-                if call._started_ns >= state.valid_until_ns:
+                if call.started_ns >= state.valid_until_ns:
                     return False
                 poller.was_used = True
         try:
-            call._has_token = _take_both(call, limits, take) if limits else not take(None, 1)
+            call.has_token = _take_both(call, limits, take) if limits else not take(None, 1)
         except WouldBlock:
             return False
-        if not call._has_token:
+        if not call.has_token:
             return False
         report = call.report
         if admission is not None:
-            call._admission, report.circuit = admission, admission.phase
+            call.admission, report.circuit = admission, admission.phase
         if count_call is not None:
-            count_call(call._started_ns)
+            count_call(call.started_ns)
         report.attempts = 1
-        call._has_token = False
+        call.has_token = False
         return True
 
     return start
@@ -111,12 +111,12 @@ def _take_both(call: UpstreamCall, limits: CallLimits, take: Callable[[Any, int]
     permit = None if limits.has_waiters else limits.take_held_back()
     if permit is None:
         return False
-    call._permit = permit
+    call.permit = permit
     has_token = False
     with suppress(WouldBlock):
         has_token = not take(None, 1)
     if not has_token:
-        call._permit = None
+        call.permit = None
         limits.put_back(permit)
     return has_token
 
@@ -133,10 +133,10 @@ def _build_finish(policies: Policies) -> Callable[[UpstreamCall], bool]:  # noqa
     plain_types = PLAIN_TYPES if policies.classify is classify else frozenset[type[Any]]()
 
     def finish(call: UpstreamCall) -> bool:
-        is_result = type(call._answer) in plain_types and call._traits.has_open_body is None
+        is_result = type(call.answer) in plain_types and call.traits.has_open_body is None
         is_success = is_result or _is_success(call)
-        call._is_attempted = True
-        is_body_open = call._is_body_open
+        call.is_attempted = True
+        is_body_open = call.is_body_open
         if not is_success or (is_body_open and call._timeouts is None):  # the flow decides what counts
             return False
         if limits is not None and not is_body_open and not _hold_back_permit(call, limits):
@@ -145,7 +145,7 @@ def _build_finish(policies: Policies) -> Callable[[UpstreamCall], bool]:  # noqa
             return False
         ended_ns = now_ns()
         if state is not None and not is_body_open:
-            if is_traced or call._admission is not state.shared_admission:
+            if is_traced or call.admission is not state.shared_admission:
                 return False
             if counters is not None:
                 counters.succeeded_ns = ended_ns
@@ -153,7 +153,7 @@ def _build_finish(policies: Policies) -> Callable[[UpstreamCall], bool]:  # noqa
             accepted.add(ended_ns)
         report = call.report
         report.outcome = OK
-        report.took = (ended_ns - call._started_ns) / 1e9
+        report.took = (ended_ns - call.started_ns) / 1e9
         if last_report.get() is not report:  # the call made calls through other upstreams
             last_report.set(report)
         if current.sink is not None and not is_body_open:
@@ -165,26 +165,26 @@ def _build_finish(policies: Policies) -> Callable[[UpstreamCall], bool]:  # noqa
 
 def _is_success(call: UpstreamCall) -> bool:
     """Classify an answer; whether it is a success that asks for nothing."""
-    call._classify_answer()
-    outcome = call._outcome
-    return type(call._answer) is not FailedAttempt and (outcome is OK_OUTCOME or outcome == OK_OUTCOME)
+    call.classify_answer()
+    outcome = call.outcome
+    return type(call.answer) is not FailedAttempt and (outcome is OK_OUTCOME or outcome == OK_OUTCOME)
 
 
 def _build_finish_body(policies: Policies) -> Callable[[UpstreamCall], bool]:
     breaker, limits, now_ns = policies.breaker, policies.call_limits, policies.clock.now_ns
 
     def finish_body(call: UpstreamCall) -> bool:
-        admission = call._admission
-        if call._outcome.kind != OK or call._is_success_reported or call._observed is not None:
+        admission = call.admission
+        if call.outcome.kind != OK or call.is_success_reported or call.observed is not None:
             return False
         if breaker is not None:
             if admission is None or not breaker.succeed_untraced(admission):
                 return False
-            call._admission = None
+            call.admission = None
         if limits is not None and not _hold_back_permit(call, limits):
             return False
         report = call.report
-        report.took = (now_ns() - call._started_ns) / 1e9
+        report.took = (now_ns() - call.started_ns) / 1e9
         if metrics._Current.sink is not None:
             run_cleanup(policies.record, report)
         return True
@@ -194,8 +194,8 @@ def _build_finish_body(policies: Policies) -> Callable[[UpstreamCall], bool]:
 
 def _hold_back_permit(call: UpstreamCall, limits: CallLimits) -> bool:
     """Release the permit without an operation; false if that needs the flow."""
-    permit = call._permit
+    permit = call.permit
     if permit is None or not limits.hold_back(permit):
         return False
-    call._permit = None
+    call.permit = None
     return True

@@ -13,7 +13,8 @@ from functools import partial, wraps
 from typing import Any, Generic, TypeVar
 
 from comporta.upstream.body import OpenBody, ReadTimer
-from comporta.upstream.flows import CallTraits, UpstreamCall
+from comporta.upstream.call_state import CallTraits
+from comporta.upstream.flows import UpstreamCall
 from comporta.upstream.options import CallOptions
 
 G = TypeVar("G")

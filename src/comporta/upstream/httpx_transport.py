@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comporta.upstream.body import OpenBody, ReadTimer
+from comporta.upstream.call_state import CallTraits
 from comporta.upstream.client_errors import client_error, is_ours
-from comporta.upstream.flows import CallTraits
 from comporta.upstream.httpx_streams import AsyncBodyStream, BodyStream
 from comporta.upstream.replay import Replay, replay_rule
 

@@ -22,7 +22,8 @@ from comporta.retry.budget import Budget
 from comporta.retry.retry import Retry
 from comporta.stores.base import Store
 from comporta.stores.registry import default_url, open_store
-from comporta.upstream.upstream import DEGRADATION_RULE, Upstream
+from comporta.upstream.factory import DEGRADATION_RULE
+from comporta.upstream.upstream import Upstream
 
 if TYPE_CHECKING:
     from comporta.settings import DegradationSettings, RetrySettings, Settings, UpstreamSettings

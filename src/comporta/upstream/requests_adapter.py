@@ -18,8 +18,8 @@ from urllib3 import HTTPResponse, Timeout
 from urllib3.exceptions import ReadTimeoutError
 
 from comporta.upstream.body import OpenBody, ReadTimer
+from comporta.upstream.call_state import CallTraits
 from comporta.upstream.client_errors import client_error, is_ours
-from comporta.upstream.flows import CallTraits
 from comporta.upstream.replay import replay_rule
 
 if TYPE_CHECKING:

@@ -13,28 +13,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from copy import copy
-from functools import partial, wraps
+from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
 
 from comporta.breaker.breaker import CircuitBreaker
 from comporta.breaker.config import BreakerConfig
-from comporta.breaker.registry import config_for
 from comporta.flow import run, run_async
-from comporta.limits.concurrency.limit import PERMIT_TTL_MAX, ConcurrencyLimit
+from comporta.limits.concurrency.limit import ConcurrencyLimit
 from comporta.limits.config import LimitConfig
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.overrides.degradation import Degradation
 from comporta.outcome import Classifier, CountingRules, checked_classifier, classify
 from comporta.refusals import RAISE, refusal_handler
 from comporta.retry.attempts import NO_HOOKS
-from comporta.retry.budget import UNNAMED, RetryBudget
 from comporta.retry.retry import Retry
 from comporta.signatures import callable_kind
 from comporta.stores.name_claims import NameClaims
 from comporta.stores.registry import default_url, resolve_store
 from comporta.threads import run_cleanup
-from comporta.upstream.flows import FUNCTION_CALL, CallTraits, UpstreamCall
+from comporta.upstream.call_state import FUNCTION_CALL, CallTraits
+from comporta.upstream.factory import (
+    default_permit_ttl,
+    make_breaker,
+    make_budget,
+    make_degradation,
+    make_retry,
+    with_rules_of,
+)
+from comporta.upstream.flows import UpstreamCall
 from comporta.upstream.generators import guard_async_generator, guard_generator
 from comporta.upstream.health import UpstreamState, upstream_health_flow
 from comporta.upstream.options import UNCHANGED, CallOptions, Unchanged, check_buffer_body, make_timeouts
@@ -55,16 +62,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SECONDS_MAX = 86_400.0
 COUNT_MODES = ("attempts", "series")
-DEGRADATION_RULE = "cubic"
-"""The default rule of an upstream's degradation; one that is used by itself has ``"steps"``."""
 
 _DEFAULT_CLASSIFIER = classify
 """Its outcomes need no check, unlike those of a user's function."""
 
 _CLAIMS = NameClaims()
-
-_PERMIT_TTL_MARGIN_SECONDS = 10.0
-"""A permit lasts longer than the longest call by this much: its time starts before the wait for the limit."""
 
 
 class _PermitBound(NamedTuple):
@@ -155,25 +157,25 @@ class Upstream:
         self.name = name
         self.store = resolve_store(state)
         self.limiter = BaseLimiter(limit, self.store, name)
-        self.breaker = _make_breaker(name, breaker, self.store)
-        self.retry = _make_retry(retry)
-        self.degradation = _make_degradation(degradation, self.limiter)
+        self.breaker = make_breaker(name, breaker, self.store)
+        self.retry = make_retry(retry)
+        self.degradation = make_degradation(degradation, self.limiter)
         self.permits = None
         self._claim = _CLAIMS.claim(self.store, name, _PermitBound(max_concurrent))
         if max_concurrent is not None:
-            ttl = _default_permit_ttl(max_wait, timeout) if permit_ttl is None else permit_ttl
+            ttl = default_permit_ttl(max_wait, timeout) if permit_ttl is None else permit_ttl
             self.permits = ConcurrencyLimit(name, max_concurrent, permit_ttl=ttl, state=self.store)
         self._options = CallOptions(timeouts=make_timeouts(timeout))
         self._policies = Policies(
             name=name,
             clock=self.store.clock,
             limiter=self.limiter,
-            classify=rules.apply_to(_with_rules_of(self.breaker, classify)),
+            classify=rules.apply_to(with_rules_of(self.breaker, classify)),
             max_wait=max_wait,
             pause_max=pause_max,
             breaker=None if self.breaker is None else self.breaker._guard,
             retry=self.retry,
-            budget=_make_budget(name, self.retry, self.store),
+            budget=make_budget(name, self.retry, self.store),
             permits=self.permits,
             degradation=self.degradation,
             counts_attempts=count == COUNT_MODES[0],
@@ -379,58 +381,3 @@ class SyncUpstream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _with_rules_of(breaker: CircuitBreaker | None, classify: Classifier) -> Classifier:
-    """Return the classifier, or if the breaker was created with rules of its own, one that follows them."""
-    return classify if breaker is None else breaker._guard.rules.apply_to(classify)
-
-
-def _make_breaker(
-    name: str, breaker: CircuitBreaker | BreakerConfig | bool | None, store: Store
-) -> CircuitBreaker | None:
-    if isinstance(breaker, CircuitBreaker):
-        return breaker
-    if breaker is None or breaker is False:
-        return None
-    config = config_for(name) if breaker is True else breaker
-    if not isinstance(config, BreakerConfig):
-        raise TypeError(f"breaker must be a CircuitBreaker, a BreakerConfig or a bool, got {breaker!r:.50}")
-    return CircuitBreaker(name, config=config, state=store)
-
-
-def _make_retry(retry: Retry | bool | None) -> Retry | None:
-    if retry is None or retry is False:
-        return None
-    if retry is True:
-        return Retry()
-    if not isinstance(retry, Retry):
-        raise TypeError(f"retry must be a Retry or a bool, got {retry!r:.50}")
-    return retry
-
-
-def _make_budget(name: str, retry: Retry | None, store: Store) -> RetryBudget | None:
-    """Return the budget that all workers share; a budget that the retry got by name stays."""
-    budget = None if retry is None else retry.budget
-    return budget if budget is None or budget.name != UNNAMED else RetryBudget(name, store, budget.budget)
-
-
-def _default_permit_ttl(max_wait: float, timeout: float | None) -> float:
-    """Return the duration of the longest possible call, with a margin."""
-    if timeout is None:
-        return PERMIT_TTL_MAX
-    return min(PERMIT_TTL_MAX, max_wait + timeout + _PERMIT_TTL_MARGIN_SECONDS)
-
-
-def _make_degradation(
-    option: Callable[[BaseLimiter], Degradation] | bool | None, limiter: BaseLimiter
-) -> Degradation | None:
-    if option is None or option is False:
-        return None
-    make: object = partial(Degradation, rule=DEGRADATION_RULE) if option is True else option
-    degradation = make(limiter) if callable(make) else None
-    if not isinstance(degradation, Degradation):
-        raise TypeError(
-            f"degradation must be a bool or a function from a limiter to a Degradation, got {option!r:.50}"
-        )
-    return degradation

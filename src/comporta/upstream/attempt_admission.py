@@ -1,0 +1,178 @@
+"""What an attempt needs before it starts: an admission of the breaker, a permit and a token.
+
+The breaker comes before the limit: otherwise callers would queue only to be refused. It comes again after a
+wait, because it may have opened in the meantime.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from comporta.errors import CircuitOpenError, LimitReachedError, StateError
+from comporta.flow import Flow
+from comporta.jitter import uniform
+from comporta.stores.base import WouldBlock
+from comporta.stores.effects import Sleep
+from comporta.upstream.attempt_outcome import pause_flow
+
+if TYPE_CHECKING:
+    from comporta.limits.decision import Decision
+    from comporta.upstream.call_state import CallState
+
+_LONG_WAIT_NS = 1_000_000
+"""After a wait longer than this, the breaker decides again."""
+
+_JITTER = 0.1
+"""Up to this share is added to a pause during an outage, so that callers do not all resume at once."""
+
+
+def admit_attempt_flow(call: CallState) -> Flow[None]:
+    """Wait until breaker, permits and limit admit an attempt; count the first one in the retry budget."""
+    policies, report = call.policies, call.report
+    admission = None if policies.breaker is None else policies.breaker.shared_admission()
+    if admission is None:
+        yield from _admit_flow(call)
+    else:
+        call.admission, report.circuit = admission, admission.phase
+    if not (yield from _acquire_now_flow(call)):
+        yield from _wait_flow(call)
+    if policies.budget is not None and not report.attempts:
+        policies.budget._count_call()
+
+
+def _acquire_now_flow(call: CallState) -> Flow[bool]:
+    """Take a token, and a permit if calls need one, without waiting: both or neither."""
+    limits = call.policies.call_limits
+    if limits is None:
+        return _try_acquire(call)
+    if call.policies.pause.is_set:
+        return False
+    call.permit = yield from limits.acquire_flow()
+    call.has_token = call.permit is not None
+    return call.has_token
+
+
+def _try_acquire(call: CallState) -> bool:
+    """Take a token without waiting, if the limit is on this machine and has no waiters."""
+    policies = call.policies
+    if policies.try_acquire is None or policies.waiters or policies.pause.is_set:
+        return False
+    try:
+        call.has_token = not policies.try_acquire(None, 1)
+    except WouldBlock:
+        return False
+    return call.has_token
+
+
+def _wait_flow(call: CallState) -> Flow[None]:
+    """Wait for a permit, then for a token."""
+    clock = call.policies.clock
+    started_ns = clock.now_ns()
+    until_ns = started_ns + _max_wait_ns(call, started_ns)
+    try:
+        yield from _acquire_permit_flow(call, until_ns)
+        yield from _acquire_token_flow(call, until_ns)
+    finally:
+        call.sent_ns = clock.now_ns()
+        waited_ns = call.sent_ns - started_ns
+        call.report.waited += waited_ns / 1e9
+    if waited_ns > _LONG_WAIT_NS:
+        yield from _readmit_flow(call)
+
+
+def _max_wait_ns(call: CallState, now_ns: int) -> int:
+    """Return how long an attempt may wait: ``max_wait``, and for a retry not beyond its deadline."""
+    policies = call.policies
+    if policies.retry is None or policies.retry.backoff.deadline is None or not call.report.attempts:
+        return policies.max_wait_ns
+    remaining_ns = call.started_ns + round(policies.retry.backoff.deadline * 1e9) - now_ns
+    return max(0, min(policies.max_wait_ns, remaining_ns))
+
+
+def _admit_flow(call: CallState) -> Flow[None]:
+    """Get an admission from the breaker, and keep it until the attempt has a result."""
+    breaker = call.policies.breaker
+    if breaker is None:
+        return
+    admission = yield from breaker.flows.admit_flow()
+    call.report.circuit = admission.phase
+    if not admission:
+        raise admission.refusal(breaker.name)
+    call.admission = admission
+
+
+def _readmit_flow(call: CallState) -> Flow[None]:
+    """Get a new admission after a wait; a running probe and an admission of the ramp stay valid."""
+    previous, breaker = call.admission, call.policies.breaker
+    if previous is None or breaker is None or breaker.view.state.holds_probe(previous):
+        return
+    try:
+        yield from _admit_flow(call)
+    except CircuitOpenError:
+        if call.report.circuit != "ramp" or previous.phase != "ramp":
+            raise
+
+
+def _acquire_permit_flow(call: CallState, until_ns: int) -> Flow[None]:
+    permits = call.policies.permits
+    if permits is None:
+        return
+    call.permit = yield from permits._acquire_flow(_remaining(call, until_ns))
+    if call.permit is None:
+        raise permits._refusal_error()
+
+
+def _acquire_token_flow(call: CallState, until_ns: int) -> Flow[None]:
+    """Take a token, waiting behind earlier callers."""
+    max_wait, store = _remaining(call, until_ns), call.policies.limiter.store
+    fallback = store.fallback
+    yield from _wait_out_pause_flow(call, until_ns)
+    call.has_token = yield from call.policies.limiter._flows.acquire_flow(None, 1, _remaining(call, until_ns))
+    if not call.has_token:
+        raise (yield from _limit_error_flow(call, max_wait))
+    if fallback is None and store.fallback is not None:  # the local state does not know of a pause
+        yield from _wait_out_pause_flow(call, until_ns)
+
+
+def _wait_out_pause_flow(call: CallState, until_ns: int) -> Flow[None]:
+    """Wait for the end of a pause that the store cannot enforce during an outage.
+
+    After the outage, write the rest of the pause to the store, which may have lost it.
+    """
+    policies = call.policies
+    remaining = policies.pause.remaining(policies.clock)
+    if remaining and policies.pause.is_unconfirmed and policies.limiter.store.fallback is None:
+        with suppress(StateError):  # the next outage has begun
+            yield from pause_flow(policies, remaining)
+    if policies.limiter.store.fallback is None:
+        return
+    policies.pause.is_unconfirmed = remaining > 0
+    remaining = max(remaining, policies.limiter._flows.pause_left_us() / 1e6)
+    if not remaining:
+        return
+    remaining *= uniform(1, 1 + _JITTER)
+    if remaining > _remaining(call, until_ns):
+        raise _pause_error(policies.name, remaining)
+    yield Sleep(policies.clock, remaining)
+
+
+def _limit_error_flow(call: CallState, max_wait: float) -> Flow[LimitReachedError]:
+    """Return the error that says why the limit had no token, and when it may have one."""
+    policies = call.policies
+    retry_after = 1 / policies.limiter.config.rate
+    with suppress(StateError):
+        decision: Decision = yield from policies.limiter._flows.peek_flow(None)
+        if decision.paused:
+            return _pause_error(policies.name, decision.paused)
+        retry_after = decision.retry_after or retry_after
+    text = f"{policies.name}: the limit of {policies.limiter.config} had no capacity within {max_wait:.3g} s"
+    return LimitReachedError(text, policies.name, retry_after)
+
+
+def _remaining(call: CallState, until_ns: int) -> float:
+    return max(0, until_ns - call.policies.clock.now_ns()) / 1e9
+
+
+def _pause_error(name: str, remaining: float) -> LimitReachedError:
+    return LimitReachedError(f"{name}: paused by the upstream for {remaining:.1f} s more", name, remaining)
