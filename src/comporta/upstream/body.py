@@ -55,12 +55,18 @@ class ReadTimer:
         """Return for how long it was stopped: the time that the caller took between reads."""
         return self._idle if self._since is not None else self._idle + time.monotonic() - self._stopped
 
-    def start(self) -> None:
-        """Go on counting, at the start of a read; raise ``TimeoutError`` if no time is left."""
+    def start(self) -> float | None:
+        """Go on counting, at the start of a read; return the seconds left, or ``None`` without a bound.
+
+        Raise ``TimeoutError`` if no time is left.
+        """
         self._since = now = time.monotonic()
         self._idle += now - self._stopped
-        if self._left <= 0 and self.seconds is not None:
+        if self.seconds is None:
+            return None
+        if self._left <= 0:
             raise TimeoutError(self.message)
+        return self._left
 
     def _unspent(self) -> float:
         return self._left if self._since is None else self._left - (time.monotonic() - self._since)
@@ -177,8 +183,16 @@ class OpenBody:
         """Make one read within the time left. ``StopAsyncIteration`` is the end of the body."""
         self._is_reading = True
         try:
-            self._timer.start()
-            return await self._step_in_time(step)
+            left = self._timer.start()
+            if left is None:
+                return await step()
+            steps: Any = step().__await__()
+            try:  # a read that does not have to wait, because the data is there, needs no time-out
+                awaited = next(steps)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            return cast(T, await self._wait_in_time(StartedAwait(steps, awaited), left))
         except StopAsyncIteration:
             await self.finish_async()
             raise
@@ -192,22 +206,13 @@ class OpenBody:
             self._timer.stop()
             self._is_reading = False
 
-    async def _step_in_time(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Make one read; one that does not have to wait, because the data is there, needs no timer."""
-        left = self._timer.seconds_left()
-        if left is None:
-            return await step()
-        steps: Any = step().__await__()
-        try:
-            awaited = next(steps)
-        except StopIteration as end:
-            value: T = end.value
-            return value
+    async def _wait_in_time(self, read: StartedAwait, left: float) -> Any:
+        """Go on with a read that has to wait, for up to ``left`` seconds."""
         import asyncio  # noqa: PLC0415 - 40 ms, and blocking programs do not need it
 
         try:
             async with asyncio.timeout(left) as scope:
-                return cast(T, await StartedAwait(steps, awaited))
+                return await read
         except TimeoutError:
             if not scope.expired():  # a time-out of the client
                 raise
