@@ -55,7 +55,11 @@ class Side:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.sections: list[str] = self.receive()["sections"]
+        try:
+            self.sections: list[str] = self.receive()["sections"]
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, order: str) -> None:
         """Send an order."""
@@ -74,13 +78,13 @@ class Side:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with self._process:  # which closes its pipes and waits for it
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
 
 
 def compare(revision: str, only: list[str] | None, *, quick: bool, same_benchmarks: bool) -> None:
@@ -115,9 +119,11 @@ def _compare_section(section: str, old: Side, new: Side) -> Iterator[str]:
         common = [name for name in after.get("names", ()) if name in before.get("names", ())]
         if common:
             yield from _in_turns(common, old, new, after["rounds"])
-        yield from _only_in(old, before, common)
+        is_old_ahead = not common and "names" in after  # the new one may measure the same names later
+        if not is_old_ahead:
+            yield from _only_in(old, before, common)
         yield from _only_in(new, after, common)
-        if "names" in before and (common or "names" not in after):
+        if "names" in before and not is_old_ahead:
             old.send("next")
             before = old.receive()
         if "names" in after:
