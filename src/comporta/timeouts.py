@@ -26,16 +26,18 @@ SECONDS_MAX = 366 * 86_400.0
 
 
 class RunningTimeout:
-    """The time-out of one call in progress: its task, and its deadline by the loop's clock."""
+    """The time-out of one call in progress: its task, and its deadline by the loop's clock.
+
+    ``Timeouts.start`` sets the attributes: an ``__init__`` would double the cost of the object.
+    """
 
     __slots__ = ("_cancel_count", "_queue", "deadline", "is_expired", "task")
 
-    def __init__(self, queue: _DeadlineQueue, task: asyncio.Task[Any], deadline: float) -> None:
-        self._queue = queue
-        self._cancel_count = task.cancelling()
-        self.task = task
-        self.deadline = deadline
-        self.is_expired = False
+    _queue: _DeadlineQueue
+    _cancel_count: int
+    task: asyncio.Task[Any]
+    deadline: float
+    is_expired: bool
 
     def finish(self, error: BaseException | None = None) -> None:
         """End the time-out; call it exactly once, however the call ended.
@@ -92,29 +94,34 @@ class Timeouts:
     It keeps one entry for each call in progress, and one timer for each loop.
     """
 
-    __slots__ = ("__weakref__", "_find_task", "_last_queue", "_lock", "_queues", "seconds")
+    __slots__ = ("__weakref__", "_find_loop", "_find_task", "_last_queue", "_lock", "_queues", "seconds")
+
+    _find_task: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None]
+    """Set together with ``_find_loop``, when asyncio is loaded."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = require_number("timeout", seconds, maximum=SECONDS_MAX, above=0, unit="seconds")
         self._queues: dict[asyncio.AbstractEventLoop, _DeadlineQueue] = {}
         self._last_queue: _DeadlineQueue | None = None
-        self._find_task: Callable[[], asyncio.Task[Any] | None] | None = None
+        self._find_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
         self._lock = Lock()
         fork_safety.register(self)
 
     def start(self) -> RunningTimeout:
         """Start a time-out for the running task, which lasts until ``RunningTimeout.finish``."""
         try:
-            task = (self._find_task or self._load_current_task())()
+            loop = (self._find_loop or self._load_asyncio())()
         except RuntimeError:
             raise missing_loop_error() from None
+        task = self._find_task(loop)  # given the loop, it need not find it again
         if task is None:
             raise RuntimeError("a timeout needs a running task: call it inside a coroutine")
-        loop = task.get_loop()
         queue = self._last_queue
         if queue is None or queue.loop is not loop:
             queue = self._queue_for(loop)
-        entry = RunningTimeout(queue, task, loop.time() + self.seconds)
+        entry = RunningTimeout()
+        entry._queue, entry._cancel_count, entry.task = queue, task.cancelling(), task
+        entry.deadline, entry.is_expired = loop.time() + self.seconds, False
         queue[entry] = None
         if not queue.is_scheduled:
             queue.schedule(entry)
@@ -130,11 +137,12 @@ class Timeouts:
         self._queues.clear()
         self._last_queue = None
 
-    def _load_current_task(self) -> Callable[[], asyncio.Task[Any] | None]:
-        from asyncio import current_task  # noqa: PLC0415 - 40 ms, and blocking programs do not need it
+    def _load_asyncio(self) -> Callable[[], asyncio.AbstractEventLoop]:
+        import asyncio  # noqa: PLC0415 - 40 ms, and blocking programs do not need it
 
-        self._find_task = current_task
-        return current_task
+        self._find_task = asyncio.current_task
+        self._find_loop = asyncio.get_running_loop
+        return asyncio.get_running_loop
 
     def _queue_for(self, loop: asyncio.AbstractEventLoop) -> _DeadlineQueue:
         with self._lock:  # other threads may have loops, too

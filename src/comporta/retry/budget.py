@@ -203,11 +203,7 @@ class CallReporter(HeartbeatSubscriber):
 
     def count_call(self) -> None:
         """Count a call, whatever its result."""
-        self.count_call_at(self._now_ns())
-
-    def count_call_at(self, now_ns: int) -> None:
-        """Count a call that starts at this time by the store's clock."""
-        if now_ns >= self._stale_ns:
+        if self._now_ns() >= self._stale_ns:
             self._start_slice()
         self.calls += 1
 

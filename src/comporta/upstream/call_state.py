@@ -88,6 +88,34 @@ class CallState(TimedAttempt):
         self.is_attempted = self.is_success_reported = False
         self.interruption: BaseException | None = None
 
+    def resume(
+        self,
+        report: CallReport,
+        started_ns: int,
+        admission: Admission | None,
+        answer: Any,
+        outcome: Outcome | None,
+    ) -> None:
+        """Take over a call that a wrapper began without this object; ``call_flow`` goes on with it.
+
+        Without an ``outcome`` the answer is not classified yet, or ``interruption`` says why there is none.
+        """
+        self.report = report
+        last_report.set(report)
+        self.started_ns = self.sent_ns = started_ns
+        self.admission = None if self.policies.breaker is None else admission
+        self.answer = answer
+        if self.interruption is not None:
+            return
+        self.is_attempted = True
+        if outcome is not None:
+            self.outcome = outcome
+            return
+        try:
+            self.classify_answer()
+        except BaseException as error:
+            self.interruption = error
+
     @property
     def held_permit(self) -> tuple[ConcurrencyLimit, Permit] | None:
         """The permit that the call holds, and its limit."""

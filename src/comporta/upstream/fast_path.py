@@ -1,7 +1,8 @@
 """The ordinary call without a flow: a closed circuit, a token at once, and a success.
 
 ``start`` takes what an attempt needs if all of it is at hand in this process, ``finish`` records a success
-that nothing else depends on, and ``finish_body`` the end of a body that was still open then. Wherever one of
+that nothing else depends on, and ``finish_body`` the end of a body that was still open then; ``admit`` and
+``record_success`` are their parts for a call without an object (``guarded_function.py``). Wherever one of
 them returns false or raises, the flow of the call (``flows.py``), which describes a call completely, goes on
 from there. Nothing here waits or retries.
 
@@ -16,12 +17,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comporta import metrics
-from comporta.outcome import OK, OK_OUTCOME, PLAIN_TYPES, classify
+from comporta.breaker.admission import Admission
+from comporta.outcome import OK, OK_OUTCOME
 from comporta.retry.attempts import attempt_number, listeners
 from comporta.retry.retry import FailedAttempt
 from comporta.stores.base import WouldBlock
 from comporta.threads import run_cleanup
-from comporta.upstream.report import last_report
+from comporta.upstream.report import CallReport, last_report
 
 if TYPE_CHECKING:
     from comporta.limits.concurrency.call_limits import CallLimits
@@ -30,7 +32,16 @@ if TYPE_CHECKING:
 
 
 class FastPath(NamedTuple):
-    """The three functions for the calls of one upstream."""
+    """The functions for the calls of one upstream."""
+
+    admit: Callable[[int, UpstreamCall | None], Admission | None]
+    """Take a permit and a token for a call that starts now; ``None`` if that needs the flow.
+
+    The call gets the permit; where calls need none, there may be no object for the call.
+    """
+
+    record_success: Callable[[Admission, CallReport, int, bool], bool]
+    """Record the success of a call, given its start and whether its body is open; false as in ``finish``."""
 
     start: Callable[[UpstreamCall], bool]
     """Take an admission, a permit and a token, and count the attempt; false if that needs the flow."""
@@ -44,12 +55,17 @@ class FastPath(NamedTuple):
     @classmethod
     def for_policies(cls, policies: Policies) -> FastPath:
         """Return the functions for an upstream with these policies."""
-        return cls(_build_start(policies), _build_finish(policies), _build_finish_body(policies))
+        admit, record_success = _build_admit(policies), _build_record_success(policies)
+        start, finish = _build_start(admit), _build_finish(policies, record_success)
+        return cls(admit, record_success, start, finish, _build_finish_body(policies))
 
 
-def _needs_flow(call: UpstreamCall) -> bool:
-    """Start no call."""
-    return False
+_NO_BREAKER = Admission("closed", 0)
+"""The admission of a call without a breaker."""
+
+
+def _needs_flow(started_ns: int, call: UpstreamCall | None) -> None:
+    """Admit no call."""
 
 
 def _is_possible(policies: Policies) -> bool:
@@ -64,43 +80,54 @@ def _is_possible(policies: Policies) -> bool:
     return is_breaker_on_clock and (budget is None or budget.store.clock.now_ns == now_ns)
 
 
-def _build_start(  # noqa: C901 - the hot path is one function on purpose
+def _build_admit(  # noqa: C901 - the hot path is one function on purpose
     policies: Policies,
-) -> Callable[[UpstreamCall], bool]:
+) -> Callable[[int, UpstreamCall | None], Admission | None]:
     limits, pause, waiters = policies.call_limits, policies.pause, policies.waiters
     view = None if policies.breaker is None else policies.breaker.view
     state = None if view is None else view.state
     poller = None if view is None or view.is_exact else view.poller
-    count_call = None if policies.budget is None else policies.budget._reporter.count_call_at
+    reporter = None if policies.budget is None else policies.budget._reporter
     take, number = policies.try_acquire, attempt_number.get
     if take is None or not _is_possible(policies):
         return _needs_flow
 
-    def start(call: UpstreamCall) -> bool:
+    def admit(started_ns: int, call: UpstreamCall | None) -> Admission | None:
         if listeners or waiters or pause.until_ns or number() != 1:
-            return False
-        admission = None
+            return None
+        admission: Admission | None = _NO_BREAKER
         if state is not None:
             admission = state.shared_admission
             if admission is None:
-                return False
+                return None
             if poller is not None:  # the state may be old: the poller refreshes it while it is used
-                if call.started_ns >= state.valid_until_ns:
-                    return False
+                if started_ns >= state.valid_until_ns:
+                    return None
                 poller.was_used = True
         try:
-            call.has_token = _take_both(call, limits, take) if limits else not take(None, 1)
+            if take(None, 1) if limits is None or call is None else not _take_both(call, limits, take):
+                return None
         except WouldBlock:
-            return False
-        if not call.has_token:
+            return None
+        if reporter is not None:
+            if started_ns >= reporter._stale_ns:
+                reporter._start_slice()
+            reporter.calls += 1
+        return admission
+
+    return admit
+
+
+def _build_start(
+    admit: Callable[[int, UpstreamCall | None], Admission | None],
+) -> Callable[[UpstreamCall], bool]:
+    def start(call: UpstreamCall) -> bool:
+        admission = admit(call.started_ns, call)
+        if admission is None:
             return False
         report = call.report
-        if admission is not None:
-            call.admission, report.circuit = admission, admission.phase
-        if count_call is not None:
-            count_call(call.started_ns)
-        report.attempts = 1
-        call.has_token = False
+        report.circuit, report.attempts = admission.phase, 1
+        call.admission = None if admission is _NO_BREAKER else admission
         return True
 
     return start
@@ -121,16 +148,43 @@ def _take_both(call: UpstreamCall, limits: CallLimits, take: Callable[[Any, int]
     return has_token
 
 
-def _build_finish(policies: Policies) -> Callable[[UpstreamCall], bool]:  # noqa: C901 - as above
-    degradation, limits, accepted = policies.degradation, policies.call_limits, policies.accepted
+def _build_record_success(policies: Policies) -> Callable[[Admission, CallReport, int, bool], bool]:
+    degradation, accepted = policies.degradation, policies.accepted
     view = None if policies.breaker is None else policies.breaker.view
     state = None if view is None else view.state
     counters = None if view is None or view.is_exact else view.counters
     is_traced = view is not None and not view.ignores_successes  # a success changes more than its time
     now_ns, current = policies.clock.now_ns, metrics._Current
+    bound = policies.limiter._flows.bound
     is_due = None if degradation is None else degradation._flows.is_due
     counts_accepted = degradation is not None and degradation.rule == "accepted"  # others do not use the rate
-    plain_types = PLAIN_TYPES if policies.classify is classify else frozenset[type[Any]]()
+
+    def record_success(admission: Admission, report: CallReport, started_ns: int, is_body_open: bool) -> bool:
+        if is_due is not None and not bound.cached_algorithm.lasting and is_due():
+            return False
+        ended_ns = now_ns()
+        if state is not None and not is_body_open:
+            if is_traced or admission is not state.shared_admission:
+                return False
+            if counters is not None:
+                counters.succeeded_ns = ended_ns
+        if counts_accepted:
+            accepted.add(ended_ns)
+        report.outcome = OK
+        report.took = (ended_ns - started_ns) / 1e9
+        if last_report.get() is not report:  # the call made calls through other upstreams
+            last_report.set(report)
+        if current.sink is not None and not is_body_open:
+            policies.record(report)
+        return True
+
+    return record_success
+
+
+def _build_finish(
+    policies: Policies, record_success: Callable[[Admission, CallReport, int, bool], bool]
+) -> Callable[[UpstreamCall], bool]:
+    limits, plain_types = policies.call_limits, policies.plain_types
 
     def finish(call: UpstreamCall) -> bool:
         is_result = type(call.answer) in plain_types and call.traits.has_open_body is None
@@ -141,24 +195,7 @@ def _build_finish(policies: Policies) -> Callable[[UpstreamCall], bool]:  # noqa
             return False
         if limits is not None and not is_body_open and not _hold_back_permit(call, limits):
             return False
-        if is_due is not None and is_due():
-            return False
-        ended_ns = now_ns()
-        if state is not None and not is_body_open:
-            if is_traced or call.admission is not state.shared_admission:
-                return False
-            if counters is not None:
-                counters.succeeded_ns = ended_ns
-        if counts_accepted:
-            accepted.add(ended_ns)
-        report = call.report
-        report.outcome = OK
-        report.took = (ended_ns - call.started_ns) / 1e9
-        if last_report.get() is not report:  # the call made calls through other upstreams
-            last_report.set(report)
-        if current.sink is not None and not is_body_open:
-            policies.record(report)
-        return True
+        return record_success(call.admission or _NO_BREAKER, call.report, call.started_ns, is_body_open)
 
     return finish
 

@@ -60,7 +60,7 @@ class UpstreamCall(CallState):
                     return answer
         except BaseException as error:
             self.interruption = error
-        return _unwrap(run(self.call_flow()))
+        return unwrap(run(self.call_flow()))
 
     async def execute_async(self) -> Any:
         """Make the call without blocking the event loop."""
@@ -73,7 +73,7 @@ class UpstreamCall(CallState):
                     return answer
         except BaseException as error:
             self.interruption = error
-        return _unwrap(await run_async(self.call_flow()))
+        return unwrap(await run_async(self.call_flow()))
 
     def call_flow(self) -> Flow[Any]:
         """Make the call; return the last attempt's answer, or ``FailedAttempt``.
@@ -258,7 +258,8 @@ class UpstreamCall(CallState):
         yield from _run_all_flow(releases)
 
 
-def _unwrap(answer: Any) -> Any:
+def unwrap(answer: Any) -> Any:
+    """Return the answer of a call, or raise the error of its last attempt."""
     if type(answer) is FailedAttempt:
         answer.raise_error()
     return answer

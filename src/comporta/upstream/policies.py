@@ -13,7 +13,7 @@ from comporta.clock import Clock
 from comporta.errors import CircuitOpenError, RefusedError
 from comporta.limits.concurrency.call_limits import CallLimits
 from comporta.metrics import count, current_metrics, observe
-from comporta.outcome import Classifier
+from comporta.outcome import PLAIN_TYPES, Classifier, classify
 from comporta.refusals import RefusalHandler
 from comporta.retry.attempts import NO_HOOKS, AttemptHooks
 from comporta.upstream.fast_path import FastPath
@@ -93,7 +93,7 @@ class Policies:
     ``max_wait`` and ``pause_max`` are seconds. ``counts_attempts``: every attempt counts in the breaker, not
     only the last one of a call. ``try_acquire`` takes a token without waiting, where this process decides;
     ``waiters`` are the callers that wait for the limit, by key. ``call_limits`` takes a permit and a token
-    together, where calls need a permit.
+    together, where calls need a permit. Results of ``plain_types`` are successes without a look at them.
     """
 
     name: str
@@ -111,6 +111,7 @@ class Policies:
     hooks: AttemptHooks = NO_HOOKS
     on_refusal: RefusalHandler | None = None
     has_hooks: bool = field(init=False)
+    plain_types: frozenset[type[Any]] = field(init=False)
     fast_path: FastPath = field(init=False)
     max_wait_ns: int = field(init=False)
     try_acquire: Callable[[Any, int], int] | None = field(init=False)
@@ -124,6 +125,8 @@ class Policies:
         bound = self.limiter._flows.bound
         has_hooks = not self.hooks.is_empty
         object.__setattr__(self, "has_hooks", has_hooks)
+        plain_types = PLAIN_TYPES if self.classify is classify else frozenset[type[Any]]()
+        object.__setattr__(self, "plain_types", plain_types)
         object.__setattr__(self, "max_wait_ns", round(self.max_wait * 1e9))
         object.__setattr__(self, "try_acquire", bound.try_acquire if bound.decides_in_process else None)
         object.__setattr__(self, "waiters", self.limiter._flows.wait_queue.waiters_by_key)

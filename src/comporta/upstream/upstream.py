@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from copy import copy
-from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
 
@@ -43,6 +42,7 @@ from comporta.upstream.factory import (
 )
 from comporta.upstream.flows import UpstreamCall
 from comporta.upstream.generators import guard_async_generator, guard_generator
+from comporta.upstream.guarded_function import guard_coroutine_function, guard_function
 from comporta.upstream.health import UpstreamState, upstream_health_flow
 from comporta.upstream.options import UNCHANGED, CallOptions, Unchanged, check_buffer_body, make_timeouts
 from comporta.upstream.policies import Policies
@@ -215,20 +215,8 @@ class Upstream:
             return cast(F, guard_generator(self._prepare, function))
         if kind == "async_generator":
             return cast(F, guard_async_generator(self._prepare, function, self._options))
-        policies, timeouts = self._policies, self._options.timeouts
-        if kind == "coroutine":
-
-            @wraps(function)
-            async def call_async(*args: Any, **kwargs: Any) -> Any:
-                return await UpstreamCall(policies, function, args, kwargs, timeouts).execute_async()
-
-            return cast(F, call_async)
-
-        @wraps(function)
-        def call_sync(*args: Any, **kwargs: Any) -> Any:
-            return UpstreamCall(policies, function, args, kwargs, timeouts).execute()
-
-        return cast(F, call_sync)
+        guard = guard_coroutine_function if kind == "coroutine" else guard_function
+        return cast(F, guard(self._policies, function, self._options.timeouts))
 
     def _prepare(
         self,
