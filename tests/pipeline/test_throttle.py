@@ -328,7 +328,7 @@ def test_acquire__from_threads__waits_in_the_same_queues() -> None:
 
 def test_acquire__too_many_waiters__refuses_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "WAITERS_MAX", 0)
-    throttle = HierarchicalThrottle(100, 10)
+    throttle = HierarchicalThrottle(1000, 10, per=1000)
     assert throttle.sync.acquire("a")
     assert not throttle.sync.acquire("a")
     assert throttle.statistics().refused == 1
