@@ -63,6 +63,16 @@ def granted(throttle: Face, partition: str, tries: int, cost: int = 1) -> int:
     return sum(throttle.acquire(partition, cost, timeout=0) for _ in range(tries))
 
 
+class SteppedClock(ManualClock):
+    """A clock on which a wait lasts until the test advances it, instead of advancing it at once."""
+
+    async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
+        assert seconds is not None
+        ends_ns = self.now_ns() + seconds * 1e9
+        while self.now_ns() < ends_ns and not event.is_set():  # noqa: ASYNC110 - the test advances it
+            await asyncio.sleep(0)
+
+
 async def waiting_for(throttle: HierarchicalThrottle, count: int) -> None:
     while throttle.statistics().waiting < count:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0)
@@ -284,12 +294,14 @@ def test_acquire__waiting_partition__delays_no_other() -> None:
 
 def test_acquire__cancelled_while_it_waits__the_next_waiter_is_served() -> None:
     async def main() -> None:
-        throttle = HierarchicalThrottle(50, 50)
+        clock = SteppedClock(BEGIN)
+        throttle = HierarchicalThrottle(50, 50, state=MemoryStore(clock))
         assert await throttle.acquire("a", 5)
         tasks = [asyncio.create_task(throttle.acquire(name)) for name in ("a", "a", "b", "a", "b")]
         await waiting_for(throttle, 5)
         for task in (tasks[0], tasks[2]):
             task.cancel()
+        clock.advance(0.06)  # three tokens
         ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE)
         assert [end is True for end in ended] == [False, True, False, True, True]
         assert throttle.statistics().granted == 8
