@@ -281,8 +281,10 @@ def test_single_flight__after_a_fork__is_empty() -> None:
 
 
 def test_fetch__long_load__renews_its_lease(tmp_path: Path, source: FakeSource) -> None:
-    one = CacheHarness(HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://", lease_seconds=1.5), None)
-    two = CacheHarness(HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://", lease_seconds=1.5), None)
+    one, two = (
+        CacheHarness(HealthCache(f"sqlite:///{tmp_path}/x.db", state="memory://", lease_seconds=60), None)
+        for _ in range(2)
+    )
     source.may_return.clear()
     results: list[Any] = []
     threads = [
@@ -295,7 +297,8 @@ def test_fetch__long_load__renews_its_lease(tmp_path: Path, source: FakeSource) 
     tables, key = one.cache._core._tables, hash_params(Q)[0]
     first_end = tables.read_claim(key).lease_until
     assert first_end is not None
-    wait_until(lambda: tables.read_claim(key).now > first_end)
+    make_renewal_due(one.cache, key)
+    wait_until(lambda: (tables.read_claim(key).lease_until or 0) > first_end)
     source.may_return.set()
     for thread in threads:
         thread.join()
@@ -303,3 +306,14 @@ def test_fetch__long_load__renews_its_lease(tmp_path: Path, source: FakeSource) 
     assert source.calls == 1
     one.close()
     two.close()
+
+
+def make_renewal_due(cache: HealthCache, key: str) -> None:
+    """Let the maintenance thread renew a lease now instead of after a third of its 60 s."""
+    work = cache._core._maintenance
+    with work._lock:
+        lease = work._leases[key]
+        assert lease.renew_at <= time.monotonic() + 20
+        work._leases[key] = lease._replace(renew_at=0.0)
+    assert work._thread is not None
+    work._thread.wake.set()
