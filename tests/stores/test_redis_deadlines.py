@@ -32,9 +32,14 @@ IN_TIME_SECONDS = 0.5
 READ = ReadRecord("s", "k")
 
 
+@pytest.fixture(autouse=True)
+def empty_server(valkey: Server) -> None:
+    """Remove what other tests have written to the server of this session."""
+    command(valkey, "FLUSHALL")
+
+
 @pytest.fixture
 def proxy(valkey: Server) -> Iterator[FaultProxy]:
-    command(valkey, "FLUSHALL")
     with FaultProxy.to(valkey) as proxy:
         yield proxy
 
