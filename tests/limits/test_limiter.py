@@ -186,9 +186,9 @@ def test_group__several_limits__charges_all_or_none() -> None:
         assert group.sync.acquire([None, "b"], timeout=0.01) is True
 
 
-def test_group__with_a_timeout__takes_all_when_all_are_available() -> None:
+def test_group__with_a_timeout__takes_all_when_all_are_available(clock: ManualClock) -> None:
     async def story() -> list[bool]:
-        store = MemoryStore()
+        store = MemoryStore(clock)
         group = LimitGroup(TokenBucketLimiter("100/s burst 1", store), SlidingWindowLimiter("50/s", store))
         answers = await asyncio.gather(*(group.acquire([None, None], timeout=5) for _ in range(4)))
         assert (await group.decide([None, None], 1)).allowed is False
@@ -234,11 +234,13 @@ def test_shared__whole_limit_and_keys__are_separate() -> None:
         assert [limiter.acquire(key) for key in (None, "a", None, "a")] == [True, True, False, False]
 
 
-def test_limiter__wait_queue_full__refuses_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limiter__wait_queue_full__refuses_the_next_at_once(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
     monkeypatch.setattr(wait_queue, "WAITERS_MAX", 2)
 
     async def story() -> list[bool]:
-        limiter = TokenBucketLimiter("100/s burst 1")
+        limiter = TokenBucketLimiter("100/s burst 1", MemoryStore(clock))
         return await asyncio.gather(*(limiter.acquire("k", timeout=5) for _ in range(4)))
 
     assert asyncio.run(story()) == [True, True, True, False]  # the first does not wait
