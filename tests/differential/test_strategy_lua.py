@@ -7,6 +7,7 @@ and to a real server; every reply must be equal, number by number.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -14,11 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from tests.support import command, max_examples, redis_store
 
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.limits.acquire_up_to import AcquireUpTo
 from comporta.limits.charge import ChargeOperation
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.leases.operation import NO_LEASE, LeaseOperation, LeaseSource
 from comporta.limits.operation import LimitDemand, LimitOperation
-from comporta.limits.strategies.base import CHARGE, EndedLease
+from comporta.limits.peek import PeekOperation
+from comporta.limits.strategies.base import CHARGE, EndedLease, Strategy
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import DeleteRecord, WriteRecord
 from comporta.stores.redis.store import RedisStore
@@ -44,6 +47,7 @@ pauses = st.one_of(
     st.integers(0, 100_000_000),
     st.integers(-5_000_000_000, 5_000_000_000),  # an operator sets the server's clock back and forth
 )
+forward = pauses.filter(lambda pause_us: pause_us >= 0)  # after a step back a peek may store the time
 max_waits = st.sampled_from([0, 0, 0, 1, 500_000, 10_000_000, CHARGE])
 
 
@@ -59,9 +63,11 @@ def _apply(
     return [tuple(reply) for reply in store.apply(LimitOperation(demands, max_wait_us))]
 
 
-def _expire_alike(local: MemoryStore, remote: RedisStore, limit: LimitConfig, name: str) -> None:
+def _expire_alike(
+    local: MemoryStore, remote: RedisStore, limit: LimitConfig, name: str, in_effect: Strategy | None = None
+) -> None:
     """Delete on the server what its own clock, which the test does not move, has not expired."""
-    now_us, strategy_now = local.clock.now_ns() // 1000, limit.build_strategy()
+    now_us, strategy_now = local.clock.now_ns() // 1000, in_effect or limit.build_strategy()
     state = local._space(f"rate_limiter:{name}", strategy_now).table.get("k")
     if state is not None and strategy_now.expires_us(state) <= now_us:
         remote.apply(DeleteRecord(f"rate_limiter:{name}", "k"))
@@ -100,6 +106,34 @@ def test_lua__acquire_script__replies_as_python_does(
             _expire_alike(local, remote, limit, "n")
             operation = AcquireOperation(definition, "k", min(amount, limit.capacity))
             assert remote.apply(operation) == local.apply(operation)
+
+
+@settings(
+    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    limit=limits,
+    override=st.none() | limits,
+    steps=st.lists(st.tuples(forward, st.integers(1, 30), st.booleans()), min_size=1, max_size=40),
+)
+def test_lua__peek_and_acquire_up_to__reply_as_python_does(
+    server: Server, limit: LimitConfig, override: LimitConfig | None, steps: list[tuple[int, int, bool]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local, configured = MemoryStore(clock), limit.build_strategy()
+    in_effect: Strategy = configured
+    with redis_store(server, clock) as remote:
+        if override is not None and limit.strategy is not LimitStrategy.SLIDING_WINDOW:
+            params = LimitConfig.coerce(override, limit.strategy).build_strategy().params
+            in_effect = configured.with_override(params.record_text("changed"))
+            change = params.record_text("changed")
+            remote.apply(WriteRecord("rate_limiter_change", "n", change, None, changes_override=True))
+        for pause_us, amount, takes in steps:
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n", in_effect)
+            make: Any = AcquireUpTo if takes else PeekOperation
+            near = local.apply(make(LimitDemand(in_effect, "n", "k", amount)))
+            assert remote.apply(make(LimitDemand(configured, "n", "k", amount))) == near
 
 
 @settings(

@@ -4,8 +4,9 @@
 - ``manager``, ``monitor``: limiters by name, with metrics and log lines
 - ``config``, ``key``, ``decision``: the values that users pass and receive
 - ``flows``: what a limiter can do, each method once; ``wait_queue``: callers that wait for a limit
-- ``operation``: deciding one or several limits; ``acquire``: the hot path of one limit; ``charge``: charging
-  a limit after an outage; ``reply``: what all of them reply; ``scripts``: their Lua scripts
+- ``operation``: deciding one or several limits; ``acquire``: the hot path of one limit; ``acquire_up_to``:
+  taking what there is; ``peek``: asking without taking; ``charge``: charging a limit after an outage;
+  ``reply``: what all of them reply; ``scripts``: their Lua scripts; ``block``: guarded blocks and decorators
 - ``bound_limits``: a limit on a server; ``fast_decision``: whole decisions where the state is in this process
 - ``strategies``: the limiting algorithms; ``overrides``: changes to a running limit; ``leases``: many units
   in one step; ``concurrency``: calls in flight

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from comporta.clock import to_seconds, to_us
 from comporta.flow import Flow
 from comporta.jitter import uniform
+from comporta.limits.acquire_up_to import AcquireUpTo
 from comporta.limits.bound_limits import AcquireEffect, strategy_effect
-from comporta.limits.config import LimitConfig
+from comporta.limits.config import CAPACITY_MAX, LimitConfig
 from comporta.limits.decision import Decision, Stats, decision_from_reply
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.operation import LimitDemand, LimitOperation
@@ -28,6 +29,7 @@ from comporta.limits.overrides.operation import (
     SetLimit,
 )
 from comporta.limits.overrides.record import PAUSE_US_MAX, ExpiringStrategy
+from comporta.limits.peek import PeekOperation
 from comporta.limits.reply import LimitReply
 from comporta.limits.scripts import LIMIT_SPACE
 from comporta.limits.strategies.registry import strategy_type
@@ -121,10 +123,24 @@ class LimitFlows:
         reply = yield from self._apply_flow(text, cost)
         return decision_from_reply(reply, allowed=reply.wait_us == 0)
 
-    def peek_flow(self, key: Key) -> Flow[Decision]:
-        """Return the use of a key."""
-        reply = yield from self._apply_flow(normalize_key(key), 0)
-        return decision_from_reply(reply, allowed=reply.remaining > 0 and not reply.paused_us)
+    def acquire_up_to_flow(self, key: Key, cost: int) -> Flow[int]:
+        """Take as much of ``cost`` as there is, and return how much that was."""
+        text = normalize_key(key)
+        require_integer("cost", cost, 1, CAPACITY_MAX)
+        if not self.wait_queue.is_empty(text):
+            return 0  # the waiting callers came first
+        demand = yield from self.demand_flow(text, cost)
+        granted: int = yield Apply(self.store, AcquireUpTo(demand))
+        return granted
+
+    def peek_flow(self, key: Key, cost: int = 1) -> Flow[Decision]:
+        """Return what ``decide_flow`` would decide, and take nothing."""
+        text = normalize_key(key)
+        check_cost(cost)
+        yield from self.check_cost_flow(text, cost)
+        demand = yield from self.demand_flow(text, cost)
+        reply: LimitReply = yield Apply(self.store, PeekOperation(demand))
+        return decision_from_reply(reply, allowed=reply.wait_us == 0)
 
     def release_flow(self, key: Key, cost: int) -> Flow[None]:
         """Give ``cost`` back."""

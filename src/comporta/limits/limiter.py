@@ -6,11 +6,13 @@ store. A single decision takes a fast path; every other method drives a flow (``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
 from comporta.flow import run, run_async
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.limits.block import LimitBlock
 from comporta.limits.bound_limits import RemoteBoundLimit
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
@@ -99,9 +101,27 @@ class BaseLimiter:
         """Take ``cost`` if it is available, and return the decision with the use of the key."""
         return await run_async(self._flows.decide_flow(key, cost))
 
-    async def peek(self, key: Key = None) -> Decision:
-        """Return the use of a key without taking anything; ``allowed`` if anything is left."""
-        return await run_async(self._flows.peek_flow(key))
+    async def acquire_up_to(self, key: Key = None, cost: int = 1) -> int:
+        """Take as much of ``cost`` as there is now, in one step, and return how much was granted.
+
+        ``cost`` may be above the capacity. Units that a worker has leased are not counted as available.
+        """
+        return await run_async(self._flows.acquire_up_to_flow(key, cost))
+
+    def limit(
+        self, key: Key | Callable[..., Key] = None, cost: int = 1, timeout: float | None = 0
+    ) -> LimitBlock:
+        """Return a guard for a block, ``async with limiter.limit(key):``, or a decorator of functions.
+
+        It takes ``cost`` before the block or call begins, waiting up to ``timeout`` seconds, and raises
+        ``LimitReachedError`` if the limit refuses. For a decorator, ``key`` may be a function that gets the
+        arguments of the call and returns the key.
+        """
+        return LimitBlock(self._flows, key, cost, timeout)
+
+    async def peek(self, key: Key = None, cost: int = 1) -> Decision:
+        """Return what ``decide`` would return, without taking anything."""
+        return await run_async(self._flows.peek_flow(key, cost))
 
     async def release(self, key: Key = None, cost: int = 1) -> None:
         """Give back units that you took and did not use."""
@@ -165,9 +185,19 @@ class SyncLimiter:
         """Take ``cost`` if it is available, and return the decision with the use of the key."""
         return run(self._flows.decide_flow(key, cost))
 
-    def peek(self, key: Key = None) -> Decision:
-        """Return the use of a key without taking anything; ``allowed`` if anything is left."""
-        return run(self._flows.peek_flow(key))
+    def acquire_up_to(self, key: Key = None, cost: int = 1) -> int:
+        """Take as much of ``cost`` as there is now, in one step, and return how much was granted."""
+        return run(self._flows.acquire_up_to_flow(key, cost))
+
+    def limit(
+        self, key: Key | Callable[..., Key] = None, cost: int = 1, timeout: float | None = 0
+    ) -> LimitBlock:
+        """Return a guard for a block, ``with limiter.sync.limit(key):``, or a decorator of functions."""
+        return LimitBlock(self._flows, key, cost, timeout)
+
+    def peek(self, key: Key = None, cost: int = 1) -> Decision:
+        """Return what ``decide`` would return, without taking anything."""
+        return run(self._flows.peek_flow(key, cost))
 
     def release(self, key: Key = None, cost: int = 1) -> None:
         """Give back units that you took and did not use."""

@@ -112,12 +112,7 @@ class LimitOperation(Operation[list[LimitReply]]):
 
     def fallback(self, outage: Outage) -> LimitOperation:
         """Return the same operation on this worker's share of each limit."""
-        demands = []
-        for demand in self.demands:
-            strategy = demand.current_strategy() if demand.current_strategy else demand.strategy
-            share = fallback_strategy(strategy, demand.name, demand.fallback, outage)
-            demands.append(demand._replace(strategy=share))
-        return LimitOperation(demands, self.max_wait_us)
+        return LimitOperation([on_local_share(demand, outage) for demand in self.demands], self.max_wait_us)
 
     def parse(self, raw: Sequence[Any]) -> list[LimitReply]:
         """Parse the replies, or raise the error that the script returned for one of the keys."""
@@ -128,3 +123,9 @@ class LimitOperation(Operation[list[LimitReply]]):
             parse_reply(demand.name, demand.key, raw[start : start + REPLY_SIZE])
             for demand, start in zip(self.demands, starts, strict=True)
         ]
+
+
+def on_local_share(demand: LimitDemand, outage: Outage) -> LimitDemand:
+    """Return the same demand on this worker's share of the limit."""
+    strategy = demand.current_strategy() if demand.current_strategy else demand.strategy
+    return demand._replace(strategy=fallback_strategy(strategy, demand.name, demand.fallback, outage))

@@ -6,6 +6,7 @@ module knows the order of the parts, and nothing of what they do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 
 from comporta.limits.strategies.registry import strategy_type
@@ -34,33 +35,37 @@ def group_script(names: frozenset[str]) -> Script:
 
 def acquire_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that takes from one limit of a strategy, for any of its keys."""
-    return Script(
-        f"take {name}",
-        partial(_acquire_text, name),
-        batchable=True,
-        keys=(key_text(OVERRIDE_SPACE, limit_name),),
-        arguments=arguments,
-        with_worker_count=True,
-    )
+    return _limit_script("take", partial(_strategy_text, name, "limits/acquire"), name, limit_name, arguments)
+
+
+def acquire_up_to_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
+    """Return the script that takes what there is from one limit of a strategy, for any of its keys."""
+    text = partial(_strategy_text, name, "limits/acquire_up_to")
+    return _limit_script("take up to", text, name, limit_name, arguments)
+
+
+def peek_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
+    """Return the script that asks one limit of a strategy how long a caller would wait, for any key."""
+    return _limit_script("peek", partial(_strategy_text, name, "limits/peek"), name, limit_name, arguments)
 
 
 def lease_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that ends and grants leases of one limit of a strategy, for any of its keys."""
-    return Script(
-        f"lease {name}",
-        partial(_lease_text, name),
-        batchable=True,
-        keys=(key_text(OVERRIDE_SPACE, limit_name),),
-        arguments=arguments,
-        with_worker_count=True,
-    )
+    return _limit_script("lease", partial(_lease_text, name), name, limit_name, arguments)
 
 
 def call_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that takes a permit together with an amount from one limit of a strategy."""
+    return _limit_script("call", partial(_call_text, name), name, limit_name, arguments)
+
+
+def _limit_script(
+    action: str, text: Callable[[], str], name: str, limit_name: str, arguments: tuple[int, ...]
+) -> Script:
+    """Return a script for the keys of one limit; its parameters and its override are sent once."""
     return Script(
-        f"call {name}",
-        partial(_call_text, name),
+        f"{action} {name}",
+        text,
         batchable=True,
         keys=(key_text(OVERRIDE_SPACE, limit_name),),
         arguments=arguments,
@@ -75,8 +80,8 @@ def _group_text(names: tuple[str, ...]) -> str:
 
 
 @cache
-def _acquire_text(name: str) -> str:
-    return "\n".join([*_single_strategy(name), lua("limits/acquire")])
+def _strategy_text(name: str, last_part: str) -> str:
+    return "\n".join([*_single_strategy(name), lua(last_part)])
 
 
 @cache

@@ -106,7 +106,7 @@ local function sliding_window(key, now_us, amount, max_wait_us, commit, capacity
   end
   if commit or trimmed or last_us > now_us and not is_peek then
     if commit or last_us > now_us then
-      recent, last_us = traffic_add(recent, last_us, now_us, amount), now_us
+      recent, last_us = traffic_add(recent, last_us, now_us, commit and amount or 0), now_us
     end
     call('HSET', key, 'used', format('%.0f', used),
       'last', seconds_text(last_us), 'n', recent or '0',

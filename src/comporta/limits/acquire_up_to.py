@@ -1,0 +1,66 @@
+"""Taking what there is: as much of an amount as one limit can grant now, in one step.
+
+Lua version: ``acquire_up_to.lua``, below the Lua text of the strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from comporta.limits.operation import LimitDemand, LimitOperation, on_local_share
+from comporta.limits.reply import unusable_key_error
+from comporta.limits.scripts import LIMIT_SPACE, acquire_up_to_script
+from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+
+
+class AcquireUpTo(Operation[int]):
+    """Take as much of the demanded amount as there is; the reply is how much was granted."""
+
+    __slots__ = ("demand",)
+
+    def __init__(self, demand: LimitDemand) -> None:
+        self.demand = demand
+
+    @property
+    def script(self) -> Script:
+        """The script of the strategy, for any key of the limit."""
+        strategy = self.demand.strategy
+        return acquire_up_to_script(strategy.name, self.demand.name, tuple(strategy.params))
+
+    @property
+    def state_keys(self) -> list[StateKey]:
+        """The state of the key."""
+        return [StateKey(f"{LIMIT_SPACE}:{self.demand.name}", self.demand.key, self.demand.strategy)]
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], int]:
+        """Take what remains, up to the amount."""
+        strategy = self.demand.strategy
+        amount = min(self.demand.amount, strategy.usage(states[0], now_us).remaining)
+        if amount < 1:
+            return [None], 0
+        new, wait_us = strategy.step(states[0], now_us, amount)
+        return [new], 0 if wait_us else amount
+
+    def script_keys(self) -> tuple[str]:
+        """Return the state of the key."""
+        return (key_text(f"{LIMIT_SPACE}:{self.demand.name}", self.demand.key),)
+
+    def script_args(self) -> tuple[int]:
+        """Return the amount."""
+        return (self.demand.amount,)
+
+    def undo(self, reply: int) -> LimitOperation | None:
+        """Return what releases the amount granted to a cancelled caller."""
+        return LimitOperation([self.demand._replace(amount=-reply)]) if reply else None
+
+    def fallback(self, outage: Outage) -> AcquireUpTo:
+        """Return what takes from this worker's share of the limit."""
+        return AcquireUpTo(on_local_share(self.demand, outage))
+
+    def parse(self, raw: Sequence[Any]) -> int:
+        """Parse the amount, or raise the error that the script returned for the key."""
+        granted = raw[0]
+        if isinstance(granted, int):
+            return granted
+        raise unusable_key_error(self.demand.name, self.demand.key, granted)
