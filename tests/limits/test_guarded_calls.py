@@ -193,3 +193,14 @@ def test_acquire_up_to__undone__releases_what_was_granted() -> None:
     store.apply(undo)
     assert store.apply(AcquireUpTo(demand)) == 5
     assert AcquireUpTo(demand).undo(0) is None
+
+
+def test_set_limit__another_strategy__is_refused_in_words(bench: Bench) -> None:
+    limiter = bench.limiter(LimitConfig(1, 5, 5, LimitStrategy.SLIDING_WINDOW))
+    with pytest.raises(
+        ValueError,
+        match=r"strategy of a running limit cannot change: 'pncp' counts by sliding_window, got token_b",
+    ):
+        limiter.set_limit(LimitConfig(1, 5))
+    limiter.set_limit("7/minute")
+    assert limiter.peek("k").limit == 7

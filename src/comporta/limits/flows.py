@@ -237,8 +237,17 @@ class LimitFlows:
     def _override_operation(self, limit: LimitConfig | str | None) -> Operation[OverrideReply]:
         if limit is None:
             return RevokeOverride(self.name, self.params)
+        self._check_strategy(limit)
         config = replace(LimitConfig.coerce(limit, self.config.strategy), lease=self.config.lease)
         return SetLimit(self.name, config.build_strategy().params, str(config))
+
+    def _check_strategy(self, limit: LimitConfig | str) -> None:
+        if isinstance(limit, LimitConfig) and limit.strategy != self.config.strategy:
+            raise ValueError(
+                f"strategy of a running limit cannot change: {self.name!r} counts by "
+                f"{self.config.strategy_name}, got {limit.strategy_name}. Pass text such as '10/s', or "
+                "create a limiter with another name"
+            )
 
     def demand_flow(self, text: str, amount: int) -> Flow[LimitDemand]:
         """Return what an operation wants of this limit."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from comporta.flow import run, run_async
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
@@ -24,11 +24,13 @@ from comporta.limits.strategies.base import Strategy
 from comporta.limits.strategies.registry import strategy_type
 from comporta.names import validate_name
 from comporta.stores.base import Binding, BoundLimit, Fallback, StateKey, Store, WouldBlock
+from comporta.stores.live_objects import LiveObjects, require_picklable, store_at
 from comporta.stores.name_claims import NameClaims
 from comporta.stores.records import RECORD
 from comporta.stores.registry import default_url, resolve_store
 
 _CLAIMS = NameClaims()
+_LIVE: LiveObjects[BaseLimiter] = LiveObjects()
 
 
 class BaseLimiter:
@@ -71,6 +73,12 @@ class BaseLimiter:
         self._try_acquire = bound.try_acquire if bound.decides_in_process else None
         self._acquire_async = bound.acquire_async
         self.sync = SyncLimiter(self._flows)
+        _LIVE.add(self.store, self.name, self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name: another process gets its own limiter of this name, on the same store."""
+        require_picklable(f"limiter {self.name!r}", self.store)
+        return _restore_limiter, (type(self), self.config, self.store.address, self.name)
 
     @property
     def fallback(self) -> Fallback | None:
@@ -172,6 +180,10 @@ class SyncLimiter:
         self._try_acquire = flows.bound.try_acquire if flows.bound.decides_in_process else flows.bound.acquire
         self._acquire = flows.bound.acquire
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse to be pickled."""
+        raise TypeError("limiter.sync cannot be pickled: pickle the limiter, and use its sync there")
+
     def acquire(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> bool:
         """Take ``cost`` from the limit of a key; true if it was granted within ``timeout`` seconds."""
         if timeout == 0 and cost == 1 and not self._waiters_by_key:
@@ -259,6 +271,18 @@ class RedisLimiter(BaseLimiter):
 
     def __init__(self, config: LimitConfig | str, redis_url: str, name: str | None = None) -> None:
         super().__init__(config, redis_url, name)
+
+
+def _restore_limiter(
+    limiter_type: type[BaseLimiter], config: LimitConfig, address: str, name: str
+) -> BaseLimiter:
+    """Return this process's limiter of a name, or a new one with the same configuration."""
+    limiter = _LIVE.find(address, name)
+    if limiter is not None and limiter.config == config:
+        return limiter
+    limiter = limiter_type.__new__(limiter_type)
+    BaseLimiter.__init__(limiter, config, store_at(address), name)
+    return limiter
 
 
 def _bind_limit(config: LimitConfig, store: Store, definition: LimitDefinition) -> BoundLimit:

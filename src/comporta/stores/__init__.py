@@ -11,6 +11,7 @@ means. This package exports what you need to write an engine: see ``docs/guides/
 - ``failover/``: what a worker does while its shared store is unreachable.
 - ``records``, ``history``, ``journal``: operations that any engine can apply; ``lua`` reads their Lua twins.
 - ``effects``: how flows use a store. ``name_claims``: one configuration per name on a store.
+  ``live_objects``: objects by name, for pickles.
 """
 
 from comporta.state_schemes import register_scheme

@@ -71,6 +71,12 @@ def open_store(url: str) -> Store:
         return store
 
 
+def opened_store(address: str) -> Store | None:
+    """Return the open store of an address, if there is one."""
+    with _lock:
+        return next((store for store in _open_stores.values() if store.address == address), None)
+
+
 def _canonical_url(url: str) -> str:
     """Return the same text for URLs that leave out what is the default: the application, or database 0.
 

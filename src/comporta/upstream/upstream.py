@@ -28,6 +28,7 @@ from comporta.refusals import RAISE, refusal_handler
 from comporta.retry.attempts import NO_HOOKS
 from comporta.retry.retry import Retry
 from comporta.signatures import callable_kind
+from comporta.stores.live_objects import LiveObjects, require_picklable
 from comporta.stores.name_claims import NameClaims
 from comporta.stores.registry import default_url, resolve_store
 from comporta.threads import run_cleanup
@@ -67,6 +68,7 @@ _DEFAULT_CLASSIFIER = classify
 """Its outcomes need no check, unlike those of a user's function."""
 
 _CLAIMS = NameClaims()
+_LIVE: LiveObjects[Upstream] = LiveObjects()
 
 
 class _PermitBound(NamedTuple):
@@ -183,6 +185,23 @@ class Upstream:
             hooks=NO_HOOKS if self.retry is None else self.retry._hooks,
         )
         self.sync = SyncUpstream(self)
+        self._is_view = False
+        _LIVE.add(self.store, name, self)
+
+    def __copy__(self) -> Upstream:
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        return view
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name: another process gets its own upstream of this name."""
+        require_picklable(f"upstream {self.name!r}", self.store)
+        if self._is_view:
+            raise TypeError(
+                f"a view of upstream {self.name!r} cannot be pickled: pickle the upstream and call options() "
+                "where it arrives"
+            )
+        return _restore_upstream, (self.store.address, self.name)
 
     def __repr__(self) -> str:
         return f"<Upstream {self.name!r}, {self.limiter.config}>"
@@ -200,6 +219,7 @@ class Upstream:
         never end, such as server-sent events. Make a view once, not for every call.
         """
         view = copy(self)
+        view._is_view = True
         view._options = self._options.change(timeout=timeout)
         view.sync = SyncUpstream(view)
         return view
@@ -289,6 +309,16 @@ class Upstream:
             run_cleanup(self.sync.close)  # a closed coroutine cannot await
         else:
             await self.aclose()
+
+
+def _restore_upstream(address: str, name: str) -> Upstream:
+    upstream = _LIVE.find(address, name)
+    if upstream is None:
+        raise LookupError(
+            f"upstream {name!r} on {address} does not exist in this process: create it at the top of a "
+            "module that this process imports, with the same state"
+        )
+    return upstream
 
 
 class SyncUpstream:
