@@ -30,6 +30,9 @@ class Clock(Protocol):
         Callers divide by 1000: the nanosecond reading is the cheapest that the system offers.
         """
 
+    def unix_offset_us(self) -> int:
+        """Return what to add to this clock's time for Unix time, in microseconds; it may change."""
+
     def sleep(self, seconds: float) -> None:
         """Block the thread for ``seconds``."""
 
@@ -47,6 +50,11 @@ class MonotonicClock:
     """The machine's monotonic clock, which all its processes share and which NTP and operators cannot set."""
 
     now_ns = staticmethod(time.monotonic_ns)
+
+    @staticmethod
+    def unix_offset_us() -> int:
+        """Return how far Unix time is ahead; a machine whose time is set changes it at once."""
+        return (time.time_ns() - time.monotonic_ns()) // 1000
 
     @staticmethod
     def sleep(seconds: float) -> None:

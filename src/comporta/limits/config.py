@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
+from comporta.limits.strategies.calendar_window import calendar_strategy
 from comporta.limits.strategies.fixed_window import FixedWindowStrategy
 from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
 from comporta.limits.strategies.registered_strategy import RegisteredStrategy
 from comporta.limits.strategies.registry import strategy_type
+from comporta.limits.strategies.schedule import PERIODS
 from comporta.limits.strategies.sliding_window import SlidingWindowStrategy
 from comporta.limits.strategies.token_bucket import TokenBucketStrategy
 from comporta.validators import require_choice, require_integer, require_number
@@ -51,6 +54,10 @@ _UNITS = {
 _LIMIT_PATTERN = re.compile(
     r"\s*(?P<amount>\d{1,20})\s*(?:/|per)\s*(?P<periods>\d{1,20}(?:\.\d{1,20})?)?\s*(?P<unit>[a-z]+)"
     r"(?:\s*,?\s*burst\s+(?P<burst>\d{1,20}))?\s*"
+)
+_CALENDAR_PATTERN = re.compile(
+    r"\s*(?P<amount>\d{1,20})\s*(?:/|per)\s*(?P<period>day|month)\s+at\s+(?P<time>\d\d:\d\d)\s+(?P<zone>\S+)\s*",
+    re.IGNORECASE,
 )
 _DURATION_PATTERN = re.compile(r"\s*(?P<periods>\d{1,20}(?:\.\d{1,20})?)\s*(?P<unit>[a-z]+)\s*")
 
@@ -105,17 +112,22 @@ class LimitConfig:
         fallback: str = "share",
         lease: bool | float | str = False,
     ) -> LimitConfig:
-        """Parse ``"10/s"``, ``"100/minute burst 20"`` or ``"5/15m"``.
+        """Parse ``"10/s"``, ``"100/minute burst 20"``, ``"5/15m"`` or ``"1000/day at 00:00 Europe/Lisbon"``.
 
-        The burst of a bucket is the amount itself unless the text gives one. A window has no burst.
+        The burst of a bucket is the amount itself unless the text gives one. A window has no burst. A day or
+        month with a time and a time zone is a calendar window, which is a strategy of its own.
         """
         if not isinstance(text, str):
             raise TypeError(f"limit must be a LimitConfig or a str, got {text!r:.100}")
+        calendar = _CALENDAR_PATTERN.fullmatch(text)
+        if calendar is not None:
+            options: dict[str, Any] = {"distributed": distributed, "fallback": fallback, "lease": lease}
+            return cls(**_calendar_fields(calendar, _strategy_name(strategy)), **options)
         parts = _LIMIT_PATTERN.fullmatch(text.lower())
         if parts is None or parts["unit"] not in _UNITS:
             raise ValueError(
-                f"limit must look like '10/s' or '100/minute burst 20' (units: {', '.join(_UNITS)}), "
-                f"got {text!r:.100}"
+                "limit must look like '10/s', '100/minute burst 20' or '1000/day at 00:00 America/Sao_Paulo' "
+                f"(units: {', '.join(_UNITS)}; with a time also month), got {text!r:.100}"
             )
         amount, window = int(parts["amount"]), float(parts["periods"] or 1) * _UNITS[parts["unit"]]
         require_integer("amount", amount, 1, CAPACITY_MAX)
@@ -137,9 +149,7 @@ class LimitConfig:
     def __str__(self) -> str:
         """Return the limit as people write it, with its strategy."""
         kind = self.strategy_name if self.lease is False else f"{self.strategy_name}, lease {self.lease:g} s"
-        if strategy_type(self.strategy_name).needs_window:
-            return f"{self.capacity} in {self.window:g} s ({kind})"
-        return f"{self.rate:g}/s burst {self.capacity} ({kind})"
+        return f"{strategy_type(self.strategy_name).limit_text(self)} ({kind})"
 
     @property
     def strategy_name(self) -> str:
@@ -154,6 +164,17 @@ class LimitConfig:
     def build_strategy(self) -> RegisteredStrategy:
         """Return the strategy with the numbers of this limit."""
         return strategy_type(self.strategy_name).from_config(self)
+
+
+def _calendar_fields(parts: re.Match[str], strategy: str) -> dict[str, Any]:
+    """Return the numbers and the strategy of a calendar window that a text describes."""
+    period = parts["period"].lower()
+    found = calendar_strategy(period, parts["time"], parts["zone"])
+    if strategy not in (TokenBucketStrategy.name, FixedWindowStrategy.name, found.name):
+        raise ValueError(f"a time of day does not apply to {strategy}, got {parts[0]!r:.100}")
+    amount, window = int(parts["amount"]), PERIODS[period]
+    require_integer("amount", amount, 1, CAPACITY_MAX)
+    return {"rate": amount / window, "capacity": amount, "window": window, "strategy": found.name}
 
 
 def _strategy_name(strategy: LimitStrategy | str) -> str:

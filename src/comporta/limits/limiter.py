@@ -59,7 +59,8 @@ class BaseLimiter:
             self.config,
             advice="choose another name, or call set_limit() on the existing limiter",
         )
-        definition = LimitDefinition(self.config.build_strategy(), self.name, self.config.fallback)
+        strategy = self.config.build_strategy().on_clock(self.store.clock)
+        definition = LimitDefinition(strategy, self.name, self.config.fallback)
         bound = _bind_limit(self.config, self.store, definition)
         self._flows = LimitFlows(
             self.config,

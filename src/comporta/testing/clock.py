@@ -19,6 +19,10 @@ class ManualClock:
         """Return the current time of this clock in nanoseconds."""
         return self._now_ns
 
+    def unix_offset_us(self) -> int:
+        """Return 0: this clock shows Unix time."""
+        return 0
+
     def advance(self, seconds: float) -> None:
         """Move the time forward; a negative value moves it back, as a server's clock may."""
         with self._lock:

@@ -15,6 +15,7 @@ from comporta.limits.strategies.base import Strategy
 from comporta.stores.lua import lua
 
 if TYPE_CHECKING:
+    from comporta.clock import Clock
     from comporta.limits.config import LimitConfig
     from comporta.stores.base import State
 
@@ -50,6 +51,20 @@ class RegisteredStrategy(Strategy):
     def lease_us(cls, config: LimitConfig) -> int:
         """Return how long a lease may keep units from other workers."""
         return to_us(float(config.lease))
+
+    @classmethod
+    def limit_text(cls, config: LimitConfig) -> str:
+        """Return the numbers of a limit as people write them."""
+        if cls.needs_window:
+            return f"{config.capacity} in {config.window:g} s"
+        return f"{config.rate:g}/s burst {config.capacity}"
+
+    def on_clock(self, clock: Clock) -> RegisteredStrategy:
+        """Return the strategy for states that a clock of this process times, rather than a server's.
+
+        Only a strategy that counts by the calendar has to know the difference.
+        """
+        return self
 
     @staticmethod
     @abstractmethod

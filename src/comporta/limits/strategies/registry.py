@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from comporta.limits.strategies.calendar_window import calendar_strategy_of_name
 from comporta.limits.strategies.fixed_window import FixedWindowStrategy
 from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
 from comporta.limits.strategies.registered_strategy import RegisteredStrategy
@@ -40,7 +41,7 @@ def strategy_names() -> tuple[str, ...]:
 
 def strategy_type(name: str) -> type[RegisteredStrategy]:
     """Return the strategy of a name; ``ValueError`` if no strategy has it."""
-    registered = _strategy_types.get(name)
+    registered = _strategy_types.get(name) or calendar_strategy_of_name(name)
     if registered is None:
         names = ", ".join(_strategy_types)
         raise ValueError(

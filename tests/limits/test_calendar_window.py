@@ -1,0 +1,319 @@
+"""Calendar windows: days and months of a time zone, on every store, across clock changes and outages."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import zoneinfo
+from datetime import datetime
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.limits.faces import Bench
+from tests.limits.test_custom_strategy import _operation
+from tests.stores.manual_heartbeat import manual_failover, run_heartbeat
+from tests.support import command, max_examples, redis_store
+
+from comporta import BaseLimiter, FixedWindowLimiter, LimitConfig, LimitGroup, SlidingWindowLimiter
+from comporta.clock import MONOTONIC
+from comporta.errors import StateUnavailableError
+from comporta.limits.manager import limit_config_from_settings
+from comporta.limits.strategies import schedule
+from comporta.limits.strategies.calendar_window import CalendarWindowStrategy
+from comporta.limits.strategies.registry import strategy_type
+from comporta.limits.strategies.schedule import parse_schedule, schedule_of_name
+from comporta.settings import LimitSettings
+from comporta.stores.memory import MemoryStore
+from comporta.stores.records import DeleteRecord
+from comporta.testing import ManualClock, Server
+
+SAO_PAULO = "3/day at 00:00 America/Sao_Paulo"
+BERLIN = "3/day at 02:30 Europe/Berlin"
+MONTHS = "3/month at 00:00 UTC"
+
+
+def _unix(text: str, zone: str = "UTC", fold: int = 0) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=zoneinfo.ZoneInfo(zone), fold=fold).timestamp()
+
+
+def _set_clock(clock: ManualClock, seconds: float) -> None:
+    clock.advance(seconds - clock.now_ns() / 1e9)
+
+
+def test_limiter__day_of_a_zone__begins_at_its_midnight_on_every_store(bench: Bench) -> None:
+    limiter = bench.limiter(SAO_PAULO)
+    _set_clock(bench.clock, _unix("2027-03-09 22:00", "America/Sao_Paulo"))
+    assert [limiter.acquire("k") for _ in range(4)] == [True] * 3 + [False]
+    refused = limiter.decide("k")
+    assert refused.retry_after == refused.reset_after == 2 * 3600
+    bench.clock.advance(2 * 3600 - 0.000001)
+    assert not limiter.acquire("k")
+    bench.clock.advance(0.000001)
+    assert [limiter.acquire("k") for _ in range(4)] == [True] * 3 + [False]
+    limiter.release("k", 2)
+    assert limiter.peek("k").remaining == 2
+    assert limiter.acquire_up_to("k", 5) == 2
+    limiter.reset("k")
+    assert limiter.stats("k").tokens_available == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ("2027-01-31 23:59", "2027-02-01"),
+        ("2028-02-29 12:00", "2028-03-01"),
+        ("2027-12-31 23:00", "2028-01-01"),
+    ],
+)
+def test_limiter__month__ends_with_its_last_day(bench: Bench, first: str, last: str) -> None:
+    limiter = bench.limiter(MONTHS)
+    _set_clock(bench.clock, _unix(first))
+    assert limiter.acquire("k", cost=3)
+    assert limiter.decide("k").retry_after == pytest.approx(_unix(last) - _unix(first))
+    _set_clock(bench.clock, _unix(last))
+    assert limiter.acquire("k", cost=3)
+
+
+def test_limiter__clock_changes__days_have_23_and_25_hours(bench: Bench) -> None:
+    limiter = bench.limiter("3/day at 00:00 Europe/Berlin")
+    for day, hours in (("2027-03-28", 23), ("2027-10-31", 25), ("2027-11-01", 24)):
+        _set_clock(bench.clock, _unix(day, "Europe/Berlin"))
+        assert limiter.acquire("k", cost=3)
+        assert limiter.decide("k").retry_after == hours * 3600
+
+
+@pytest.mark.parametrize(
+    ("before", "begins"),
+    [
+        ("2027-03-28 00:00", _unix("2027-03-28 03:30", "Europe/Berlin")),  # 02:30 does not exist
+        ("2027-10-31 00:00", _unix("2027-10-31 02:30", "Europe/Berlin")),  # the first of two
+    ],
+)
+def test_limiter__time_that_is_skipped_or_repeated__begins_one_window(
+    bench: Bench, before: str, begins: float
+) -> None:
+    limiter = bench.limiter(BERLIN)
+    _set_clock(bench.clock, _unix(before, "Europe/Berlin"))
+    assert limiter.acquire("k", cost=3)
+    assert limiter.decide("k").retry_after == begins - _unix(before, "Europe/Berlin")
+    _set_clock(bench.clock, begins)
+    assert limiter.acquire("k", cost=3)
+    bench.clock.advance(3600)
+    assert not limiter.acquire("k")
+
+
+def test_limiter__clock_set_back_over_the_boundary__grants_no_window_twice(bench: Bench) -> None:
+    limiter = bench.limiter("3/day at 00:00 UTC")
+    midnight = _unix("2027-06-02")
+    _set_clock(bench.clock, midnight - 1)
+    assert limiter.acquire("k", cost=3)
+    _set_clock(bench.clock, midnight + 1)
+    assert limiter.acquire("k", cost=3)
+    _set_clock(bench.clock, midnight - 1)
+    assert not limiter.acquire("k")
+    assert limiter.decide("k").retry_after == 86_401
+    _set_clock(bench.clock, midnight + 2)
+    assert not limiter.acquire("k")
+
+
+def test_limiter__clock_set_back_by_days__keeps_what_was_counted(bench: Bench) -> None:
+    limiter = bench.limiter("3/day at 00:00 UTC")
+    _set_clock(bench.clock, _unix("2027-06-09"))
+    assert limiter.acquire("k", cost=3)
+    _set_clock(bench.clock, _unix("2027-06-02 12:00"))
+    assert not limiter.acquire("k")
+    assert limiter.peek("k").retry_after == 12 * 3600
+    _set_clock(bench.clock, _unix("2027-06-03"))
+    assert limiter.acquire("k")
+
+
+def test_limiter__calendar_window_overridden__obeys_pause_degradation_and_operator(bench: Bench) -> None:
+    limiter = bench.limiter("10/day at 00:00 UTC")
+    degradation = bench.degradation(limiter, drop=0.5)
+    degradation.record_error()
+    assert limiter.stats().limit == 5
+    limiter.pause(1)
+    assert not limiter.acquire()
+    limiter.resume()
+    limiter.set_limit("2/day at 00:00 UTC")
+    assert sum(limiter.acquire() for _ in range(5)) == 2
+    limiter.set_limit("4/day")
+    assert sum(limiter.acquire() for _ in range(5)) == 2
+    with pytest.raises(ValueError, match="window of day_at_0000_utc must be 86400 seconds, got 3600"):
+        limiter.set_limit("4/hour")
+    with pytest.raises(ValueError, match="a time of day does not apply to day_at_0000_utc, got '4/day at 01"):
+        limiter.set_limit("4/day at 01:00 UTC")
+
+
+def test_limiter__calendar_window_with_a_lease__grants_unit_by_unit(bench: Bench) -> None:
+    limiter = bench.limiter(LimitConfig.parse("500/day at 00:00 UTC", lease=True))
+    assert sum(limiter.acquire("k") for _ in range(510)) == 500
+
+
+def test_group__two_schedules__charges_both_or_none(bench: Bench) -> None:
+    day = bench.limiter("3/day at 00:00 UTC", "group.day").target
+    month = bench.limiter("2/month at 06:00 Asia/Tokyo", "group.month").target
+    group = LimitGroup(day, month).sync
+    assert [group.acquire([None, None]) for _ in range(3)] == [True, True, False]
+    assert day.sync.peek().remaining == 1
+
+
+def test_redis__calendar_window__expires_with_it(valkey: Server) -> None:
+    clock = ManualClock(_unix("2027-06-02 20:00"))
+    with redis_store(valkey, clock) as store:
+        BaseLimiter("3/day at 00:00 UTC", store, "n").sync.acquire("k")
+        left_ms = int(command(valkey, "PTTL", "rate_limiter:n:k")[1:])
+        assert 4 * 3_600_000 - 10_000 < left_ms <= 4 * 3_600_000
+
+
+def test_failover__calendar_window__divides_the_limit_and_reports_after_the_outage() -> None:
+    clock = ManualClock(_unix("2027-06-02"))
+    store, primary = manual_failover(clock)
+    limiter = BaseLimiter("10/day at 00:00 UTC", store, "n").sync
+    assert limiter.acquire("k")
+    primary.error = StateUnavailableError("gone")
+    assert not limiter.acquire("k")
+    clock.advance(43_200)
+    assert sum(limiter.acquire("k") for _ in range(7)) == 5
+    primary.error = None
+    while store.fallback is not None:
+        run_heartbeat(store)
+    assert limiter.peek("k").remaining == 4
+    store.close()
+
+
+ZONES = ("UTC", "America/Sao_Paulo", "Europe/Berlin", "Australia/Lord_Howe", "Africa/Casablanca")
+LIMITS = st.builds(
+    "{}/{} at {} {}".format,
+    st.integers(1, 400),
+    st.sampled_from(["day", "month"]),
+    st.sampled_from(["00:00", "02:30", "23:59"]),
+    st.sampled_from(ZONES),
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["limit", "charge", "acquire", "lease"]),
+        st.one_of(st.integers(0, 10_000_000), st.integers(-90_000_000_000, 3_000_000_000_000)),
+        st.integers(-3, 30),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(
+    max_examples=max_examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(text=LIMITS, begin=st.integers(1_600_000_000, 2_400_000_000), steps=STEPS)
+def test_lua__calendar_window__replies_as_python_does(
+    server: Server, text: str, begin: int, steps: list[tuple[str, int, int]]
+) -> None:
+    limit = LimitConfig.parse(text, lease=True)
+    clock = ManualClock(begin)
+    local, strategy = MemoryStore(clock), limit.build_strategy()
+    with redis_store(server, clock) as remote:
+        for what, pause_us, amount in steps:
+            clock.advance(pause_us / 1e6)
+            state = local._space("rate_limiter:n", strategy).table.get("k")
+            if state is not None and strategy.expires_us(state) <= clock.now_ns() // 1000:
+                remote.apply(DeleteRecord("rate_limiter:n", "k"))
+            operation = _operation(what, limit, amount)
+            assert remote.apply(operation) == local.apply(operation)
+
+
+@settings(max_examples=max_examples(300), deadline=None)
+@given(
+    period=st.sampled_from(["day", "month"]),
+    at=st.sampled_from(["00:00", "02:30", "23:59"]),
+    zone=st.sampled_from(ZONES),
+    now=st.integers(1_600_000_000, 2_500_000_000),
+)
+def test_schedule__any_moment__agrees_with_zoneinfo(period: str, at: str, zone: str, now: int) -> None:
+    start, end = parse_schedule(period, at, zone).window(now)
+    assert start <= now < end
+    local = datetime.fromtimestamp(start, zoneinfo.ZoneInfo(zone))
+    hours, minutes = map(int, at.split(":"))
+    begins = local.replace(hour=hours, minute=minutes, fold=0)
+    assert start == begins.timestamp()
+    assert period == "day" or local.day == 1
+
+
+def test_strategy__monotonic_clock__counts_by_unix_time_and_follows_it() -> None:
+    strategy = LimitConfig.parse("3/day at 00:00 UTC").build_strategy()
+    offsets = [1_800_000_000_000_000]
+
+    class SettableClock(ManualClock):
+        def unix_offset_us(self) -> int:
+            return offsets[0]
+
+    timed = strategy.on_clock(SettableClock())
+    state, wait_us = timed.step(None, 5, 3)
+    assert state is not None
+    assert (wait_us, state[1]) == (0, 1_799_971_200_000_000)
+    assert timed.step(state, 6, 1) == (None, 57_599_999_994)
+    offsets[0] += 57_600_000_000  # somebody sets the machine's time
+    assert timed.with_params(strategy.params).step(state, 6, 1)[1] == 0
+    assert timed.expires_us(state) == 57_600_000_000
+    assert timed.used_units(state, 5) == 0
+    assert strategy.used_units(state, state[1]) == 3
+    now_us = MONOTONIC.unix_offset_us() + MONOTONIC.now_ns() // 1000
+    assert now_us == pytest.approx(time.time() * 1e6, abs=1e6)
+
+
+def test_memory__calendar_window__works_on_the_machine_clock() -> None:
+    limiter = FixedWindowLimiter("2/month at 00:00 America/Sao_Paulo").sync
+    assert [limiter.acquire() for _ in range(3)] == [True, True, False]
+    assert 0 < limiter.peek().retry_after <= 31 * 86_400
+
+
+def test_config__calendar_text__reads_back_and_survives_a_pickle() -> None:
+    config = LimitConfig.parse("1000 per DAY at 06:30 America/Sao_Paulo")
+    assert str(config) == "1000/day at 06:30 America/Sao_Paulo (day_at_0630_america_sao_paulo)"
+    assert config.strategy == "day_at_0630_america_sao_paulo"
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - made here
+    assert BaseLimiter(config).name == "day_at_0630_america_sao_paulo-86400-1000"
+    assert issubclass(strategy_type("month_at_0000_etc_gmt_plus_5"), CalendarWindowStrategy)
+    assert limit_config_from_settings(LimitSettings(limit=MONTHS)) == LimitConfig.parse(MONTHS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "5/day at 00:00 America/Sao_Paolo",
+            "time zone must be an IANA name such as .*, got 'America/Sao_Paolo'",
+        ),
+        ("5/day at 00:00 ../../etc/passwd", r"time zone must be an IANA name such as .*, got '\.\./\.\./etc"),
+        ("5/day at 24:00 UTC", "time of a calendar window must be 00:00 to 23:59, got '24:00'"),
+        ("5/day at 00:60 UTC", "time of a calendar window must be 00:00 to 23:59, got '00:60'"),
+        ("0/day at 00:00 UTC", "amount must be .*got 0"),
+        ("5/day at 00:00", "limit must look like .*'1000/day at 00:00 America/Sao_Paulo'"),
+        ("5/month", "with a time also month"),
+        ("5/hour at 00:00 UTC", "limit must look like"),
+    ],
+)
+def test_config__impossible_calendar_text__is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LimitConfig.parse(text)
+
+
+def test_config__calendar_text_for_another_strategy__is_refused() -> None:
+    with pytest.raises(ValueError, match="a time of day does not apply to sliding_window, got '3/day at"):
+        SlidingWindowLimiter(SAO_PAULO)
+
+
+def test_config__machine_without_zones__says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_not_found(_: str) -> None:
+        raise zoneinfo.ZoneInfoNotFoundError("No time zone found")
+
+    monkeypatch.setattr(zoneinfo, "ZoneInfo", raise_not_found)
+    monkeypatch.setattr(zoneinfo, "available_timezones", set)
+    with pytest.raises(ValueError, match=r"has no time zone data\. Install the package tzdata, or use UTC"):
+        schedule.zone_changes.__wrapped__("America/Sao_Paulo")
+    assert schedule.zone_changes.__wrapped__("UTC")[0].offset_s == 0
+
+
+@pytest.mark.parametrize("name", ["day_at_0000_nowhere", "day_at_000_utc", "week_at_0000_utc"])
+def test_schedule__name_that_describes_none__is_none(name: str) -> None:
+    assert schedule_of_name(name) is None
