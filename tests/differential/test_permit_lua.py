@@ -20,6 +20,7 @@ from comporta.limits.concurrency.operation import (
     Permit,
     PermitOperation,
     PermitPool,
+    RegisterPermits,
     ReleasePermits,
     RenewPermit,
 )
@@ -33,7 +34,7 @@ from comporta.testing import ManualClock, Server
 
 PERMITS_KNOWN = [Permit(f"{number:016x}", f"host:{number}") for number in range(6)]
 operation_types = st.sampled_from(
-    [AcquirePermit, AwaitPermit, AwaitPermit, FinalAcquirePermit, ReleasePermits, RenewPermit]
+    [AcquirePermit, AwaitPermit, AwaitPermit, FinalAcquirePermit, ReleasePermits, RenewPermit, RegisterPermits]
 )
 pauses = st.one_of(
     st.just(0), st.integers(0, 1_000_000), st.integers(0, 120_000_000), st.integers(-400_000_000, 400_000_000)
@@ -110,6 +111,10 @@ def test_lua__any_permit_operations_and_times__replies_as_python_does(
     with redis_store(server, clock) as remote:
         stores = StorePair(remote, clock, pool)
         for pause_us, operation_type, permit, number in steps:
+            if operation_type is RegisterPermits:
+                left_us = {known: 1 + 9_000_000 * place for place, known in enumerate(PERMITS_KNOWN[:number])}
+                stores.agree(pause_us, RegisterPermits(pool, left_us))
+                continue
             several = PERMITS_KNOWN[:number] if operation_type is ReleasePermits and number else [permit]
             stores.agree(pause_us, operation_type(pool, *several))
 

@@ -40,10 +40,11 @@ from comporta.limits.concurrency.operation import (
     PermitHolder,
     PermitPool,
     PermitReply,
+    RegisterPermits,
     ReleasePermits,
     new_permit,
 )
-from comporta.stores.base import Operation, Outage, Store
+from comporta.stores.base import GONE, Operation, Outage, Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
 from comporta.stores.redis.store import RedisStore
@@ -419,14 +420,136 @@ def test_outage__several_permits__uses_the_local_share() -> None:
     limit = ConcurrencyLimit("pncp", 10, state=store)
     before = got(limit.sync.acquire())
     primary.error = StateUnavailableError("gone")
-    permits = [limit.sync.acquire() for _ in range(4)]
-    assert [permit is not None for permit in permits] == [True, True, False, False]
+    permits = [limit.sync.acquire() for _ in range(3)]
+    assert [permit is not None for permit in permits] == [True, False, False]
     assert limit.fallback is not None
-    limit.sync.release(before)  # granted by the shared store: nothing to release locally
     assert limit.sync.in_use() == 2
+    limit.sync.release(before)  # granted by the shared store
+    assert limit.sync.in_use() == 1
     limit.sync.release(got(permits[0]))
-    assert limit.sync.acquire()
+    assert [limit.sync.acquire() is not None for _ in range(3)] == [True, True, False]
     store.close()
+
+
+def recover(store: FailoverStore, primary: FailingStore) -> None:
+    primary.error = None
+    while store.fallback is not None:
+        run_heartbeat(store)
+
+
+def test_outage__worker_holds_more_than_its_share__gets_no_permit_until_its_calls_end() -> None:
+    store, primary = manual_failover()
+    store.heartbeat.worker_count.record(2)
+    limit = ConcurrencyLimit("pncp", 4, state=store)
+    permits = [got(limit.sync.acquire()) for _ in range(3)]
+    primary.error = StateUnavailableError("gone")
+    assert limit.sync.acquire() is None
+    limit.sync.release(permits.pop())
+    assert limit.sync.acquire() is None
+    limit.sync.release(permits.pop())
+    assert limit.sync.acquire() is not None
+    assert limit.sync.acquire() is None
+    store.close()
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_recovery__permit_renewed_in_an_outage_longer_than_its_ttl__is_registered_again(
+    clock: ManualClock, is_empty: bool
+) -> None:
+    store, primary = manual_failover(clock)
+    limit = ConcurrencyLimit("pncp", 1, permit_ttl=10, state=store)
+    permit = got(limit.sync.acquire())
+    primary.error = StateUnavailableError("gone")
+    for _ in range(5):
+        clock.advance(4)
+        assert limit.sync.renew(permit)
+        assert limit.sync.acquire() is None
+    if is_empty:
+        primary.update_states(lambda *_: GONE)
+    clock.advance(1)
+    recover(store, primary)
+    assert [holder.seconds_left for holder in limit.sync.holders()] == [pytest.approx(9)]
+    assert limit.sync.acquire() is None
+    assert limit.sync.renew(permit)
+    limit.sync.release(permit)
+    assert limit.sync.in_use() == 0
+    store.close()
+
+
+def test_recovery__permit_not_renewed_in_a_long_outage__has_expired(clock: ManualClock) -> None:
+    store, primary = manual_failover(clock)
+    limit = ConcurrencyLimit("pncp", 1, permit_ttl=10, state=store)
+    permit = got(limit.sync.acquire())
+    primary.error = StateUnavailableError("gone")
+    assert limit.sync.acquire() is None
+    clock.advance(11)
+    assert not limit.sync.renew(permit)
+    recover(store, primary)
+    assert limit.sync.acquire() is not None
+    store.close()
+
+
+def test_recovery__permits_of_the_local_share_and_of_another_worker__all_count_and_grant_no_more() -> None:
+    store, primary = manual_failover()
+    limit = ConcurrencyLimit("pncp", 2, state=store)
+    primary.error = StateUnavailableError("gone")
+    permits = [got(limit.sync.acquire()) for _ in range(2)]
+    primary.error = None
+    assert primary.apply(AcquirePermit(limit._pool, new_permit())).succeeded  # of a worker that has the store
+    recover(store, primary)
+    assert limit.sync.in_use() == 3
+    limit.sync.release(permits.pop())
+    assert limit.sync.acquire() is None
+    limit.sync.release(permits.pop())
+    assert limit.sync.acquire() is not None
+    store.close()
+
+
+def test_recovery__call_ends_while_its_permit_is_being_registered__is_released_by_the_heartbeat() -> None:
+    store, primary = manual_failover()
+    limit = ConcurrencyLimit("pncp", 1, state=store)
+    permit = got(limit.sync.acquire())
+    limit.sync.release(permit)
+    limit._returns.own.add(permit, store.clock.now_ns())
+    operations = limit._returns.own.rejoin_operations()
+    limit.sync.release(permit)
+    for operation in operations:
+        primary.apply(operation)
+    assert limit.sync.in_use() == 1
+    run_heartbeat(store)
+    assert limit.sync.in_use() == 0
+    store.close()
+
+
+def test_own_permits__never_released__are_forgotten_when_they_have_expired(clock: ManualClock) -> None:
+    limit = ConcurrencyLimit("pncp", 2, permit_ttl=10, state=MemoryStore(clock))
+    own = limit._returns.own
+    for number in range(6):
+        got(limit.sync.acquire())
+        clock.advance(6)
+        assert len(own.held_permits(clock.now_ns() // 1000)) == 1, number
+        assert len(own._since_ns) <= 4
+    for _ in range(5):  # more than the store grants: not noted
+        own.add(new_permit(), clock.now_ns())
+    assert len(own._since_ns) == 4
+    own.renew(new_permit())
+    assert len(own._since_ns) == 4
+
+
+def test_shared__more_permits_registered_than_fit__keeps_those_that_last_longest() -> None:
+    with shared_store() as store:
+        pool = PermitPool("pncp", 200, 60_000_000)
+        left_us = {new_permit(): 1_000_000 + 1000 * number for number in range(250)}
+        assert store.apply(RegisterPermits(pool, left_us)).succeeded
+        holders = store.apply(ListHolders(pool))
+        assert len(holders) == 210
+        assert holders[0].seconds_left >= 1
+        assert not store.apply(AcquirePermit(pool, new_permit())).succeeded
+
+
+def test_register__during_an_outage__makes_no_sense() -> None:
+    outage = Outage(0.0, 0, "gone", 1)
+    assert RegisterPermits(PermitPool("pncp", 10, 1_000_000), {new_permit(): 5}).fallback(outage) is None
 
 
 def test_recovery__calls_ended_during_the_outage__releases_their_permits() -> None:
@@ -443,7 +566,7 @@ def test_recovery__calls_ended_during_the_outage__releases_their_permits() -> No
     assert limit.sync.in_use() == 2
     run_heartbeat(store)
     assert limit.sync.in_use() == 0
-    assert limit._returns.unreleased.heartbeat_operation() is None
+    assert limit._returns.own.heartbeat_operation() is None
     store.close()
 
 

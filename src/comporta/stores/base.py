@@ -301,6 +301,13 @@ class HeartbeatSubscriber(ABC):
     def on_heartbeat_reply(self, reply: Any) -> None:
         """Handle the reply, on the heartbeat's thread. Must not raise."""
 
+    def rejoin_operations(self) -> Sequence[Operation[Any]]:
+        """Return what the shared store must know before this worker uses it again, after an outage.
+
+        May be applied more than once in one recovery.
+        """
+        return ()
+
     def recovery_operation(self) -> Operation[Any] | None:
         """Return what copies knowledge that the shared store may have lost into the local state."""
         return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from threading import Lock
 from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
@@ -21,9 +20,10 @@ from comporta.clock import MONOTONIC, SECOND_US
 from comporta.errors import StateError
 from comporta.flow import Flow, run
 from comporta.limits.concurrency.operation import Permit, PermitPool, ReleasePermits
+from comporta.limits.concurrency.own_permits import OwnPermits
 from comporta.limits.leases.scheduler import SCHEDULER, LeaseHolder
 from comporta.limits.wait_queue import WaitQueue
-from comporta.stores.base import HeartbeatSubscriber, Operation, Store
+from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply
 from comporta.threads import run_cleanup
 
@@ -46,8 +46,6 @@ _NEVER_REUSED_NS = -(2**62)
 _PERMIT_TTL_US_MIN = SECOND_US
 """A permit that expires sooner than this is not held back: reuse may shorten its time by 10 ms."""
 
-_RELEASE_BATCH_MAX = 256
-
 
 class ReusablePermit(Permit):
     """A permit that the store granted at ``granted_ns``, when no other process waited for one."""
@@ -55,50 +53,26 @@ class ReusablePermit(Permit):
     granted_ns: int = 0
 
 
-class UnreleasedPermits(HeartbeatSubscriber):
-    """Permits whose calls ended while the shared store was unreachable; the heartbeat releases them there."""
-
-    def __init__(self, pool: PermitPool) -> None:
-        self._pool = pool
-        self._permits: deque[Permit] = deque()
-        self._batch_size = 0
-
-    def add(self, permit: Permit) -> None:
-        """Remember a permit; never more than the limit has."""
-        if len(self._permits) < self._pool.max_permits:
-            self._permits.append(permit)
-
-    def heartbeat_operation(self) -> ReleasePermits | None:
-        """Return what releases a batch of permits in the shared store."""
-        batch = tuple(islice(self._permits, _RELEASE_BATCH_MAX))
-        self._batch_size = len(batch)
-        return ReleasePermits(self._pool, *batch) if batch else None
-
-    def on_heartbeat_reply(self, reply: object) -> None:
-        """Forget the released batch; only the heartbeat thread removes permits."""
-        for _ in range(self._batch_size):
-            self._permits.popleft()
-
-
 class PermitReturns(LeaseHolder):
     """How this process returns the permits of one limit to the store: at once, within 10 ms, or later.
 
     All objects of one program that stand for the same limit share it. ``others_wait``: whether another
-    process waited for a permit when the store last said so.
+    process waited for a permit when the store last said so. ``own``: the permits that calls of this process
+    hold; those that are held back are not among them.
     """
 
     def __init__(self, store: Store, pool: PermitPool) -> None:
         self.store = store
-        self.pool = pool
+        self.own = OwnPermits(pool, store.clock)
+        self.pool = pool._replace(own_permits=self.own.held_permits)
         self.name = pool.name
         self.others_wait = False
-        self.unreleased = UnreleasedPermits(pool)
         self._permits: deque[ReusablePermit] = deque()
         self._queues: WeakSet[WaitQueue] = WeakSet()
         self._releasing: set[Permit] = set()
         self._is_scheduled = False
         self._lock = Lock()
-        store.subscribe(self.unreleased)
+        store.subscribe(self.own)
         fork_safety.register(self)
 
     def add_queue(self, queue: WaitQueue) -> None:
@@ -115,6 +89,7 @@ class PermitReturns(LeaseHolder):
             or self.store.fallback is not None
         ):
             return False
+        self.own.discard(permit)
         self._permits.append(permit)
         if not self._is_scheduled:
             self._is_scheduled = SCHEDULER.schedule(MONOTONIC.now_ns() + _FLUSH_NS, self._flush_due, self)
@@ -134,8 +109,11 @@ class PermitReturns(LeaseHolder):
             return None
         oldest_ns = self.store.clock.now_ns() - _REUSE_NS
         with self._lock:
-            is_fresh = self._permits and self._permits[-1].granted_ns > oldest_ns
-            return self._permits.pop() if is_fresh else None
+            if not self._permits or self._permits[-1].granted_ns <= oldest_ns:
+                return None
+            permit = self._permits.pop()
+        self.own.add(permit, permit.granted_ns)
+        return permit
 
     def _take_all(self, *, releasing: bool = False) -> tuple[list[ReusablePermit], list[Permit]]:
         """Return all permits that are held back, and those that another caller is releasing.
@@ -172,7 +150,8 @@ class PermitReturns(LeaseHolder):
         """Hold back permits that were taken and not used; during an outage the heartbeat releases them."""
         for permit in permits:
             if not self.hold_back(permit):
-                self.unreleased.add(permit)
+                self.own.discard(permit)
+                self.own.release_later(permit)
 
     def release_flow(self, *permits: Permit) -> Flow[None]:
         """Release permits and wake the first waiters.
@@ -182,6 +161,8 @@ class PermitReturns(LeaseHolder):
         later; likewise if the caller is cancelled, because the release may not have been sent.
         """
         released = False
+        for permit in permits:
+            self.own.discard(permit)
         try:
             yield Apply(self.store, ReleasePermits(self.pool, *permits))
             released = self.store.fallback is None
@@ -192,7 +173,7 @@ class PermitReturns(LeaseHolder):
 
     def _after_release(self, unreleased: tuple[Permit, ...]) -> None:
         for permit in unreleased:
-            self.unreleased.add(permit)
+            self.own.release_later(permit)
         for queue in list(self._queues):
             queue.wake_first(QUEUE_KEY)
 
@@ -220,6 +201,7 @@ class PermitReturns(LeaseHolder):
         fork_safety.reinit_lock(self._lock)
         self._permits.clear()
         self._releasing.clear()
+        self.own.clear()
         self._is_scheduled = False
 
     def _flush_due(self) -> None:
@@ -234,6 +216,6 @@ def permit_returns(store: Store, pool: PermitPool) -> PermitReturns:
     """Return the object that all limits of this name on this store share."""
     by_name = _returns_by_store.setdefault(store, WeakValueDictionary())
     returns = by_name.get(pool.name)
-    if returns is None or returns.pool != pool:
+    if returns is None or returns.pool[:3] != pool[:3]:
         returns = by_name[pool.name] = PermitReturns(store, pool)
     return returns

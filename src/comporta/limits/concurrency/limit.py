@@ -71,7 +71,8 @@ class ConcurrencyLimit:
     ``renew`` it. However busy other processes are, the first waiter of each gets the next permit when it has
     waited for about 0.25 s, in order of arrival; a call with ``timeout=0`` overtakes none of them. ``state``
     is a store or its URL; by default the environment names it. While the shared store is unreachable, a
-    worker uses its share: ``max_concurrent`` divided by the number of workers, at least one.
+    worker uses its share: ``max_concurrent`` divided by the number of workers, at least one. The permits that
+    it holds count against its share, can be renewed, and are registered in the store on recovery.
 
     ``sync`` has the same methods for blocking code.
     """
@@ -95,6 +96,7 @@ class ConcurrencyLimit:
         self._wait_queue = WaitQueue()
         self._claim = _CLAIMS.claim(self.store, name, _PermitConfig(max_concurrent, self.permit_ttl))
         self._returns = permit_returns(self.store, self._pool)
+        self._pool = self._returns.pool
         self._returns.add_queue(self._wait_queue)
         self.sync = SyncConcurrencyLimit(self)
 
@@ -166,8 +168,11 @@ class ConcurrencyLimit:
                 self._wait_queue, retry_flow, clock, QUEUE_KEY, timeout, jitter_us=lambda: 0
             )
         if reply_lost and not granted:
-            self._returns.unreleased.add(permit)  # the shared store may have granted it without a reply
-        return permit if granted else None
+            self._returns.own.release_later(permit)  # the shared store may have granted it without a reply
+        if not granted:
+            return None
+        self._returns.own.add(permit, clock.now_ns())
+        return permit
 
     def _operation_type(self, left_us: int) -> type[AcquirePermit]:
         """Return how a waiter with this much time left tries; the final attempt withdraws the claim."""
@@ -189,6 +194,8 @@ class ConcurrencyLimit:
 
     def _renew_flow(self, permit: Permit) -> Flow[bool]:
         reply: PermitReply = yield Apply(self.store, RenewPermit(self._pool, permit))
+        if reply.succeeded:
+            self._returns.own.renew(permit)
         return reply.succeeded
 
     def _holders_flow(self) -> Flow[list[PermitHolder]]:

@@ -4,6 +4,9 @@ A permit has an owner and a deadline. A process that is killed keeps its permits
 deadline and no longer; a refused attempt extends nothing. A process that waits leaves a claim
 (``fairness_queue.py``), and an acquisition leaves a permit free for each due claim of another process.
 
+During an outage of the store a worker uses its share of the permits (``LocalPermitPool``), against which the
+permits count that it already holds. On recovery it registers all that it holds (``RegisterPermits``).
+
 Lua version: ``permits.lua``, ``holders.lua``.
 """
 
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple
@@ -56,6 +59,10 @@ HeldPermits = tuple[HeldPermit, ...]
 """The permits in use."""
 
 
+def _no_permits(now_us: int) -> HeldPermits:
+    return ()
+
+
 class Permit(NamedTuple):
     """The right to one call in flight: a unique ``id``, and the ``owner`` that holds it (``host:pid``)."""
 
@@ -93,14 +100,15 @@ def new_permit() -> Permit:
 class _PermitsCodec:
     """The counts of permits and claims, then deadline, id (of claims: start) and process of each.
 
-    All of them belong to this machine. The youngest claims are dropped if there is no room for them.
+    All of them belong to this machine. The youngest claims are dropped if there is no room for them, and of
+    permits that were registered beyond their number those that expire first.
     """
 
     size = _HEAD.size + _ENTRIES_MAX * _ENTRY.size
 
     @staticmethod
     def pack_into(buffer: Any, offset: int, /, *state: Any) -> None:
-        permits, claims = state
+        permits, claims = state[0][-_ENTRIES_MAX:], state[1]
         claims = claims[: _ENTRIES_MAX - len(permits)]
         entries = [
             *((deadline_us, int(text[:16], 16), _pid(text)) for deadline_us, text in permits),
@@ -136,11 +144,15 @@ PERMITS = _PermitsStateType()
 
 
 class PermitPool(NamedTuple):
-    """The permits of one limit: how many there are, and how long each may be held."""
+    """The permits of one limit: how many there are, and how long each may be held.
+
+    ``own_permits`` returns the permits that this process holds at a time of the local clock.
+    """
 
     name: str
     max_permits: int
     permit_ttl_us: int
+    own_permits: Callable[[int], HeldPermits] = _no_permits
 
     @property
     def state_key(self) -> StateKey:
@@ -150,13 +162,26 @@ class PermitPool(NamedTuple):
     def local_share(self, outage: Outage) -> PermitPool:
         """Return this worker's share: at least one permit, none if the worker has no room."""
         share = 0 if outage.full else max(1, self.max_permits // outage.worker_count)
-        return self._replace(max_permits=share)
+        return LocalPermitPool(*self._replace(max_permits=share))
 
     def held_permits(self, state: State | None, now_us: int) -> HeldPermits:
         """Return the permits in use; a deadline too far ahead, after the clock was set back, is cut."""
         latest_us = now_us + self.permit_ttl_us
         permits, _ = state or EMPTY_PERMITS
         return tuple((min(held[0], latest_us), held[1]) for held in permits if held[0] > now_us)
+
+
+class LocalPermitPool(PermitPool):
+    """A worker's share of the permits during an outage; those that it held before count against it."""
+
+    __slots__ = ()
+
+    def held_permits(self, state: State | None, now_us: int) -> HeldPermits:
+        """Return the permits in use, those of the shared store included that this process holds."""
+        deadlines = {permit: deadline_us for deadline_us, permit in super().held_permits(state, now_us)}
+        for deadline_us, permit in self.own_permits(now_us):
+            deadlines[permit] = max(deadline_us, deadlines.get(permit, 0))
+        return tuple((deadline_us, permit) for permit, deadline_us in deadlines.items())
 
 
 def changed_permits(old: State | None, permits: HeldPermits, claims: Claims) -> State | None:
@@ -212,10 +237,10 @@ class PermitOperation(Operation[PermitReply]):
 
     def script_args(self) -> list[int | str | bytes]:
         """Return the command, the permits, and the numbers of the limit."""
-        _, max_permits, permit_ttl_us = self._pool
-        return [self.command, "\n".join(self._permit_texts), max_permits, permit_ttl_us]
+        pool = self._pool
+        return [self.command, "\n".join(self._permit_texts), pool.max_permits, pool.permit_ttl_us]
 
-    def fallback(self, outage: Outage) -> PermitOperation:
+    def fallback(self, outage: Outage) -> PermitOperation | None:
         """Return the same operation on this worker's share: at least one permit, none if it has no room."""
         return type(self)(self._pool.local_share(outage), *self._permits)
 
@@ -348,6 +373,38 @@ class RenewPermit(PermitOperation):
         return self._with_permit(held, now_us), claims, PermitReply(True)
 
 
+class RegisterPermits(PermitOperation):
+    """Register permits that this process holds, after an outage in which the store may have lost them.
+
+    Each keeps the time that it has left. There may be more permits in use than the limit has afterwards; no
+    other permit is granted until there are fewer.
+    """
+
+    __slots__ = ("_left_us",)
+
+    command = "hold"
+
+    def __init__(self, pool: PermitPool, left_us: Mapping[Permit, int]) -> None:
+        super().__init__(pool, *left_us)
+        self._left_us = tuple(left_us.values())
+
+    def _apply(
+        self, held: HeldPermits, claims: Claims, now_us: int
+    ) -> tuple[HeldPermits, Claims, PermitReply]:
+        registered = zip(self._left_us, self._permit_texts, strict=True)
+        own = [(now_us + left_us, permit) for left_us, permit in registered]
+        return (*self._other_permits(held), *own), claims, PermitReply(True)
+
+    def script_args(self) -> list[int | str | bytes]:
+        """Return the command, each permit after the time that it has left, and the numbers of the limit."""
+        command, _, *numbers = super().script_args()
+        registered = zip(self._left_us, self._permit_texts, strict=True)
+        return [command, "\n".join(f"{left_us} {permit}" for left_us, permit in registered), *numbers]
+
+    def fallback(self, outage: Outage) -> None:
+        """Return nothing: the local share counts these permits anyway."""
+
+
 class ListHolders(Operation[list[PermitHolder]]):
     """List the holders of permits and when each permit expires."""
 
@@ -375,8 +432,8 @@ class ListHolders(Operation[list[PermitHolder]]):
         return (self._pool.permit_ttl_us,)
 
     def fallback(self, outage: Outage) -> ListHolders:
-        """List the permits of this worker's share."""
-        return self
+        """List the permits that this worker holds."""
+        return ListHolders(self._pool.local_share(outage))
 
     def parse(self, raw: Sequence[Any]) -> list[PermitHolder]:
         """Parse pairs of a permit and the microseconds left."""

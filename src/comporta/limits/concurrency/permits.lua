@@ -4,9 +4,10 @@
 -- KEYS  for each operation: a sorted set of permits (`id owner`) by their deadline in µs; a sorted set of the claims of
 --       waiting processes (`since owner`, in µs) by their expiry in µs
 -- ARGV  1: now in µs, or 0 for the server's clock;
---       then for each operation: take, wait (take or leave a claim), last (take or withdraw the claim), give or renew;
---       the permit (give: one or more, one per line; take, wait and last: further lines are
---       permits to release first); the number of permits; the time to live of a permit in µs
+--       then for each operation: take, wait (take or leave a claim), last (take or withdraw the claim), give, renew or
+--       hold (register permits in use); the permit (give: one or more, one per line; take, wait and last: further
+--       lines are permits to release first; hold: one or more, one per line, each after the µs that it has left);
+--       the number of permits; the time to live of a permit in µs
 -- reply for each operation: 1 if it succeeded, else 0; for a refusal the µs until the first deadline, else 0; for a
 --       refused wait the µs after which to retry, or 0 for the usual pause. If a key is unusable: an error text in
 --       place of the first, then 0 for the permits or 1 for the claims
@@ -55,6 +56,13 @@ local function apply(key, waiting, command, permit, max_permits, ttl_us)
   if permits_error then return permits_error, 0, 0 end
   if command == 'give' then
     return math.min(1, remove_permits(key, permit)), 0, 0
+  end
+  if command == 'hold' then
+    for left_us, held in string.gmatch(permit, '(%d+) ([^\n]+)') do
+      redis.call('ZADD', key, integer_text(now_us + left_us), held)
+    end
+    redis.call('PEXPIRE', key, integer_text(math.ceil(ttl_us / 1000))) -- no permit has a later deadline
+    return 1, 0, 0
   end
   if command == 'renew' then
     if redis.call('ZREM', key, permit) == 0 then return 0, 0, 0 end

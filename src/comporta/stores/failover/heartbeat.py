@@ -256,7 +256,7 @@ class Heartbeat:
                 self._record_heartbeat(store, run)
             self._apply_recovery_operations(local_share)
             if maybe_own_fault and self._is_brief_outage(store):
-                _send_reports(primary, local_share)
+                self._report(primary, local_share)
             elif not self._rejoin(store, local_share, run):
                 return 0.0
         except StateAuthError as error:
@@ -267,7 +267,8 @@ class Heartbeat:
             return self._probe_pause
         store.recover()
         with suppress(*ENGINE_ERRORS):  # what callers were granted while the reports were being sent
-            _send_reports(primary, local_share)
+            self._report(primary, local_share)
+        self.poll_soon()  # subscribers may have operations that waited for the recovery
         return HEARTBEAT_SECONDS
 
     def _rejoin(self, store: HeartbeatOwner, local_share: LocalShare, run: HeartbeatRun) -> bool:
@@ -277,12 +278,21 @@ class Heartbeat:
         moment_ns = MONOTONIC.now_ns() + 1000 * left_us[-1]
         if not run.wait_until(moment_ns - _REPORT_LEAD_NS):
             return False
-        _send_reports(store.primary, local_share)
+        self._report(store.primary, local_share)
         if not run.wait_until(moment_ns):
             return False
         self._record_heartbeat(store, run)
-        _send_reports(store.primary, local_share)
+        self._report(store.primary, local_share)
         return True
+
+    def _report(self, primary: Store, local_share: LocalShare) -> None:
+        """Report to the store what was granted without it, and what subscribers hold."""
+        _send_reports(primary, local_share)
+        with self._lock:
+            subscribers = list(self._subscribers)
+        operations = [operation for each in subscribers for operation in each.rejoin_operations()]
+        for start in range(0, len(operations), primary.batch_size):
+            primary.apply_many(operations[start : start + primary.batch_size])
 
     def _apply_recovery_operations(self, local_share: LocalShare) -> None:
         """Write what subscribers know, and the store may have lost, into the local share for its reports."""
