@@ -11,6 +11,7 @@ from tests.breaker.drivers import Driver
 from tests.support import wait_until
 
 from comporta import CircuitBreaker, CircuitOpenError
+from comporta.breaker.block import _AsyncGeneratorBlock
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.stores.base import Store
 from comporta.testing import ManualClock
@@ -163,8 +164,9 @@ def test_generator__decorated_and_failing__counts_and_passes_the_error_on(store:
     assert breaker.sync.get_state().reason == "OSError: reset by peer"
 
 
-def test_generator__probe_that_is_dropped_or_closed__gives_the_probe_back(
-    store: Store, clock: ManualClock
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_generator__probe_that_is_closed_or_dropped_between_items__counts_as_a_success(
+    store: Store, clock: ManualClock, is_closed: bool
 ) -> None:
     breaker = _breaker(store)
 
@@ -174,13 +176,47 @@ def test_generator__probe_that_is_dropped_or_closed__gives_the_probe_back(
         yield 2
 
     _trip_and_wait(breaker, clock)
-    for _ in range(2):
-        for _ in pages():
-            assert len(breaker.sync.get_state().probes) == 1
-            break
-        gc.collect()
-        wait_until(lambda: not breaker.sync.get_state().probes)
-    assert breaker.phase == "half_open"
+    stream = pages()
+    assert next(stream) == 1
+    assert len(breaker.sync.get_state().probes) == 1
+    if is_closed:
+        stream.close()  # type: ignore[attr-defined]  # a generator
+    del stream
+    gc.collect()
+    wait_until(lambda: breaker.sync.get_state().phase == "closed")
+
+
+def test_generator__cleanup_of_a_closed_one_fails__counts_as_that_error(store: Store) -> None:
+    breaker = _breaker(store, threshold=3)
+
+    @breaker
+    def pages() -> Generator[int, None, None]:
+        try:
+            yield 1
+        finally:
+            raise OSError("reset by peer")
+
+    @breaker
+    async def pages_async() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            raise OSError("reset by peer")
+
+    async def main() -> None:
+        stream = pages_async()
+        await anext(stream)
+        with pytest.raises(OSError, match="reset"):
+            await stream.aclose()
+        await breaker.aclose()
+
+    stream = pages()
+    next(stream)
+    with pytest.raises(OSError, match="reset"):
+        stream.close()
+    wait_until(lambda: breaker.sync.get_state().failures == 1)
+    asyncio.run(main())
+    wait_until(lambda: breaker.sync.get_state().failures == 2)
 
 
 def test_async_generator__decorated__passes_on_what_is_sent_and_thrown(store: Store) -> None:
@@ -234,7 +270,7 @@ def test_async_generator__decorated_and_exhausted__returns_every_item() -> None:
     assert asyncio.run(main()) == [0, 1, 2]
 
 
-def test_async_generator__probe_that_is_closed__gives_the_probe_back_and_closes_the_inner_one(
+def test_async_generator__probe_that_is_closed__is_a_success_and_closes_the_inner_one(
     store: Store, clock: ManualClock
 ) -> None:
     breaker = _breaker(store)
@@ -257,12 +293,11 @@ def test_async_generator__probe_that_is_closed__gives_the_probe_back_and_closes_
         await breaker.aclose()
 
     asyncio.run(main())
-    wait_until(lambda: not breaker.sync.get_state().probes)
+    wait_until(lambda: breaker.sync.get_state().phase == "closed")
     assert closed == [True]
-    assert breaker.phase == "half_open"
 
 
-def test_async_generator__dropped_after_its_event_loop__gives_the_probe_back(
+def test_async_generator__dropped_after_its_event_loop__counts_as_a_success(
     store: Store, clock: ManualClock
 ) -> None:
     breaker = _breaker(store)
@@ -284,6 +319,25 @@ def test_async_generator__dropped_after_its_event_loop__gives_the_probe_back(
     loop.close()
     del stream
     gc.collect()
-    wait_until(lambda: metrics.value("breaker_calls", breaker="pncp", outcome="cancelled") == 1)
+    wait_until(lambda: metrics.value("breaker_calls", breaker="pncp", outcome="success") == 1)
     use_metrics(before)
+    wait_until(lambda: breaker.sync.get_state().phase == "closed")
+
+
+def test_async_generator__dropped_while_it_produces_an_item__gives_the_probe_back(
+    store: Store, clock: ManualClock
+) -> None:
+    breaker = _breaker(store)
+
+    async def enter() -> _AsyncGeneratorBlock:
+        block = _AsyncGeneratorBlock(breaker._guard)
+        await block.__aenter__()
+        return block
+
+    _trip_and_wait(breaker, clock)
+    block = asyncio.run(enter())
+    assert len(breaker.sync.get_state().probes) == 1
+    del block
+    gc.collect()
     wait_until(lambda: not breaker.sync.get_state().probes)
+    assert breaker.sync.get_state().phase == "half_open"

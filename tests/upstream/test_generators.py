@@ -170,6 +170,37 @@ def test_generator__closed_or_dropped__runs_its_cleanup_and_counts_as_a_success(
         assert closed == number
 
 
+def test_generators__cleanup_of_a_closed_one_fails__count_as_that_error(upstream: Upstream) -> None:
+    @upstream.guard
+    def pages() -> Generator[int, None, None]:
+        try:
+            yield 1
+        finally:
+            raise OSError("reset by peer")
+
+    @upstream.guard
+    async def pages_async() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            raise OSError("reset by peer")
+
+    async def main() -> None:
+        stream = pages_async()
+        await anext(stream)
+        with pytest.raises(OSError, match="reset"):
+            await stream.aclose()
+
+    stream = pages()
+    next(stream)
+    with pytest.raises(OSError, match="reset"):
+        stream.close()
+    wait_until(lambda: failures(upstream) == 1)
+    asyncio.run(main())
+    wait_until(lambda: failures(upstream) == 2)
+    wait_until(lambda: in_flight(upstream) == 0)
+
+
 def test_async_generator__closed__runs_its_cleanup_and_releases(upstream: Upstream) -> None:
     closed = False
 

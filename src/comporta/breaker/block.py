@@ -81,27 +81,47 @@ class AsyncBlock(_Block):
             await guard.finish_async(admission, error)
 
 
-class _GeneratorBlock(AsyncBlock):
+class _SyncGeneratorBlock(SyncBlock):
+    """The block of a generator; one that its caller closes or drops between two items is a success."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, GeneratorExit):
+            run_cleanup(super().__exit__, None, None, None)
+        else:
+            super().__exit__(kind, error, trace)
+
+
+class _AsyncGeneratorBlock(AsyncBlock):
     """The block of an async generator, which also ends if the generator never does.
 
     The garbage collector drops an async generator without running the rest of it if its event loop is closed.
+    ``is_between_items``: the caller has an item and has not asked for the next one. A generator that it closes
+    or drops then is a success; one that is dropped while it produces an item has no result.
     """
 
-    __slots__ = ("_ended",)
+    __slots__ = ("_ended", "is_between_items")
 
     def __init__(self, guard: CallGuard) -> None:
         super().__init__(guard)
-        self._ended = False
+        self._ended = self.is_between_items = False
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True
-        await super().__aexit__(kind, error, trace)
+        if isinstance(error, GeneratorExit) and self.is_between_items:
+            run_cleanup(self._guard.finish, self._admission, None)
+        else:
+            await super().__aexit__(kind, error, trace)
 
     def __del__(self) -> None:
         if self._admission is not None and not self._ended:
-            run_elsewhere(self._guard.finish, self._admission, GeneratorExit())
+            error = None if self.is_between_items else GeneratorExit()
+            run_elsewhere(self._guard.finish, self._admission, error)
 
 
 def decorate_generator(
@@ -111,7 +131,7 @@ def decorate_generator(
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        with SyncBlock(guard):
+        with _SyncGeneratorBlock(guard):
             return (yield from function(*args, **kwargs))
 
     return call
@@ -124,19 +144,23 @@ def decorate_async_generator(
 
     @wraps(function)
     async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        async with _GeneratorBlock(guard):
+        block = _AsyncGeneratorBlock(guard)
+        async with block:
             inner = function(*args, **kwargs)
             try:
                 item = await anext(inner)
                 while True:
+                    block.is_between_items = True
                     try:
                         sent = yield item
                     except GeneratorExit:
                         await inner.aclose()
                         raise
                     except BaseException as error:  # the caller throws it into the generator
+                        block.is_between_items = False
                         item = await inner.athrow(error)
                     else:
+                        block.is_between_items = False
                         item = await inner.asend(sent)
             except StopAsyncIteration:
                 return

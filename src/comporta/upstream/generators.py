@@ -84,8 +84,10 @@ def _rest(started: StartedGenerator[Generator[Any, Any, Any]], body: OpenBody) -
         except GeneratorExit:
             try:
                 generator.close()
-            finally:
-                body.drop()
+            except BaseException as error:
+                body.drop(error)
+                raise
+            body.drop()
             raise
         except BaseException as error:
             step = partial(generator.throw, error)
@@ -124,8 +126,10 @@ def guard_async_generator(
             except GeneratorExit:
                 try:
                     await generator.aclose()
-                finally:
-                    body.drop()
+                except BaseException as error:
+                    body.drop(error)
+                    raise
+                body.drop()
                 raise
             except BaseException as error:
                 step = partial(generator.athrow, error)
