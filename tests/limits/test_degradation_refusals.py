@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from tests.limits.faces import BEGIN, Bench, Face
@@ -15,7 +15,11 @@ from comporta import BaseLimiter, Degradation, LimitConfig, LimitStrategy
 from comporta.events import latest_events
 from comporta.limits.overrides.operation import LowerByStep
 from comporta.limits.overrides.record import OverrideRecord, rate_text
+from comporta.stores.base import Operation
+from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
+
+R = TypeVar("R")
 
 RULES = {"steps": 900, "accepted": 850, "cubic": 800}
 """The limit after one refusal, of 1000."""
@@ -122,6 +126,65 @@ def test_refusal__clock_set_back_since_the_last_drop__lowers_the_limit_again(ben
     bench.clock.advance(-60)
     degradation.record_error(took=0.1)
     assert limit_of(degradation) == 640
+
+
+class SlowStore(MemoryStore):
+    """A store that is reached 0.3 s late: the event loop, a lock or the network was slow."""
+
+    async def apply_async(self, operation: Operation[R]) -> R:
+        assert isinstance(self.clock, ManualClock)
+        await asyncio.sleep(0)
+        self.clock.advance(0.3)
+        return self.apply(operation)
+
+
+@pytest.mark.parametrize(("rule", "once"), RULES.items())
+def test_refusals__of_two_workers_whose_store_is_reached_late__lower_the_limit_once(
+    rule: str, once: int
+) -> None:
+    store = SlowStore(ManualClock(BEGIN))
+    workers = [Degradation(BaseLimiter("1000/s", store, "pncp"), rule=rule) for _ in range(2)]
+
+    async def refuse_all() -> None:
+        await asyncio.gather(*(worker.record_error(took=0.1) for worker in workers * 10))
+
+    asyncio.run(refuse_all())
+    assert BaseLimiter("1000/s", store, "pncp").sync.stats().limit == once
+
+
+@pytest.mark.parametrize(("rule", "once"), RULES.items())
+def test_refusal__operation_applied_long_after_its_call__has_the_age_of_then(
+    bench: Bench, rule: str, once: int
+) -> None:
+    degradation = degraded(bench, rule, round_trip=0.01)
+    late = degradation.target._flows._lower_operation(None, 150_000)
+    degradation.record_error(took=0.1)
+    bench.clock.advance(0.5)
+    assert not bench.store.apply(late).changed
+    assert limit_of(degradation) == once
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_refusal__clock_of_the_store_steps_back_a_little__is_answered_by_the_last_drop(
+    bench: Bench, rule: str
+) -> None:
+    degradation, other = (degraded(bench, rule, round_trip=0.01) for _ in range(2))
+    degradation.record_error(took=0.1)
+    once = limit_of(degradation)
+    bench.clock.advance(-0.02)
+    other.record_error(took=0.01)
+    bench.clock.advance(0.02)
+    assert limit_of(other) == once
+
+
+def test_refusal__arrives_after_the_limit_has_recovered_from_the_drop__lowers_nothing(bench: Bench) -> None:
+    degradation = degraded(bench)
+    degradation.record_error(took=0.1)
+    assert successes(bench, degradation, 10) == 1000
+    degradation.record_error(took=11)
+    assert limit_of(degradation) == 1000
+    degradation.record_error(took=9)
+    assert limit_of(degradation) == 800
 
 
 def test_refusals__twenty_threads_of_two_workers__lower_the_limit_once(valkey: Server) -> None:

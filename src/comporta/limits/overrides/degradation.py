@@ -124,7 +124,7 @@ class Degradation:
         """Lower the limit: the upstream is overloaded, or refused a request.
 
         With ``took``, nothing changes if any worker lowered the limit after this request was sent, or for the
-        pause that lasts now.
+        pause that lasts now, however late the refusal arrives.
         """
         await run_async(self._flows.lower_flow(accepted_rate, took))
 
@@ -158,6 +158,8 @@ class DegradationFlows:
         self._is_curve = degradation.rule == "cubic"
         self._step_us = max(1, self._every_us // _CURVE_STEPS)
         self._last_attempt_us: int | None = None
+        self._lowered_us: int | None = None
+        """When this worker last learned that it lowered the limit; the record forgets that on recovery."""
 
     def lower_flow(self, accepted_rate: float | None = None, took: float | None = None) -> Flow[bool]:
         """Lower the limit; true if it was lowered."""
@@ -165,15 +167,23 @@ class DegradationFlows:
             require_number("accepted_rate", accepted_rate, 0, ACCEPTED_RATE_MAX, unit="requests per second")
         if took is not None:
             require_number("took", took, 0, TIMEOUT_MAX, unit="seconds")
+        now_us = self._limit_flows.store.clock.now_ns() // 1000
+        if took is not None and self._is_answered_here(now_us, now_us - to_us(took)):
+            return False
         age_us = 0 if took is None else to_us(took) + _SENT_MARGIN_US
-        self._last_attempt_us = self._limit_flows.store.clock.now_ns() // 1000
+        self._last_attempt_us = now_us
         reply = yield from self._override_flow(self._lower_operation(accepted_rate, age_us))
         if reply is None or not reply.changed:
             return False
+        self._lowered_us = self._limit_flows.store.clock.now_ns() // 1000
         if self._limit_flows.lease_client is not None:
             yield from self._limit_flows.lease_client.recall_flow()
         self._publish("degraded", "lowered", reply, "warning")
         return True
+
+    def _is_answered_here(self, now_us: int, sent_us: int) -> bool:
+        """Whether this worker lowered the limit after it sent a call, however long ago that was."""
+        return self._lowered_us is not None and sent_us <= self._lowered_us <= now_us
 
     def raise_flow(self) -> Flow[bool]:
         """Raise the limit by a step; true if it was raised."""
@@ -216,13 +226,14 @@ class DegradationFlows:
 
     def _lower_operation(self, accepted_rate: float | None, age_us: int) -> Operation[OverrideReply]:
         name, params = self._limit_flows.name, self._limit_flows.params
+        clock = self._limit_flows.store.clock
         if self._is_curve:
-            return LowerByFraction(name, params, self._drop, self._floor, age_us)
+            return LowerByFraction(name, params, self._drop, self._floor, age_us, clock=clock)
         if self._degradation.rule == "steps":
-            return LowerByStep(name, params, self._drop, self._floor, age_us)
+            return LowerByStep(name, params, self._drop, self._floor, age_us, clock=clock)
         rate = self._degradation.current if accepted_rate is None else accepted_rate
         per_1000_s = round(1000 * ACCEPTED_FRACTION * rate)
-        return LowerToRate(name, params, per_1000_s, self._floor, age_us, self._round_trip_us)
+        return LowerToRate(name, params, per_1000_s, self._floor, age_us, self._round_trip_us, clock=clock)
 
     def _override_flow(self, operation: Operation[OverrideReply]) -> Flow[OverrideReply | None]:
         """Change the override; ``None`` if the store fails, which must not fail the caller's request."""

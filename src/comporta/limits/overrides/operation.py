@@ -6,7 +6,8 @@ no worker can see the new rate with the old burst.
 
 Many calls may be refused at once, by one decision of the upstream. An operation that lowers the limit can
 carry the age of its call: if the last drop was later than the call was sent, or belongs to the pause that
-lasts now, the operation changes nothing, whichever worker made the drop.
+lasts now, the operation changes nothing, whichever worker made the drop. The age grows until the operation is
+applied or sent: a slow event loop or a lock must not make a call look younger than it is.
 
 Lua version: ``override.lua``.
 """
@@ -18,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from comporta.clock import Clock
 from comporta.limits.overrides.record import DEGRADATION_TTL_US, OverrideRecord, one_request_share
 from comporta.limits.scripts import OVERRIDE_SPACE
 from comporta.limits.strategies.base import LimitParams
@@ -25,6 +27,11 @@ from comporta.ramp import FULL_SHARE, cubic_share, is_due, step_down, step_down_
 from comporta.stores.base import GONE, Operation, Script, State, StateKey
 from comporta.stores.lua import lua
 from comporta.stores.records import NEVER_US, RECORD
+
+
+CLOCK_STEP_US_MAX = 1_000_000
+"""A drop that is further ahead than this was made before the clock was set back. One that is less far ahead
+was made a moment ago: a server's clock may step back a little between two operations."""
 
 
 class OverrideReply(NamedTuple):
@@ -117,25 +124,48 @@ class ReadOverride(OverrideOperation):
     changes_override = False
 
 
-class LowerByStep(OverrideOperation):
-    """Lower the limit by a step, but not below a floor; both in millionths of the original limit.
+class LowerOperation(OverrideOperation):
+    """Base of the operations that lower a limit; their third number is the age of the refused call in µs.
 
-    ``age_us``, as in the other operations that lower a limit, is the age of the refused call. With 0 each
-    error counts.
+    The age is that at the creation of the operation, and grows by ``clock``. With 0 each error counts.
     """
+
+    __slots__ = ("_clock", "_created_us")
+
+    def __init__(self, name: str, params: LimitParams, *args: int, clock: Clock | None = None) -> None:
+        super().__init__(name, params, *args)
+        self._clock = clock
+        self._created_us = 0 if clock is None else clock.now_ns() // 1000
+
+    def _age_us(self) -> int:
+        """Return the age of the call now; 0 if each error counts."""
+        age_us = self._args[2]
+        if not age_us or self._clock is None:
+            return age_us
+        return age_us + max(0, self._clock.now_ns() // 1000 - self._created_us)
+
+    def script_args(self) -> list[int | str | bytes]:
+        """Return the arguments with the age as of now."""
+        args = super().script_args()
+        args[7] = self._age_us()
+        return args
+
+
+class LowerByStep(LowerOperation):
+    """Lower the limit by a step, but not below a floor; both in millionths of the original limit."""
 
     __slots__ = ()
 
     command = "drop"
 
     def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
-        by, floor, age_us, _ = self._args
-        if _is_answered(current, now_us, age_us):
+        by, floor, *_ = self._args
+        if _is_answered(current, now_us, self._age_us()):
             return None
         return _lowered_record(current, step_down(current.share, by, floor), now_us)
 
 
-class LowerByFraction(OverrideOperation):
+class LowerByFraction(LowerOperation):
     """Lower the limit by a fraction of the current limit, but not below a floor, and start a curve."""
 
     __slots__ = ()
@@ -143,15 +173,15 @@ class LowerByFraction(OverrideOperation):
     command = "cut"
 
     def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
-        by, floor, age_us, _ = self._args
-        if _is_answered(current, now_us, age_us):
+        by, floor, *_ = self._args
+        if _is_answered(current, now_us, self._age_us()):
             return None
         target = current.share - current.share * by // FULL_SHARE
         lowered = _lowered_record(current, step_down_to(current.share, target, floor), now_us)
         return replace(lowered, peak=current.share, curve_start_us=now_us)
 
 
-class LowerToRate(OverrideOperation):
+class LowerToRate(LowerOperation):
     """Lower the limit to a rate in requests per 1000 s, but not below a floor; once in ``round_trip_us``."""
 
     __slots__ = ()
@@ -159,10 +189,10 @@ class LowerToRate(OverrideOperation):
     command = "accept"
 
     def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
-        rate, floor, age_us, round_trip_us = self._args
+        rate, floor, _, round_trip_us = self._args
         if current.share < FULL_SHARE and not is_due(now_us, current.last_drop_us, round_trip_us):
             return None
-        if _is_answered(current, now_us, age_us):
+        if _is_answered(current, now_us, self._age_us()):
             return None
         capacity, per_us, unit, window_us = current.base
         # as floats, because Lua has only those
@@ -268,7 +298,7 @@ class RevokeOverride(OverrideOperation):
 
 def _is_answered(record: OverrideRecord, now_us: int, age_us: int) -> bool:
     """Whether the last drop answers the refusal of a call that was sent ``age_us`` ago, too."""
-    if not age_us or record.share == FULL_SHARE or record.last_drop_us > now_us:
+    if not age_us or record.share == FULL_SHARE or record.last_drop_us > now_us + CLOCK_STEP_US_MAX:
         return False
     is_of_this_pause = record.paused_until_us > 0 and record.last_drop_us >= record.pause_start_us
     return is_of_this_pause or record.last_drop_us >= now_us - age_us

@@ -18,6 +18,7 @@
 --       the record after the change, or an empty text if there is none}
 
 local WHOLE, DEGRADATION_TTL_US, PAUSE_US_MAX, PAUSE_SLACK_US = 1000000, 300000000, 86400000000, 60000000
+local CLOCK_STEP_US_MAX = 1000000
 local key, command, now_us = KEYS[1], ARGV[2], time_us(ARGV[1])
 local base = {tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])}
 local first, second, third, fourth = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -99,7 +100,7 @@ end
 
 -- See `_is_answered` in operation.py.
 local function is_answered(age_us)
-  if age_us == 0 or share == WHOLE or dropped_us > now_us then return false end
+  if age_us == 0 or share == WHOLE or dropped_us > now_us + CLOCK_STEP_US_MAX then return false end
   return until_us > 0 and dropped_us >= pause_start_us() or dropped_us >= now_us - age_us
 end
 
