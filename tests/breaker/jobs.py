@@ -72,20 +72,20 @@ def _count_until_refused(call: Callable[[], None]) -> int:
 def trip_async(number: int, url: str, backend: str, config: dict[str, Any]) -> None:
     """Do the same on an event loop."""
 
-    async def main() -> int:
-        breaker, upstream = breaker_of(url, config), Backend(backend)
-        wait_for_start()
-        for attempts in range(_ATTEMPTS_MAX):
-            try:
-                async with breaker.admit():
-                    upstream.fail()
-            except CircuitOpenError:
-                return attempts
-            except OSError:
-                continue
-        return _ATTEMPTS_MAX
+    send_result(asyncio.run(_fail_until_refused(breaker_of(url, config), Backend(backend))))
 
-    send_result(asyncio.run(main()))
+
+async def _fail_until_refused(breaker: CircuitBreaker, upstream: Backend) -> int:
+    wait_for_start()
+    for attempts in range(_ATTEMPTS_MAX):
+        try:
+            async with breaker.admit():
+                upstream.fail()
+        except CircuitOpenError:
+            return attempts
+        except OSError:
+            continue
+    return _ATTEMPTS_MAX
 
 
 def crowd(number: int, url: str, backend: str, config: dict[str, Any], callers: int) -> None:
@@ -206,6 +206,22 @@ def fork_and_trip(number: int, url: str, config: dict[str, Any]) -> None:
     send_result({"status": status, "reason": breaker.sync.get_state().reason})
 
 
+def fail_in_an_outage(
+    number: int, url: str, backend: str, config: dict[str, Any], *, workers: int, use_async: bool
+) -> None:
+    """Learn the streak and the size of the fleet, call a failing backend until refused, and wait to rejoin."""
+    breaker, upstream = breaker_of(url, config), Backend(backend)
+    wait_until(lambda: breaker.sync.get_state().failures == config["threshold"] - 2)
+    wait_until(lambda: (breaker.store.worker_count or 0) >= workers)
+    if use_async:
+        attempts = asyncio.run(_fail_until_refused(breaker, upstream))
+    else:
+        wait_for_start()
+        attempts = _count_until_refused(breaker(upstream.fail))
+    wait_until(lambda: breaker.fallback is None)  # a worker that exits in an outage reports nothing
+    send_result(attempts)
+
+
 JOBS: dict[str, Callable[..., None]] = {
     job.__name__: job
     for job in (
@@ -216,5 +232,6 @@ JOBS: dict[str, Callable[..., None]] = {
         call_until_admitted,
         call_steadily,
         fork_and_trip,
+        fail_in_an_outage,
     )
 }

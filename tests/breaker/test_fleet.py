@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -123,3 +124,27 @@ def test_fleet__forked_child_opens_the_circuit__the_parent_sees_it(url: str) -> 
     with start_workers(1, "fork_and_trip", url=url, config=config) as workers:
         [arguments] = run_together(workers)
     assert arguments == {"status": 0, "reason": "in the child"}
+
+
+@pytest.mark.parametrize("use_async", [False, True])
+@pytest.mark.parametrize("outage_seconds", [0.08, 0.15, 0.3])
+def test_fleet__server_pauses_in_the_middle_of_a_streak__opens_and_forgets_nothing(
+    backend: str, outage_seconds: float, use_async: bool
+) -> None:
+    """Three failures are counted; those of all workers go on while the server does not answer."""
+    threshold, counted, workers = 5, 3, 4
+    config = {"threshold": threshold, "cooldown_seconds": 600}
+    arguments = {"backend": backend, "config": config, "workers": workers, "use_async": use_async}
+    with Server() as server:
+        first = CircuitBreaker(NAME, state=f"{server.url}?timeout=5", **config)
+        for _ in range(counted):
+            first.sync.record_failure("down")
+        with start_workers(workers, "fail_in_an_outage", url=server.url, **arguments) as fleet:
+            server.freeze()
+            timer = Timer(outage_seconds, server.thaw)
+            timer.start()
+            run_together(fleet)
+            timer.join()
+            wait_until(lambda: first.sync.get_state().phase == "open", "open", 15)
+        close_stores()
+    assert counted + hits(backend) <= threshold + workers - 1
