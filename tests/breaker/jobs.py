@@ -71,7 +71,6 @@ def _count_until_refused(call: Callable[[], None]) -> int:
 
 def trip_async(number: int, url: str, backend: str, config: dict[str, Any]) -> None:
     """Do the same on an event loop."""
-
     send_result(asyncio.run(_fail_until_refused(breaker_of(url, config), Backend(backend))))
 
 
@@ -209,7 +208,7 @@ def fork_and_trip(number: int, url: str, config: dict[str, Any]) -> None:
 def fail_in_an_outage(
     number: int, url: str, backend: str, config: dict[str, Any], *, workers: int, use_async: bool
 ) -> None:
-    """Learn the streak and the size of the fleet, call a failing backend until refused, and wait to rejoin."""
+    """Learn the streak and the size of the fleet, fail until refused, and wait to rejoin."""
     breaker, upstream = breaker_of(url, config), Backend(backend)
     wait_until(lambda: breaker.sync.get_state().failures == config["threshold"] - 2)
     wait_until(lambda: (breaker.store.worker_count or 0) >= workers)

@@ -34,7 +34,10 @@ from comporta.testing import ManualClock, Server
 
 PERMITS_KNOWN = [Permit(f"{number:016x}", f"host:{number}") for number in range(6)]
 operation_types = st.sampled_from(
-    [AcquirePermit, AwaitPermit, AwaitPermit, FinalAcquirePermit, ReleasePermits, RenewPermit, RegisterPermits]
+    [
+        *(AcquirePermit, AwaitPermit, AwaitPermit, FinalAcquirePermit),
+        *(ReleasePermits, RenewPermit, RegisterPermits),
+    ]
 )
 pauses = st.one_of(
     st.just(0), st.integers(0, 1_000_000), st.integers(0, 120_000_000), st.integers(-400_000_000, 400_000_000)

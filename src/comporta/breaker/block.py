@@ -99,8 +99,8 @@ class _AsyncGeneratorBlock(AsyncBlock):
     """The block of an async generator, which also ends if the generator never does.
 
     The garbage collector drops an async generator without running the rest of it if its event loop is closed.
-    ``is_between_items``: the caller has an item and has not asked for the next one. A generator that it closes
-    or drops then is a success; one that is dropped while it produces an item has no result.
+    ``is_between_items``: the caller has an item and has not asked for the next one. A generator that it
+    closes or drops then is a success; one that is dropped while it produces an item has no result.
     """
 
     __slots__ = ("_ended", "is_between_items")

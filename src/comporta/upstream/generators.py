@@ -82,12 +82,7 @@ def _rest(started: StartedGenerator[Generator[Any, Any, Any]], body: OpenBody) -
         try:
             sent = yield item
         except GeneratorExit:
-            try:
-                generator.close()
-            except BaseException as error:
-                body.drop(error)
-                raise
-            body.drop()
+            _close(generator, body)
             raise
         except BaseException as error:
             step = partial(generator.throw, error)
@@ -97,6 +92,26 @@ def _rest(started: StartedGenerator[Generator[Any, Any, Any]], body: OpenBody) -
             item = body.read(step)
         except StopIteration as end:
             return end.value
+
+
+def _close(generator: Generator[Any, Any, Any], body: OpenBody) -> None:
+    """Close a generator that its caller closed between two items; an error of its cleanup is the outcome."""
+    try:
+        generator.close()
+    except BaseException as error:
+        body.drop(error)
+        raise
+    body.drop()
+
+
+async def _close_async(generator: AsyncGenerator[Any, Any], body: OpenBody) -> None:
+    """Do the same for an async generator."""
+    try:
+        await generator.aclose()
+    except BaseException as error:
+        body.drop(error)
+        raise
+    body.drop()
 
 
 def guard_async_generator(
@@ -124,12 +139,7 @@ def guard_async_generator(
             try:
                 sent = yield item
             except GeneratorExit:
-                try:
-                    await generator.aclose()
-                except BaseException as error:
-                    body.drop(error)
-                    raise
-                body.drop()
+                await _close_async(generator, body)
                 raise
             except BaseException as error:
                 step = partial(generator.athrow, error)

@@ -71,7 +71,9 @@ class CallLimits:
         self._returns.others_wait = reply.others_wait > 0 and not is_local
         if not reply.granted:
             if is_local and not was_local:
-                self._returns.own.release_later(permit)  # the shared store may have granted it without a reply
+                self._returns.own.release_later(
+                    permit
+                )  # the shared store may have granted it without a reply
             return None
         self._returns.own.add(permit, granted_ns)
         if is_local or reply.others_wait:

@@ -28,7 +28,6 @@ from comporta.stores.base import GONE, Operation, Script, State, StateKey
 from comporta.stores.lua import lua
 from comporta.stores.records import NEVER_US, RECORD
 
-
 CLOCK_STEP_US_MAX = 1_000_000
 """A drop that is further ahead than this was made before the clock was set back. One that is less far ahead
 was made a moment ago: a server's clock may step back a little between two operations."""
