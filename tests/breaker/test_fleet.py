@@ -133,7 +133,7 @@ def test_fleet__server_pauses_in_the_middle_of_a_streak__opens_and_forgets_nothi
 ) -> None:
     """Three failures are counted; those of all workers go on while the server does not answer."""
     threshold, counted, workers = 5, 3, 4
-    config = {"threshold": threshold, "cooldown_seconds": 600}
+    config: dict[str, Any] = {"threshold": threshold, "cooldown_seconds": 600}
     arguments = {"backend": backend, "config": config, "workers": workers, "use_async": use_async}
     with Server() as server:
         first = CircuitBreaker(NAME, state=f"{server.url}?timeout=5", **config)

@@ -650,6 +650,7 @@ def test_outage__more_workers_than_permits__keeps_one_each() -> None:
 def test_outage__no_room_for_another_key__grants_nothing() -> None:
     outage = Outage(0.0, 0, "gone", 1, full=True)
     acquire = AcquirePermit(PermitPool("pncp", 10, 1_000_000), new_permit()).fallback(outage)
+    assert acquire is not None
     assert MemoryStore().apply(acquire) == PermitReply(False, 1_000_000)
 
 

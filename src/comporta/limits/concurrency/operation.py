@@ -401,8 +401,9 @@ class RegisterPermits(PermitOperation):
         registered = zip(self._left_us, self._permit_texts, strict=True)
         return [command, "\n".join(f"{left_us} {permit}" for left_us, permit in registered), *numbers]
 
-    def fallback(self, outage: Outage) -> None:
+    def fallback(self, outage: Outage) -> PermitOperation | None:
         """Return nothing: the local share counts these permits anyway."""
+        return None
 
 
 class ListHolders(Operation[list[PermitHolder]]):
