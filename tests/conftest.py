@@ -175,6 +175,16 @@ def _word(value: object, kind: str) -> str:
     return "valkey" if value == kind else value
 
 
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_this_module() -> Iterator[None]:
+    """Collect garbage where it was made, so that what a test leaves open fails its own module.
+
+    ``PYTHONTRACEMALLOC=15`` adds to the warning where the object was created.
+    """
+    yield
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def no_events_of_other_tests() -> None:
     """Drop the events of earlier tests: the list is bounded."""

@@ -217,6 +217,14 @@ def test_connection__closed_while_idle__is_not_reused(database: PostgresDatabase
     assert len(database._idle) == 1
 
 
+def test_close__connection_in_use__closes_it_when_it_is_returned(database: PostgresDatabase) -> None:
+    with database._connection(10) as connection:
+        database.close()
+        assert connection.execute("SELECT 1").fetchall() == [(1,)]
+    assert connection.closed
+    assert database.read(ONE, {}) == [(1,)]
+
+
 def test_transaction__body_raises__rolls_back(database: PostgresDatabase) -> None:
     def create_and_raise() -> None:
         with database.transaction(10) as execute:

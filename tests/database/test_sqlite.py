@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.support import wait_until
 
 from comporta.database import sqlite as sqlite_module
 from comporta.database.base import Statement
@@ -175,6 +176,28 @@ def test_read__many_threads__keeps_at_most_readers_max_idle(database: SqliteData
         readers.release(reader)
     assert len(readers.idle) == len(readers.open_marks) == READERS_MAX
     assert count(database) == 0
+
+
+def test_close__read_under_way__closes_its_connection_too(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "x.db", timeout=30)
+    database.write([MAKE], {})
+    assert count(database) == 0
+    reader = database._readers.idle.pop()
+    thread = threading.Thread(target=database.close)
+    thread.start()
+    wait_until(lambda: database._writer is None)
+    database._readers.release(reader)
+    thread.join()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        reader.execute("SELECT 1")
+
+
+def test_close__read_does_not_end__gives_up_after_the_timeout(database: SqliteDatabase) -> None:
+    assert count(database) == 0
+    reader = database._readers.idle.pop()
+    database.close()
+    assert reader.execute("SELECT 1").fetchall() == [(1,)]
+    database._readers.discard(reader)
 
 
 def test_database__sqlite_too_old__raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 
 from comporta import fork_safety
 from comporta.database.base import TIMEOUT_SECONDS, Execute, Parameters, Rows, Statement, check_timeout
@@ -180,7 +181,7 @@ class PostgresDatabase:
     def _connection(self, seconds: float) -> Iterator[PostgresConnection]:
         """Take a connection for up to ``seconds``, and return it if it is still usable."""
         deadline = monotonic() + seconds
-        free = self._permits
+        free, idle = self._permits, self._idle
         if not free.acquire(timeout=max(seconds, 0)):
             raise DatabaseBusyError(f"{self.address}: all {self._connections} connections are in use")
         connection = None
@@ -196,7 +197,7 @@ class PostgresDatabase:
             raise _translate_error(error, self.address) from error
         finally:
             if connection is not None:
-                self._return(connection)
+                self._return(connection, idle)
             free.release()
 
     def _pop_idle(self) -> PostgresConnection | None:
@@ -228,13 +229,14 @@ class PostgresDatabase:
             raise
         return connection
 
-    def _return(self, connection: PostgresConnection) -> None:
-        """Keep a connection idle, or close it if a transaction is still open on it."""
-        idle = psycopg.pq.TransactionStatus.IDLE
-        if not connection.closed and connection.info.transaction_status == idle:
-            with self._lock:
-                self._idle.append(connection)
-        else:
+    def _return(self, connection: PostgresConnection, idle: list[PostgresConnection]) -> None:
+        """Keep a connection idle, or close it: in a transaction, or if the database was closed meanwhile."""
+        is_usable = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        with self._lock:
+            keep = is_usable and idle is self._idle
+            if keep:
+                idle.append(connection)
+        if not keep:
             with suppress(psycopg.Error):
                 connection.close()
 

@@ -177,10 +177,11 @@ class SqliteDatabase:
             self._lock.release()
 
     def close(self) -> None:
-        """Stop the threads, and close the file."""
+        """Stop the threads, and close the file; reads that are under way have up to ``timeout`` to end."""
         self._pool.close(wait=True)
         with self._lock:
             self._close()
+        self._close_readers(monotonic() + self.timeout)
 
     def before_fork(self) -> None:
         """Close all connections before a fork.
@@ -194,8 +195,7 @@ class SqliteDatabase:
                 self._fork_locks.append(lock)
         if self._lock in self._fork_locks:
             self._close()
-        while self._readers.close() and monotonic() < deadline:
-            time.sleep(0.001)
+        self._close_readers(deadline)
 
     def after_fork_in_parent(self) -> None:
         """Release the locks; the next call opens new connections."""
@@ -268,6 +268,11 @@ class SqliteDatabase:
         _abandoned.extend((self._writer, self._readers))
         self._writer = None
         self._readers = ReaderPool()
+
+    def _close_readers(self, deadline: float) -> None:
+        """Close the idle readers, and those in use as soon as they are idle."""
+        while self._readers.close() and monotonic() < deadline:
+            time.sleep(0.001)
 
     def _close(self) -> None:
         self._readers.close()

@@ -30,12 +30,14 @@ from tests.service.batch.rig import (
 )
 from tests.service.harness import async_test
 from tests.support import Late
+from tests.support import wait_until as wait_until_true
 
 from comporta import events
 from comporta.database.base import Database, Statement
 from comporta.database.command import execute
 from comporta.errors import DatabaseUnavailableError
 from comporta.pipeline.sinks import GoogleAccount
+from comporta.pipeline.writer.core import CLOSED
 from comporta.service.batch import batches as faces
 from comporta.service.batch import job_leases, local_sheets
 from comporta.service.batch import runner as runs
@@ -602,7 +604,10 @@ async def test_sheet_writer__abandoned_during_a_write__ends_without_an_error(
             SheetTarget(config.spreadsheet_id, config.boundary_us),
             [StoredResult(1, "a", "success", "hello", 1)],
         )
+        writer = sheet_writer._writer
+        assert writer is not None
         await sheet_writer.abandon()
+    await asyncio.to_thread(wait_until_true, lambda: writer._core._state is CLOSED)  # it uses the database
     sheet = await batches.read_sheet("job")
     assert sheet is not None
     assert (sheet_writer._writer, sheet.backfill_error) == (None, "")
