@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from tests.service.batch.rig import (
 )
 from tests.service.harness import async_test
 from tests.support import Late
-from tests.support import wait_until as wait_until_true
 
 from comporta import events
 from comporta.database.base import Database, Statement
@@ -570,12 +570,11 @@ async def test_sheet_writer__inner_writer_failed__marks_the_sheet_failed(
     assert (sheet.backfill_status, sheet.backfill_error[:17]) == (FAILED, "WriterClosedError")
 
 
-@async_test
-async def test_sheet_writer__close_times_out__marks_the_sheet_failed(plain: Database, tmp_path: Path) -> None:
-    sheets = LocalSheets(tmp_path)
-    batches = Batches(plain, sheets, _settings())
+@asynccontextmanager
+async def _stuck_sheet_writer(batches: Batches, sheets: LocalSheets) -> AsyncIterator[SheetWriter]:
+    """Yield a sheet writer whose write waits for a lock; at the end the write finishes and is recorded."""
     lease, config = await _leased_job(batches)
-    sheet_writer = SheetWriter(lease, sheets, batches._pools["sheets"], plain)
+    sheet_writer = SheetWriter(lease, sheets, batches._pools["sheets"], batches._database)
     path = sheets._find(config.spreadsheet_id)
     assert path is not None
     with local_sheets._exclusive_lock(LocalSheet(path)._lock_path):
@@ -583,6 +582,21 @@ async def test_sheet_writer__close_times_out__marks_the_sheet_failed(plain: Data
             SheetTarget(config.spreadsheet_id, config.boundary_us),
             [StoredResult(1, "a", "success", "hello", 1)],
         )
+        writer = sheet_writer._writer
+        assert writer is not None
+        yield sheet_writer
+
+    async def is_closed() -> bool:
+        return writer._core._state is CLOSED
+
+    await wait_until(is_closed)
+
+
+@async_test
+async def test_sheet_writer__close_times_out__marks_the_sheet_failed(plain: Database, tmp_path: Path) -> None:
+    sheets = LocalSheets(tmp_path)
+    batches = Batches(plain, sheets, _settings())
+    async with _stuck_sheet_writer(batches, sheets) as sheet_writer:
         await sheet_writer.close(0.05)
     sheet = await batches.read_sheet("job")
     assert sheet is not None
@@ -595,19 +609,8 @@ async def test_sheet_writer__abandoned_during_a_write__ends_without_an_error(
 ) -> None:
     sheets = LocalSheets(tmp_path)
     batches = Batches(plain, sheets, _settings())
-    lease, config = await _leased_job(batches)
-    sheet_writer = SheetWriter(lease, sheets, batches._pools["sheets"], plain)
-    path = sheets._find(config.spreadsheet_id)
-    assert path is not None
-    with local_sheets._exclusive_lock(LocalSheet(path)._lock_path):
-        await sheet_writer.write(
-            SheetTarget(config.spreadsheet_id, config.boundary_us),
-            [StoredResult(1, "a", "success", "hello", 1)],
-        )
-        writer = sheet_writer._writer
-        assert writer is not None
+    async with _stuck_sheet_writer(batches, sheets) as sheet_writer:
         await sheet_writer.abandon()
-    await asyncio.to_thread(wait_until_true, lambda: writer._core._state is CLOSED)  # it uses the database
     sheet = await batches.read_sheet("job")
     assert sheet is not None
     assert (sheet_writer._writer, sheet.backfill_error) == (None, "")
