@@ -35,7 +35,8 @@ from comporta.limits.leases.client import KeyLease, LeaseClient, leased_units
 from comporta.limits.leases.operation import LeaseOperation
 from comporta.limits.strategies.base import EndedLease
 from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy
-from comporta.stores.base import Operation, Store, WouldBlock
+from comporta.stores.base import Operation, Store
+from comporta.stores.binding import WouldBlock
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
 

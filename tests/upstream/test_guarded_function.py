@@ -84,8 +84,11 @@ def test_guard__any_situation__does_what_call_does(
 
 
 def test_guard__nested_calls__the_report_is_that_of_the_last_call_to_end(store: MemoryStore) -> None:
-    inner = Upstream("inner", "1000/s", state=store).guard(lambda: "inner")
     seen: list[CallReport | None] = []
+
+    @Upstream("inner", "1000/s", state=store).guard
+    def inner() -> str:
+        return "inner"
 
     def call() -> str:
         seen.append(last_call())

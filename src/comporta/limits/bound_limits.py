@@ -15,7 +15,8 @@ from comporta.limits.key import normalize_key
 from comporta.limits.overrides.record import ExpiringStrategy
 from comporta.limits.scripts import OVERRIDE_SPACE
 from comporta.limits.strategies.base import Strategy
-from comporta.stores.base import BoundLimit, Store, WouldBlock
+from comporta.stores.base import Store
+from comporta.stores.binding import BoundLimit, WouldBlock
 
 
 class AcquireEffect:

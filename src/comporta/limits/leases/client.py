@@ -29,7 +29,8 @@ from comporta.limits.key import normalize_key
 from comporta.limits.leases.operation import Lease, LeaseOperation, LeaseSource
 from comporta.limits.leases.scheduler import SCHEDULER, LeaseHolder
 from comporta.limits.strategies.base import EndedLease
-from comporta.stores.base import Algorithm, BoundLimit, Store, WouldBlock
+from comporta.stores.base import Store
+from comporta.stores.binding import Algorithm, BoundLimit, WouldBlock
 from comporta.stores.effects import Apply
 from comporta.stores.memory import HAS_GIL
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import NamedTuple
 
-from comporta.stores.base import Algorithm, State
+from comporta.stores.base import State
+from comporta.stores.binding import Algorithm
 
 CHARGE = -1
 """As ``max_wait_us``: take the cost whether it is available or not, because it was already used elsewhere.

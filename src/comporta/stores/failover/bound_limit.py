@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from comporta.errors import StateError
-from comporta.stores.base import Binding, LocalBoundLimit, Operation, StepOf, Store, WouldBlock
+from comporta.stores.base import Operation, Store
+from comporta.stores.binding import Binding, LocalBoundLimit, StepOf, WouldBlock
 from comporta.stores.failover.control import ENGINE_ERRORS, FailoverControl
 
 R = TypeVar("R")

@@ -13,7 +13,8 @@ from struct import Struct
 from threading import Lock
 from typing import Any, Final, TypeVar
 
-from comporta.stores.base import Algorithm, Binding, Codec, LocalBoundLimit, StateKey, StepOf, WouldBlock
+from comporta.stores.base import Codec, StateKey
+from comporta.stores.binding import Algorithm, Binding, LocalBoundLimit, StepOf, WouldBlock
 from comporta.stores.records import ReadRecord
 from comporta.stores.shared.locked_table import LOCK, UNLOCK, LockedTable, run_locked
 from comporta.stores.shared.table import CHANGE_COUNT_OFFSET, DIGEST_BYTES, SlotPosition

@@ -18,7 +18,8 @@ from typing import Final, TypeVar
 from comporta.clock import MONOTONIC, Clock, to_us
 from comporta.errors import StateFullError, StateTimeoutError, StateUnavailableError
 from comporta.flow import Flow, run, run_async
-from comporta.stores.base import GONE, Operation, State, StateKey, WouldBlock
+from comporta.stores.base import GONE, Operation, State, StateKey
+from comporta.stores.binding import WouldBlock
 from comporta.stores.effects import Sleep
 from comporta.stores.shared.directory import LOCK_COUNT, StateDirectory
 from comporta.stores.shared.table import SlotPosition, Table

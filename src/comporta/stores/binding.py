@@ -1,0 +1,121 @@
+"""Limits tied to a store: the direct path from a key to a decision, without an operation.
+
+An engine that decides in this process returns a :class:`LocalBoundLimit` from ``Store.bind``. It applies the
+algorithm of the limit to the state of a key and does not know what the algorithm means.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from comporta.stores.base import Operation, State, StateKey, StateType
+
+R = TypeVar("R")
+
+
+class Algorithm(StateType):
+    """A state type with one hot operation: take an amount, or learn how long to wait."""
+
+    __slots__ = ()
+
+    lasting: bool = True
+    """Whether a refusal holds until the time it names; false where the algorithm itself ends sooner."""
+
+    @abstractmethod
+    def step(
+        self, state: State | None, now_us: int, cost: int, max_wait_us: int = 0
+    ) -> tuple[State | None, int]:
+        """Take ``cost`` from a state; returns the new state (``None``: unchanged) and the wait in µs.
+
+        See :meth:`comporta.limits.strategies.base.Strategy.step`.
+        """
+
+    @abstractmethod
+    def with_override(self, override: bytes | None) -> Algorithm:
+        """Return the algorithm under an override recorded by an operator (``None``: no override)."""
+
+
+Step = Callable[[State | None, int, int], tuple[State | None, R]]
+"""From a state, the time and an amount to the new state (``None``: unchanged) and a reply."""
+
+StepOf = Callable[[Any], Step[R]]
+
+
+class WouldBlock(Exception):  # noqa: N818 - a signal between a store and its caller, not an error
+    """The decision cannot be made without waiting."""
+
+
+class BoundLimit(ABC):
+    """An algorithm tied to a store: the direct path for the hot operation.
+
+    Keys may be anything that ``Binding.key_text`` turns into the text of a key.
+    """
+
+    __slots__ = ()
+
+    decides_in_process: bool = True
+    """Whether ``try_acquire`` can answer without a round trip."""
+
+    @property
+    def remote(self) -> Any:
+        """The limit's remote side, where a server decides; ``None`` where this process does."""
+        return None
+
+    @property
+    def leases(self) -> Any:
+        """The lease client, where tokens are taken ahead; ``None`` where they are not."""
+        return None
+
+    try_acquire: Callable[[Any, int], int]
+    """Apply ``step`` to a key and return the wait in microseconds, or raise ``WouldBlock``."""
+
+    acquire: Callable[[Any, int], int]
+    """Do the same, waiting as long as the store allows; blocking."""
+
+    @property
+    @abstractmethod
+    def algorithm(self) -> Algorithm:
+        """The algorithm in force: the bound one under the current override."""
+
+    @abstractmethod
+    async def algorithm_async(self) -> Algorithm:
+        """Return the algorithm in force without blocking the event loop."""
+
+    @property
+    def cached_algorithm(self) -> Any:
+        """The algorithm in force as this process last saw it. Never blocks.
+
+        A bound limit whose ``algorithm`` may wait, for a lock or a server, must override this.
+        """
+        return self.algorithm
+
+    @abstractmethod
+    def acquire_async(self, key: Any, cost: int) -> Coroutine[Any, Any, int]:
+        """Do what ``acquire`` does without blocking the event loop."""
+
+
+class LocalBoundLimit(BoundLimit):
+    """An algorithm tied to a store of this process or machine, which can do more than return a wait."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def fast_path(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
+        """Return what ``try_acquire`` is, for another step, which ``step_of`` makes from the algorithm."""
+
+
+class Binding(NamedTuple):
+    """What a store needs to bind a limit.
+
+    ``override`` is the record that bound limits follow. ``key_text`` turns what callers use as a key into its
+    text and rejects what cannot be a key; it is called only for keys the store does not know yet.
+    ``operation`` makes the operation that takes an amount from a key, for stores that apply operations.
+    """
+
+    algorithm: Algorithm
+    space: str
+    override: StateKey
+    key_text: Callable[[Any], str]
+    operation: Callable[[str, int], Operation[int]]
