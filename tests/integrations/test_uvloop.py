@@ -44,7 +44,7 @@ def run() -> Iterator[Run]:
 def state(request: pytest.FixtureRequest) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex}"
     server: Server | None = request.getfixturevalue("valkey") if request.param == "redis" else None
-    yield server.url if server else f"shared://{name}"
+    yield f"{server.url}?timeout=5" if server else f"shared://{name}"
     close_stores()
     shutil.rmtree(directory_path(name), ignore_errors=True)
 

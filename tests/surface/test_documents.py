@@ -38,7 +38,7 @@ def test_page__snippet__runs_as_shown(page: Path, snippet: str, valkey: Server, 
     shown = re.search(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     if shown:
         (tmp_path / "comporta.toml").write_text(_adapted(shown[1], valkey, app))
-    environ = {**os.environ, "REDIS_URL": valkey.url, "COMPORTA_APP": app}
+    environ = {**os.environ, "REDIS_URL": _url(valkey), "COMPORTA_APP": app}
     command = [sys.executable, "-W", "error", "-c", _adapted(snippet, valkey, app)]
     ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     shutil.rmtree(directory_path(app), ignore_errors=True)
@@ -47,7 +47,12 @@ def test_page__snippet__runs_as_shown(page: Path, snippet: str, valkey: Server, 
 
 def _adapted(text: str, server: Server, app: str) -> str:
     """Return an example with the address of a real server and a name that no other test uses."""
-    return text.replace("redis://localhost:6379/0", server.url).replace("my-app", app)
+    return text.replace("redis://localhost:6379/0", _url(server)).replace("my-app", app)
+
+
+def _url(server: Server) -> str:
+    """Return the address with a timeout that a busy machine does not miss."""
+    return f"{server.url}?timeout=5"
 
 
 def test_page__snippets_marked_py__are_python_on_migration_pages_only() -> None:

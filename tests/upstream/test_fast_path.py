@@ -263,7 +263,7 @@ def test_cancelled__ordinary_awaiting_call__releases_its_permit(store: MemorySto
 
 
 def test_redis__call_with_permits__makes_one_round_trip(server: Server) -> None:
-    store = RecordingStore(server.url)
+    store = RecordingStore(server.url, 5.0)
     upstream = Upstream("trips", LimitConfig(1000, 1000), retry=False, max_concurrent=2, state=store)
     pool = upstream.permits._pool  # type: ignore[union-attr]
     upstream.sync.call(lambda: None)  # reads the circuit

@@ -22,7 +22,7 @@ def state(request: pytest.FixtureRequest) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex}"
     if request.param == "redis":
         server: Server = request.getfixturevalue("valkey")
-        yield server.url
+        yield f"{server.url}?timeout=5"
     else:
         yield f"{request.param}://{name}"
     close_stores()
@@ -99,7 +99,7 @@ def test_close__limiter_and_breaker__have_the_same_shape(state: str) -> None:
 
 
 def test_close__redis__closes_the_connections_of_blocking_callers(valkey: Server) -> None:
-    store = open_store(valkey.url)
+    store = open_store(f"{valkey.url}?timeout=5")
     upstream = Upstream(unique(), "10/hour", state=store)
     upstream.sync.call(lambda: "made")
     pool = store.primary._pool  # type: ignore[attr-defined]  # of a RedisStore
