@@ -224,7 +224,7 @@ def state(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "valkey":
         server: Server = request.getfixturevalue("valkey")
         server.command("FLUSHALL")
-        yield f"{server.url}?timeout=5"
+        yield f"{server.url}?timeout=5&connect_timeout=60"
     else:
         name = new_state_name()
         yield shared_url(name)

@@ -98,7 +98,7 @@ def shared_store(clock: Clock | None = None, keys: int = 1024) -> Iterator[Share
 @contextmanager
 def redis_store(server: Server, clock: Clock | None = None) -> Iterator[RedisStore]:
     command(server, "FLUSHALL")
-    store = RedisStore(server.url, timeout=5.0, clock=clock)
+    store = RedisStore(server.url, timeout=5.0, connect_timeout=WAIT_SECONDS_MAX, clock=clock)
     try:
         yield store
     finally:

@@ -20,7 +20,6 @@ from comporta.pipeline.waiter import LoopEvent, PipelineWaiter
 from comporta.stores.base import Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
-from comporta.stores.redis.store import RedisStore
 from comporta.testing import ManualClock, Server
 
 PATIENCE = 60.0
@@ -52,8 +51,6 @@ def driver(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
 def bench(request: pytest.FixtureRequest, valkey: Server, driver: asyncio.Runner | None) -> Iterator[Bench]:
     clock = ManualClock(BEGIN)
     with made_store(request.param, valkey, clock) as store:
-        if isinstance(store, RedisStore):
-            store.connect_timeout = PATIENCE  # these tests are not about deadlines
         yield Bench(store, clock, driver)
         if driver is not None:
             driver.run(store.aclose())
