@@ -17,8 +17,10 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 from comporta.clock import MONOTONIC, Clock
+from comporta.errors import StateFullError
 from comporta.stores.base import Fallback, Store
 from comporta.stores.memory import MemoryStore
+from comporta.stores.records import WriteRecord
 from comporta.stores.redis.store import RedisStore
 from comporta.stores.shared.store import SharedStore
 from comporta.testing import Server
@@ -86,13 +88,27 @@ def memory_store(clock: Clock | None = None) -> Iterator[MemoryStore]:
 
 
 @contextmanager
-def shared_store(clock: Clock | None = None, keys: int = 1024) -> Iterator[SharedStore]:
-    store = SharedStore(f"test-{uuid.uuid4().hex}", clock or MONOTONIC, keys)
+def shared_store(clock: Clock | None = None, memory: int = 8) -> Iterator[SharedStore]:
+    store = SharedStore(f"test-{uuid.uuid4().hex}", clock or MONOTONIC, memory)
     try:
         yield store
     finally:
         store.close()
         shutil.rmtree(store.path)
+
+
+def fill_with_records(store: SharedStore, small: int = 0) -> None:
+    """Write some small records, then large ones until no shard has room for another one."""
+    for number in range(small):
+        store.apply(WriteRecord("fill", f"small-{number}", b"x", None))
+    number = failures = 0
+    while failures < 100:
+        number += 1
+        try:
+            store.apply(WriteRecord("fill", f"large-{number}", b"x" * 4000, None))
+            failures = 0
+        except StateFullError:
+            failures += 1
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def test_bash__commands_and_files__are_completed(completions: Completions) -> No
 def test_bash__state_url__is_completed_although_bash_splits_at_colons(
     completions: Completions, shared_name: str
 ) -> None:
-    SharedStore(shared_name, keys=128).close()
+    SharedStore(shared_name, memory=8).close()
     assert completions("workers", "rediss") == ["option nospace", "rediss://"]
     assert completions("workers", "shared", ":", f"//{shared_name[:-1]}") == [f"//{shared_name}"]
 
@@ -91,7 +91,7 @@ def test_complete_state__more_states_than_the_maximum__includes_the_matching_one
     assert _state_completions(f"shared://{shared_name[:-1]}") == []
     monkeypatch.setattr(completion, "NAMES_MAX", 1)
     for name in (f"0-{shared_name}", shared_name):
-        SharedStore(name, keys=128).close()
+        SharedStore(name, memory=8).close()
     assert _state_completions(f"shared://{shared_name[:-1]}") == [f"shared://{shared_name}"]
     remove_shared_state(f"0-{shared_name}")
 

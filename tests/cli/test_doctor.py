@@ -224,16 +224,16 @@ def test_doctor__server_without_hello__reads_info_instead(rights: str, status: s
 
 
 def test_doctor__directory_in_use__passes_all_checks(shared_name: str) -> None:
-    store = SharedStore(shared_name, keys=128)
+    store = SharedStore(shared_name, memory=8)
     try:
         store.apply(RecordHeartbeat(Worker.new()))
-        before = store.table.slot_usage()
+        before = store.table.usage()
         found = findings_by_check(f"shared://{shared_name}?lock_timeout=5")
         assert list(found) == ["directory", "usage", "latency", "decisions", "workers"]
         assert {finding.status for finding in found.values()} == {"ok"}
         assert found["directory"].detail == f"{directory_path(shared_name)}, mode 0700"
         assert found["workers"].detail.startswith("1 alive")
-        assert store.table.slot_usage() == before
+        assert store.table.usage() == before
     finally:
         store.close()
 
@@ -242,7 +242,7 @@ def test_doctor__missing_directory__is_reported_and_not_created(shared_name: str
     ran = run_process("doctor", f"shared://{shared_name}")
     assert ran.returncode == 0
     assert "does not exist yet; the first worker creates it" in ran.stdout
-    assert "MB needed for 16,384 keys" in ran.stdout
+    assert "the table grows to 256 MB" in ran.stdout
     assert not Path(directory_path(shared_name)).exists()
 
 
@@ -291,7 +291,7 @@ def test_doctor__all_locks_held_too_long__fails(shared_name: str) -> None:
 
 
 def test_doctor__wrong_option_of_an_existing_directory__is_a_usage_error(shared_name: str) -> None:
-    SharedStore(shared_name, keys=128).close()
+    SharedStore(shared_name, memory=8).close()
     ran = run("doctor", f"shared://{shared_name}?lock_timeout=x")
     assert ran.exit_code == 2
     assert "lock_timeout must be a number, got 'x'" in ran.stderr

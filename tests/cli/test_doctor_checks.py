@@ -13,7 +13,7 @@ from comporta.cli import doctor_checks, doctor_redis, doctor_shared
 from comporta.cli.state_option import SharedUrl
 from comporta.stores.memory import MemoryStore
 from comporta.stores.redis.store import RedisStore
-from comporta.stores.shared.table import KEYS_MAX
+from comporta.stores.shared.table import TableUsage
 from comporta.testing import ManualClock
 
 UNREACHABLE_URL = "redis://127.0.0.1:1/0"
@@ -99,15 +99,27 @@ def test_check_memory__more_than_80_percent_used__warns(used: str, status: str) 
     assert doctor_redis.check_memory({"maxmemory": "100", "used_memory": used}).status == status
 
 
-@pytest.mark.parametrize(("used", "status"), [(102, "ok"), (103, "warn")])
-def test_check_usage__fullest_class_above_80_percent__warns(used: int, status: str) -> None:
-    assert doctor_shared.check_usage([(0, 1024), (used, 128), (1, 128)]).status == status
+@pytest.mark.parametrize(
+    ("is_disk_full", "has_evicted", "status", "detail"),
+    [
+        (False, False, "ok", "1,000 keys (expired ones included) in 7 of 256 MB"),
+        (False, True, "warn", "keys were evicted; use another name with a larger ?memory="),
+        (True, True, "warn", "the disk is full, so the table cannot grow; enlarge it (--shm-size)"),
+    ],
+)
+def test_check_usage__full_table__warns(
+    is_disk_full: bool, has_evicted: bool, status: str, detail: str
+) -> None:
+    finding = doctor_shared.check_usage(TableUsage(1000, 6.7, 256, is_disk_full, has_evicted))
+    assert finding.status == status
+    assert finding.detail.endswith(detail)
 
 
-def test_check_space__table_larger_than_the_free_space__fails() -> None:
-    finding = doctor_shared.check_space(SharedUrl("x", KEYS_MAX), free=2**30)
-    assert finding.status == "fail"
-    assert finding.detail.endswith("use fewer keys with ?keys=")
+@pytest.mark.parametrize(("free_mb", "status"), [(3, "fail"), (64, "warn"), (256, "ok")])
+def test_check_space__table_larger_than_the_free_space__says_so(free_mb: int, status: str) -> None:
+    finding = doctor_shared.check_space(SharedUrl("x", 256), free=free_mb * 2**20)
+    assert finding.status == status
+    assert finding.detail.startswith(f"{free_mb} MB free, the table grows to 256 MB")
 
 
 def test_check_directory__owned_by_another_user__fails(

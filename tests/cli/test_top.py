@@ -215,7 +215,7 @@ def test_top__json__is_the_document_of_the_dashboard(url: str) -> None:
 
 
 def test_top__reading_a_state__registers_no_worker(shared_name: str) -> None:
-    store = SharedStore(shared_name, keys=1024)
+    store = SharedStore(shared_name, memory=8)
     try:
         ran = run_process("top", f"shared://{shared_name}", "--json")
         assert ran.returncode == 0, ran.stderr
@@ -287,7 +287,7 @@ def test_fleet_source__directory_removed_and_created_again__reads_the_new_one(sh
     try:
         with pytest.raises(FleetNotFoundError, match="No process on this machine uses"):
             source.read()
-        SharedStore(shared_name, keys=1024).close()
+        SharedStore(shared_name, memory=8).close()
         assert source.read().document["workers"] == []
         shutil.rmtree(directory_path(shared_name))
         with pytest.raises(FleetNotFoundError):
@@ -301,7 +301,7 @@ def test_fleet_source__directory_removed_and_created_again__reads_the_new_one(sh
 
 def _worker_count(source: FleetSource, name: str) -> int:
     """Create a state with one worker, and return how many workers the source reads."""
-    store = SharedStore(name, keys=1024)
+    store = SharedStore(name, memory=8)
     try:
         store.apply(RecordHeartbeat(Worker.new()))
         return len(source.read().document["workers"])
@@ -320,7 +320,7 @@ def test_top__database__shows_the_cache_and_the_jobs(database_url: str, shared_n
     cache = HealthCache(database_url, state="memory://")
     cache.sync.save_to_cache("ana", {"q": 1}, [1])
     cache.sync.close()
-    SharedStore(shared_name, keys=1024).close()
+    SharedStore(shared_name, memory=8).close()
     ran = run("top", f"shared://{shared_name}", "--database", database_url)
     assert ran.exit_code == 0, ran.output
     assert "Cache: 1 entry; " in ran.stdout
@@ -336,7 +336,7 @@ def test_top__database__shows_the_cache_and_the_jobs(database_url: str, shared_n
 def test_top__unreachable_database__is_reported_and_the_rest_is_shown(
     database: str, shared_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    SharedStore(shared_name, keys=1024).close()
+    SharedStore(shared_name, memory=8).close()
     monkeypatch.setenv("DATABASE_URL", database.format(folder=tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
     ran = run("top", f"shared://{shared_name}")

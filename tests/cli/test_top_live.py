@@ -66,7 +66,7 @@ def test_top__signal__restores_the_terminal(shared_name: str, number: signal.Sig
     with PseudoTerminal("top", f"shared://{shared_name}", "--every", "0.2") as terminal:
         terminal.wait_for("No process on this machine uses")
         assert not Path(directory_path(shared_name)).exists()
-        SharedStore(shared_name, keys=1024).close()
+        SharedStore(shared_name, memory=8).close()
         terminal.wait_for("Workers: none")
         terminal.kill(number)
         code, last = terminal.wait()
@@ -84,7 +84,7 @@ def test_top__unreachable_server_at_the_start__fails_with_one_sentence() -> None
 
 
 def test_top__once_on_a_terminal__prints_one_snapshot(shared_name: str) -> None:
-    SharedStore(shared_name, keys=1024).close()
+    SharedStore(shared_name, memory=8).close()
     with PseudoTerminal("top", f"shared://{shared_name}", "--once") as terminal:
         code, output = terminal.wait()
     assert code == 0

@@ -60,7 +60,7 @@ def test_workers__on_a_server__are_a_table_sorted_by_host_and_pid(server: Server
 
 
 def test_workers__shared_state__are_listed(shared_name: str) -> None:
-    store = SharedStore(shared_name, keys=128)
+    store = SharedStore(shared_name, memory=8)
     try:
         store.apply(RecordHeartbeat(Worker.new()))
         assert [row["pid"] for row in run_json("workers", f"shared://{shared_name}")] == [os.getpid()]
@@ -138,8 +138,8 @@ def test_workers__directory_open_to_others__fails_with_one_sentence(shared_name:
         ("nonsense", "state must start with one of"),
         ("shared://a/b", "name must be 1 to 64 of"),
         ("shared://a?x=1", "shared:// has the options keys and lock_timeout, got 'x'"),
-        ("shared://a?keys=x", "keys must be a whole number, got 'x'"),
-        ("shared://a?keys=0", "keys must be 1 to"),
+        ("shared://a?memory=x", "memory must be a whole number of MB, got 'x'"),
+        ("shared://a?memory=0", "memory must be 4 to"),
         ("redis://h?timeout=x", "timeout must be a number, got 'x'"),
         ("redis://h?hunter=1", "the URL has the option 'hunter', which comporta and redis-py do not know"),
         ("redis://:hunter2/x@h:1", "cannot be read"),

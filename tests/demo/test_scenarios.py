@@ -134,7 +134,7 @@ def test_command__scenario_option__lists_all_scenarios() -> None:
 @pytest.mark.parametrize("pace", [INTERACTIVE_PACE, PIPED_PACE])
 def test_settings_file__for_each_pace__is_valid_for_the_service(pace: Pace, tmp_path: Path) -> None:
     file = tmp_path / "comporta.toml"
-    file.write_text(settings_file("shared://x?keys=64", "http://127.0.0.1:1", str(tmp_path), 3, pace))
+    file.write_text(settings_file("shared://x?memory=8", "http://127.0.0.1:1", str(tmp_path), 3, pace))
     config = ServiceConfig.load(file, environ={})
     assert config.search.fresh == pace.fresh
     for name, limit in LIMITS.items():

@@ -82,7 +82,7 @@ def _(env: FaultEnvironment) -> None:
 @fault("the table of shared:// is full", BLOCKING)
 def _(env: FaultEnvironment) -> None:
     with _shared() as name:
-        url = f"shared://{name}?keys=1"
+        url = f"shared://{name}?memory=4"
         caller, fast = (
             env.caller_at(url, SLOW_REFILL, "tested"),
             env.caller_at(url, FAST_REFILL, "fast"),

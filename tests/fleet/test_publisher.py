@@ -29,7 +29,7 @@ from comporta.limits.limiter import BaseLimiter
 from comporta.stores.base import Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.failover.worker_registry import RecordHeartbeat, Worker
-from comporta.stores.history import ReadHistory, series_capacity
+from comporta.stores.history import ReadHistory
 from comporta.stores.journal import ReadJournal
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import DeleteRecord, ReadRecord, WriteRecord
@@ -266,13 +266,13 @@ def test_publish__store_fails_while_reading_health__publishes_no_summary(counter
 def test_publish__more_upstreams_than_the_table_holds__publishes_the_first(
     counters: FleetCounters, guarded: bool
 ) -> None:
-    with shared_store() as shared:
+    with shared_store(memory=5) as shared:
         store: Store = FailoverStore.wrap(shared, "shared://") if guarded else shared
         upstreams = {name: Upstream(name, "10/s", state=store) for name in "edcba"}
         publisher = FleetPublisher(store, upstreams, counters)
         counters.counter("cache_answers", 1, outcome="hit")
         publisher.publish()
-        assert series_capacity(shared.table.large_slot_count) == 5
+        assert shared.large_states_max == 5
         status = {name: len(store.apply(ReadHistory(f"upstream.{name}")).slots) for name in "abcde"}
         assert status == {"a": 1, "b": 1, "c": 1, "d": 0, "e": 0}
         assert len(store.apply(ReadHistory("cache")).slots) == 1

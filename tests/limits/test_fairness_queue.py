@@ -307,8 +307,7 @@ def test_shared__maximum_of_permits__still_keeps_ten_claims(clock: ManualClock) 
 def test_codec__permits_and_claims__reads_back_what_it_wrote() -> None:
     permits = tuple((10 + number, f"{number:016x} {HOST}:{number}") for number in range(3))
     claims = tuple(Claim(number, f"{HOST}:{number}", 100 - number) for number in range(5))
-    buffer = bytearray(PERMITS.codec.size + 7)
-    PERMITS.codec.pack_into(buffer, 7, permits, claims)
+    buffer = bytes(7) + PERMITS.codec.pack(permits, claims) + bytes(7)
     assert PERMITS.codec.unpack_from(memoryview(buffer), 7) == (permits, claims)
     assert PERMITS.expires_us((permits, claims)) == 100
     assert PERMITS.expires_us((permits, ())) == 12

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from functools import partial
 from itertools import count
 
 import hypothesis.strategies as st
@@ -23,7 +22,7 @@ from comporta.stores.redis.store import RedisStore
 from comporta.stores.shared.store import SharedStore
 from comporta.testing import ManualClock
 
-KINDS: dict[str, StoreFactory] = {"memory": memory_store, "shared": partial(shared_store, keys=16_384)}
+KINDS: dict[str, StoreFactory] = {"memory": memory_store, "shared": shared_store}
 _numbers = count()
 
 limits = st.builds(

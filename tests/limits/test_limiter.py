@@ -94,13 +94,13 @@ def test_state__distributed__is_the_environments(monkeypatch: pytest.MonkeyPatch
 def test_state__shared_without_a_name__uses_the_app_name(monkeypatch: pytest.MonkeyPatch) -> None:
     app = f"app-{uuid.uuid4().hex}"
     monkeypatch.setenv("COMPORTA_APP", app)
-    store = open_store("shared://?keys=128&lock_timeout=0.2")
+    store = open_store("shared://?memory=8&lock_timeout=0.2")
     assert isinstance(store, FailoverStore)
     shared = store.primary
     assert isinstance(shared, SharedStore)
     assert app in shared.path
     assert shared.lock_timeout == 0.2
-    assert open_store("shared://?keys=128&lock_timeout=0.2") is store
+    assert open_store("shared://?memory=8&lock_timeout=0.2") is store
     close_stores()
     import shutil  # noqa: PLC0415
 
@@ -124,8 +124,8 @@ def test_state__not_a_url__is_a_type_error() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("shared://x?keys=none", "keys must be a number, got 'none'"),
-        ("shared://x?keys=0", "keys must be 1 to"),
+        ("shared://x?memory=none", "memory must be a number, got 'none'"),
+        ("shared://x?memory=0", "memory must be 4 to"),
         ("shared://x?lock_timeout=0", "lock_timeout must be 0.001 to 60"),
         ("shared://x?colour=red", "shared:// takes keys and lock_timeout, got 'colour'"),
         ("shared://a/b", "name must be 1 to 64"),

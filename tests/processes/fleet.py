@@ -162,7 +162,7 @@ def open_state(url: str, clock: Clock | None = None) -> Iterator[SharedStore | R
     store: SharedStore | RedisStore
     if url.startswith("shared://"):
         name = url.removeprefix("shared://").partition("?")[0]
-        store = SharedStore(name, clock or MONOTONIC, keys=KEYS, lock_timeout=5)
+        store = SharedStore(name, clock or MONOTONIC, memory=8, lock_timeout=5)
     else:
         store = RedisStore(url, timeout=5, clock=clock)
     try:
@@ -171,13 +171,13 @@ def open_state(url: str, clock: Clock | None = None) -> Iterator[SharedStore | R
         store.close()
 
 
-KEYS = 1024
+MEMORY_MB = 8
 """The capacity of the shared stores of these tests, in keys."""
 
 
 def shared_url(name: str, lock_timeout: float = 5) -> str:
     """Return a URL with a lock timeout that a busy machine does not exceed."""
-    return f"shared://{name}?keys={KEYS}&lock_timeout={lock_timeout}"
+    return f"shared://{name}?memory={MEMORY_MB}&lock_timeout={lock_timeout}"
 
 
 def flush_server(url: str) -> None:

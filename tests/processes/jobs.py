@@ -31,7 +31,9 @@ from comporta import (
     LimitConfig,
     LimitStrategy,
     StateUnavailableError,
+    events,
 )
+from comporta.cli.doctor_shared import check_usage
 from comporta.limits.strategies.token_bucket import TokenBucketStrategy
 from comporta.stores.base import Store
 from comporta.stores.records import WriteRecord
@@ -328,10 +330,10 @@ def fork_in_event_loop(number: int, url: str) -> None:
     send_result({"granted": sum(asyncio.run(parent()))})
 
 
-def open_and_acquire(number: int, name: str, keys: int, calls: int) -> None:
+def open_and_acquire(number: int, name: str, memory: int, calls: int) -> None:
     """Open a shared store at the same moment as other workers, and acquire."""
     wait_for_start()
-    store = SharedStore(name, keys=keys, lock_timeout=5)
+    store = SharedStore(name, memory=memory, lock_timeout=5)
     limiter = BaseLimiter("20/hour", store, "tested")
     send_result({"granted": sum(limiter.sync.acquire("k") for _ in range(calls))})
 
@@ -379,7 +381,7 @@ def acquire_as_user(number: int, uid: int, name: str, path: str) -> None:
     os.setgid(uid)
     os.setuid(uid)
     wait_for_start()
-    store = SharedStore(name, keys=128)
+    store = SharedStore(name, memory=8)
     limiter = BaseLimiter("5/hour", store, "tested")
     granted = sum(limiter.sync.acquire("k") for _ in range(10))
     store.close()
@@ -391,25 +393,33 @@ def acquire_as_user(number: int, uid: int, name: str, path: str) -> None:
 
 
 def tiny_disk(number: int, name: str, directory: str) -> None:
-    """Open stores on a disk of 4 MB, and again when it is read-only. Runs in its own mount namespace."""
+    """Use stores on a disk of 4 MB, and again when it is read-only. Runs in its own mount namespace."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", directory], check=True)
     shared_module.directory_path = lambda name: f"{directory}/{name}"  # type: ignore[attr-defined]
     wait_for_start()
-
-    def problem(name: str, keys: int) -> str:
-        try:
-            SharedStore(name, keys=keys).close()
-        except StateUnavailableError as error:
-            return str(error)
-        return "none"
-
-    results: dict[str, Any] = {"too large": problem(name, 16_384), "left behind": _names(directory)}
-    store = SharedStore(name, keys=128)
-    results["small enough"] = BaseLimiter("5/hour", store, "tested").sync.acquire("k")
+    results: dict[str, Any] = {"too large": _problem(name, 16_384), "left behind": _names(directory)}
+    store = SharedStore(name)
+    limiter = BaseLimiter("2/hour", store, "tested").sync
+    victim = [limiter.acquire("victim") for _ in range(3)]
+    flood = sum(limiter.acquire(f"k{number}") for number in range(25_000))
+    results |= {"victim": [*victim, limiter.acquire("victim")], "flood": flood}
+    results |= {
+        "usage": store.table.usage()._asdict(),
+        "events": [each.text for each in events.latest_events()],
+    }
+    results["finding"] = check_usage(store.table.usage())._asdict()
     store.close()
     subprocess.run(["mount", "-o", "remount,ro", directory], check=True)
-    results |= {"read-only, new": problem(f"{name}-new", 128), "read-only, there": problem(name, 128)}
+    results |= {"read-only, new": _problem(f"{name}-new", 128), "read-only, there": _problem(name, 128)}
     send_result(results)
+
+
+def _problem(name: str, memory: int) -> str:
+    try:
+        SharedStore(name, memory=memory).close()
+    except StateUnavailableError as error:
+        return str(error)
+    return "none"
 
 
 def _names(directory: str) -> list[str]:

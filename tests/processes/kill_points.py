@@ -12,24 +12,27 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from types import FrameType
 from typing import Any, NamedTuple
 
 from tests.processes.counter_file import is_intact, with_checksum
+from tests.processes.table_integrity import table_problems
 
 from comporta import BaseLimiter, LimitConfig, LimitGroup, LimitStrategy
+from comporta.stores.base import StateKey
 from comporta.stores.records import RECORD, DeleteRecord, ReadRecord, WriteRecord
+from comporta.stores.shared.layout import INDEX
 from comporta.stores.shared.store import SharedStore
-from comporta.stores.shared.table import SLOTS_PER_BUCKET
+from comporta.stores.shared.table import locate
 from comporta.testing import ManualClock
 
 DEATHS_MAX = 3000
-# These functions only read, some of them 128 times in a row: a death there equals one before the operation.
+# These functions only read, some of them many times in a row: a death there equals one before the operation.
 READ_ONLY_FUNCTIONS = {
-    *("_available_slot", "_slot", "_class_at", "_valid_at", "expires_us", "find_slot", "_lock_of"),
-    *("bucket_position", "<genexpr>", "copy_bytes", "slot_bytes", "bucket_bytes", "end", "read_state"),
-    *("key_digest", "key_text"),
+    *("_candidate", "_slot_at", "_valid_offset", "expires_us", "retention_us", "find", "_path", "read_u32"),
+    *("locate", "<genexpr>", "copy_bytes", "text_offset", "shard_offset", "directory_offset", "slot_class"),
+    *("_listed_text", "_digest_offsets", "read_state", "key_text", "_class_offset", "_is_entry_of"),
 }
 
 
@@ -117,23 +120,44 @@ def _is_delete(stage: Stage, key: str) -> bool:
     return _read_record(stage, key) in (None, OLD)
 
 
-def _fill_with_expired(stage: Stage, key: str) -> None:
-    """Fill all slots, all but one with expired states: the next key replaces one of those."""
+def _add_expired(stage: Stage, key: str) -> None:
+    """Add expired records to the key's shard: the next new key frees one or more of them."""
     stage.store.apply(WriteRecord("alive", "k", OLD, None))
-    slots, filler = _used_slots(stage), count()
-    while slots < SLOTS_PER_BUCKET:
-        stage.store.apply(WriteRecord("ended", f"{key}-{next(filler)}", OLD, 1))
-        slots = _used_slots(stage)
+    for name in _names_in_shard_of(key, 4):
+        stage.store.apply(WriteRecord("records", name, OLD, 1))
     stage.clock.advance(2000)
 
 
-def _used_slots(stage: Stage) -> int:
-    [bucket] = stage.store.table.buckets(RECORD.codec)
-    return len(stage.store.table.bucket_states(bucket, RECORD.codec))
+def _names_in_shard_of(key: str, wanted: int) -> list[str]:
+    """Return names of records whose shard, and so whose slots, are those of a record."""
+    lock = locate(StateKey("records", key, RECORD)).lock
+    names = (f"{key}-{number}" for number in count())
+    return list(islice((n for n in names if locate(StateKey("records", n, RECORD)).lock == lock), wanted))
 
 
 def _is_replacement(stage: Stage, key: str) -> bool:
     return stage.store.apply(ReadRecord("alive", "k")) == OLD and _is_first_write(stage, key)
+
+
+def _use_up_chunk(number: int, value: bytes, stage: Stage, key: str) -> None:
+    """Use all slots of a class in the key's shard: the next new key needs another chunk."""
+    slots, lock = stage.store.table._slots, locate(StateKey("records", key, RECORD)).lock
+    names, at = iter(_names_in_shard_of(key, 300)), slots._class_offset(lock, number)
+    while slots.read_u32(at) or slots.read_u32(at + 4) < slots.read_u32(at + 8):
+        stage.store.apply(WriteRecord("records", next(names), value, None))
+
+
+def _is_first_write_in_chunk(stage: Stage, key: str) -> bool:
+    """Return whether the record is there or not, the others are intact, and the next one finds room."""
+    intact = _is_first_write(stage, key) and all(map(is_intact, stage.store.entries("records").values()))
+    [neighbour] = _names_in_shard_of(f"next-{key}", 1)
+    stage.other.apply(WriteRecord("records", neighbour, NEW, None))
+    return intact and stage.store.apply(ReadRecord("records", neighbour)) == NEW
+
+
+def _remove_listed(stage: Stage) -> None:
+    for name in stage.store.entries("records"):
+        stage.store.apply(DeleteRecord("records", name))
 
 
 def _remove_keys(stage: Stage, key: str) -> None:
@@ -189,8 +213,18 @@ KILL_CASES: dict[str, KillCase] = {
         lambda s, k: s.store.apply(WriteRecord("records", k, NEW, None, OLD)),
         _is_overwrite,
     ),
-    "write over an expired state": KillCase(
-        _fill_with_expired, lambda s, k: s.store.apply(WriteRecord("records", k, NEW, 1000)), _is_replacement
+    "write after an expired state": KillCase(
+        _add_expired, lambda s, k: s.store.apply(WriteRecord("records", k, NEW, 1000)), _is_replacement
+    ),
+    "write into a new chunk": KillCase(
+        partial(_use_up_chunk, INDEX - 1, NEW),
+        lambda s, k: s.store.apply(WriteRecord("records", k, NEW, None)),
+        _is_first_write_in_chunk,
+    ),
+    "write that moves to a larger slot": KillCase(
+        lambda s, k: s.store.apply(WriteRecord("records", k, with_checksum(b"o", 8), None)),
+        lambda s, k: s.store.apply(WriteRecord("records", k, NEW, None)),
+        lambda s, k: _read_record(s, k) in (with_checksum(b"o", 8), NEW),
     ),
     "delete": KillCase(
         lambda s, k: s.store.apply(WriteRecord("records", k, OLD, None)),
@@ -209,7 +243,7 @@ def _limiter(store: SharedStore, strategy: LimitStrategy) -> BaseLimiter:
 def run_case(name: str, case: str, *, opcodes: bool) -> dict[str, Any]:
     """Let a child die at each step of an operation in turn, until one completes it."""
     clock = ManualClock()
-    store, other = (SharedStore(name, clock, 1024, lock_timeout=1) for _ in range(2))
+    store, other = (SharedStore(name, clock, 64, lock_timeout=1) for _ in range(2))
     tokens, log = _limiter(store, LimitStrategy.TOKEN_BUCKET), _limiter(store, LimitStrategy.SLIDING_WINDOW)
     stage = Stage(store, other, clock, tokens, log)
     before, operation, is_valid, warm_up = KILL_CASES[case]
@@ -222,9 +256,14 @@ def run_case(name: str, case: str, *, opcodes: bool) -> dict[str, Any]:
         )
         if not is_valid(stage, key):
             problems.append(f"{case}, killed at {died_at}")
+        if died_at is None or step % 10 == 0:
+            problems += [
+                f"{problem}, killed at {died_at} or before" for problem in table_problems(store.table)
+            ]
         if died_at is None or step > DEATHS_MAX:
             break
         _remove_keys(stage, key)
+        _remove_listed(stage)
     store.close()
     other.close()
     return {"deaths": step - 1, "problems": problems}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,18 +11,18 @@ from pathlib import Path
 import pytest
 from tests.processes.fleet import Worker, new_state_name, remove_shared_state, run_together, start_workers
 
-from comporta import BaseLimiter, LimitGroup, LimitKey, StateFullError, StateUnavailableError
+from comporta import BaseLimiter, CircuitBreaker, LimitGroup, StateFullError, StateUnavailableError
 from comporta.clock import MONOTONIC, Clock
 from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.stores.shared import directory
 from comporta.stores.shared.directory import TABLE_NAME, boot_id, directory_path
+from comporta.stores.shared.layout import HEADER_BYTES, MAGIC, MEMORY_MB_MIN, pack_header
 from comporta.stores.shared.store import SharedStore
-from comporta.stores.shared.table import HEADER_BYTES, MAGIC, pack_header
 from comporta.testing import ManualClock
 
 OTHER_UID = 65534
-SMALL = 128
-"""With this many keys a table has a single bucket, so that 128 states fill it."""
+SMALL = MEMORY_MB_MIN
+"""Megabytes: the smallest table there is."""
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch to another user")
 
@@ -134,7 +133,7 @@ def test_directory__from_before_a_reboot_opened_by_8_processes__is_replaced_once
     name: str, round_: int
 ) -> None:
     overwrite(create(name), pack_header(SMALL, "an earlier start"))
-    with start_workers(8, "open_and_acquire", name=name, keys=SMALL, calls=5) as workers:
+    with start_workers(8, "open_and_acquire", name=name, memory=SMALL, calls=5) as workers:
         results = run_together(workers)
     assert sum(result["granted"] for result in results) == 20
 
@@ -157,7 +156,7 @@ def test_directory__from_before_a_reboot_removed_during_open__is_created_again(
 
 
 def test_directory__absent_opened_by_8_processes__is_created_once(name: str) -> None:
-    with start_workers(8, "open_and_acquire", name=name, keys=SMALL, calls=5) as workers:
+    with start_workers(8, "open_and_acquire", name=name, memory=SMALL, calls=5) as workers:
         results = run_together(workers)
     assert sum(result["granted"] for result in results) == 20
 
@@ -175,7 +174,7 @@ def truncate(path: Path, size: int) -> None:
         (lambda path: truncate(path, 20), "is not a comporta state file"),
         (lambda path: truncate(path, HEADER_BYTES), f"has {HEADER_BYTES} bytes, .* are needed"),
         (lambda path: truncate(path, 1_000_000), "has 1000000 bytes, .* are needed"),
-        (lambda path: overwrite(path, MAGIC + b"\2\0\0\0"), "has layout version 2, this comporta reads 1"),
+        (lambda path: overwrite(path, MAGIC + b"\1\0\0\0"), "has layout version 1, this comporta reads 2"),
         (lambda path: overwrite(path, pack_header(0, boot_id())), "remove"),
         (lambda path: overwrite(path, pack_header(2**32 - 1, boot_id())), "remove"),
         (lambda path: (path / TABLE_NAME).unlink(), "table"),
@@ -197,80 +196,125 @@ def test_table__corrupt__is_rejected_and_the_error_says_what_to_do(
 
 
 def fill(limiter: BaseLimiter) -> int:
-    """Use new keys until the table is full; return how many it has room for."""
-    for number in range(10 * SMALL):
-        try:
-            limiter.sync.acquire(f"k{number}")
-        except StateFullError:
+    """Use new keys once until the table evicts or has no room; return how many were used."""
+    store = limiter.store
+    assert isinstance(store, SharedStore)
+    for number in range(100_000):
+        limiter.sync.acquire(f"k{number}")
+        if store.table.has_evicted or store._locked._without_room:
             return number
     raise AssertionError("the table never became full")
 
 
-def test_full_table__new_key__is_refused_and_live_keys_keep_their_state(name: str) -> None:
+def fill_with_exhausted(limiter: BaseLimiter) -> int:
+    """Use new keys of a limit of 1 until no shard has room for another one; return how many were used."""
+    refused = 0
+    for number in range(100_000):
+        refused = 0 if limiter.sync.acquire(f"k{number}") else refused + 1
+        if refused == 100:
+            return number
+    raise AssertionError("the table never became full")
+
+
+def test_full_table__flood_of_new_keys__never_frees_an_exhausted_key(name: str) -> None:
+    with open_shared(name) as store, open_shared(name) as other:
+        limiter, elsewhere = (BaseLimiter("3/hour", each, "tested") for each in (store, other))
+        victims = [f"victim {number}" for number in range(50)]
+        for victim in victims:
+            assert [limiter.sync.acquire(victim) for _ in range(4)] == [True, True, True, False]
+        room = fill(limiter)
+        assert room > 10_000
+        assert all(limiter.sync.acquire(f"flood {number}") for number in range(2 * room))
+        assert not any(each.sync.acquire(victim) for each in (limiter, elsewhere) for victim in victims)
+
+
+def test_full_table__key_used_twice__outlives_keys_used_once(name: str) -> None:
     with open_shared(name) as store:
-        limiter = BaseLimiter("2/hour", store, "tested")
-        assert fill(limiter) == SMALL
-        with pytest.raises(StateFullError, match=r"no room for 'rate_limiter:tested:new'.*\?keys="):
-            limiter.sync.acquire("new")
-        with pytest.raises(StateFullError):
-            limiter.sync.acquire(LimitKey("a", "new"))
-        assert limiter.sync.peek("new").remaining == 2
-        for number in range(SMALL):
-            assert [limiter.sync.acquire(f"k{number}") for _ in range(2)] == [True, False]
+        limiter = BaseLimiter("3/hour", store, "tested")
+        kept = [f"kept {number}" for number in range(50)]
+        for key in kept:
+            assert [limiter.sync.acquire(key) for _ in range(2)] == [True, True]
+        room = fill(limiter)
+        for number in range(room):
+            limiter.sync.acquire(f"flood {number}")
+        assert [limiter.sync.peek(key).remaining for key in kept] == [1] * len(kept)
+
+
+def test_full_table__all_keys_exhausted__newcomers_share_one_state_of_their_limit(name: str) -> None:
+    with open_shared(name) as store, open_shared(name) as other:
+        limiter = BaseLimiter("1/hour", store, "tested")
+        fill_with_exhausted(limiter)
+        newcomers = [f"newcomer {number}" for number in range(100)]
+        assert not any(limiter.sync.acquire(key) for key in newcomers)
+        assert limiter.sync.peek("newcomer 1").remaining == 0
+        assert not any(BaseLimiter("1/hour", other, "tested").sync.acquire(key) for key in newcomers)
+        assert not limiter.sync.acquire("k0")
 
 
 def test_full_table__expired_states__make_room_for_others(name: str) -> None:
     clock = ManualClock()
     with open_shared(name, clock) as store, open_shared(name, clock) as other:
-        limiter, elsewhere = (BaseLimiter("2/hour", each, "tested") for each in (store, other))
-        fill(limiter)
-        assert elsewhere.sync.acquire("k0")
+        limiter, elsewhere = (BaseLimiter("1/hour", each, "tested") for each in (store, other))
+        room = fill_with_exhausted(limiter)
+        assert not elsewhere.sync.acquire("k0")
         clock.advance(3600)
-        assert fill(BaseLimiter("2/hour", store, "others")) == SMALL
-        # The slots of the first limiter's keys are gone, and both stores notice.
-        for each in (limiter, elsewhere):
-            with pytest.raises(StateFullError):
-                each.sync.acquire("k0")
-        clock.advance(3600)
-        assert [each.sync.acquire("k0") for each in (limiter, elsewhere, limiter)] == [True, True, False]
+        others = BaseLimiter("1/hour", store, "others")
+        assert all(others.sync.acquire(f"k{number}") for number in range(room // 2))
+        # Slots of the first limiter's keys are gone, and both stores notice.
+        assert [each.sync.acquire("k0") for each in (limiter, elsewhere, limiter)] == [True, False, False]
 
 
 def test_full_table__key_reset__makes_room_for_another(name: str) -> None:
     with open_shared(name) as store:
-        limiter = BaseLimiter("2/hour", store, "tested")
-        fill(limiter)
-        limiter.sync.reset("k5")
-        assert limiter.sync.acquire("new")
-        with pytest.raises(StateFullError):
-            limiter.sync.acquire("k5")
+        limiter = BaseLimiter("1/hour", store, "tested")
+        fill_with_exhausted(limiter)
+        for number in range(100):
+            limiter.sync.reset(f"k{number}")
+        assert sum(limiter.sync.acquire(f"new {number}") for number in range(100)) > 20
+        assert not limiter.sync.acquire("k200")
 
 
-def test_full_table__group_with_room_for_one_of_two__charges_neither(name: str) -> None:
+def test_full_table__group_with_keys_without_room__decides_by_overflow_states(name: str) -> None:
     with open_shared(name) as store:
-        limiter = BaseLimiter("2/hour", store, "tested")
-        fill(limiter)
-        limiter.sync.reset("k5")
-        first, second = (BaseLimiter("5/hour", store, each) for each in ("first", "second"))
+        fill_with_exhausted(BaseLimiter("1/hour", store, "tested"))
+        first, second = (BaseLimiter("1/hour", store, each) for each in ("first", "second"))
         both = LimitGroup(first, second)
-        with pytest.raises(StateFullError):
-            both.sync.acquire(["x", "x"])
-        assert first.sync.peek("x").remaining == 5
-        assert limiter.sync.acquire("one more")
-        with pytest.raises(StateFullError):
-            LimitGroup(limiter, first).sync.acquire(["k7", "x"])
-        assert limiter.sync.peek("k7").remaining == 1
+        granted = [both.sync.acquire([f"x{number}", f"y{number}"]) for number in range(200)]
+        assert 1 <= sum(granted) < 50
+        assert granted[-50:] == [False] * 50
 
 
 def test_full_table__new_record__is_refused_and_live_records_stay_intact(name: str) -> None:
     with open_shared(name) as store:
-        values = ((f"r{number}", b"%d" % number) for number in range(10 * SMALL))
-        with pytest.raises(StateFullError):
-            deque(store.apply(WriteRecord("records", key, value, None)) for key, value in values)
-        entries = store.entries("records")
-        assert entries == {f"r{number}": b"%d" % number for number in range(len(entries))}
-        assert len(entries) >= 100
+        written, failures = {}, 0
+        for number in range(10_000):
+            key, value = f"r{number}", b"%4000d" % number
+            try:
+                store.apply(WriteRecord("records", key, value, None))
+                written[key] = value
+            except StateFullError:
+                failures += 1
+            if failures == 100:
+                break
+        assert store.entries("records") == written
+        assert len(written) > 300
+        assert store.apply(ReadRecord("records", "new")) is None
+        with pytest.raises(StateFullError, match=r"'records:new': its 4 MB are full; .* a larger \?memory="):
+            store.apply(WriteRecord("records", "new", b"%4000d" % 0, None))
         assert store.apply(WriteRecord("records", "r1", b"new", None))
         assert store.apply(ReadRecord("records", "r1")) == b"new"
+
+
+def test_full_table__flood_of_limited_keys__leaves_room_for_records_and_breakers(name: str) -> None:
+    with open_shared(name) as store:
+        fill_with_exhausted(BaseLimiter("1/hour", store, "tested"))
+        assert all(
+            store.apply(WriteRecord("records", str(number), b"x" * 500, None)) for number in range(100)
+        )
+        breakers = [CircuitBreaker(f"b{number}", threshold=1, state=store) for number in range(50)]
+        for breaker in breakers:
+            breaker.sync.record_failure()
+        assert not any(breaker.sync.allow() for breaker in breakers)
 
 
 @pytest.mark.parametrize("length", [200, 201, 511, 512, 513, 10_240])
@@ -296,14 +340,20 @@ def mount_namespace() -> list[str]:
     )
 
 
-def test_disk__full__error_says_how_much_is_needed_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+def test_disk__full__table_stays_smaller_and_says_so(name: str, tmp_path: Path) -> None:
     with Worker(
         "tiny_disk", prefix=mount_namespace(), number=0, name=name, directory=str(tmp_path)
     ) as worker:
         result = worker.wait_ready().go().result()
-    assert "No space left on device: 12 MB are needed; ask for fewer with ?keys=" in result["too large"]
+    assert "No space left on device: 18 MB are needed to begin with" in result["too large"]
     assert result["left behind"] == []
-    assert result["small enough"] is True
+    assert result["flood"] == 25_000
+    assert result["victim"] == [True, True, False, False]
+    assert result["usage"]["is_disk_full"] is True
+    assert 2 < result["usage"]["megabytes"] <= 4
+    assert any("is full; the keys used least are evicted" in text for text in result["events"])
+    assert result["finding"]["status"] == "warn"
+    assert "the disk is full, so the table cannot grow" in result["finding"]["detail"]
 
 
 def test_disk__read_only__raises_and_says_so(name: str, tmp_path: Path) -> None:

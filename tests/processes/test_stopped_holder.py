@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 from tests.processes.counter_file import CounterFile
-from tests.processes.fleet import KEYS, Worker, new_state_name, remove_shared_state, shared_url
+from tests.processes.fleet import Worker, new_state_name, remove_shared_state, shared_url
 from tests.processes.jobs import COLUMNS, LIMITS, NAMES, ROUNDS, SLOW, STOP, make_limiter
 from tests.support import assert_within, within
 
 from comporta import BaseLimiter, LimitConfig, StateTimeoutError
+from comporta.stores.base import StateKey
 from comporta.stores.shared.store import SharedStore
+from comporta.stores.shared.table import locate
 
 TEN_PER_HOUR = {"rate": 10 / 3600, "capacity": 10}
 RESULT_SECONDS_MAX = 1.0
@@ -27,7 +29,7 @@ RESULT_SECONDS_MAX = 1.0
 
 @contextmanager
 def open_shared(name: str, lock_timeout: float = 0.05) -> Iterator[SharedStore]:
-    store = SharedStore(name, keys=KEYS, lock_timeout=lock_timeout)
+    store = SharedStore(name, memory=8, lock_timeout=lock_timeout)
     yield store
     store.close()
 
@@ -49,10 +51,10 @@ def stopped_holder(name: str) -> Iterator[Worker]:
 
 def other_lock(store: SharedStore, limiter: BaseLimiter) -> str:
     """Return a key with a different lock than ``k``."""
-    codec = limiter.config.build_strategy().codec
+    strategy = limiter.config.build_strategy()
 
     def lock(key: str) -> int:
-        return store.table.bucket_position(f"rate_limiter:{limiter.name}", key, codec).lock
+        return locate(StateKey(f"rate_limiter:{limiter.name}", key, strategy)).lock
 
     return next(key for key in map(str, range(1000)) if lock(key) != lock("k"))
 
@@ -144,9 +146,7 @@ def test_stopped_holder__of_the_override_lock__does_not_block_the_loop(name: str
         limiter.sync.acquire("k")
         operator.sync.set_limit("20/hour")
         all_locks = set(range(store.table.locks))
-        limits_lock = store.table.bucket_position(
-            "rate_limiter:tested", "k", config.build_strategy().codec
-        ).lock
+        limits_lock = locate(StateKey("rate_limiter:tested", "k", config.build_strategy())).lock
         with held_by_another(name, all_locks - {limits_lock}):
             assert_within(asyncio.run(longest_pause(limiter)), 0.6, "a turn of the event loop")
         assert limiter.sync.peek("k").limit == 20

@@ -21,22 +21,22 @@ from tests.processes.test_redis_lifecycle import (
 )
 
 from comporta.stores.shared.directory import TABLE_NAME
+from comporta.stores.shared.layout import pack_header
 from comporta.stores.shared.store import SharedStore
-from comporta.stores.shared.table import pack_header
 from comporta.testing import Server
 
-KEYS = 128
+MEMORY_MB = 8
 
 
 @pytest.mark.parametrize("round_", range(30))
 def test_directory__from_before_a_reboot_opened_by_8_processes__is_replaced_once(round_: int) -> None:
     name = new_state_name()
-    store = SharedStore(name, keys=KEYS)
+    store = SharedStore(name, memory=8)
     store.close()
     with (Path(store.path) / TABLE_NAME).open("r+b") as table:
-        table.write(pack_header(KEYS, "an earlier start"))
+        table.write(pack_header(MEMORY_MB, "an earlier start"))
     try:
-        with start_workers(8, "open_and_acquire", name=name, keys=KEYS, calls=5) as workers:
+        with start_workers(8, "open_and_acquire", name=name, memory=MEMORY_MB, calls=5) as workers:
             assert sum(result["granted"] for result in run_together(workers)) == 20
         assert [path.name for path in Path(store.path).parent.glob(f"*{name}*")] == [Path(store.path).name]
     finally:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
-from tests.support import StoreOpener, command, redis_store, shared_store
+from tests.support import StoreOpener, command, fill_with_records, redis_store, shared_store
 
 from comporta.errors import StateFullError, StateTypeError
 from comporta.stores.base import Outage
@@ -25,7 +24,6 @@ from comporta.stores.history import (
     is_series_name,
 )
 from comporta.stores.memory import MemoryStore
-from comporta.stores.records import WriteRecord
 from comporta.stores.redis.cluster_slots import operation_slot
 from comporta.stores.redis.store import RedisStore
 from comporta.testing import ManualClock, Server
@@ -163,11 +161,9 @@ def test_history__during_an_outage__has_no_fallback_and_no_undo() -> None:
 
 def test_history__table_full__raises_and_keeps_existing_series() -> None:
     clock = ManualClock(START)
-    with shared_store(clock) as store:
+    with shared_store(clock, memory=4) as store:
         store.apply(RecordHistory("a", [1]))
-        with suppress(StateFullError):
-            for number in range(1000):
-                store.apply(WriteRecord("filling", str(number), b"x", None))
+        fill_with_records(store)
         store.apply(RecordHistory("a", [1]))
         assert store.apply(ReadHistory("a")).slots == [HistorySlot(0.0, numbers(2))]
         with pytest.raises(StateFullError, match="no room for 'comporta_history:b:"):

@@ -9,19 +9,48 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
-from tests.support import shared_store
+from tests.support import fill_with_records, shared_store
 
-from comporta import LimitGroup, StateFullError, StateTimeoutError, StateUnavailableError, TokenBucketLimiter
-from comporta.stores.records import ReadRecord, WriteRecord
+from comporta import (
+    BaseLimiter,
+    CircuitBreaker,
+    FixedWindowLimiter,
+    LimitConfig,
+    LimitStrategy,
+    SlidingWindowLimiter,
+    StateFullError,
+    StateTimeoutError,
+    StateUnavailableError,
+    TokenBucketLimiter,
+    events,
+)
+from comporta.clock import MONOTONIC, Clock
+from comporta.stores.base import Binding, State, StateKey
+from comporta.stores.failover.store import FailoverStore
+from comporta.stores.records import NEVER_US, RECORD, DeleteRecord, ReadRecord, WriteRecord
 from comporta.stores.shared import directory, fast_path, locked_table
+from comporta.stores.shared.layout import ENTRIES_PER_PAGE, PAGE_BYTES
+from comporta.stores.shared.slots import allocate
 from comporta.stores.shared.store import SharedStore
-from comporta.stores.shared.table import SLOTS_PER_BUCKET, Table
+from comporta.stores.shared.table import locate
 from comporta.testing import ManualClock
+
+
+@contextmanager
+def second_store(store: SharedStore, clock: Clock = MONOTONIC) -> Iterator[SharedStore]:
+    """Open the state of a store once more, as another process would."""
+    other = SharedStore(store.address.removeprefix("shared://"), clock)
+    yield other
+    other.close()
 
 
 def test_shared__entries_async__are_the_same() -> None:
@@ -43,7 +72,7 @@ def test_shared__table_cannot_be_mapped__raises_the_reason(monkeypatch: pytest.M
     name = f"t-{uuid.uuid4().hex}"
     monkeypatch.setattr(locked_table, "Table", no_memory)
     with pytest.raises(StateUnavailableError, match=r"cannot map .*: Cannot allocate memory"):
-        SharedStore(name, keys=128)
+        SharedStore(name, memory=8)
     shutil.rmtree(directory.directory_path(name))
 
 
@@ -101,49 +130,277 @@ def test_shared__override_under_contention__is_read_without_blocking_the_loop() 
         assert limiter.sync.peek("k").limit == 10
 
 
-def test_table__full__refuses_new_keys_and_charges_no_limit_of_a_group() -> None:
-    clock = ManualClock()
-    with shared_store(clock, keys=1) as store:
-        one, other = TokenBucketLimiter("9/hour", store, "one"), TokenBucketLimiter("9/hour", store, "other")
-        fill = (one.sync.acquire(f"k{number}") for number in range(1000))
-        with pytest.raises(StateFullError, match=r"has no room for 'rate_limiter:one:.*larger \?keys="):
-            all(fill)
-        with pytest.raises(StateFullError):
-            LimitGroup(one, other).sync.acquire(["k1", "new"])
-        assert one.sync.peek("k1").remaining == 8
-        clock.advance(10_000)
-        assert LimitGroup(one, other).sync.acquire(["new", "newer"]) is True
+# the table -----------------------------------------------------------------------------------------------
 
 
-def test_table__room_for_one_of_two_new_keys__takes_neither() -> None:
-    with shared_store(ManualClock(), keys=1) as store:
-        one, other = TokenBucketLimiter("9/hour", store, "one"), TokenBucketLimiter("9/hour", store, "other")
-        for number in range(SLOTS_PER_BUCKET - 1):
-            one.sync.acquire(f"k{number}")
-        with pytest.raises(StateFullError):
-            LimitGroup(one, other).sync.acquire(["new", "newer"])
-        assert store.table.slot_usage()[0] == (SLOTS_PER_BUCKET - 1, SLOTS_PER_BUCKET)
-        assert one.sync.peek("new").remaining == 9
-
-
-def test_table__slot_usage__counts_the_keys_of_each_class() -> None:
-    with shared_store(keys=128) as store:
-        for number in range(3):
-            TokenBucketLimiter("2/hour", store).sync.acquire(str(number))
-        store.apply(WriteRecord("s", "a", b"x", None))
-        assert store.table.slot_usage() == [(3, 128), (0, 128), (1, 128)]
-
-
-def test_table__digest_across_two_others__is_not_found() -> None:
-    """Two adjacent digests may contain a third; only aligned ones count."""
-    with shared_store(keys=128) as store:
-        table: Table = store.table
-        bucket = table.bucket_position(
-            "s", "k", TokenBucketLimiter("1/s", store).config.build_strategy().codec
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_table__thousands_of_keys__grows_and_keeps_each_state(strategy: LimitStrategy) -> None:
+    with shared_store(memory=32) as store, second_store(store) as other:
+        limiter, elsewhere = (
+            BaseLimiter(LimitConfig(0.001, 2, 3600, strategy), each, "n") for each in (store, other)
         )
-        offset = bucket.slot_offset
-        table.memory[offset + 8 : offset + 24] = bucket.digest
-        assert table.find_slot(bucket) is None
+        before = store.table.usage().megabytes
+        assert all(limiter.sync.acquire(f"k{number}") for number in range(10_000))
+        usage = elsewhere.store.table.usage()  # type: ignore[attr-defined]
+        assert usage.keys == 10_000
+        assert before < usage.megabytes < 5
+        assert (usage.is_disk_full, usage.has_evicted) == (False, False)
+        assert all(elsewhere.sync.peek(f"k{number}").remaining == 1 for number in range(0, 10_000, 500))
+
+
+def test_table__sliding_window__takes_room_as_its_log_grows() -> None:
+    with shared_store() as store:
+        limiter = SlidingWindowLimiter("200/hour", store, "n")
+        numbers, key = [], StateKey("rate_limiter:n", "k", limiter.config.build_strategy())
+        for used in range(1, 201):
+            assert limiter.sync.acquire("k")
+            slot = store.table.find(locate(key))
+            assert slot is not None
+            numbers.append(slot.number)
+            assert limiter.sync.peek("k").remaining == 200 - used
+        assert not limiter.sync.acquire("k")
+        assert numbers == sorted(numbers)
+        assert len(set(numbers)) > 4
+
+
+def test_table__programs_with_and_without_leases__share_a_bucket() -> None:
+    plain, leased = LimitConfig(0.001, 9), LimitConfig(0.001, 9, lease=True)
+    with shared_store() as store:
+        first = BaseLimiter(plain, store, "n").sync
+        assert first.acquire("k")
+        second = SharedStore(store.address.removeprefix("shared://"))
+        assert BaseLimiter(leased, second, "n").sync.peek("k").remaining == 8
+        bound = second.bind(_binding(leased))
+        assert bound.acquire("k", 9) > 0
+        assert bound.acquire("k", 2) == 0
+        assert first.peek("k").remaining == 6
+        second.close()
+
+
+def _binding(config: LimitConfig) -> Binding:
+    override = StateKey("rate_limiter_change", "n", RECORD)
+    return Binding(
+        config.build_strategy(), "rate_limiter:n", override, str, lambda key, cost: pytest.fail(key)
+    )
+
+
+def test_table__another_strategy_under_the_same_name__has_its_own_state() -> None:
+    with shared_store() as store, second_store(store) as other:
+        assert TokenBucketLimiter("1/minute", store, "n").sync.acquire("k")
+        fixed = FixedWindowLimiter("1/minute", other, "n").sync
+        assert fixed.acquire("k")
+        assert fixed.decide("k").retry_after <= 60
+
+
+def test_table__digest_across_two_entries__is_not_found() -> None:
+    """Two adjacent entries may contain a digest; only aligned ones count."""
+    with shared_store() as store:
+        key = StateKey("s", "k", TokenBucketLimiter("1/s", store).config.build_strategy())
+        position = locate(key)
+        store.apply(WriteRecord("s", "k", b"x", None))
+        TokenBucketLimiter("1/s", store, "n").sync.acquire("k")
+        page = store.table._slots.take_page(
+            position.lock, store.table.geometry.directory_offset(position.lock, 0), 1000
+        )
+        assert page is not None
+        store.table.memory[page + 8 : page + 24] = position.digest
+        assert store.table.find(position) is None
+
+
+def test_table__no_index_page_left__evicts_a_state_of_the_path() -> None:
+    with shared_store(ManualClock(), memory=4) as store:
+        store.table.geometry = store.table.geometry._replace(generations=1)
+        limiter = TokenBucketLimiter("2/hour", store, "n").sync
+        assert all(limiter.acquire(f"k{number}") for number in range(20 * ENTRIES_PER_PAGE))
+        assert store.table.usage().keys == 16 * ENTRIES_PER_PAGE
+
+
+def test_table__short_lived_keys__does_not_grow() -> None:
+    clock = ManualClock()
+    with shared_store(clock) as store:
+        limiter = TokenBucketLimiter("10/s", store, "n").sync
+        for number in range(20_000):
+            limiter.acquire(f"k{number}")
+            clock.advance(0.1)
+        assert store.table.usage().keys < 5_000
+
+
+class _WriteTwo(WriteRecord):
+    """Writes a small record and a large one in one step."""
+
+    @property
+    def state_keys(self) -> list[StateKey]:
+        return [StateKey("s", "small", RECORD), StateKey("s", "large", RECORD)]
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], bool]:
+        return [(NEVER_US, b"x"), (NEVER_US, b"x" * 4000)], True
+
+
+def test_table__room_for_one_of_two_states__writes_neither() -> None:
+    with shared_store(memory=4) as store:
+        fill_with_records(store, small=500)
+        for number in range(500):
+            store.apply(DeleteRecord("fill", f"small-{number}"))
+        with pytest.raises(StateFullError, match="no room for 's:large'"):
+            store.apply(_WriteTwo("s", "", b"x", None))
+        assert store.entries("s") == {}
+
+
+def test_table__state_that_cannot_grow__keeps_its_value() -> None:
+    with shared_store(memory=4) as store:
+        fill_with_records(store, small=500)
+        with pytest.raises(StateFullError):
+            store.apply(WriteRecord("fill", "small-1", b"y" * 4000, None))
+        assert store.apply(ReadRecord("fill", "small-1")) == b"x"
+
+
+def test_table__full_window_that_cannot_grow__shares_the_overflow_state() -> None:
+    with shared_store(memory=4) as store:
+        limiter = SlidingWindowLimiter("3/hour", store, "n").sync
+        assert limiter.acquire("k")
+        fill_with_records(store)
+        assert limiter.peek("k").remaining == 2
+        with pytest.raises(StateFullError, match="its 4 MB are full"):
+            limiter.acquire("k")  # not even the overflow state finds room
+
+
+def test_table__10_000_breakers__all_open() -> None:
+    with shared_store(memory=64) as store:
+        breakers = [CircuitBreaker(f"b{number}", threshold=1, state=store) for number in range(10_000)]
+        for breaker in breakers:
+            breaker.sync.record_failure()
+        assert not any(breaker.sync.allow() for breaker in breakers[::100])
+        usage = store.table.usage()
+        assert usage.keys >= 10_000
+        assert usage.has_evicted is False
+
+
+def test_breaker__no_room_for_its_state__opens_at_its_threshold() -> None:
+    with shared_store(memory=4) as engine:
+        fill_with_records(engine)
+        store = FailoverStore.wrap(engine, engine.address)
+        breaker = CircuitBreaker("b", threshold=3, cooldown_seconds=60, state=store).sync
+        reached = 0
+        for _ in range(50):
+            admission = breaker.allow()
+            if admission:
+                reached += 1
+                breaker.record_failure(admission=admission)
+        store.close()
+        assert reached == 3
+
+
+def test_table__full__is_reported_once() -> None:
+    found: list[events.Event] = []
+    stop = events.listen(found.append)
+    with shared_store(memory=4) as store:
+        limiter = TokenBucketLimiter("2/hour", store, "n").sync
+        for number in range(40_000):
+            limiter.acquire(f"k{number}")
+        full = "its 4 MB are full; open another name with a larger ?memory="
+        consequence = "the keys used least are evicted to make room for new ones"
+        assert [event.text for event in found if event.kind == "state_full"] == [f"{full}; {consequence}"]
+        assert store.table.usage().has_evicted is True
+    stop()
+
+
+def test_table__more_keys_without_room_than_are_remembered__decides_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locked_table, "_WITHOUT_ROOM_MAX", 2)
+    with shared_store(memory=4) as store:
+        fill_with_records(store)
+        for number in range(5):
+            with pytest.raises(StateFullError):
+                CircuitBreaker(f"b{number}", threshold=1, state=store).sync.record_failure()
+        assert len(store._locked._without_room) <= 2
+
+
+def test_allocate__no_posix_fallocate__writes_the_whole_range(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        allocate(file.fileno(), PAGE_BYTES, 100_000)
+    assert path.stat().st_blocks * 512 >= 100_000
+
+
+def test_table__disk_full__does_not_grow_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with shared_store() as store:
+        limiter = TokenBucketLimiter("2/hour", store, "n").sync
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        assert all(limiter.acquire(f"k{number}") for number in range(20_000))
+        usage = store.table.usage()
+        assert usage.is_disk_full is True
+        monkeypatch.undo()
+        store.table._slots._retry_growth_at = 0.0
+        assert all(limiter.acquire(f"new {number}") for number in range(5_000))
+        assert store.table.usage().megabytes > usage.megabytes
+        assert store.table.is_disk_full is False
+
+
+def test_slots__process_died_after_the_class_got_its_chunk__is_completed() -> None:
+    with shared_store() as store:
+        slots = store.table._slots
+        TokenBucketLimiter("2/hour", store, "n").sync.acquire("k")
+        taken = slots.chunks_taken
+        slots.write_u32(136, taken - 1)  # as if the process had been killed before it counted the chunk
+        for number in range(600):
+            store.apply(WriteRecord("s", str(number), b"x" * 300, None))
+        assert store.entries("s").keys() == set(map(str, range(600)))
+        assert slots.chunks_taken > taken
+
+
+# refusals without a lock ------------------------------------------------------------------------------------
+
+
+def test_refusal__remembered__is_given_without_a_lock_and_only_while_nothing_changed() -> None:
+    clock = ManualClock()
+    with shared_store(clock) as store, second_store(store, clock) as other:
+        limiter, elsewhere = (TokenBucketLimiter("2/hour", each, "n").sync for each in (store, other))
+        assert [limiter.acquire("k") for _ in range(4)] == [True, True, False, False]
+        holders = store._directory.open_locks()
+        for fd in holders:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        assert limiter.acquire("k") is False, "it needs no lock"
+        for fd in holders:
+            os.close(fd)
+        elsewhere.release("k")
+        assert [limiter.acquire("k"), limiter.acquire("k")] == [True, False]
+        elsewhere.reset("k")
+        assert [limiter.acquire("k") for _ in range(3)] == [True, True, False]
+        elsewhere.set_limit("3/hour")
+        assert limiter.acquire("k") is False
+        clock.advance(1200)
+        assert [limiter.acquire("k"), limiter.acquire("k")] == [True, False]
+
+
+def test_refusal__more_than_are_remembered__decides_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_path, "_REFUSALS_MAX", 2)
+    with shared_store() as store:
+        limiter = TokenBucketLimiter("1/hour", store).sync
+        assert [limiter.acquire(key) for key in "abcdabcdabcdabcd"] == [True] * 4 + [False] * 12
+
+
+def test_refusal__threads_on_one_key__are_never_granted_too_much() -> None:
+    with shared_store() as store:
+        limiter = TokenBucketLimiter(LimitConfig(2000, 10), store, "n").sync
+        began, granted = time.monotonic(), [0] * 4
+
+        def acquire(number: int) -> None:
+            while time.monotonic() < began + 0.5:
+                granted[number] += limiter.acquire("k")
+
+        threads = [Thread(target=acquire, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert 10 < sum(granted) <= 10 + 2000 * (time.monotonic() - began)
 
 
 # the directory ------------------------------------------------------------------------------------------
@@ -152,18 +409,7 @@ def test_table__digest_across_two_others__is_not_found() -> None:
 def test_directory__disappears_each_time__raises_after_20_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "_create", lambda *_: None)
     with pytest.raises(StateUnavailableError, match="disappeared 20 times"):
-        SharedStore(f"t-{uuid.uuid4().hex}", keys=128)
-
-
-def test_directory__disk_full__says_how_much_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    name = f"t-{uuid.uuid4().hex}"
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(StateUnavailableError, match=r"No space left on device: \d+ MB are needed.*\?keys="):
-        SharedStore(name)
-    assert not list(Path(directory.directory_path(name)).parent.glob(f"*{name}*"))
+        SharedStore(f"t-{uuid.uuid4().hex}", memory=8)
 
 
 def test_directory__no_permission__raises_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +423,8 @@ def test_directory__no_permission__raises_the_reason(monkeypatch: pytest.MonkeyP
 
 def test_directory__created_by_another_process_meanwhile__is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with shared_store() as store:
-        directory._create(store.path, 128, directory.boot_id())
+        directory._create(store.path, 8, directory.boot_id())
         assert TokenBucketLimiter("1/hour", store).sync.acquire() is True
-
-
-def test_directory__no_posix_fallocate__writes_the_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "posix_fallocate")
-    with shared_store(keys=2048) as store:
-        assert Path(store.path, "table").stat().st_blocks * 512 >= len(store.table.memory)
 
 
 def test_directory__table_cannot_be_opened__raises_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +438,7 @@ def test_directory__table_cannot_be_opened__raises_the_reason(monkeypatch: pytes
     with shared_store() as store:
         monkeypatch.setattr(os, "open", refuse_table)
         with pytest.raises(StateUnavailableError, match=r"cannot open .*table: Permission denied"):
-            directory.StateDirectory(store.path, 128, directory.boot_id())
+            directory.StateDirectory(store.path, 8, directory.boot_id())
         monkeypatch.undo()
 
 
@@ -219,7 +459,7 @@ def test_directory__replaced_while_waiting_for_its_lock__is_left_alone() -> None
         old = os.open(store.path, os.O_RDONLY)
         renamed = f"{store.path}.renamed"
         Path(store.path).rename(renamed)
-        directory._create(store.path, 128, directory.boot_id())
+        directory._create(store.path, 8, directory.boot_id())
         directory._remove_stale(old, store.path)
         assert Path(store.path).exists()
         os.close(old)
@@ -233,21 +473,6 @@ def test_boot_id__on_macos__is_read_with_sysctl(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(subprocess, "run", run)
     assert directory.boot_id() == "D7F9"
-
-
-def test_table__expired_slot_of_the_same_operation__is_not_reused() -> None:
-    clock = ManualClock()
-    with shared_store(clock, keys=1) as store:
-        one, other = TokenBucketLimiter("50/s", store, "one"), TokenBucketLimiter("9/hour", store, "other")
-        one.sync.acquire("x", 44)
-        for number in range(SLOTS_PER_BUCKET - 1):
-            other.sync.acquire(f"k{number}")
-        clock.advance(61)  # the state of one:x has expired, the others are alive
-        with pytest.raises(StateFullError):
-            LimitGroup(one, other).sync.acquire(["x", "new"])
-        assert one.sync.peek("x").remaining == 50
-        assert other.sync.acquire("new") is True
-        assert other.sync.peek("new").remaining == 8
 
 
 def test_guards__locks_closed__raises() -> None:

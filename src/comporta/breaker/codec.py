@@ -40,8 +40,8 @@ class _CircuitCodec:
     )
 
     @staticmethod
-    def pack_into(buffer: Any, offset: int, /, *state: Any) -> None:
-        """Write a circuit into ``buffer`` at ``offset``."""
+    def pack(*state: Any) -> bytes:
+        """Return a circuit as bytes."""
         c = Circuit._make(state)
         reason = c.reason.encode("utf-8", "replace")[:WHY_BYTES_MAX]
         numbers = (
@@ -56,8 +56,7 @@ class _CircuitCodec:
         parts += [_SLICE.pack(*part) for part in c.slices]
         for owner, last_failure_us, failures in c.failing_workers:
             parts.append(_FAILING.pack(last_failure_us, failures, len(owner)) + owner.encode("ascii"))
-        packed = b"".join(parts)
-        buffer[offset : offset + len(packed)] = packed
+        return b"".join(parts)
 
     @staticmethod
     def unpack_from(buffer: Any, /, offset: int = 0) -> State:
@@ -111,6 +110,7 @@ class _CircuitCodec:
 class _CircuitStateType(StateType):
     """The state type of a circuit."""
 
+    name = "circuit"
     codec = _CircuitCodec()
 
     @staticmethod

@@ -30,8 +30,9 @@ from comporta.cli.state_option import SharedUrl, inspect_store
 from comporta.errors import StateTimeoutError
 from comporta.limits.config import LimitStrategy
 from comporta.stores.base import Store
+from comporta.stores.shared.layout import MEMORY_MB_MIN
 from comporta.stores.shared.store import SharedStore
-from comporta.stores.shared.table import slot_classes
+from comporta.stores.shared.table import TableUsage
 
 _FULL_SHARE = 0.8
 
@@ -49,7 +50,7 @@ def check_shared(url: str, shared: SharedUrl) -> Iterator[Finding]:
 def _check_table(url: str) -> Iterator[Finding]:
     try:
         with inspect_store(url) as (store, deadline):
-            yield check_usage(cast(SharedStore, store).table.slot_usage())
+            yield check_usage(cast(SharedStore, store).table.usage())
             yield check_locks(store, deadline)
             yield check_decisions(store)
             yield check_workers(store)
@@ -78,10 +79,11 @@ def check_directory(path: str) -> Finding:
 
 def check_space(shared: SharedUrl, free: int) -> Finding:
     """Check that there is enough disk space for a table that does not exist yet."""
-    needed = slot_classes(shared.keys)[-1].end
-    detail = f"{_megabytes(free)} free, {_megabytes(needed)} needed for {shared.keys:,} keys"
-    if free < needed:
-        return fail("space", f"{detail}: free some space, or use fewer keys with ?keys=")
+    detail = f"{_megabytes(free)} free, the table grows to {shared.memory_mb:,} MB"
+    if free < MEMORY_MB_MIN * 2**20:
+        return fail("space", f"{detail}: free at least {MEMORY_MB_MIN} MB")
+    if free < shared.memory_mb * 2**20:
+        return warn("space", f"{detail}: it stays smaller; free some space, or use less with ?memory=")
     return ok("space", detail)
 
 
@@ -89,13 +91,15 @@ def _megabytes(size: int) -> str:
     return f"{size / 2**20:,.0f} MB"
 
 
-def check_usage(classes: list[tuple[int, int]]) -> Finding:
-    """Check that there are free slots for new keys, in the fullest size class."""
-    used, total = max(classes, key=lambda each: each[0] / each[1])
-    sizes = " / ".join(f"{used:,} of {total:,}" for used, total in classes)
-    detail = f"{sizes} slots used for small, medium and large states (expired ones included)"
-    if used / total > _FULL_SHARE:
-        return warn("usage", f"{detail}: new keys may not fit; use another name with a larger ?keys=")
+def check_usage(usage: TableUsage) -> Finding:
+    """Check that there is room for new keys."""
+    detail = (
+        f"{usage.keys:,} keys (expired ones included) in {usage.megabytes:,.0f} of {usage.megabytes_max:,} MB"
+    )
+    if usage.is_disk_full:
+        return warn("usage", f"{detail}: the disk is full, so the table cannot grow; enlarge it (--shm-size)")
+    if usage.has_evicted:
+        return warn("usage", f"{detail}: keys were evicted; use another name with a larger ?memory=")
     return ok("usage", detail)
 
 

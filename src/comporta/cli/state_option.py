@@ -22,8 +22,8 @@ from comporta.stores.base import Store
 from comporta.stores.redis.store import RedisStore
 from comporta.stores.registry import APP_DEFAULT, check_url, close_stores, default_url, open_store
 from comporta.stores.shared.directory import directory_path
+from comporta.stores.shared.layout import MEMORY_MB_DEFAULT, table_geometry
 from comporta.stores.shared.store import SharedStore, check_name
-from comporta.stores.shared.table import KEYS_DEFAULT, slot_classes
 
 DIAGNOSTIC_TIMEOUT_SECONDS = 2.0
 """How long a command waits for a server: longer than a decision may."""
@@ -48,7 +48,7 @@ class SharedUrl(NamedTuple):
     """The parts of a ``shared://`` URL."""
 
     name: str
-    keys: int
+    memory_mb: int
 
     @property
     def path(self) -> str:
@@ -94,18 +94,18 @@ def shared_url(url: str) -> SharedUrl | None:
         return None
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     name = parts.netloc + parts.path or os.environ.get("COMPORTA_APP") or APP_DEFAULT
-    unknown = options.keys() - {"keys", "lock_timeout"}
-    keys = options.get("keys", str(KEYS_DEFAULT))
+    unknown = options.keys() - {"memory", "lock_timeout"}
+    memory = options.get("memory", str(MEMORY_MB_DEFAULT))
     try:
         check_name(name)
         if unknown:
-            raise ValueError(f"shared:// has the options keys and lock_timeout, got {min(unknown)!r}")
-        if not keys.isdecimal():
-            raise ValueError(f"keys must be a whole number, got {keys!r:.50}")
-        slot_classes(int(keys))
+            raise ValueError(f"shared:// has the options memory and lock_timeout, got {min(unknown)!r}")
+        if not memory.isdecimal():
+            raise ValueError(f"memory must be a whole number of MB, got {memory!r:.50}")
+        table_geometry(int(memory))
     except ValueError as error:
         raise _usage_error(error) from None
-    return SharedUrl(name, int(keys))
+    return SharedUrl(name, int(memory))
 
 
 @contextmanager

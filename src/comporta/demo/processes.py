@@ -35,7 +35,7 @@ from comporta.testing.programs import find_servers, free_port
 METRICS_DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The variable of Prometheus' client for the directory in which workers combine their metrics."""
 
-SHARED_KEYS: Final = 4096
+SHARED_MEMORY_MB: Final = 32
 START_SECONDS: Final = 60.0
 SERVER_TIMEOUT_SECONDS: Final = 0.25
 """The time-out of the state server: longer than the default, because demos run on busy machines."""
@@ -131,7 +131,7 @@ class DemoProcesses:
     ) -> None:
         self.address = "http://{}:{}".format(*listener.getsockname()[:2])
         self.control = f"http://{HOST}:{free_port()}"
-        self.state = f"shared://demo-{os.getpid()}?keys={SHARED_KEYS}"
+        self.state = f"shared://demo-{os.getpid()}?memory={SHARED_MEMORY_MB}"
         self.workers: list[ChildProcess] = []
         self.user_counts: dict[str, int] = {}
         self.replacement_pids: set[int] = set()

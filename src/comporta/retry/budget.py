@@ -92,6 +92,7 @@ class BudgetUsage(NamedTuple):
 class _BudgetStateType(StateType):
     """State: the length of a slice in µs, then number, calls and retries of each slice."""
 
+    name = "retry_budget"
     codec = Struct("<19q")
 
     @staticmethod

@@ -28,6 +28,9 @@ State = tuple[Any, ...]
 GONE: Final[State] = ("gone",)
 """Returned instead of a new state: the store deletes the key."""
 
+PINNED_US: Final = 2**61
+"""Added to the expiry time of a state that a full store must not evict: no expiry time has this bit."""
+
 KEY_BYTES_MAX = 512
 """The longest key that a store keeps as it is written."""
 
@@ -36,14 +39,14 @@ KEY_ERRORS: Final = (StatePermissionError, StateFullError, StateTypeError)
 
 
 class Codec(Protocol):
-    """Writes a state into a buffer, and reads it back; ``struct.Struct`` is one."""
+    """Turns a state into bytes, and reads it back; ``struct.Struct`` is one."""
 
     @property
     def size(self) -> int:
         """The largest number of bytes a state takes."""
 
-    def pack_into(self, buffer: Any, offset: int, /, *state: Any) -> None:
-        """Write a state."""
+    def pack(self, /, *state: Any) -> bytes:
+        """Return a state as bytes."""
 
     def unpack_from(self, buffer: Any, /, offset: int = 0) -> State:
         """Read a state."""
@@ -57,6 +60,18 @@ class StateType(ABC):
 
     __slots__ = ()
 
+    name: str = ""
+    """Part of a key's identity in a store that keeps bytes: types with different layouts differ in it."""
+
+    listed: bool = False
+    """Whether :meth:`Store.entries` lists the keys of this type."""
+
+    evictable: bool = False
+    """Whether a full store may evict states, and let keys without room share one state instead.
+
+    There may be very many keys of such a type, and a store may keep those not used lately as bytes.
+    """
+
     @property
     @abstractmethod
     def codec(self) -> Codec:
@@ -65,6 +80,13 @@ class StateType(ABC):
     @abstractmethod
     def expires_us(self, state: State) -> int:
         """Return the time from which this state means the same as no state."""
+
+    def retention_us(self, state: State) -> int:
+        """Return ``expires_us``, plus ``PINNED_US`` if a full store must keep the state until then.
+
+        Without it the store may evict the state before, as if the key had never been used.
+        """
+        return self.expires_us(state) + PINNED_US
 
     def take_report(
         self, space: str, key: str, state: State, now_us: int

@@ -7,10 +7,9 @@ into its own time. What the columns mean is not known here (``fleet/series.py``)
 
 On a server a series is one hash with a field for each slot. Other engines keep it as a ring of ``CHUNKS``
 records of up to ``CHUNK_SLOTS`` slots each, at most 3.6 KB: one record more than an hour takes, because the
-newest is still being filled. A ``shared://`` table has room for 1/32 as many large records as it has keys
-(512 with the default of 16,384, and at least 128), for all types of state together. Breakers and permits need
-them too, so histories use at most half of them (:func:`series_capacity`: 23 series, at least 5). If the table
-is full, ``RecordHistory`` raises ``StateFullError`` and changes nothing.
+newest is still being filled. On ``shared://``, histories use at most an eighth of the table's memory
+(:func:`series_capacity`), because breakers, permits and limits need room too. If the table is full,
+``RecordHistory`` raises ``StateFullError`` and changes nothing.
 
 Lua twin: ``history.lua``.
 """

@@ -1,14 +1,20 @@
 """The engine behind ``memory://``: state in dictionaries of one process, for all its threads and event loops.
 
-Each space (all keys of one limit, for example) is a dictionary of its own. The store removes expired states
-a few at a time, about once a second while it is in use, each within a minute of its expiry. At ``keys_max``
-it refuses a new key with ``StateFullError``: it never evicts a live one. It knows no other process.
+Each space (all keys of one limit, for example) is a dictionary of its own. The keys of a limit that were not
+used lately move from there to smaller dictionaries: one that grows, or is searched for expired states, never
+takes more than a few milliseconds. The store removes expired states a few at a time while it is in use, each
+within about a minute of its expiry. At ``keys_max`` it refuses a new key with ``StateFullError``: it never
+evicts a live one. It knows no other process.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from struct import error as StructError  # noqa: N812 - a class
 from threading import Lock
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -28,18 +34,85 @@ HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: sys.implementation.name == "cp
 _SWEEP_EVERY_US = SECOND_US
 _SWEEP_ROUNDS = 60
 _SWEEP_MIN = 256
+_SWEEP_MAX = 1024
+_FULL_SWEEP_EVERY_US = SECOND_US // 100
+_RECENT_MAX = 2048
+_RECENT_MOVED = 256
 _REFUSALS_MAX = 10_000
 _UPDATE_BATCH = 500
 
 
 class _Space:
-    """The states of one space, and their type."""
+    """The states of one space, and their type.
 
-    __slots__ = ("state_type", "table")
+    ``table`` holds the keys used lately, the only ones that fast paths see. It moves its oldest keys to the
+    ``older`` dictionaries, by hash and as bytes, and gets a key back when that is written again. A space
+    whose type is not ``evictable`` keeps all its keys in ``table``.
+    """
 
-    def __init__(self, state_type: StateType) -> None:
+    __slots__ = ("older", "older_count", "state_type", "table")
+
+    def __init__(self, state_type: StateType, older_count: int) -> None:
         self.state_type = state_type
         self.table: dict[str, State] = {}
+        self.older: list[dict[str, bytes | State]] = []
+        self.older_count = older_count
+
+    def get(self, key: str) -> State | None:
+        """Return the state of a key."""
+        state = self.table.get(key)
+        if state is None and self.older:
+            older = self._older(key).get(key)
+            return None if older is None else self._unpack(older)
+        return state
+
+    def put(self, key: str, state: State) -> None:
+        """Write a state; the key counts as used lately."""
+        self.table[key] = state
+        if self.older:
+            self._older(key).pop(key, None)
+        if len(self.table) > _RECENT_MAX and self.state_type.evictable:
+            self._move_oldest()
+
+    def remove(self, key: str) -> None:
+        """Delete a key."""
+        if self.table.pop(key, None) is None:
+            del self._older(key)[key]
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Return all dictionaries of this space."""
+        return [self.table, *self.older]
+
+    def clear(self) -> None:
+        """Delete all keys."""
+        for part in self.parts():
+            part.clear()
+
+    def remove_expired(self, part: dict[str, Any], now_us: int) -> int:
+        """Delete the expired states of one of the parts; returns how many."""
+        expires_us, unpack = self.state_type.expires_us, self._unpack
+        expired = [key for key, state in part.items() if expires_us(unpack(state)) <= now_us]
+        for key in expired:
+            del part[key]
+        if not part:
+            part.clear()  # frees the memory of the dictionary itself
+        return len(expired)
+
+    def _unpack(self, state: bytes | State) -> State:
+        return self.state_type.codec.unpack_from(state) if isinstance(state, bytes) else state
+
+    def _move_oldest(self) -> None:
+        if not self.older:
+            self.older = [{} for _ in range(self.older_count)]
+        pack = self.state_type.codec.pack
+        for key in list(islice(self.table, _RECENT_MOVED)):
+            state: bytes | State = self.table.pop(key)
+            with suppress(StructError):  # a number too large for the layout: it stays a tuple
+                state = pack(*state)
+            self._older(key)[key] = state
+
+    def _older(self, key: str) -> dict[str, bytes | State]:
+        return self.older[hash(key) % self.older_count]
 
 
 class MemoryStore(Store):
@@ -60,8 +133,8 @@ class MemoryStore(Store):
         self._spaces: dict[str, _Space] = {}
         self._bound_limits: dict[tuple[str, str], WeakSet[MemoryBoundLimit]] = {}
         self._size = 0
-        self._to_sweep: list[tuple[_Space, str]] = []
-        self._sweep_share = 0
+        self._older_count = max(1, keys_max // _SWEEP_MAX)
+        self._to_sweep: list[tuple[_Space, dict[str, Any]]] = []
         self._full_sweep_at_us = 0
         fork_safety.register(self)
 
@@ -88,12 +161,12 @@ class MemoryStore(Store):
         """Apply a step to one key under the lock, where the fast path cannot."""
 
         def step_once(now_us: int) -> R:
-            state = space.table.get(key)
+            state = space.get(key)
             new, reply = step(state, now_us, cost)
             if new is not None:
                 if state is None:
                     self._reserve_key(now_us)
-                space.table[key] = new
+                space.put(key, new)
             return reply
 
         return self._run_locked(step_once)
@@ -122,7 +195,7 @@ class MemoryStore(Store):
         """Return the live records of a space."""
 
         def live_records(now_us: int) -> dict[str, bytes]:
-            table = self._space(space, RECORD).table
+            table = self._space(space, RECORD).table  # records are all in one dictionary
             return {key: value for key, (expires_us, value) in table.items() if expires_us > now_us}
 
         return self._run_locked(live_records)
@@ -164,31 +237,24 @@ class MemoryStore(Store):
     def update_states(self, update: Callable[[str, str, StateType, State, int], State | None]) -> None:
         """Replace every state by what ``update`` returns for it (``None``: leave it unchanged).
 
-        It holds the lock for at most 500 states at a time. States that are added or removed meanwhile may be
-        left out.
+        It holds the lock for at most 500 states at a time. States that are added, removed or moved meanwhile
+        may be left out.
         """
-        keys = self._run_locked(
-            lambda _: [(name, key) for name, space in self._spaces.items() for key in space.table]
+        parts = self._run_locked(
+            lambda _: [(name, space, part) for name, space in self._spaces.items() for part in space.parts()]
         )
-
-        def update_batch(now_us: int) -> None:
-            for name, key in keys[-_UPDATE_BATCH:]:
-                space = self._spaces[name]
-                state = space.table.get(key)
-                new = None if state is None else update(name, key, space.state_type, state, now_us)
-                if new is not None:
-                    space.table[key] = new
-
-        while keys:
-            self._run_locked(update_batch)
-            del keys[-_UPDATE_BATCH:]
+        for name, space, part in parts:
+            keys = self._run_locked(partial(_keys_of, part))
+            for start in range(0, len(keys), _UPDATE_BATCH):
+                batch = keys[start : start + _UPDATE_BATCH]
+                self._run_locked(partial(_update_batch, update, name, space, batch))
 
     def close(self) -> None:
         """Delete all states."""
 
         def clear(_: int) -> None:
             for space in self._spaces.values():
-                space.table.clear()
+                space.clear()
             self._to_sweep.clear()
             self._size = 0
 
@@ -200,43 +266,37 @@ class MemoryStore(Store):
 
     def _reserve_key(self, now_us: int) -> None:
         """Count one more key, or raise ``StateFullError``."""
-        if self._size >= self.keys_max:
-            self._sweep_all(now_us)
+        if self._size >= self.keys_max and now_us >= self._full_sweep_at_us:
+            self._full_sweep_at_us = now_us + _FULL_SWEEP_EVERY_US  # a flood must not pay for it each time
+            self._sweep(now_us)
         if self._size >= self.keys_max:
             raise StateFullError(f"memory:// holds {self.keys_max} live keys and has no room for more")
         self._size += 1
 
     def _sweep(self, now_us: int) -> None:
-        """Check some of the keys and delete the expired states."""
-        self._sweep_at_us = now_us + _SWEEP_EVERY_US
-        if not self._to_sweep:
-            self._to_sweep = [(space, key) for space in self._spaces.values() for key in space.table]
-            self._sweep_share = max(_SWEEP_MIN, len(self._to_sweep) // _SWEEP_ROUNDS)
-        batch = self._to_sweep[-self._sweep_share :]
-        del self._to_sweep[-self._sweep_share :]
-        for space, key in batch:
-            state = space.table.get(key)
-            if state is not None and space.state_type.expires_us(state) <= now_us:
-                del space.table[key]
-                self._size -= 1
+        """Check some of the keys and delete the expired states.
 
-    def _sweep_all(self, now_us: int) -> None:
-        """Check every key, at most once a second: a flood of new keys must not pay for it each time."""
-        if now_us >= self._full_sweep_at_us:
-            self._full_sweep_at_us = now_us + _SWEEP_EVERY_US
-            self._to_sweep.clear()
-            self._sweep(now_us)
-            while self._to_sweep:
-                self._sweep(now_us)
+        All keys are checked once a minute. Where that would be too many at a time, it sweeps more often than
+        once a second.
+        """
+        rounds = max(_SWEEP_ROUNDS, self._size // _SWEEP_MAX)
+        self._sweep_at_us = now_us + _SWEEP_EVERY_US * _SWEEP_ROUNDS // rounds
+        left = max(_SWEEP_MIN, self._size // rounds)
+        if not self._to_sweep:
+            self._to_sweep = [(space, part) for space in self._spaces.values() for part in space.parts()]
+        while self._to_sweep and left > 0:
+            space, part = self._to_sweep.pop()
+            left -= len(part) + 1
+            self._size -= space.remove_expired(part, now_us)
 
     def _state(self, key: StateKey, now_us: int) -> State | None:
-        state = self._space(key.space, key.type).table.get(key.key)
+        state = self._space(key.space, key.type).get(key.key)
         return None if state is None or key.type.expires_us(state) <= now_us else state
 
     def _space(self, name: str, state_type: StateType) -> _Space:
         space = self._spaces.get(name)
         if space is None:
-            space = self._spaces[name] = _Space(state_type)
+            space = self._spaces[name] = _Space(state_type, self._older_count)
         return space
 
     def _reserve_keys(self, changes: list[tuple[StateKey, State]], now_us: int) -> None:
@@ -244,7 +304,7 @@ class MemoryStore(Store):
         reserved = 0
         try:
             for key, new in changes:
-                if new is not GONE and key.key not in self._spaces[key.space].table:
+                if new is not GONE and self._spaces[key.space].get(key.key) is None:
                     self._reserve_key(now_us)
                     reserved += 1
         except StateFullError:
@@ -252,17 +312,35 @@ class MemoryStore(Store):
             raise
 
     def _store_state(self, key: StateKey, state: State) -> None:
-        table = self._spaces[key.space].table
+        space = self._spaces[key.space]
         if state is GONE:
-            del table[key.key]
+            space.remove(key.key)
             self._size -= 1
         else:
-            table[key.key] = state
+            space.put(key.key, state)
         self._notify_bound_limits(key, None if state is GONE else state)
 
     def _notify_bound_limits(self, key: StateKey, state: State | None) -> None:
         for bound in self._bound_limits.get((key.space, key.key), ()):
             bound.apply_override(None if state is None else state[1])
+
+
+def _keys_of(part: dict[str, Any], _: int) -> list[str]:
+    return list(part)
+
+
+def _update_batch(
+    update: Callable[[str, str, StateType, State, int], State | None],
+    name: str,
+    space: _Space,
+    keys: list[str],
+    now_us: int,
+) -> None:
+    for key in keys:
+        state = space.get(key)
+        new = None if state is None else update(name, key, space.state_type, state, now_us)
+        if new is not None:
+            space.put(key, new)
 
 
 class MemoryBoundLimit(LocalBoundLimit):

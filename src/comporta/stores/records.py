@@ -42,11 +42,9 @@ class _RecordCodec:
     size = _HEAD.size + VALUE_BYTES_MAX
 
     @staticmethod
-    def pack_into(buffer: Any, offset: int, /, *state: Any) -> None:
+    def pack(*state: Any) -> bytes:
         expires_us, value = state
-        _HEAD.pack_into(buffer, offset, expires_us, len(value))
-        start = offset + _HEAD.size
-        buffer[start : start + len(value)] = value
+        return _HEAD.pack(expires_us, len(value)) + bytes(value)
 
     @staticmethod
     def unpack_from(buffer: Any, /, offset: int = 0) -> State:
@@ -58,6 +56,7 @@ class _RecordCodec:
 class _RecordType(StateType):
     """A record as a state: when it expires, and its value."""
 
+    listed = True
     codec = _RecordCodec()
 
     @staticmethod

@@ -3,7 +3,7 @@
 ========================================================= ==============================================
 ``memory://``                                             one limiter
 ``memory://name``                                         everything in this process that uses the name
-``shared://name?keys=16384&lock_timeout=0.5``             all processes of this user on this machine
+``shared://name?memory=256&lock_timeout=0.5``              all processes of this user on this machine
 ``redis://``, ``rediss://``, ``valkey://``, ``unix://``   a fleet (``?timeout=0.05`` and redis-py's options)
 ``redis+sentinel://``, ``redis+cluster://``, …            a fleet, on more than one server
 ``name://``                                               what ``register_scheme("name", open)`` opens
@@ -162,11 +162,11 @@ def _open_shared(url: str) -> Store:
     parts = urlsplit(url)
     name = parts.netloc + parts.path
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    keys = _pop_number(options, "keys", int)
+    memory = _pop_number(options, "memory", int)
     lock_timeout = _pop_number(options, "lock_timeout", float)
     if options:
-        raise ValueError(f"shared:// takes keys and lock_timeout, got {min(options)!r}")
-    given = {"keys": keys, "lock_timeout": lock_timeout}
+        raise ValueError(f"shared:// takes memory and lock_timeout, got {min(options)!r}")
+    given = {"memory": memory, "lock_timeout": lock_timeout}
     name = name or _app_name()
     open_engine = partial(
         SharedStore,

@@ -107,16 +107,14 @@ class _PermitsCodec:
     size = _HEAD.size + _ENTRIES_MAX * _ENTRY.size
 
     @staticmethod
-    def pack_into(buffer: Any, offset: int, /, *state: Any) -> None:
+    def pack(*state: Any) -> bytes:
         permits, claims = state[0][-_ENTRIES_MAX:], state[1]
         claims = claims[: _ENTRIES_MAX - len(permits)]
         entries = [
             *((deadline_us, int(text[:16], 16), _pid(text)) for deadline_us, text in permits),
             *((ends_us, since_us, _pid(owner)) for since_us, owner, ends_us in claims),
         ]
-        _HEAD.pack_into(buffer, offset, len(permits), len(claims))
-        for number, entry in enumerate(entries):
-            _ENTRY.pack_into(buffer, offset + _HEAD.size + number * _ENTRY.size, *entry)
+        return _HEAD.pack(len(permits), len(claims)) + b"".join(_ENTRY.pack(*entry) for entry in entries)
 
     @staticmethod
     def unpack_from(buffer: Any, /, offset: int = 0) -> State:
@@ -132,6 +130,7 @@ class _PermitsCodec:
 class _PermitsStateType(StateType):
     """State: the permits in use, the next one to expire first, and the claims of waiting processes."""
 
+    name = "permits"
     codec = _PermitsCodec()
 
     def expires_us(self, state: State) -> int:

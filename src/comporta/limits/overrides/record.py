@@ -33,7 +33,7 @@ from comporta.limits.strategies.base import (
     ceil_div,
 )
 from comporta.ramp import FULL_SHARE
-from comporta.stores.base import Codec, State
+from comporta.stores.base import PINNED_US, Codec, State
 from comporta.stores.records import VALUE_BYTES_MAX
 
 DEGRADATION_TTL_US = 300_000_000
@@ -291,6 +291,11 @@ class ExpiringStrategy(Strategy):
     def expires_us(self, state: State) -> int:
         """Return the time until which either strategy has a use for the state."""
         return max(self.base.expires_us(state), self.degraded.expires_us(state))
+
+    def retention_us(self, state: State) -> int:
+        """Return the same time, pinned if either strategy has nothing left for another grant."""
+        pinned = (self.base.retention_us(state) | self.degraded.retention_us(state)) & PINNED_US
+        return self.expires_us(state) + pinned
 
     def with_override(self, override: bytes | None) -> Strategy:
         """Return the strategy without this record, under another one."""

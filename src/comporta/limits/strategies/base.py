@@ -97,6 +97,8 @@ class Strategy(Algorithm):
     name: str
     """The name by which configurations and scripts know the algorithm."""
 
+    evictable = True
+
     params: LimitParams
     """The parameters for the Lua version."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from comporta.clock import SECOND_US
 from comporta.limits.strategies.base import STATE_TTL_US_MIN, LimitParams, ceil_div
 from comporta.limits.strategies.registered_strategy import RegisteredStrategy
-from comporta.stores.base import State
+from comporta.stores.base import PINNED_US, State
 
 if TYPE_CHECKING:
     from comporta.limits.config import LimitConfig
@@ -30,7 +30,7 @@ class BucketStrategy(RegisteredStrategy):
     slices.
     """
 
-    __slots__ = ("capacity", "full", "params", "per_us", "ttl_us", "unit")
+    __slots__ = ("capacity", "full", "params", "per_us", "pinned_ttl_us", "ttl_us", "unit")
 
     codec = Struct("<qqqI16s")
 
@@ -40,6 +40,7 @@ class BucketStrategy(RegisteredStrategy):
         self.unit = unit
         self.full = capacity * unit
         self.ttl_us = max(STATE_TTL_US_MIN, ceil_div(self.level_max, per_us))
+        self.pinned_ttl_us = self.ttl_us + PINNED_US
         self.params = LimitParams(capacity, per_us, unit, 0)
 
     @classmethod
@@ -64,6 +65,11 @@ class BucketStrategy(RegisteredStrategy):
     def expires_us(self, state: State) -> int:
         """Return when a bucket is settled, which means the same as never used."""
         return int(state[1]) + self.ttl_us
+
+    def retention_us(self, state: State) -> int:
+        """Return the same time; a bucket is pinned if its last grant left nothing for another one."""
+        retention_us: int = state[1] + (self.pinned_ttl_us if state[0] < self.unit else self.ttl_us)
+        return retention_us
 
 
 def exact_rate(rate: float, capacity: int) -> tuple[int, int]:

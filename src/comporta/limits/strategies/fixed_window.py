@@ -32,7 +32,7 @@ from comporta.limits.strategies.sliding_window import (
     window_lease_size_max,
     window_lease_us,
 )
-from comporta.stores.base import State
+from comporta.stores.base import PINNED_US, State
 from comporta.stores.lua import lua
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class FixedWindowStrategy(RegisteredStrategy):
     slices.
     """
 
-    __slots__ = ("capacity", "params", "ttl_us", "window_us")
+    __slots__ = ("capacity", "params", "pinned_ttl_us", "ttl_us", "window_us")
 
     name = "fixed_window"
     short_name = "fixed"
@@ -57,6 +57,7 @@ class FixedWindowStrategy(RegisteredStrategy):
         self.capacity = capacity
         self.window_us = window_us
         self.ttl_us = max(STATE_TTL_US_MIN, window_us)
+        self.pinned_ttl_us = self.ttl_us + PINNED_US
         self.params = LimitParams(capacity, 0, 0, window_us)
 
     @classmethod
@@ -129,6 +130,12 @@ class FixedWindowStrategy(RegisteredStrategy):
     def expires_us(self, state: State) -> int:
         """Return when the window of a count has ended."""
         return int(state[2]) + self.ttl_us
+
+    def retention_us(self, state: State) -> int:
+        """Return the same time; a window that is used up is pinned."""
+        used_up = state[0] >= self.capacity
+        retention_us: int = state[2] + (self.pinned_ttl_us if used_up else self.ttl_us)
+        return retention_us
 
     def used_units(self, state: State, now_us: int) -> int:
         """Return the units counted into the current window."""

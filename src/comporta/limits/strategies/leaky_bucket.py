@@ -85,6 +85,11 @@ class LeakyBucketStrategy(BucketStrategy):
             recent_count(past, count, last_us, now_us),
         )
 
+    def retention_us(self, state: State) -> int:
+        """Return ``expires_us``; a bucket is pinned if its last caller left no place in the queue."""
+        retention_us: int = state[1] + (self.pinned_ttl_us if state[0] >= self.full else self.ttl_us)
+        return retention_us
+
     def used_units(self, state: State, now_us: int) -> int:
         """Return the turns assigned ahead."""
         return ceil_div(self._level(state, now_us), self.unit)

@@ -33,6 +33,9 @@ class OutageShare(Strategy):
 
     codec: Codec
 
+    evictable = False
+    """Its states are kept in memory only, and the codec does not fit them."""
+
     def __init__(self, strategy: RegisteredStrategy, limit_name: str, outage: Outage) -> None:
         self._full_strategy = strategy
         self._limit_name = limit_name

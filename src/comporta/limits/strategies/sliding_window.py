@@ -30,7 +30,7 @@ from comporta.limits.strategies.recent_traffic import (
     subtract_released,
 )
 from comporta.limits.strategies.registered_strategy import RegisteredStrategy
-from comporta.stores.base import State
+from comporta.stores.base import PINNED_US, State
 from comporta.stores.lua import lua
 
 if TYPE_CHECKING:
@@ -57,16 +57,14 @@ class LogCodec:
         self.size = _HEAD.size + entries_max * _ENTRY.size
 
     @staticmethod
-    def pack_into(buffer: Any, offset: int, /, *state: Any) -> None:
-        """Write the head and the log."""
-        log = state[4]
-        _HEAD.pack_into(buffer, offset, *state[:4], len(log))
-        start = offset + _HEAD.size
-        buffer[start : start + len(log)] = log
+    def pack(*state: Any) -> bytes:
+        """Return the head and the log: 50 bytes after the first grant, 12 more for each further entry."""
+        *head, log = state
+        return _HEAD.pack(*head, len(log)) + bytes(log)
 
     @staticmethod
     def unpack_from(buffer: Any, /, offset: int = 0) -> State:
-        """Read what ``pack_into`` wrote."""
+        """Read what ``pack`` returned."""
         *head, length = _HEAD.unpack_from(buffer, offset)
         start = offset + _HEAD.size
         return (*head, bytes(buffer[start : start + length]))
@@ -78,7 +76,7 @@ class SlidingWindowStrategy(RegisteredStrategy):
     State: units in the log, last change, units granted in this slice, past slices, the log.
     """
 
-    __slots__ = ("capacity", "codec", "entries", "grain_us", "params", "ttl_us", "window_us")
+    __slots__ = ("capacity", "codec", "entries", "grain_us", "params", "pinned_ttl_us", "ttl_us", "window_us")
 
     name = "sliding_window"
     short_name = "sliding"
@@ -94,6 +92,7 @@ class SlidingWindowStrategy(RegisteredStrategy):
         self.grain_us = 1 if exact else ceil_div(window_us, self.entries - 1)
         self.codec = LogCodec(self.entries)
         self.ttl_us = max(STATE_TTL_US_MIN, window_us)
+        self.pinned_ttl_us = self.ttl_us + PINNED_US
         self.params = LimitParams(capacity, 0, self.grain_us, window_us)
 
     @classmethod
@@ -177,6 +176,12 @@ class SlidingWindowStrategy(RegisteredStrategy):
     def expires_us(self, state: State) -> int:
         """Return when the log is empty: one window after its last entry."""
         return int(state[1]) + self.ttl_us
+
+    def retention_us(self, state: State) -> int:
+        """Return the same time; a window that is used up is pinned."""
+        used_up = state[0] >= self.capacity
+        retention_us: int = state[1] + (self.pinned_ttl_us if used_up else self.ttl_us)
+        return retention_us
 
     def used_units(self, state: State, now_us: int) -> int:
         """Return the units in the window."""

@@ -18,7 +18,7 @@ from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE
 from comporta.limits.strategies.base import STATE_TTL_US_MIN, Strategy, ceil_div
 from comporta.limits.strategies.outage_share import fallback_strategy
 from comporta.ramp import FULL_SHARE
-from comporta.stores.base import Codec, Operation, Outage, Script, State, StateKey, StateType
+from comporta.stores.base import PINNED_US, Codec, Operation, Outage, Script, State, StateKey, StateType
 from comporta.stores.records import RECORD
 
 OVERRIDDEN_MAX = 1000
@@ -42,17 +42,25 @@ class PartitionStateType(StateType):
     idle partitions should be forgotten.
     """
 
-    __slots__ = ("_ttl_us", "codec")
+    __slots__ = ("_strategy", "_ttl_us", "codec", "name")
+
+    evictable = True
 
     def __init__(self, strategy: Strategy, floor: int) -> None:
         capacity, per_us, unit, _ = strategy.params
         filled_us = ceil_div(capacity * unit, per_us)
         self._ttl_us = max(SECOND_US, filled_us, min(filled_us * FULL_SHARE // floor, STATE_TTL_US_MIN))
+        self._strategy = strategy
+        self.name = strategy.name
         self.codec: Codec = strategy.codec
 
     def expires_us(self, state: State) -> int:
         """Return the time from which this state means the same as no state."""
         return int(state[1]) + self._ttl_us
+
+    def retention_us(self, state: State) -> int:
+        """Return the same time, pinned if the bucket has nothing left for another grant."""
+        return self.expires_us(state) + (self._strategy.retention_us(state) & PINNED_US)
 
 
 class ThrottleLimits:

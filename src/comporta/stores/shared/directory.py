@@ -1,10 +1,10 @@
 """Finding, creating and checking the directory of ``shared://``.
 
 There is one directory per user and name, under ``/dev/shm`` where that exists, closed to all other users. It
-holds the table and 16 lock files. A process creates it whole under another name and then renames it into
-place, so no other process ever sees half of it. The table's space is allocated beforehand, so that a full
-disk is an error here and not a signal later. A directory from before the last boot is replaced, because its
-times mean nothing any more. An operator removes the directory as a whole, never a file of it.
+holds the table and its lock files. A process creates it whole under another name and then renames it into
+place, so no other process ever sees half of it. The beginning of the table is allocated beforehand, so that a
+full disk is an error here and not a signal later. A directory from before the last boot is replaced, because
+its times mean nothing any more. An operator removes the directory as a whole, never a file of it.
 
 This module does not know what is in the table.
 """
@@ -22,9 +22,21 @@ import tempfile
 import time
 
 from comporta.errors import StateTimeoutError, StateUnavailableError
-from comporta.stores.shared.table import HEADER_BYTES, VERSION, pack_header, parse_header, slot_classes
+from comporta.stores.shared.layout import (
+    HEADER_BYTES,
+    SEGMENT_BYTES,
+    SEGMENTS_OFFSET,
+    SHARDS,
+    VERSION,
+    pack_header,
+    parse_header,
+    table_geometry,
+)
+from comporta.stores.shared.slots import allocate
 
-LOCK_COUNT = 16
+LOCK_COUNT = SHARDS + 1
+"""One lock for each shard, and one for growth."""
+
 TABLE_NAME = "table"
 
 _TRIES_MAX = 20
@@ -51,9 +63,9 @@ def boot_id() -> str:
 class StateDirectory:
     """An open directory. It finds its files by its own descriptor, even if its name is changed or reused."""
 
-    def __init__(self, path: str, keys: int, boot: str) -> None:
+    def __init__(self, path: str, memory_mb: int, boot: str) -> None:
         self.path = path
-        self._fd, self.keys = _open_or_create(path, keys, boot)
+        self._fd, self.memory_mb = _open_or_create(path, memory_mb, boot)
 
     def open_table(self) -> int:
         """Return a new descriptor of the table."""
@@ -74,17 +86,17 @@ def _lock_name(number: int) -> str:
     return f"lock.{number:02}"
 
 
-def _open_or_create(path: str, keys: int, boot: str) -> tuple[int, int]:
-    """Return a descriptor of the directory and the number of keys it was created for."""
+def _open_or_create(path: str, memory_mb: int, boot: str) -> tuple[int, int]:
+    """Return a descriptor of the directory and the megabytes it was created for."""
     for _ in range(_TRIES_MAX):
         fd = _open_directory(path)
         if fd is None:
-            _create(path, keys, boot)
+            _create(path, memory_mb, boot)
             continue
         try:
-            table_keys, table_boot = _read_table_header(fd, path)
+            table_mb, table_boot = _read_table_header(fd, path)
             if table_boot == boot:
-                return fd, table_keys
+                return fd, table_mb
             _remove_stale(fd, path)
         except FileNotFoundError as error:
             if _is_at(fd, path):
@@ -117,7 +129,7 @@ def _open_directory(path: str) -> int | None:
 
 
 def _read_table_header(directory: int, path: str) -> tuple[int, str]:
-    """Return the table's keys and boot id, after checking its length and that all lock files exist."""
+    """Return the table's megabytes and boot id, after checking its length and that all lock files exist."""
     table = os.path.join(path, TABLE_NAME)
     for number in range(LOCK_COUNT):
         os.stat(_lock_name(number), dir_fd=directory)
@@ -128,17 +140,18 @@ def _read_table_header(directory: int, path: str) -> tuple[int, str]:
     except OSError as error:
         raise StateUnavailableError(f"cannot open {table}: {error.strerror}") from error
     try:
-        keys, boot = parse_header(os.pread(fd, HEADER_BYTES, 0), table)
-        needed, size = slot_classes(keys)[-1].end, os.fstat(fd).st_size
+        memory_mb, boot = parse_header(os.pread(fd, HEADER_BYTES, 0), table)
+        needed, size = table_geometry(memory_mb).size, os.fstat(fd).st_size
     finally:
         os.close(fd)
     if size < needed:
         raise StateUnavailableError(f"{table} has {size} bytes, {needed} are needed; remove {path}")
-    return keys, boot
+    return memory_mb, boot
 
 
-def _create(path: str, keys: int, boot: str) -> None:
-    size = slot_classes(keys)[-1].end
+def _create(path: str, memory_mb: int, boot: str) -> None:
+    geometry = table_geometry(memory_mb)
+    segments = -(-geometry.chunks_offset // SEGMENT_BYTES) + 1
     temporary = f"{path}.{os.getpid()}.{time.monotonic_ns()}"
     try:
         os.mkdir(temporary, 0o700)
@@ -147,8 +160,10 @@ def _create(path: str, keys: int, boot: str) -> None:
             fd = os.open(os.path.join(temporary, name), flags, 0o600)
             try:
                 if name == TABLE_NAME:
-                    _allocate(fd, size)
-                    os.pwrite(fd, pack_header(keys, boot), 0)
+                    os.ftruncate(fd, geometry.size)
+                    allocate(fd, 0, segments * SEGMENT_BYTES)
+                    os.pwrite(fd, pack_header(memory_mb, boot), 0)
+                    os.pwrite(fd, segments.to_bytes(4, "little"), SEGMENTS_OFFSET)
             finally:
                 os.close(fd)
         os.rename(temporary, path)
@@ -158,17 +173,8 @@ def _create(path: str, keys: int, boot: str) -> None:
             return  # another process was faster; its directory is as good
         reason = error.strerror
         if error.errno == errno.ENOSPC:
-            reason = f"{reason}: {size / 2**20:.0f} MB are needed; ask for fewer with ?keys="
+            reason = f"{reason}: {segments} MB are needed to begin with"
         raise StateUnavailableError(f"cannot create {path}: {reason}") from error
-
-
-def _allocate(fd: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, size)
-    else:
-        block = bytes(2**20)
-        for start in range(0, size, len(block)):
-            os.pwrite(fd, block[: size - start], start)
 
 
 def _remove_stale(directory: int, path: str) -> None:

@@ -2,6 +2,10 @@
 
 It decides under the same lock as every other operation on the table (``locked_table.py``) and writes states
 the same way. It does not know what a step means.
+
+A refusal of one unit is remembered together with the bytes of the slot it was made on. As long as the slot
+has these bytes, the answer stays the same until the time it named, and is given without a lock: a reader that
+races with a writer can only refuse what a moment later would be granted, never grant.
 """
 
 from __future__ import annotations
@@ -16,28 +20,40 @@ from typing import Any, Final, TypeVar
 from comporta.stores.base import Codec, StateKey
 from comporta.stores.binding import Algorithm, Binding, LocalBoundLimit, StepOf, WouldBlock
 from comporta.stores.records import ReadRecord
+from comporta.stores.shared.layout import CHANGE_COUNT_OFFSET, ENTRY_BYTES, SLOT_BYTES, SLOT_HEAD_BYTES
 from comporta.stores.shared.locked_table import LOCK, UNLOCK, LockedTable, run_locked
-from comporta.stores.shared.table import CHANGE_COUNT_OFFSET, DIGEST_BYTES, SlotPosition
+from comporta.stores.shared.table import (
+    OVERFLOW_KEY,
+    USE_COUNT_NEXT,
+    SlotPosition,
+    SlotRequest,
+    Table,
+    locate,
+)
 
 R = TypeVar("R")
 
 _LOCATIONS_MAX = 65_536
+_REFUSALS_MAX = 10_000
 _CHANGE_COUNT: Final = slice(CHANGE_COUNT_OFFSET, CHANGE_COUNT_OFFSET + 8)
 _EXPIRY = Struct("<q")
 
 
-_SlotLocation = tuple[bytes, slice, int, int, int, int, Lock]
+_SlotLocation = tuple[Any, bytes, slice, int, int, int, int, Lock]
 """Where a key's slot is, in the form the hot path needs.
 
-The digest, where it is, the slot, its two copies, and the lock as descriptor and mutex. A plain tuple, which
-is unpacked in half the time of a named one.
+The mapped memory, the key's index entry, where that is, the slot, its two copies, and the lock as descriptor
+and mutex. A plain tuple, which is unpacked in half the time of a named one.
 """
+
+_Refusal = tuple[Any, bytes, bytes, slice, slice, bytes, int, int]
+"""The memory, the change count, the entry, where it and the slot are, the slot's bytes, from and until."""
 
 
 class SharedBoundLimit(LocalBoundLimit):
     """An algorithm tied to one space; ``try_acquire`` is the shortest path from a key to a decision.
 
-    It caches where the slots of its keys are (the digest in the slot proves it each time), and compares the
+    It caches where the slots of its keys are (the index entry proves it each time), and compares the
     table's change count under the same lock under which it decides.
     """
 
@@ -48,7 +64,6 @@ class SharedBoundLimit(LocalBoundLimit):
 
     def __init__(self, locked: LockedTable, binding: Binding) -> None:
         self._locked = locked
-        self._table = locked.table
         self._space = binding.space
         self._override_key = binding.override
         self._key_text = binding.key_text
@@ -56,18 +71,19 @@ class SharedBoundLimit(LocalBoundLimit):
         self.cached_algorithm = self._configured = binding.algorithm
         self._seen_change_count = b""
         self._switch_callbacks: list[Callable[[Algorithm, bytes], None]] = []
-        self.try_acquire = self.fast_path(attrgetter("step"))
+        self._refusals: dict[Any, _Refusal] = {}
+        self.try_acquire = self._build_fast_path(attrgetter("step"), self._refusals)
 
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm in force now."""
-        if self._table.change_count != self._seen_change_count:
+        if self._locked.table.change_count != self._seen_change_count:
             self._locked.retry_until_unlocked(self._read_override)
         return self.cached_algorithm
 
     async def algorithm_async(self) -> Algorithm:
         """Return the algorithm in force; waits for a taken lock without blocking the event loop."""
-        if self._table.change_count != self._seen_change_count:
+        if self._locked.table.change_count != self._seen_change_count:
             await self._locked.retry_until_unlocked_async(self._read_override)
         return self.cached_algorithm
 
@@ -88,10 +104,11 @@ class SharedBoundLimit(LocalBoundLimit):
     def forget_locations(self) -> None:
         """Look up every slot again: after a fork the locks are different ones."""
         self._locations.clear()
+        self._refusals.clear()
 
     def _read_override(self) -> None:
         """Read the operator's override and decide by it from now on."""
-        change_count = self._table.change_count
+        change_count = self._locked.table.change_count
         override = self._locked.try_apply(ReadRecord(self._override_key.space, self._override_key.key))
         self.cached_algorithm = self._configured.with_override(override)
         self._seen_change_count = change_count
@@ -99,90 +116,146 @@ class SharedBoundLimit(LocalBoundLimit):
             switch(self.cached_algorithm, change_count)
 
     def fast_path(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
-        """Return a function from a key and a cost to a step's reply. All its names are local, for speed.
+        """Return a function from a key and a cost to a step's reply.
 
         It reads the override when first called. A new override switches all fast paths of this limit.
         """
-        memory, locations, now_ns = self._table.memory, self._locations, self._locked.clock.now_ns
+        return self._build_fast_path(step_of, {})
+
+    def _build_fast_path(  # noqa: C901 - see below
+        self, step_of: StepOf[R], refusals: dict[Any, _Refusal]
+    ) -> Callable[[Any, int], R]:
+        """Return a fast path; it remembers refusals if given the limit's own. Names are local, for speed."""
+        locations, now_ns = self._locations, self._locked.clock.now_ns
         seen = self._seen_change_count  # read before the algorithm: another thread may be switching it
         cached = self.cached_algorithm
-        codec, step, expires_us = cached.codec, step_of(cached), cached.expires_us
-        unpack, pack, flock = codec.unpack_from, _copy_packer(codec), fcntl.flock
+        codec, step, retention_us = cached.codec, step_of(cached), cached.retention_us
+        unpack, pack, flock, remembers = codec.unpack_from, _copy_packer(codec), fcntl.flock, False
+        write = _copy_writer(codec)
+        is_own = refusals is self._refusals
 
         def switch(algorithm: Algorithm, change_count: bytes) -> None:
-            nonlocal step, expires_us, seen
-            step, expires_us, seen = step_of(algorithm), algorithm.expires_us, change_count
+            nonlocal step, retention_us, seen, remembers
+            step, retention_us, seen = step_of(algorithm), algorithm.retention_us, change_count
+            remembers = is_own and algorithm.lasting
 
-        def decide(key: Any, cost: int) -> R:
+        def decide(key: Any, cost: int) -> Any:  # noqa: C901, PLR0912 - the hot path is one function on purpose
+            if refusals and cost == 1:
+                refusal = refusals.get(key)
+                if refusal is not None:
+                    memory, count, entry, entry_at, slot_at, raw, from_us, until_us = refusal
+                    now_us = now_ns() // 1000
+                    if (
+                        from_us <= now_us < until_us
+                        and memory[slot_at] == raw
+                        and memory[entry_at] == entry
+                        and memory[_CHANGE_COUNT] == count
+                    ):
+                        return until_us - now_us
             location = locations.get(key)
             if location is None:
                 return self._decide_by_lookup(key, cost, step_of)
-            digest, digest_at, slot_offset, copy_0, copy_1, fd, mutex = location
+            memory, entry, entry_at, slot_offset, copy_0, copy_1, fd, mutex = location
             with mutex:  # see `run_locked` for why in this order
                 try:
                     flock(fd, LOCK)
-                    if memory[_CHANGE_COUNT] == seen and memory[digest_at] == digest:
+                    if memory[_CHANGE_COUNT] == seen and memory[entry_at] == entry:
                         now_us = now_ns() // 1000
-                        if memory[slot_offset]:
-                            valid, other, flip = copy_1, copy_0, 0
+                        use_count = memory[slot_offset]
+                        if use_count & 1:
+                            valid, other = copy_1, copy_0
                         else:
-                            valid, other, flip = copy_0, copy_1, 1
+                            valid, other = copy_0, copy_1
                         new, reply = step(unpack(memory, valid + 8), now_us, cost)
-                        if new is not None:
-                            pack(memory, other, expires_us(new), *new)
-                            memory[slot_offset] = flip
-                        return reply
+                        if new is None:
+                            if remembers and cost == 1:
+                                self._remember_refusal(key, location, seen, now_us, reply)
+                            return reply
+                        if pack is not None:
+                            pack(memory, other, retention_us(new), *new)
+                            memory[slot_offset] = USE_COUNT_NEXT[use_count]
+                            return reply
+                        if write(memory, other, copy_1 - copy_0, retention_us(new), new):
+                            memory[slot_offset] = USE_COUNT_NEXT[use_count]
+                            return reply
                 except BlockingIOError:
                     raise WouldBlock from None
                 finally:
                     flock(fd, UNLOCK)
-            # an operator changed a limit, or another key has the slot now
+            # an operator changed a limit, another key has the slot now, or the state outgrew it
             return self._decide_by_lookup(key, cost, step_of)
 
         self._switch_callbacks.append(switch)
         return decide
 
+    def _remember_refusal(
+        self, key: Any, location: _SlotLocation, change_count: bytes, now_us: int, wait_us: Any
+    ) -> None:
+        """Remember a refusal of one unit. The caller holds the slot's lock."""
+        memory, entry, entry_at, slot_offset, *_ = location
+        if len(self._refusals) >= _REFUSALS_MAX:
+            self._refusals.clear()
+        slot_at = slice(slot_offset, slot_offset + SLOT_BYTES[memory[slot_offset + 1]])
+        self._refusals[key] = (
+            *(memory, change_count, entry, entry_at, slot_at, memory[slot_at], now_us, now_us + wait_us),
+        )
+
     def _decide_by_lookup(self, caller_key: Any, cost: int, step_of: StepOf[R]) -> R:
         """Decide for a key whose slot is not cached, or after an override changed."""
-        if self._table.change_count != self._seen_change_count:
+        if self._locked.table.change_count != self._seen_change_count:
             self._read_override()
-        key, algorithm = self._key_text(caller_key), self.cached_algorithm
-        step, table, codec = step_of(algorithm), self._table, algorithm.codec
-        bucket = table.bucket_position(self._space, key, codec)
+        text, algorithm = self._key_text(caller_key), self.cached_algorithm
+        step, table, codec = step_of(algorithm), self._locked.table, algorithm.codec
 
-        def decide_locked() -> tuple[SlotPosition | None, R]:
+        def decide_locked(key: StateKey) -> tuple[SlotPosition | None, R]:
             now_us = self._locked.clock.now_ns() // 1000
-            slot = table.find_slot(bucket)
+            slot = table.find(position := locate(key))
             state = None if slot is None else table.read_state(slot, codec)
             new, reply = step(state, now_us, cost)
             if new is not None:
-                state_key = StateKey(self._space, key, algorithm)
-                slot = self._locked.write_state(slot, bucket, state_key, new, now_us)
+                slot = self._locked.write_state(slot, SlotRequest(key, position, now_us), new)
             return slot, reply
 
-        slot, reply = run_locked(self._locked.guards({bucket.lock}), decide_locked)
-        is_digest = isinstance(caller_key, str) and key is not caller_key
-        if slot is not None and not is_digest:
-            self._cache_location(caller_key, slot)
+        def attempt(keys: list[StateKey]) -> tuple[StateKey, SlotPosition | None, R]:
+            [key] = keys
+            guards = self._locked.guards({locate(key).lock})
+            return key, *run_locked(guards, lambda: decide_locked(key))
+
+        key, slot, reply = self._locked.with_overflow([StateKey(self._space, text, algorithm)], attempt)
+        is_digest = isinstance(caller_key, str) and text is not caller_key
+        if slot is not None and not is_digest and key.key != OVERFLOW_KEY:
+            self._cache_location(caller_key, table, slot, codec)
         return reply
 
-    def _cache_location(self, key: Any, slot: SlotPosition) -> None:
+    def _cache_location(self, key: Any, table: Table, slot: SlotPosition, codec: Codec) -> None:
+        if slot.copy_bytes - _EXPIRY.size < codec.size and isinstance(codec, Struct):
+            return  # written by a program with a shorter state; the next grant moves it to a larger slot
         if len(self._locations) >= _LOCATIONS_MAX:
             self._locations.clear()
         [(fd, mutex)] = self._locked.guards({slot.lock})
-        copy_0 = slot.slot_offset + 8
+        copy_0 = slot.slot_offset + SLOT_HEAD_BYTES
         copy_1 = copy_0 + slot.copy_bytes
-        digest_at = slice(slot.digest_offset, slot.digest_offset + DIGEST_BYTES)
-        self._locations[key] = (slot.digest, digest_at, slot.slot_offset, copy_0, copy_1, fd, mutex)
+        entry_at = slice(slot.entry_offset, slot.entry_offset + ENTRY_BYTES)
+        self._locations[key] = (
+            *(table.memory, slot.entry_bytes, entry_at, slot.slot_offset, copy_0, copy_1, fd, mutex),
+        )
 
 
-def _copy_packer(codec: Codec) -> Callable[..., None]:
-    """Return what writes a copy of a slot: the expiry time and the state, in one step if both are structs."""
+def _copy_packer(codec: Codec) -> Callable[..., None] | None:
+    """Return what writes expiry time and state in one step; ``None`` if the state varies in size."""
     if isinstance(codec, Struct) and codec.format.startswith("<"):
         return Struct(f"<q{codec.format[1:]}").pack_into
+    return None
 
-    def pack_copy(memory: Any, offset: int, expires_us: int, *state: Any) -> None:
-        _EXPIRY.pack_into(memory, offset, expires_us)
-        codec.pack_into(memory, offset + _EXPIRY.size, *state)
 
-    return pack_copy
+def _copy_writer(codec: Codec) -> Callable[[Any, int, int, int, Any], bool]:
+    """Return what writes a copy of a slot, unless the state does not fit."""
+
+    def write_copy(memory: Any, offset: int, copy_bytes: int, retention_us: int, state: Any) -> bool:
+        copy = _EXPIRY.pack(retention_us) + codec.pack(*state)
+        if len(copy) > copy_bytes:
+            return False
+        memory[offset : offset + len(copy)] = copy
+        return True
+
+    return write_copy

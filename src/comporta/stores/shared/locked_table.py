@@ -1,8 +1,13 @@
 """The table of ``shared://`` under its locks: atomic operations on states, with bounded waits.
 
-Each bucket of the table is guarded by one of 16 file locks, which the kernel releases when their holder dies,
-and within this process by a mutex. A caller waits for a lock for at most ``lock_timeout``: if its holder is
-stopped (SIGSTOP, a debugger), the others get ``StateTimeoutError``. On an event loop the wait is awaited.
+Each shard of the table is guarded by one of 16 file locks, which the kernel releases when their holder dies,
+and within this process by a mutex; one more lock guards growth. A caller waits for a lock for at most
+``lock_timeout``: if its holder is stopped (SIGSTOP, a debugger), the others get ``StateTimeoutError``. On an
+event loop the wait is awaited.
+
+When the table is full of states that must be kept, the keys of a limit without a state share one state, their
+limit's overflow state. Keys of other types get ``StateFullError``. All operations on a key agree: once a
+write found no room, a read of the absent key says so too.
 
 This module knows no limits and no URLs.
 """
@@ -15,19 +20,31 @@ from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Final, TypeVar
 
+from comporta import events
 from comporta.clock import MONOTONIC, Clock, to_us
 from comporta.errors import StateFullError, StateTimeoutError, StateUnavailableError
 from comporta.flow import Flow, run, run_async
-from comporta.stores.base import GONE, Operation, State, StateKey
+from comporta.stores.base import GONE, PINNED_US, Operation, State, StateKey, key_text
 from comporta.stores.binding import WouldBlock
 from comporta.stores.effects import Sleep
-from comporta.stores.shared.directory import LOCK_COUNT, StateDirectory
-from comporta.stores.shared.table import SlotPosition, Table
+from comporta.stores.shared.directory import StateDirectory
+from comporta.stores.shared.table import (
+    OVERFLOW_KEY,
+    KeyPosition,
+    NoRoomError,
+    SlotPosition,
+    SlotRequest,
+    Table,
+    locate,
+)
 
 R = TypeVar("R")
 
 Guard = tuple[int, Lock]
 """A lock file's descriptor, and the mutex for the threads of this process."""
+
+Change = tuple[SlotPosition | None, KeyPosition, StateKey, State | None]
+"""A key's slot, its position, the key, and its new state."""
 
 LOCK: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 UNLOCK: Final = fcntl.LOCK_UN
@@ -35,6 +52,7 @@ UNLOCK: Final = fcntl.LOCK_UN
 _SPINS = 40
 _RETRY_DELAY_SECONDS_MIN = 20e-6
 _RETRY_DELAY_SECONDS_MAX = 1e-3
+_WITHOUT_ROOM_MAX = 65_536
 
 
 def run_locked(guards: list[Guard], action: Callable[[], R]) -> R:
@@ -58,24 +76,29 @@ def run_locked(guards: list[Guard], action: Callable[[], R]) -> R:
 
 
 class LockedTable:
-    """A mapped table together with this process's descriptors of its locks."""
+    """A mapped table together with this process's descriptors of its file and its locks."""
 
-    def __init__(self, directory: StateDirectory, clock: Clock, lock_timeout: float) -> None:
+    def __init__(self, directory: StateDirectory, clock: Clock, lock_timeout: float, address: str) -> None:
         self.clock = clock
-        self._directory = directory
         self.lock_timeout = lock_timeout
-        fd = directory.open_table()
+        self._address = address
+        self._directory = directory
+        self._without_room: set[bytes] = set()
+        self._reported: set[str] = set()
+        self._fd = directory.open_table()
+        self._fds: list[int] = []
         try:
-            self.table = Table(fd, directory.keys, LOCK_COUNT)
+            self.table = Table(self._fd, directory.memory_mb, self._run_growth)
         except OSError as error:
+            os.close(self._fd)
             directory.close()
             raise StateUnavailableError(f"cannot map {directory.path}: {error.strerror}") from error
-        finally:
-            os.close(fd)
         self._open_locks()
 
     def close(self) -> None:
         """Close this process's descriptors and mapping. The state stays in the file."""
+        if self._fds:
+            os.close(self._fd)
         self._close_locks()
         self._directory.close()
         self.table.close()
@@ -109,64 +132,137 @@ class LockedTable:
 
     def try_apply(self, operation: Operation[R]) -> R:
         """Carry out an operation, or raise ``WouldBlock`` if a lock is taken."""
-        keys = operation.state_keys
-        buckets = [self.table.bucket_position(key.space, key.key, key.type.codec) for key in keys]
+        return self.with_overflow(list(operation.state_keys), lambda keys: self._try_apply(operation, keys))
+
+    def with_overflow(self, keys: list[StateKey], attempt: Callable[[list[StateKey]], R]) -> R:
+        """Call ``attempt`` with the keys, then with the overflow state in place of each without room."""
+        try:
+            for _ in keys:
+                try:
+                    return attempt(keys)
+                except NoRoomError as error:
+                    self._remember_no_room(error.key)
+                    keys = self._replace_by_overflow(keys, error.key)
+            return attempt(keys)
+        except NoRoomError as error:
+            raise self._full_error(error.key) from None
+        finally:
+            self._publish_fullness()
+
+    def write_state(self, slot: SlotPosition | None, request: SlotRequest, state: State) -> SlotPosition:
+        """Write a state, into a new slot if the key has none or its slot is too small.
+
+        The caller holds the lock of the key's shard. Raises ``NoRoomError`` and changes nothing.
+        """
+        table, key = self.table, request.key
+        data, retention_us = key.type.codec.pack(*state), key.type.retention_us(state)
+        if key.key == OVERFLOW_KEY:
+            retention_us |= PINNED_US
+        if slot is None:
+            target = table.create(request, len(data))
+            self._without_room.discard(request.position.digest)
+        else:
+            target = self._with_room(slot, request, len(data))
+        table.write_state(target, retention_us, data)
+        if slot is None:
+            table.publish(target)
+        return target
+
+    def _with_room(self, slot: SlotPosition, request: SlotRequest, size: int) -> SlotPosition:
+        """Return a key's slot after moving its state, if need be, to where ``size`` bytes have room."""
+        if self.table.fits(slot, request.key, size):
+            return slot
+        reserved = request.reserved | {slot.slot_offset}
+        return self.table.grow(request._replace(reserved=reserved), slot, size)
+
+    def lacks_room(self, position: KeyPosition) -> bool:
+        """Whether the last write of an absent key found no room."""
+        return position.digest in self._without_room
+
+    def _try_apply(self, operation: Operation[R], keys: list[StateKey]) -> R:
+        positions = [locate(key) for key in keys]
 
         def apply_locked() -> R:
             if operation.changes_override:  # first: a reader of the new count must wait for the record
                 self.table.increment_change_count()
             now_us = self.clock.now_ns() // 1000
-            slots = [self.table.find_slot(bucket) for bucket in buckets]
+            slots = [self.table.find(position) for position in positions]
             states = [self._live_state(slot, key, now_us) for slot, key in zip(slots, keys, strict=True)]
             new_states, reply = operation.step(states, now_us)
-            self._write_all(list(zip(slots, buckets, keys, new_states, strict=True)), now_us)
+            self._write_all(list(zip(slots, positions, keys, new_states, strict=True)), now_us)
             return reply
 
-        locks = {bucket.lock for bucket in buckets}
+        locks = {position.lock for position in positions}
         return run_locked(self.guards(locks | {0} if operation.changes_override else locks), apply_locked)
 
-    def write_state(
-        self,
-        slot: SlotPosition | None,
-        bucket: SlotPosition,
-        key: StateKey,
-        state: State,
-        now_us: int,
-        *,
-        reserved: frozenset[int] = frozenset(),
-    ) -> SlotPosition:
-        """Write a state, into a new slot if the key has none. The caller holds the bucket's lock."""
-        target = slot or self.table.allocate_slot(bucket, key.space, key.key, now_us, reserved)
-        self.table.write_state(target, key.type.codec, state, key.type.expires_us(state))
-        if slot is None:
-            self.table.publish_slot(target)
-        return target
-
-    def _write_all(
-        self, changes: list[tuple[SlotPosition | None, SlotPosition, StateKey, State | None]], now_us: int
-    ) -> None:
-        """Write all new states or, if there is no room for a new key among them, none."""
-        created: list[SlotPosition] = []
+    def _write_all(self, changes: list[Change], now_us: int) -> None:
+        """Write all new states or, if there is no room for one of them, none."""
+        for slot, position, key, new in changes:
+            if slot is None and new is None and self.lacks_room(position):
+                raise NoRoomError(key)
         # a slot of this operation is not free for another key of it, even if its state has expired
         reserved = frozenset(slot.slot_offset for slot, *_ in changes if slot is not None)
+        created: list[SlotPosition] = []
+        grown: list[tuple[SlotPosition, SlotRequest, State]] = []
         try:
-            for slot, bucket, key, new in changes:
-                if slot is None and new is not None and new is not GONE:
-                    created.append(self.write_state(None, bucket, key, new, now_us, reserved=reserved))
-        except StateFullError:
+            for slot, position, key, new in changes:
+                if new is None or (new is GONE and slot is None):
+                    continue
+                taken = reserved | {each.slot_offset for each in created} | {s.slot_offset for s, *_ in grown}
+                request = SlotRequest(key, position, now_us, taken)
+                if slot is None:
+                    created.append(self.write_state(None, request, new))
+                else:
+                    size = 0 if new is GONE else len(key.type.codec.pack(*new))
+                    grown.append((self._with_room(slot, request, size), request, new))
+        except NoRoomError:
             for new_slot in created:
-                self.table.free_slot(new_slot)
+                self.table.free(new_slot)
             raise
-        for slot, bucket, key, new in changes:
-            if slot is not None and new is GONE:
-                self.table.free_slot(slot)
-            elif slot is not None and new is not None:
-                self.write_state(slot, bucket, key, new, now_us)
+        for slot, request, new in grown:
+            if new is GONE:
+                self.table.free(slot)
+            else:
+                self.write_state(slot, request, new)
 
     def _live_state(self, slot: SlotPosition | None, key: StateKey, now_us: int) -> State | None:
         if slot is None or self.table.expires_us(slot) <= now_us:
             return None
         return self.table.read_state(slot, key.type.codec)
+
+    def _remember_no_room(self, key: StateKey) -> None:
+        if not key.type.listed:  # an absent record can be read as absent
+            if len(self._without_room) >= _WITHOUT_ROOM_MAX:
+                self._without_room.clear()
+            self._without_room.add(locate(key).digest)
+
+    def _replace_by_overflow(self, keys: list[StateKey], full: StateKey) -> list[StateKey]:
+        if not full.type.evictable or full.key == OVERFLOW_KEY:
+            raise NoRoomError(full)
+        overflow = full._replace(key=OVERFLOW_KEY)
+        return [overflow if key is full else key for key in keys]
+
+    def _full_error(self, key: StateKey) -> StateFullError:
+        return StateFullError(
+            f"{self._address} has no room for {key_text(key.space, key.key)[:80]!r}: {self._fullness()}"
+        )
+
+    def _fullness(self) -> str:
+        if self.table.is_disk_full:
+            return f"the disk of {self._directory.path} is full"
+        return f"its {self.table.memory_mb} MB are full; open another name with a larger ?memory="
+
+    def _publish_fullness(self) -> None:
+        """Report once that the table evicts states, or that its disk is full. Holds no lock."""
+        if self.table.has_evicted or self.table.is_disk_full:
+            text = self._fullness()
+            if text not in self._reported:
+                self._reported.add(text)
+                consequence = "the keys used least are evicted to make room for new ones"
+                events.publish("state_full", self._address, f"{text}; {consequence}", "warning")
+
+    def _run_growth(self, grow: Callable[[], int | None]) -> int | None:
+        return run_locked([(self._fds[-1], self._mutexes[-1])], grow)
 
     def _retry_flow(self, attempt: Callable[[], R]) -> Flow[R]:
         delays = self._retry_delays()

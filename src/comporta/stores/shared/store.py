@@ -22,8 +22,8 @@ from comporta.stores.history import series_capacity
 from comporta.stores.records import RECORD
 from comporta.stores.shared.directory import StateDirectory, boot_id, directory_path
 from comporta.stores.shared.fast_path import SharedBoundLimit
+from comporta.stores.shared.layout import MEMORY_MB_DEFAULT, SLOT_BYTES, STATE_BYTES_MAX
 from comporta.stores.shared.locked_table import LockedTable, run_locked
-from comporta.stores.shared.table import KEYS_DEFAULT, STATE_BYTES_MAX, SlotPosition
 
 R = TypeVar("R")
 
@@ -51,7 +51,7 @@ class SharedStore(Store):
         self,
         name: str,
         clock: Clock = MONOTONIC,
-        keys: int = KEYS_DEFAULT,
+        memory: int = MEMORY_MB_DEFAULT,
         lock_timeout: float = 0.5,
     ) -> None:
         check_name(name)
@@ -64,9 +64,9 @@ class SharedStore(Store):
         self.clock = clock
         self.address = f"shared://{name}"
         self._bound_limits: WeakSet[SharedBoundLimit] = WeakSet()
-        self._directory = StateDirectory(directory_path(name), keys, boot_id())
+        self._directory = StateDirectory(directory_path(name), memory, boot_id())
         self.path = self._directory.path
-        self._locked = LockedTable(self._directory, clock, lock_timeout)
+        self._locked = LockedTable(self._directory, clock, lock_timeout, self.address)
         self.table = self._locked.table
         fork_safety.register(self)
 
@@ -84,22 +84,22 @@ class SharedStore(Store):
     def entries(self, space: str) -> dict[str, bytes]:
         """Return the live records of a space."""
         records: dict[str, bytes] = {}
-        for bucket in self.table.buckets(RECORD.codec):
-            records.update(self._locked.retry_until_unlocked(partial(self._bucket_records, bucket, space)))
+        for lock in range(self.table.locks):
+            records.update(self._locked.retry_until_unlocked(partial(self._shard_records, lock, space)))
         return records
 
     async def entries_async(self, space: str) -> dict[str, bytes]:
         """Return what ``entries`` returns, without blocking the event loop."""
         records: dict[str, bytes] = {}
-        for bucket in self.table.buckets(RECORD.codec):
-            read = partial(self._bucket_records, bucket, space)
+        for lock in range(self.table.locks):
+            read = partial(self._shard_records, lock, space)
             records.update(await self._locked.retry_until_unlocked_async(read))
         return records
 
     @property
     def large_states_max(self) -> int:
-        """How many histories the table should keep: other states need the large slots too."""
-        return series_capacity(self.table.large_slot_count)
+        """How many histories the table should keep: in an eighth of its memory, at most."""
+        return series_capacity(self.table.memory_mb * 2**20 // 4 // SLOT_BYTES[-1])
 
     def bind(self, binding: Binding) -> SharedBoundLimit:
         """Tie a limit's algorithm to a space of this store."""
@@ -126,9 +126,9 @@ class SharedStore(Store):
             for bound in self._bound_limits:
                 bound.forget_locations()
 
-    def _bucket_records(self, bucket: SlotPosition, space: str) -> dict[str, bytes]:
-        guards = self._locked.guards({bucket.lock})
-        states = run_locked(guards, lambda: self.table.bucket_states(bucket, RECORD.codec))
+    def _shard_records(self, lock: int, space: str) -> dict[str, bytes]:
+        guards = self._locked.guards({lock})
+        states = run_locked(guards, lambda: self.table.listed_states(lock, RECORD.codec))
         now_us, prefix = self.clock.now_ns() // 1000, f"{space}:"
         return {
             text.removeprefix(prefix): value

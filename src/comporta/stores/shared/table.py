@@ -1,140 +1,142 @@
-"""The file behind ``shared://``: a memory-mapped hash table that the processes of one machine share.
+"""The file behind ``shared://`` as a memory-mapped hash table: find, create, write, grow and free states.
 
-Layout, all little-endian::
+A key's digest picks one of 16 shards, and in it one index page of each generation: generation ``n`` has twice
+as many pages as the one before. A page is created when all pages of the key's path are full. So the index
+grows with the number of keys, and no entry is ever moved.
 
-    page 0       magic, version, boot id, geometry, the change count that bound limits compare
-    per class    buckets of 128 slots; a bucket is 128 digests of 16 bytes, then its slots
-    slot         which copy is valid (1 byte), copy 0, copy 1, the key's text for people and listings
-    copy         when the state expires (µs), the state
+A writer fills the copy of a slot that is not valid and then counts up one byte, whose lowest bit names the
+valid copy: a process that is killed in between leaves the old state. A digest is written last and cleared
+first, so no reader ever finds a half-written slot. A state that outgrows its slot is copied to a larger one;
+one write to its entry switches over.
 
-There are three classes of slots, by the size of a state. A key's digest picks its bucket. A writer fills the
-copy that is not valid and then flips one byte: a process that is killed in between leaves the old state. A
-digest is written last and cleared first, so no reader ever finds a half-written slot.
+The table is full when its memory or its disk is used up. It then reuses the slot of an expired state, or else
+evicts, of some states on the key's path, the one that was written the fewest times; a pinned state stays. New
+keys that may be evicted leave a quarter of the memory to others and to growing states.
 
-This module knows bytes and digests. It takes no lock and reads no clock: ``locked_table.py`` does.
+This module knows bytes and digests. It takes no lock but the one for growth, and reads no clock.
 """
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import islice
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from comporta.errors import StateFullError, StateUnavailableError
-from comporta.stores.base import KEY_BYTES_MAX, Codec, State, key_text
+from comporta.stores.base import PINNED_US, Codec, State, StateKey, key_text
+from comporta.stores.shared.layout import (
+    CHANGE_COUNT_OFFSET,
+    CHUNK_BYTES,
+    DIGEST_BYTES,
+    ENTRIES_PER_PAGE,
+    ENTRY_BYTES,
+    EVICTING_OFFSET,
+    EXPIRY_BYTES,
+    SHARDS,
+    SLOT_HEAD_BYTES,
+    STATE_BYTES,
+    UNIT,
+    slot_class,
+    table_geometry,
+)
+from comporta.stores.shared.slots import FREE_DIGEST, RunGrowth, SlotAllocator
 
-MAGIC = b"COMPORTA"
-VERSION = 1
-SLOTS_PER_BUCKET = 128
-DIGEST_BYTES = 16
-HEADER_BYTES = mmap.PAGESIZE
-CHANGE_COUNT_OFFSET = 128
-KEYS_DEFAULT = 16_384
-KEYS_MAX = 16_777_216
+OVERFLOW_KEY: Final = "\0overflow"
+"""The key of the state that the keys of one limit share when there is no room for their own."""
 
-_HEADER = Struct("<8sII36s")
-_EXPIRY = Struct("<q")
-_KEY_LENGTH = Struct("<H")
-_FREE = bytes(DIGEST_BYTES)
-_NO_KEYS = bytes(DIGEST_BYTES * SLOTS_PER_BUCKET)
-# bytes of a state, bytes of its key, and for how many keys of the table there is one slot of this class
-_CLASSES = ((64, 96, 1), (512, KEY_BYTES_MAX, 8), (4224, KEY_BYTES_MAX, 32))
-STATE_BYTES_MAX = _CLASSES[-1][0]
+USE_COUNT_NEXT: Final = bytes((*range(1, 256), 254))
+"""The use count after one more write: it ends by alternating between 254 and 255."""
+
+_SCAN_MAX = 96
+_ENTRIES_SCANNED_MAX = 1024
+_SWEEP_SIZE = 4
+_TEXT_LENGTH = Struct("<H")
+_ENTRIES_END = ENTRIES_PER_PAGE * ENTRY_BYTES
 
 
-class SlotClass(NamedTuple):
-    """The geometry of one class of slots."""
+class NoRoomError(Exception):
+    """There is no room for the state of a key."""
 
-    start: int
-    buckets: int
-    state_bytes: int
-    key_bytes: int
+    def __init__(self, key: StateKey) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+class KeyPosition(NamedTuple):
+    """What leads to a key's state: its digest, its shard (which is also its lock) and its tree."""
+
+    digest: bytes
+    lock: int
+    tree: int
+
+
+class SlotRequest(NamedTuple):
+    """A key that may need a slot, and the slots that other keys of its operation have."""
+
+    key: StateKey
+    position: KeyPosition
+    now_us: int
+    reserved: frozenset[int] = frozenset()
+
+
+class SlotPosition(NamedTuple):
+    """Where a key's index entry and its slot are, the slot's class, and the lock that guards them."""
+
+    digest: bytes
+    lock: int
+    entry_offset: int
+    slot_offset: int
+    number: int
 
     @property
     def copy_bytes(self) -> int:
         """Bytes of one copy: the expiry time and the state."""
-        return _EXPIRY.size + self.state_bytes
+        return EXPIRY_BYTES + STATE_BYTES[self.number]
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot: the flip byte (padded to a word), two copies, the key."""
-        return 8 + 2 * self.copy_bytes + _KEY_LENGTH.size + self.key_bytes + 6
+    def entry_bytes(self) -> bytes:
+        """The index entry that leads to this slot."""
+        return self.digest + (self.slot_offset // UNIT).to_bytes(4, "little")
 
     @property
-    def bucket_bytes(self) -> int:
-        """Bytes of a bucket: its digests and its slots."""
-        return SLOTS_PER_BUCKET * (DIGEST_BYTES + self.slot_bytes)
-
-    @property
-    def end(self) -> int:
-        """The offset at which the next class starts."""
-        return self.start + self.buckets * self.bucket_bytes
+    def text_offset(self) -> int:
+        """Where the length of a listed key's text is; the text is before it."""
+        return self.slot_offset + SLOT_HEAD_BYTES + 2 * self.copy_bytes - _TEXT_LENGTH.size
 
 
-class SlotPosition(NamedTuple):
-    """Where a key's digest and slot are, and which lock guards them; or, before a lookup, its bucket."""
+class TableUsage(NamedTuple):
+    """How full a table is."""
 
-    digest: bytes
-    digest_offset: int
-    slot_offset: int
-    copy_bytes: int
-    lock: int
-
-
-def slot_classes(keys: int) -> tuple[SlotClass, ...]:
-    """Return the slot classes of a table for about ``keys`` small states."""
-    if not 1 <= keys <= KEYS_MAX:
-        raise ValueError(f"keys must be 1 to {KEYS_MAX}, got {keys}")
-    classes: list[SlotClass] = []
-    start = HEADER_BYTES
-    for state_bytes, key_bytes, share in _CLASSES:
-        buckets = max(1, -(-keys // (share * SLOTS_PER_BUCKET)))
-        classes.append(SlotClass(start, buckets, state_bytes, key_bytes))
-        start = classes[-1].end
-    return tuple(classes)
+    keys: int
+    megabytes: float
+    megabytes_max: int
+    is_disk_full: bool
+    has_evicted: bool
 
 
-def pack_header(keys: int, boot: str) -> bytes:
-    """Return the first bytes of a table's file."""
-    return _HEADER.pack(MAGIC, VERSION, keys, boot.encode())
-
-
-def parse_header(data: bytes, path: str) -> tuple[int, str]:
-    """Return the number of keys and the boot id, or raise if the file is not a usable table."""
-    if len(data) < _HEADER.size or data[: len(MAGIC)] != MAGIC:
-        raise StateUnavailableError(f"{path} is not a comporta state file; remove it or use another name")
-    _, version, keys, boot = _HEADER.unpack_from(data)
-    if not 1 <= keys <= KEYS_MAX:
-        raise StateUnavailableError(
-            f"{path} is damaged: its header names {keys} keys, expected 1 to {KEYS_MAX}; remove it"
-        )
-    if version != VERSION:
-        raise StateUnavailableError(
-            f"{path} has layout version {version}, this comporta reads {VERSION}: "
-            "stop the programs that use it and remove it, or use another name"
-        )
-    return keys, boot.rstrip(b"\0").decode("ascii", "replace")
-
-
-def key_digest(space: str, key: str) -> bytes:
-    """Return the identity of a key: 128 bits, so that two keys never collide in practice."""
-    text = key_text(space, key).encode("utf-8", "surrogatepass")
-    return blake2b(text, digest_size=DIGEST_BYTES).digest()
+def locate(key: StateKey) -> KeyPosition:
+    """Return the position of a key. Its type's name is part of its identity: strategies share no state."""
+    text = f"{key.type.name}\0{key_text(key.space, key.key)}"
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+    return KeyPosition(digest, digest[0] % SHARDS, int(key.type.listed))
 
 
 class Table:
     """A mapped table.
 
-    The caller holds the lock of the bucket, except for ``bucket_position``, ``change_count``, ``buckets`` and
-    ``slot_usage``.
+    The caller holds the lock of the key's shard, except for ``change_count`` and ``usage``.
     """
 
-    def __init__(self, fd: int, keys: int, locks: int) -> None:
-        self.classes = slot_classes(keys)
-        self.keys = keys
-        self.locks = locks
-        self.memory = mmap.mmap(fd, self.classes[-1].end)
+    locks = SHARDS
+
+    def __init__(self, fd: int, memory_mb: int, run_growth: RunGrowth) -> None:
+        self.geometry = table_geometry(memory_mb)
+        self.memory_mb = memory_mb
+        self.memory = mmap.mmap(fd, self.geometry.size)
+        self._slots = SlotAllocator(self.memory, self.geometry, fd, run_growth)
+        self._sweep_at = 0
 
     def close(self) -> None:
         """Unmap the file. The state stays in it."""
@@ -150,140 +152,252 @@ class Table:
         count = int.from_bytes(self.change_count, "little") + 1
         self.memory[CHANGE_COUNT_OFFSET : CHANGE_COUNT_OFFSET + 8] = count.to_bytes(8, "little")
 
-    def bucket_position(self, space: str, key: str, codec: Codec) -> SlotPosition:
-        """Return a key's bucket, as a position whose ``digest_offset`` is 0; ``find_slot`` finds the slot."""
-        digest = key_digest(space, key)
-        slots = next(slots for slots in self.classes if slots.state_bytes >= codec.size)
-        bucket = int.from_bytes(digest[:8], "little") % slots.buckets
-        at = slots.start + bucket * slots.bucket_bytes
-        return SlotPosition(digest, 0, at, slots.copy_bytes, self._lock_of(at))
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether the table could not grow, because its disk was full."""
+        return self._slots.is_disk_full
 
-    def find_slot(self, bucket: SlotPosition) -> SlotPosition | None:
-        """Return the position of a key's slot, or ``None``. ``bucket`` is the key's ``bucket_position``."""
-        bucket_offset = bucket.slot_offset
-        end = bucket_offset + DIGEST_BYTES * SLOTS_PER_BUCKET
-        offset = bucket_offset - 1
-        while True:
-            offset = self.memory.find(bucket.digest, offset + 1, end)
-            if offset < 0:
-                return None
-            number, misaligned = divmod(offset - bucket_offset, DIGEST_BYTES)
-            if not misaligned:  # else the digest appears across two others by chance
-                return self._slot(bucket, number)
+    @property
+    def has_evicted(self) -> bool:
+        """Whether the table ever had to evict a live state."""
+        return bool(self.memory[EVICTING_OFFSET])
 
-    def allocate_slot(
-        self, bucket: SlotPosition, space: str, key: str, now_us: int, reserved: frozenset[int]
-    ) -> SlotPosition:
-        """Return a free slot for a key, or one whose state has expired and that is not ``reserved``."""
-        slot = self._available_slot(bucket, now_us, reserved)
-        if slot is None:
-            raise StateFullError(
-                f"shared:// has no room for {key_text(space, key)[:80]!r}: its table of {self.keys} keys "
-                "is full of live ones; open it with a larger ?keys= under another name"
-            )
-        self.memory[slot.digest_offset : slot.digest_offset + DIGEST_BYTES] = _FREE
-        key_offset = slot.slot_offset + 8 + 2 * slot.copy_bytes
-        room = self._class_of(slot.slot_offset).key_bytes
-        text = key_text(space, key).encode("utf-8", "surrogatepass")[:room]
-        _KEY_LENGTH.pack_into(self.memory, key_offset, len(text))
-        self.memory[key_offset + 2 : key_offset + 2 + len(text)] = text
-        return slot
+    def find(self, position: KeyPosition) -> SlotPosition | None:
+        """Return where a key's slot is, or ``None``."""
+        for page in self._path(position):
+            for offset in _digest_offsets(self.memory[page : page + _ENTRIES_END], position.digest):
+                return self._slot_at(page + offset)
+        return None
 
-    def publish_slot(self, slot: SlotPosition) -> None:
+    def create(self, request: SlotRequest, size: int) -> SlotPosition:
+        """Return a slot for a new key, not published yet, or raise ``NoRoomError``."""
+        key, position = request.key, request.position
+        self._slots.recover(position.lock)
+        text = _listed_text(key)
+        number = slot_class(size + len(text))
+        pages = self._path(position)
+        self._sweep(pages, request)
+        chunks_max = self._chunks_max(key, grows=False)
+        entry = self._free_entry(position, pages, chunks_max)
+        if entry is None:
+            entry = self._evict(request, pages, None)
+        slot = None if entry is None else self._take_slot(request, pages, number, entry, chunks_max)
+        if entry is None or slot is None:
+            raise NoRoomError(key)
+        created = SlotPosition(position.digest, position.lock, entry, slot, number)
+        self._write_text(created, text)
+        return created
+
+    def publish(self, slot: SlotPosition) -> None:
         """Make a slot findable, after its first state was written."""
-        self.memory[slot.digest_offset : slot.digest_offset + DIGEST_BYTES] = slot.digest
+        at = slot.entry_offset + DIGEST_BYTES
+        self._slots.write_u32(at, slot.slot_offset // UNIT)
+        self.memory[slot.entry_offset : at] = slot.digest
+        self._slots.finish(slot.lock)
 
-    def free_slot(self, slot: SlotPosition) -> None:
+    def fits(self, slot: SlotPosition, key: StateKey, size: int) -> bool:
+        """Whether a state of ``size`` bytes fits into a slot."""
+        return size + len(_listed_text(key)) <= STATE_BYTES[slot.number]
+
+    def grow(self, request: SlotRequest, slot: SlotPosition, size: int) -> SlotPosition:
+        """Move a state to a slot that has room for ``size`` bytes, or raise ``NoRoomError``."""
+        self._slots.recover(slot.lock)
+        text = _listed_text(request.key)
+        number = slot_class(size + len(text))
+        chunks_max = self._chunks_max(request.key, grows=True)
+        pages = self._path(request.position)
+        taken = self._take_slot(request, pages, number, slot.entry_offset, chunks_max)
+        if taken is None:
+            raise NoRoomError(request.key)
+        grown = slot._replace(slot_offset=taken, number=number)
+        valid = self._valid_offset(slot)
+        use_count = self.memory[slot.slot_offset]
+        target = taken + SLOT_HEAD_BYTES + (grown.copy_bytes if use_count & 1 else 0)
+        self.memory[target : target + slot.copy_bytes] = self.memory[valid : valid + slot.copy_bytes]
+        self.memory[taken] = use_count
+        self._write_text(grown, text)
+        self._slots.replace(slot.lock, slot.entry_offset, slot.slot_offset, taken)
+        return grown
+
+    def free(self, slot: SlotPosition) -> None:
         """Delete a key."""
-        self.memory[slot.digest_offset : slot.digest_offset + DIGEST_BYTES] = _FREE
+        self._slots.recover(slot.lock)
+        self._slots.free(slot.lock, slot.entry_offset, slot.slot_offset)
 
     def read_state(self, slot: SlotPosition, codec: Codec) -> State:
-        """Return the state of the valid copy."""
-        return codec.unpack_from(self.memory, self._valid_offset(slot) + 8)
+        """Return the state of the valid copy. What a smaller layout did not write is zero."""
+        valid = self._valid_offset(slot)
+        data = self.memory[valid + EXPIRY_BYTES : valid + slot.copy_bytes]
+        return codec.unpack_from(data if len(data) >= codec.size else data + bytes(codec.size - len(data)))
 
     def expires_us(self, slot: SlotPosition) -> int:
         """Return when the state expires."""
-        expires_us: int = _EXPIRY.unpack_from(self.memory, self._valid_offset(slot))[0]
-        return expires_us
+        return self.retention_us(slot) & ~PINNED_US
 
-    def write_state(self, slot: SlotPosition, codec: Codec, state: State, expires_us: int) -> None:
+    def retention_us(self, slot: SlotPosition) -> int:
+        """Return when the state expires, plus ``PINNED_US`` if it must not be evicted."""
+        valid = self._valid_offset(slot)
+        return int.from_bytes(self.memory[valid : valid + EXPIRY_BYTES], "little")
+
+    def write_state(self, slot: SlotPosition, retention_us: int, state: bytes) -> None:
         """Write the copy that is not valid, then make it the valid one."""
-        flip = self.memory[slot.slot_offset]
-        at = slot.slot_offset + 8 + (0 if flip else slot.copy_bytes)
-        _EXPIRY.pack_into(self.memory, at, expires_us)
-        codec.pack_into(self.memory, at + 8, *state)
-        self.memory[slot.slot_offset] = not flip
+        use_count = self.memory[slot.slot_offset]
+        at = slot.slot_offset + SLOT_HEAD_BYTES + (0 if use_count & 1 else slot.copy_bytes)
+        copy = retention_us.to_bytes(EXPIRY_BYTES, "little") + state
+        self.memory[at : at + len(copy)] = copy
+        self.memory[slot.slot_offset] = USE_COUNT_NEXT[use_count]
 
-    def buckets(self, codec: Codec) -> list[SlotPosition]:
-        """Return a position for each bucket of the codec's class that holds any key (read without a lock)."""
-        slots = next(slots for slots in self.classes if slots.state_bytes >= codec.size)
-        starts = range(slots.start, slots.end, slots.bucket_bytes)
-        return [
-            SlotPosition(_FREE, 0, at, slots.copy_bytes, self._lock_of(at))
-            for at in starts
-            if self.memory[at : at + len(_NO_KEYS)] != _NO_KEYS
-        ]
-
-    @property
-    def large_slot_count(self) -> int:
-        """How many of the largest states the table has room for."""
-        return self.classes[-1].buckets * SLOTS_PER_BUCKET
-
-    def slot_usage(self) -> list[tuple[int, int]]:
-        """Return for each class how many slots hold a key, expired ones included, and how many slots it has.
-
-        Read without a lock, so the numbers may be a moment old.
-        """
-        usage = []
-        for slots in self.classes:
-            used = sum(self._used_slots(at) for at in range(slots.start, slots.end, slots.bucket_bytes))
-            usage.append((used, slots.buckets * SLOTS_PER_BUCKET))
-        return usage
-
-    def _used_slots(self, bucket_offset: int) -> int:
-        digests = self.memory[bucket_offset : bucket_offset + len(_NO_KEYS)]
-        starts = range(0, len(digests), DIGEST_BYTES)
-        return sum(digests[at : at + DIGEST_BYTES] != _FREE for at in starts)
-
-    def bucket_states(self, bucket: SlotPosition, codec: Codec) -> list[tuple[str, State]]:
-        """Return the keys of a bucket with their states; a key longer than its slot allows is cut off."""
+    def listed_states(self, lock: int, codec: Codec) -> list[tuple[str, State]]:
+        """Return the texts of the listed keys of a shard with their states."""
         states = []
-        for number in range(SLOTS_PER_BUCKET):
-            slot = self._slot(bucket, number)
-            digest = self.memory[slot.digest_offset : slot.digest_offset + DIGEST_BYTES]
-            key_offset = slot.slot_offset + 8 + 2 * slot.copy_bytes
-            length = _KEY_LENGTH.unpack_from(self.memory, key_offset)[0]
-            text = self.memory[key_offset + 2 : key_offset + 2 + length]
-            if digest != _FREE:
+        for page in self._pages(lock, tree=1):
+            for entry in self._used_entries(page):
+                slot = self._slot_at(entry)
+                (length,) = _TEXT_LENGTH.unpack_from(self.memory, slot.text_offset)
+                text = self.memory[slot.text_offset - length : slot.text_offset]
                 states.append((text.decode("utf-8", "surrogatepass"), self.read_state(slot, codec)))
         return states
 
-    def _lock_of(self, bucket_offset: int) -> int:
-        slots = self._class_of(bucket_offset)
-        return ((bucket_offset - slots.start) // slots.bucket_bytes) % self.locks
+    def usage(self) -> TableUsage:
+        """Count the keys, expired ones included. Read without a lock, so it may be a moment old."""
+        pages = [page for lock in range(SHARDS) for tree in (0, 1) for page in self._pages(lock, tree)]
+        keys = sum(1 for page in pages for _ in self._used_entries(page))
+        megabytes = (self.geometry.chunks_offset + self._slots.chunks_taken * CHUNK_BYTES) / 2**20
+        return TableUsage(keys, megabytes, self.memory_mb, self.is_disk_full, self.has_evicted)
+
+    def _path(self, position: KeyPosition) -> list[int]:
+        """Return the index pages that may hold a key, up to the first that does not exist."""
+        directory = self.geometry.directory_offset(position.lock, position.tree)
+        bits, pages = int.from_bytes(position.digest[1:8], "little"), []
+        for generation in range(self.geometry.generations):
+            first = (1 << generation) - 1
+            page = self._slots.read_u32(directory + 4 * (first + (bits & first)))
+            if not page:
+                break
+            pages.append(page * UNIT)
+        return pages
+
+    def _pages(self, lock: int, tree: int) -> list[int]:
+        """Return all index pages of a tree."""
+        at = self.geometry.directory_offset(lock, tree)
+        directory = memoryview(self.memory[at : at + 4 * 2**self.geometry.generations]).cast("I")
+        return sorted({page * UNIT for page in directory if page})
+
+    def _used_entries(self, page: int) -> Iterator[int]:
+        content = self.memory[page : page + _ENTRIES_END]
+        for offset in range(0, _ENTRIES_END, ENTRY_BYTES):
+            if content[offset : offset + DIGEST_BYTES] != FREE_DIGEST:
+                yield page + offset
+
+    def _slot_at(self, entry: int) -> SlotPosition:
+        content = self.memory[entry : entry + ENTRY_BYTES]
+        digest, slot = content[:DIGEST_BYTES], int.from_bytes(content[DIGEST_BYTES:], "little") * UNIT
+        return SlotPosition(digest, digest[0] % SHARDS, entry, slot, self.memory[slot + 1])
 
     def _valid_offset(self, slot: SlotPosition) -> int:
-        return slot.slot_offset + 8 + (slot.copy_bytes if self.memory[slot.slot_offset] else 0)
+        is_second = self.memory[slot.slot_offset] & 1
+        return slot.slot_offset + SLOT_HEAD_BYTES + (slot.copy_bytes if is_second else 0)
 
-    def _slot(self, bucket: SlotPosition, number: int) -> SlotPosition:
-        digests = DIGEST_BYTES * SLOTS_PER_BUCKET
-        slots = self._class_of(bucket.slot_offset)
-        slot_offset = bucket.slot_offset + digests + number * slots.slot_bytes
-        return bucket._replace(
-            digest_offset=bucket.slot_offset + number * DIGEST_BYTES, slot_offset=slot_offset
-        )
+    def _write_text(self, slot: SlotPosition, text: bytes) -> None:
+        if text:
+            end = slot.text_offset + _TEXT_LENGTH.size
+            self.memory[end - len(text) : end] = text
 
-    def _class_of(self, at: int) -> SlotClass:
-        return next(slots for slots in self.classes if at < slots.end)
+    def _chunks_max(self, key: StateKey, *, grows: bool) -> int:
+        """Return how far the table may grow: evictable states leave room to others and to growing ones."""
+        count = self.geometry.chunk_count
+        if not key.type.evictable or key.key == OVERFLOW_KEY:
+            return count
+        return count * 7 // 8 if grows else count * 3 // 4
 
-    def _available_slot(
-        self, bucket: SlotPosition, now_us: int, reserved: frozenset[int]
-    ) -> SlotPosition | None:
-        expired = None
-        for number in range(SLOTS_PER_BUCKET):
-            slot = self._slot(bucket, number)
-            if self.memory[slot.digest_offset : slot.digest_offset + DIGEST_BYTES] == _FREE:
-                return slot
-            if expired is None and self.expires_us(slot) <= now_us and slot.slot_offset not in reserved:
-                expired = slot
-        return expired
+    def _free_entry(self, position: KeyPosition, pages: list[int], chunks_max: int) -> int | None:
+        """Return a free entry on a path, on a new page if need be and there is room."""
+        for page in pages:
+            for offset in _digest_offsets(self.memory[page : page + _ENTRIES_END], FREE_DIGEST):
+                return page + offset
+        generation = len(pages)
+        if generation == self.geometry.generations:
+            return None
+        first = (1 << generation) - 1
+        bits = int.from_bytes(position.digest[1:8], "little")
+        directory = self.geometry.directory_offset(position.lock, position.tree)
+        return self._slots.take_page(position.lock, directory + 4 * (first + (bits & first)), chunks_max)
+
+    def _take_slot(
+        self, request: SlotRequest, pages: list[int], number: int, entry: int, chunks_max: int
+    ) -> int | None:
+        shard = request.position.lock
+        slot = self._slots.take(shard, number, entry, chunks_max)
+        if slot is None and self._evict(request, pages, number) is not None:
+            slot = self._slots.take(shard, number, entry, chunks_max)
+        return slot
+
+    def _sweep(self, pages: list[int], request: SlotRequest) -> None:
+        """Free the slots of a few expired states, so that a table of short-lived keys does not grow."""
+        total = len(pages) * ENTRIES_PER_PAGE
+        for _ in range(_SWEEP_SIZE if pages else 0):
+            self._sweep_at += 1
+            page, entry = divmod(self._sweep_at % total, ENTRIES_PER_PAGE)
+            slot = self._candidate(pages[page] + entry * ENTRY_BYTES, None, request.reserved)
+            if slot is not None and self.expires_us(slot) <= request.now_us:
+                self.free(slot)
+
+    def _evict(self, request: SlotRequest, pages: list[int], number: int | None) -> int | None:
+        """Free the slot of an expired state or, among some, of the one used least; returns its entry.
+
+        ``number``: it must be of this class. ``None``: none of them may be evicted.
+        """
+        best, best_rank = None, (256, 0)
+        for slot in islice(self._candidates(request, pages, number), _SCAN_MAX):
+            retention_us = self.retention_us(slot)
+            rank = (self.memory[slot.slot_offset], retention_us)
+            if retention_us & ~PINNED_US <= request.now_us:
+                best, best_rank = slot, (0, 0)
+            elif not retention_us & PINNED_US and rank < best_rank:
+                best, best_rank = slot, rank
+            if best_rank[0] <= 1:
+                break
+        if best is None:
+            return None
+        if best_rank[0]:
+            self.memory[EVICTING_OFFSET] = 1
+        self.free(best)
+        return best.entry_offset
+
+    def _candidates(
+        self, request: SlotRequest, pages: list[int], number: int | None
+    ) -> Iterator[SlotPosition]:
+        """Yield the slots of a class on a path, from an entry that differs from key to key."""
+        total = len(pages) * ENTRIES_PER_PAGE
+        start = int.from_bytes(request.position.digest[8:12], "little")
+        for step in range(min(total, _ENTRIES_SCANNED_MAX)):
+            page, entry = divmod((start + step) % total, ENTRIES_PER_PAGE)
+            slot = self._candidate(pages[page] + entry * ENTRY_BYTES, number, request.reserved)
+            if slot is not None:
+                yield slot
+
+    def _candidate(self, entry: int, number: int | None, reserved: frozenset[int]) -> SlotPosition | None:
+        """Return the slot of an entry if it is in use, of a class, and not reserved."""
+        if self.memory[entry : entry + DIGEST_BYTES] == FREE_DIGEST:
+            return None
+        slot = self._slot_at(entry)
+        is_other_class = number is not None and slot.number != number
+        return None if is_other_class or slot.slot_offset in reserved else slot
+
+
+def _listed_text(key: StateKey) -> bytes:
+    """Return the text of a key that can be listed, and its length; nothing for other keys."""
+    if not key.type.listed:
+        return b""
+    text = key_text(key.space, key.key).encode("utf-8", "surrogatepass")
+    return text + _TEXT_LENGTH.pack(len(text))
+
+
+def _digest_offsets(entries: bytes, digest: bytes) -> Iterator[int]:
+    """Yield where a digest is in a page; entries may contain it across two of them by chance."""
+    offset = entries.find(digest)
+    while offset >= 0:
+        aligned = -(-offset // ENTRY_BYTES) * ENTRY_BYTES
+        if entries[aligned : aligned + DIGEST_BYTES] == digest:
+            yield aligned
+        offset = entries.find(digest, max(aligned, offset + 1))
