@@ -114,16 +114,16 @@ def test_share__report__charges_what_still_counts() -> None:
     share = OutageShare(limit_strategy, "n", outage(2))
     state, _ = share.step(None, START_US + 1_000_000, 3)
     assert state is not None
-    report, settled = share.take_report(f"{LIMIT_SPACE}:n", "k", state, START_US + 1_000_000)
+    report, reported = share.take_report(f"{LIMIT_SPACE}:n", "k", state, START_US + 1_000_000)
     assert report is not None
     assert report.script_keys() == ["rate_limiter:n:k", "rate_limiter_change:n"]
     assert report.script_args() == [1, "token_bucket", 3, CHARGE, *limit_strategy.params]
-    assert settled is not None
-    assert share.take_report("", "k", settled, START_US + 1_000_000) == (None, None)
+    assert reported is not None
+    assert share.take_report("", "k", reported, START_US + 1_000_000) == (None, None)
     much_later_us = START_US + 60_000_000
-    report, settled = share.take_report("", "k", state, much_later_us)
+    report, reported = share.take_report("", "k", state, much_later_us)
     assert report is None
-    assert settled is not None
+    assert reported is not None
     assert share.expires_us(state) > much_later_us
 
 

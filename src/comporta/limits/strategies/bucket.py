@@ -63,7 +63,7 @@ class BucketStrategy(RegisteredStrategy):
         return type(self)(params.capacity, params.per_us, params.unit)
 
     def expires_us(self, state: State) -> int:
-        """Return when a bucket is settled, which means the same as never used."""
+        """Return when a bucket is full or empty again, which means the same as never used."""
         return int(state[1]) + self.ttl_us
 
     def retention_us(self, state: State) -> int:

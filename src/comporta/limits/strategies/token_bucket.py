@@ -228,9 +228,9 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
         else:
             return None
         _, last_us, _, count, past, *_ = state
-        settled = (self._level(state, now_us), now_us, self.unit)  # by the ledger as it was until now
+        refilled = (self._level(state, now_us), now_us, self.unit)  # by the ledger as it was until now
         traffic = subtract_released(past, count, last_us, now_us, 0)
-        without_lease = (*settled, *traffic, number, current, before)
+        without_lease = (*refilled, *traffic, number, current, before)
         return self.release(without_lease, now_us, max(0, ended.unused - (ended.lent - removed)))
 
     def _level(self, state: State, now_us: int) -> int:
