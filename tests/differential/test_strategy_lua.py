@@ -16,11 +16,13 @@ from tests.support import command, max_examples, redis_store
 
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
 from comporta.limits.acquire_up_to import AcquireUpTo
+from comporta.limits.budgets.operation import SettleOperation
 from comporta.limits.charge import ChargeOperation
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.leases.operation import NO_LEASE, LeaseOperation, LeaseSource
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.limits.peek import PeekOperation
+from comporta.limits.scripts import settle_script
 from comporta.limits.strategies.base import CHARGE, EndedLease, Strategy
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import DeleteRecord, WriteRecord
@@ -179,6 +181,48 @@ def test_lua__leases__reply_as_python_does(
             made.append(EndedLease(lease.lease_id, max(0, lease.granted - need), lease.granted))
             limit_amounts = [(limit, "n", min(amount, limit.capacity))]
             assert _apply(remote, limit_amounts, 0) == _apply(local, limit_amounts, 0)
+
+
+ages = st.one_of(
+    st.just(0), st.integers(0, 2_000_000), st.integers(0, 100_000_000), st.integers(0, 5_000_000_000)
+)
+
+
+@settings(
+    max_examples=max_examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    limit=limits,
+    steps=st.lists(
+        st.tuples(
+            pauses,
+            st.integers(-2, 5),  # taken, peeked at or released first
+            st.one_of(st.integers(-8, 8), st.integers(-3000, 3000)),  # credited or debited
+            ages,
+            max_waits,
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+)
+def test_lua__settlements__reply_as_python_does(
+    server: Server, limit: LimitConfig, steps: list[tuple[int, int, int, int, int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    strategy = limit.build_strategy()
+    script = settle_script(strategy.name, "n", tuple(strategy.params))
+    with redis_store(server, clock) as remote:
+        for pause_us, amount, settled, age_us, max_wait_us in steps:
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n")
+            limit_amounts = [(limit, "n", min(amount, limit.capacity))]
+            assert _apply(remote, limit_amounts, max_wait_us) == _apply(local, limit_amounts, max_wait_us)
+            demand = LimitDemand(strategy, "n", "k", settled or 1)
+            operation = SettleOperation(script, demand, clock.now_ns() // 1000 - age_us, clock)
+            assert remote.apply(operation) == local.apply(operation)
+            peek = [(limit, "n", 0)]
+            assert _apply(remote, peek, 0) == _apply(local, peek, 0)
 
 
 @settings(

@@ -8,6 +8,7 @@
   taking what there is; ``peek``: asking without taking; ``charge``: charging a limit after an outage;
   ``reply``: what all of them reply; ``scripts``: their Lua scripts; ``block``: guarded blocks and decorators
 - ``bound_limits``: a limit on a server; ``fast_decision``: whole decisions where the state is in this process
+- ``budgets``: estimates before a call, and its real cost after it
 - ``strategies``: the limiting algorithms; ``overrides``: changes to a running limit; ``leases``: many units
   in one step; ``concurrency``: calls in flight
 """

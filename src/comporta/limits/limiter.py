@@ -6,7 +6,8 @@ store. A single decision takes a fast path; every other method drives a flow (``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,6 +15,8 @@ from comporta.flow import run, run_async
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
 from comporta.limits.block import LimitBlock
 from comporta.limits.bound_limits import RemoteBoundLimit
+from comporta.limits.budgets.flows import BudgetFlows
+from comporta.limits.budgets.reservation import Reservation
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
 from comporta.limits.flows import Key, LimitFlows
@@ -74,7 +77,8 @@ class BaseLimiter:
         self._waiters_by_key = self._flows.wait_queue.waiters_by_key
         self._try_acquire = bound.try_acquire if bound.decides_in_process else None
         self._acquire_async = bound.acquire_async
-        self.sync = SyncLimiter(self._flows)
+        self._budget = BudgetFlows(self._flows)
+        self.sync = SyncLimiter(self._flows, self._budget)
         _LIVE.add(self.store, self.name, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -137,6 +141,34 @@ class BaseLimiter:
         """Give back units that you took and did not use."""
         await run_async(self._flows.release_flow(key, cost))
 
+    async def settle(self, key: Key, reserved: int, used: int, granted_at: float | None = None) -> bool:
+        """Credit or debit the difference between what you acquired for a call and what it really cost.
+
+        ``granted_at`` is when ``acquire`` returned, by ``time.monotonic()``; by default just now. A credit
+        for a window that has ended is void, and debt is at most one capacity. Returns whether the use of the
+        key changed.
+        """
+        return await run_async(self._budget.settle_flow(key, reserved, used, granted_at))
+
+    @asynccontextmanager
+    async def reserve(
+        self, key: Key = None, cost: int = 1, timeout: float | None = 0
+    ) -> AsyncIterator[Reservation]:
+        """Take an estimate for the block, and settle it when the block has set ``used``.
+
+        ::
+
+            async with limiter.reserve("user:42", 1200, timeout=5) as budget:
+                answer = await ask(prompt)
+                budget.used = answer.total_tokens
+
+        Raises :class:`comporta.LimitReachedError` if the estimate is not granted within ``timeout`` seconds.
+        An exception in the block leaves the estimate spent.
+        """
+        reservation = await run_async(self._budget.reserve_flow(key, cost, timeout))
+        yield reservation
+        await run_async(self._budget.settle_reservation_flow(key, reservation))
+
     async def reset(self, key: Key = None) -> None:
         """Delete the state of a key, as if it had never been used."""
         await run_async(self._flows.reset_flow(key))
@@ -166,6 +198,7 @@ class BaseLimiter:
 
     async def aclose(self) -> None:
         """Return leased units and close the store's connections; the limiter reopens them when needed."""
+        await run_async(self._budget.settlements.flush_flow())
         if self._flows.lease_client is not None:
             await run_async(self._flows.lease_client.return_all_flow())
         await self.store.aclose()
@@ -174,10 +207,11 @@ class BaseLimiter:
 class SyncLimiter:
     """The methods of a limiter, blocking: ``limiter.sync``."""
 
-    __slots__ = ("_acquire", "_flows", "_try_acquire", "_waiters_by_key")
+    __slots__ = ("_acquire", "_budget", "_flows", "_try_acquire", "_waiters_by_key")
 
-    def __init__(self, flows: LimitFlows) -> None:
+    def __init__(self, flows: LimitFlows, budget: BudgetFlows) -> None:
         self._flows = flows
+        self._budget = budget
         self._waiters_by_key = flows.wait_queue.waiters_by_key
         self._try_acquire = flows.bound.try_acquire if flows.bound.decides_in_process else flows.bound.acquire
         self._acquire = flows.bound.acquire
@@ -217,6 +251,20 @@ class SyncLimiter:
         """Give back units that you took and did not use."""
         run(self._flows.release_flow(key, cost))
 
+    def settle(self, key: Key, reserved: int, used: int, granted_at: float | None = None) -> bool:
+        """Credit or debit the difference between what you acquired for a call and what it really cost."""
+        return run(self._budget.settle_flow(key, reserved, used, granted_at))
+
+    @contextmanager
+    def reserve(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> Iterator[Reservation]:
+        """Take an estimate for the block, and settle it when the block has set ``used``.
+
+        Raises :class:`comporta.LimitReachedError` if the estimate is not granted within ``timeout`` seconds.
+        """
+        reservation = run(self._budget.reserve_flow(key, cost, timeout))
+        yield reservation
+        run(self._budget.settle_reservation_flow(key, reservation))
+
     def reset(self, key: Key = None) -> None:
         """Delete the state of a key, as if it had never been used."""
         run(self._flows.reset_flow(key))
@@ -239,6 +287,7 @@ class SyncLimiter:
 
     def close(self) -> None:
         """Return leased units and close the store's blocking connections; they reopen when needed."""
+        run(self._budget.settlements.flush_flow())
         if self._flows.lease_client is not None:
             run(self._flows.lease_client.return_all_flow())
         self._flows.store.close_connections()

@@ -49,6 +49,11 @@ def peek_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Scrip
     return _limit_script("peek", partial(_strategy_text, name, "limits/peek"), name, limit_name, arguments)
 
 
+def settle_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
+    """Return the script that settles what calls of one limit of a strategy cost, for any of its keys."""
+    return _limit_script("settle", partial(_settle_text, name), name, limit_name, arguments)
+
+
 def lease_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that ends and grants leases of one limit of a strategy, for any of its keys."""
     return _limit_script("lease", partial(_lease_text, name), name, limit_name, arguments)
@@ -92,6 +97,18 @@ def _lease_text(name: str) -> str:
             lua("limits/leases/params"),
             strategy_type(name).lease_lua(),
             lua("limits/leases/lease"),
+        ]
+    )
+
+
+@cache
+def _settle_text(name: str) -> str:
+    return "\n".join(
+        [
+            *_single_strategy(name),
+            lua("limits/budgets/params"),
+            strategy_type(name).settle_lua(),
+            lua("limits/budgets/settle"),
         ]
     )
 

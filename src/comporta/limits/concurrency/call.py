@@ -20,9 +20,8 @@ from comporta.limits.concurrency.operation import (
     ReleasePermits,
     changed_permits,
 )
-from comporta.limits.operation import LimitDemand
+from comporta.limits.operation import LimitDemand, on_local_share
 from comporta.limits.scripts import LIMIT_SPACE
-from comporta.limits.strategies.outage_share import fallback_strategy
 from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
 from comporta.stores.redis.errors import translate_error
 
@@ -79,11 +78,8 @@ class CallOperation(Operation[CallReply]):
 
     def fallback(self, outage: Outage) -> CallOperation:
         """Return the same operation on this worker's share of the limit and of the permits."""
-        demand = self.demand
-        strategy = demand.current_strategy() if demand.current_strategy else demand.strategy
-        share = fallback_strategy(strategy, demand.name, demand.fallback, outage)
-        pool = self.pool.local_share(outage)
-        return type(self)(self.script, demand._replace(strategy=share), pool, *self.permits)
+        demand, pool = on_local_share(self.demand, outage), self.pool.local_share(outage)
+        return type(self)(self.script, demand, pool, *self.permits)
 
     def parse(self, raw: Sequence[Any]) -> CallReply:
         """Parse three numbers; if the first is an error, the second says which key it concerns."""

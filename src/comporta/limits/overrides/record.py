@@ -316,6 +316,10 @@ class ExpiringStrategy(Strategy):
         """Give units back, during a pause too."""
         return self.effective_at(now_us)[0].release(state, now_us, cost)
 
+    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
+        """Settle by the strategy of the moment, during a pause too."""
+        return self.effective_at(now_us)[0].settle(state, now_us, amount, age_us)
+
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return the use of a key, during a pause too."""
         return self.effective_at(now_us)[0].usage(state, now_us)

@@ -19,6 +19,9 @@ CHARGE = -1
 The debt is bounded by one second of a bucket's rate.
 """
 
+SETTLE = -2
+"""As ``max_wait_us``: take the cost whether it is available or not; the caller bounds the debt."""
+
 STATE_TTL_US_MIN = 60_000_000
 """A store keeps a state at least this long after its last change: it also counts the last minute."""
 
@@ -74,6 +77,12 @@ class LimitParams(NamedTuple):
             return 0 < self.capacity * self.unit <= EXACT_INT_MAX
         return bool(self.capacity and self.window_us)
 
+    def is_window_over(self, age_us: int) -> bool:
+        """Whether a window that began ``age_us`` ago has ended; a bucket's is the time that fills it."""
+        if self.per_us:
+            return age_us * self.per_us >= self.capacity * self.unit
+        return age_us >= self.window_us
+
     def is_compatible(self, configured: LimitParams) -> bool:
         """Whether these can replace the configured parameters; another program may use another strategy."""
         if configured.per_us:
@@ -122,13 +131,21 @@ class Strategy(Algorithm):
 
         Returns the state to store (``None``: unchanged) and a wait in microseconds. A wait of at most
         ``max_wait_us`` means granted, for use after that wait; a longer one means refused, and when to retry.
-        Only a strategy with a queue grants with a wait above 0. With a ``max_wait_us`` of ``CHARGE`` the
-        strategy takes the cost whether it is available or not.
+        Only a strategy with a queue grants with a wait above 0. With a ``max_wait_us`` of ``CHARGE`` or
+        ``SETTLE`` the strategy takes the cost whether it is available or not.
         """
 
     @abstractmethod
     def release(self, state: State, now_us: int, cost: int) -> State:
         """Return the state after ``cost`` units are given back that were taken and not used."""
+
+    @abstractmethod
+    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
+        """Return the state after a call that was granted ``age_us`` ago turned out to cost another amount.
+
+        An ``amount`` above 0 is a debit, which leaves a debt of at most one capacity; below 0 it is a credit.
+        ``None``: the state stays, because the credit is void or the debt is as large as it can be.
+        """
 
     @abstractmethod
     def usage(self, state: State | None, now_us: int) -> LimitUsage:

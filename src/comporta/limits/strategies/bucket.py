@@ -7,12 +7,13 @@ in Lua.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from fractions import Fraction
 from struct import Struct
 from typing import TYPE_CHECKING, Self
 
 from comporta.clock import SECOND_US
-from comporta.limits.strategies.base import STATE_TTL_US_MIN, LimitParams, ceil_div
+from comporta.limits.strategies.base import STATE_TTL_US_MIN, LimitParams, ceil_div, rescale_level
 from comporta.limits.strategies.registered_strategy import RegisteredStrategy
 from comporta.stores.base import PINNED_US, State
 
@@ -64,7 +65,12 @@ class BucketStrategy(RegisteredStrategy):
 
     def expires_us(self, state: State) -> int:
         """Return when a bucket is full or empty again, which means the same as never used."""
-        return int(state[1]) + self.ttl_us
+        debt = max(0, self.debt(rescale_level(state[0], state[2], self.unit)))
+        return int(state[1]) + self.ttl_us + ceil_div(debt, self.per_us)
+
+    @abstractmethod
+    def debt(self, level: int) -> int:
+        """Return how far a level is beyond what is there to take; 0 or less: not at all."""
 
     def retention_us(self, state: State) -> int:
         """Return the same time; a bucket is pinned if its last grant left nothing for another one."""

@@ -76,5 +76,5 @@ local function calendar_window(key, now_us, amount, max_wait_us, commit, capacit
       'last', seconds_text(now_us - start_us), 'n', recent)
     expire(key, end_us - now_us)
   end
-  return wait_us, max(0, capacity - used), used > 0 and end_us - now_us or 0, recent, last_us
+  return wait_us, max(0, capacity - used), used > 0 and end_us - now_us or 0, recent, last_us, used
 end

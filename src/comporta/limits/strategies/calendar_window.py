@@ -8,7 +8,7 @@ A server decides by its own clock. A store of this process or machine steps by a
 strategy adds the difference to Unix time at that moment. A clock that is set back over a boundary does not
 open the ended window again, and one that is set back further keeps what was counted.
 
-Lua version: ``calendar_window.lua``, ``calendar_window_lease.lua``.
+Lua version: ``calendar_window.lua``, ``calendar_window_lease.lua``, ``calendar_window_settle.lua``.
 """
 
 from __future__ import annotations
@@ -105,6 +105,11 @@ class CalendarWindowStrategy(RegisteredStrategy):
         return f"{table}\n{lua('limits/strategies/calendar_window')}\nlocal {cls.name} = calendar_window"
 
     @staticmethod
+    def settle_lua() -> str:
+        """Return the Lua version of ``settle``."""
+        return lua("limits/strategies/calendar_window_settle")
+
+    @staticmethod
     def lease_lua() -> str:
         """Return the Lua version of the leases."""
         return lua("limits/strategies/calendar_window_lease")
@@ -142,6 +147,12 @@ class CalendarWindowStrategy(RegisteredStrategy):
         _, _, _, last_us, count, past = state
         traffic = subtract_released(past, count, last_us, now_us, cost)
         return (max(0, used - cost), start_us, ends_us, now_us, *traffic)
+
+    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
+        """Count a debit into the current window, and a credit if the call was granted in the same window."""
+        if amount < 0 and (state is None or not self._is_in_window(state, now_us, age_us)):
+            return None
+        return super().settle(state, now_us, amount, age_us)
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return what is left in the window and when the window ends."""
@@ -185,6 +196,11 @@ class CalendarWindowStrategy(RegisteredStrategy):
         if state[1] != ended.lease_id or self._current_window(state, now_us)[1] != ended.lease_id:
             return None
         return self.release(state, now_us, ended.unused)
+
+    def _is_in_window(self, state: State, now_us: int, age_us: int) -> bool:
+        """Whether the state belongs to the current window and what is ``age_us`` old does, too."""
+        start_us = self._current_window(state, now_us)[1]
+        return state[1] == start_us and now_us + self._unix_offset_us() - age_us >= start_us
 
     def _current_window(self, state: State | None, now_us: int) -> tuple[int, int, int]:
         """Return the units used in the current window, its start (Unix time) and its end (store's clock)."""

@@ -32,5 +32,5 @@ local function fixed_window(key, now_us, amount, max_wait_us, commit, capacity, 
     expire(key, window_us)
   end
   local reset_us = used > 0 and start_us + window_us - now_us or 0
-  return wait_us, max(0, capacity - used), reset_us, recent, last_us
+  return wait_us, max(0, capacity - used), reset_us, recent, last_us, used
 end

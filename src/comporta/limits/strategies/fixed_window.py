@@ -3,7 +3,7 @@
 It is cheap and easy to explain. Two full windows may meet, so an interval as long as the window can see twice
 the capacity; the sliding window avoids that.
 
-Lua version: ``fixed_window.lua``, ``fixed_window_lease.lua``.
+Lua version: ``fixed_window.lua``, ``fixed_window_lease.lua``, ``fixed_window_settle.lua``.
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ class FixedWindowStrategy(RegisteredStrategy):
         return lua("limits/strategies/fixed_window")
 
     @staticmethod
+    def settle_lua() -> str:
+        """Return the Lua version of ``settle``."""
+        return lua("limits/strategies/fixed_window_settle")
+
+    @staticmethod
     def lease_lua() -> str:
         """Return the Lua version of the leases."""
         return lua("limits/strategies/fixed_window_lease")
@@ -114,6 +119,12 @@ class FixedWindowStrategy(RegisteredStrategy):
         used, start_us = self._current_window(state, now_us)
         traffic = subtract_released(past, count, last_us, now_us, cost)
         return (max(0, used - cost), start_us, now_us, *traffic)
+
+    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
+        """Count a debit into the current window, and a credit if the call was granted in the same window."""
+        if amount < 0 and (state is None or not self._is_in_window(state, now_us, age_us)):
+            return None
+        return super().settle(state, now_us, amount, age_us)
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return what is left in the window and when the window ends."""
@@ -164,6 +175,11 @@ class FixedWindowStrategy(RegisteredStrategy):
         if start_us != ended.lease_id or not 0 <= now_us - start_us < self.window_us:
             return None
         return self.release(state, now_us, ended.unused)
+
+    def _is_in_window(self, state: State, now_us: int, age_us: int) -> bool:
+        """Whether the last window has not ended and what is ``age_us`` old belongs to it."""
+        since_us: int = now_us - min(state[1], now_us)
+        return age_us <= since_us < self.window_us
 
     def _current_window(self, state: State, now_us: int) -> tuple[int, int]:
         used, start_us = state[0], state[1]

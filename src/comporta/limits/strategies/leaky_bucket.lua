@@ -10,7 +10,7 @@ local function leaky_bucket(key, now_us, amount, max_wait_us, commit, capacity, 
   if stored then
     lacks_time = not last_us -- an operator wrote the level with redis-cli
     last_us = last_us or now_us / 1000000
-    level = min(floor(stored * unit + 0.5), (capacity + debt + 1) * unit)
+    level = min(floor(stored * unit + 0.5), (2 * (capacity + debt) + 1) * unit)
     last_us = floor(last_us * 1000000 + 0.5)
     if now_us > last_us then level = level - (now_us - last_us) * per_us end
     if level < 0 then level = 0 end
@@ -29,12 +29,13 @@ local function leaky_bucket(key, now_us, amount, max_wait_us, commit, capacity, 
     end
   end
   if commit and (amount >= 0 or stored) then
-    level = max(0, level + amount * unit)
-    if max_wait_us < 0 then level = min(level, full + unit) end
+    local turns = amount * unit
+    if max_wait_us == -1 then turns = min(turns, max(0, full + unit - level)) end
+    level = max(0, level + turns)
     recent, last_us = traffic_add(recent, last_us, now_us, amount), now_us
     call('HSET', key, 'level', tokens_text(level, unit),
       'last_leak', seconds_text(now_us), 'n', recent)
-    expire(key, ceil((full + unit) / per_us))
+    expire(key, ceil(max(level, full + unit) / per_us))
   end
-  return wait_us, max(0, capacity - ceil(level / unit)), ceil(level / per_us), recent, last_us
+  return wait_us, max(0, capacity - ceil(level / unit)), ceil(level / per_us), recent, last_us, ceil(level / unit)
 end

@@ -9,7 +9,7 @@ Lua version: ``leaky_bucket.lua``.
 
 from __future__ import annotations
 
-from comporta.limits.strategies.base import LimitUsage, ceil_div, rescale_level
+from comporta.limits.strategies.base import CHARGE, LimitUsage, ceil_div, rescale_level
 from comporta.limits.strategies.bucket import BucketStrategy
 from comporta.limits.strategies.recent_traffic import (
     NO_PAST,
@@ -62,10 +62,9 @@ class LeakyBucketStrategy(BucketStrategy):
             wait_us = max(wait_us, max_wait_us + 1)
         if (now_us ^ last_us) >> SLICE_BITS:
             past, count = shift_past(past, count, last_us, now_us), 0
-        level += turns
-        if max_wait_us < 0:
-            level = min(level, self.level_max)
-        return (level, now_us, self.unit, count + cost, past), wait_us
+        if max_wait_us == CHARGE:
+            turns = min(turns, max(0, self.level_max - level))
+        return (level + turns, now_us, self.unit, count + cost, past), wait_us
 
     def release(self, state: State, now_us: int, cost: int) -> State:
         """Free turns that were taken; the callers queued behind them do not move up."""
@@ -89,6 +88,10 @@ class LeakyBucketStrategy(BucketStrategy):
         """Return ``expires_us``; a bucket is pinned if its last caller left no place in the queue."""
         retention_us: int = state[1] + (self.pinned_ttl_us if state[0] >= self.full else self.ttl_us)
         return retention_us
+
+    def debt(self, level: int) -> int:
+        """Return how far a level is above that of a full queue."""
+        return level - self.level_max
 
     def used_units(self, state: State, now_us: int) -> int:
         """Return the turns assigned ahead."""

@@ -29,7 +29,16 @@ class OutageShare(Strategy):
     State: units granted and not reported, and the state of the share.
     """
 
-    __slots__ = ("_full_strategy", "_initial_state", "_limit_name", "_share", "codec", "name", "params")
+    __slots__ = (
+        "_full_strategy",
+        "_initial_state",
+        "_limit_name",
+        "_share",
+        "_since_us",
+        "codec",
+        "name",
+        "params",
+    )
 
     codec: Codec
 
@@ -39,6 +48,7 @@ class OutageShare(Strategy):
     def __init__(self, strategy: RegisteredStrategy, limit_name: str, outage: Outage) -> None:
         self._full_strategy = strategy
         self._limit_name = limit_name
+        self._since_us = outage.since_us
         self._share, self._initial_state = strategy.outage_share(outage.worker_count, outage.since_us)
         self.name = self._share.name
         self.codec = self._share.codec
@@ -71,6 +81,14 @@ class OutageShare(Strategy):
         granted, own = state
         released = min(cost, granted)
         return granted - released, self._share.release(own, now_us, released)
+
+    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
+        """Debit this share, and credit what it granted; what the shared store granted stays spent."""
+        granted, own = state or (0, self._initial_state)
+        if amount < 0:
+            amount = -min(-amount, granted) if now_us - age_us >= self._since_us else 0
+        new = self._share.settle(own, now_us, amount, age_us) if amount else None
+        return None if new is None else (granted + amount, new)
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return the use of the share."""
@@ -122,6 +140,10 @@ class ConstantStrategy(Strategy):
     def release(self, state: State, now_us: int, cost: int) -> State:
         """Return the state unchanged."""
         return state
+
+    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
+        """Return ``None``: there is no state to change."""
+        return None
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return the whole capacity, or nothing."""

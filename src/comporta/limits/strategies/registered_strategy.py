@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from comporta.clock import to_us
 from comporta.limits.overrides.record import apply_override
-from comporta.limits.strategies.base import Strategy
+from comporta.limits.strategies.base import SETTLE, Strategy
 from comporta.stores.lua import lua
 
 if TYPE_CHECKING:
@@ -74,8 +74,9 @@ class RegisteredStrategy(Strategy):
         ``limits/support.lua`` and ``limits/strategies/recent_traffic.lua`` are above it. The function
         receives ``key, now_us, amount, max_wait_us, commit, capacity, per_us, unit, window_us, debt``; an
         amount below 0 releases units, and without ``commit`` it must not grant. It returns the wait, the
-        units left, µs until the key is unused again, the record of recent traffic and the time of that
-        record, or only an error text if the key is unusable.
+        units left, µs until the key is unused again, the record of recent traffic, the time of that record,
+        and the units in use (nil: the capacity without the units left), or only an error text if the key is
+        unusable.
         """
 
     @staticmethod
@@ -87,6 +88,15 @@ class RegisteredStrategy(Strategy):
         """
         return lua("limits/leases/no_lease")
 
+    @staticmethod
+    def settle_lua() -> str:
+        """Return the Lua text of ``credit(key, amount, age_us)`` and ``debit(key, amount, age_us)``.
+
+        Each changes the state of a key as ``settle`` does, and returns whether it did. The text of ``lua()``
+        and ``limits/budgets/params.lua`` are above it.
+        """
+        return lua("limits/budgets/settle_newest")
+
     @abstractmethod
     def outage_share(self, worker_count: int, since_us: int) -> tuple[RegisteredStrategy, State]:
         """Return the strategy of one of the workers during an outage, and the state it starts with.
@@ -97,7 +107,18 @@ class RegisteredStrategy(Strategy):
 
     @abstractmethod
     def used_units(self, state: State, now_us: int) -> int:
-        """Return the units that still count against the limit, for the report after an outage."""
+        """Return the units that still count against the limit, debt included."""
+
+    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
+        """Release a credit as any other unit, and take a debit now."""
+        if amount < 0:
+            return None if state is None else self.release(state, now_us, -amount)
+        amount = min(amount, self.debit_max(0 if state is None else self.used_units(state, now_us)))
+        return self.step(state, now_us, amount, SETTLE)[0] if amount > 0 else None
+
+    def debit_max(self, used: int) -> int:
+        """Return how many units a debit may add to those in use: the debt is at most one capacity."""
+        return 2 * self.params.capacity - used
 
     def with_override(self, override: bytes | None) -> Strategy:
         """Return a strategy that reads this one's states and obeys an override record."""

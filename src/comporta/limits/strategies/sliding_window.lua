@@ -71,12 +71,15 @@ local function sliding_wait(key, now_us, window_us, missing, head, tail)
   return wait_us
 end
 
-local function sliding_window(key, now_us, amount, max_wait_us, commit, capacity, _, grain_us, window_us)
+-- Reads a state without the entries that have left the window. Returns the units in use (or the error of an unusable
+-- key), the last change, the record of recent traffic, the oldest and the newest entry, whether the state exists, and
+-- whether entries were deleted.
+local function sliding_read(key, now_us, window_us, is_peek)
   local fields = pcall('HMGET', key, 'used', 'last', 'n', 'head', 'tail')
   if fields.err then return fields.err end
   local used, last_us = number(fields[1]), number(fields[2])
   local recent, head, tail = fields[3], number(fields[4]), number(fields[5])
-  local exists, trimmed, is_peek = used and last_us and head and tail, false, amount == 0
+  local exists, trimmed = used and last_us and head and tail, false
   local length = exists and tail - head + 1
   if exists and not (head % 1 == 0 and length % 1 == 0 and length >= 0 and length <= 4096 and abs(head) < 2^52) then
     exists = nil
@@ -90,6 +93,20 @@ local function sliding_window(key, now_us, amount, max_wait_us, commit, capacity
   else
     used, last_us, recent, head, tail = 0, now_us, nil, 1, 0
   end
+  return used, last_us, recent, head, tail, exists, trimmed
+end
+
+-- Writes everything but the entries.
+local function sliding_write(key, used, last_us, recent, head, tail)
+  call('HSET', key, 'used', format('%.0f', used),
+    'last', seconds_text(last_us), 'n', recent or '0',
+    'head', format('%.0f', head), 'tail', format('%.0f', tail))
+end
+
+local function sliding_window(key, now_us, amount, max_wait_us, commit, capacity, _, grain_us, window_us)
+  local is_peek = amount == 0
+  local used, last_us, recent, head, tail, exists, trimmed = sliding_read(key, now_us, window_us, is_peek)
+  if type(used) == 'string' then return used end
 
   local wait_us = 0
   if amount > 0 and used > 0 and used + amount > capacity and max_wait_us >= 0 then
@@ -108,12 +125,10 @@ local function sliding_window(key, now_us, amount, max_wait_us, commit, capacity
     if commit or last_us > now_us then
       recent, last_us = traffic_add(recent, last_us, now_us, commit and amount or 0), now_us
     end
-    call('HSET', key, 'used', format('%.0f', used),
-      'last', seconds_text(last_us), 'n', recent or '0',
-      'head', format('%.0f', head), 'tail', format('%.0f', tail))
+    sliding_write(key, used, last_us, recent, head, tail)
     if commit then expire(key, window_us) end
   end
   local reset_us = 0
   if head <= tail then reset_us = sliding_entry(key, tail, now_us) + window_us - now_us end
-  return wait_us, max(0, capacity - used), reset_us, recent, last_us
+  return wait_us, max(0, capacity - used), reset_us, recent, last_us, used
 end

@@ -5,7 +5,7 @@ is exact. Above, grants in the same 1/256 of the window share an entry that coun
 the window never grants too much, and at most 0.4 % too little. A limit that is raised while it runs keeps the
 size of its log (at least 36 entries: at most 2.8 % too little).
 
-Lua version: ``sliding_window.lua``, ``sliding_window_lease.lua``.
+Lua version: ``sliding_window.lua``, ``sliding_window_lease.lua``, ``sliding_window_settle.lua``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from comporta.limits.strategies.base import (
     ceil_div,
 )
 from comporta.limits.strategies.recent_traffic import (
+    COUNT_MAX,
     NO_PAST,
     SLICE_BITS,
     recent_count,
@@ -115,6 +116,11 @@ class SlidingWindowStrategy(RegisteredStrategy):
         return lua("limits/strategies/sliding_window")
 
     @staticmethod
+    def settle_lua() -> str:
+        """Return the Lua version of ``settle``."""
+        return lua("limits/strategies/sliding_window_settle")
+
+    @staticmethod
     def lease_lua() -> str:
         """Return the Lua version of the leases."""
         return lua("limits/strategies/sliding_window_lease")
@@ -159,6 +165,26 @@ class SlidingWindowStrategy(RegisteredStrategy):
             left -= min(units, left)
         count, past = subtract_released(past, count, last_us, now_us, cost)
         return (used - cost + left, now_us, count, past, log)
+
+    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
+        """Change the entry of the call, so that its real cost counts from when it was granted.
+
+        A credit that is larger than the entry goes on with older ones. A debit of a call whose entry has left
+        the window counts from now on.
+        """
+        if state is None:
+            return super().settle(state, now_us, amount, age_us)
+        used, log = self._live_log(state, now_us)
+        if amount < 0:
+            log, amount = self._credit_entries(log, now_us - age_us, amount)
+        else:
+            amount = max(0, min(amount, self.debit_max(used)))
+            log = self._debit_entry(log, now_us, amount, age_us)
+        if not amount:
+            return None
+        _, last_us, count, past, _ = state
+        count, past = subtract_released(past, count, last_us, now_us, -amount)
+        return (used + amount, now_us, min(count, COUNT_MAX), past, log)
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return what still fits and when the log will be empty."""
@@ -244,6 +270,31 @@ class SlidingWindowStrategy(RegisteredStrategy):
                 break
         return leaves_us
 
+    def _entry_offset(self, log: bytes, granted_us: int) -> int:
+        """Return the offset of the newest entry that is not in a later grain of time; -1 if there is none."""
+        offset = len(log) - _ENTRY.size
+        while offset >= 0:
+            if _ENTRY.unpack_from(log, offset)[0] // self.grain_us <= granted_us // self.grain_us:
+                return offset
+            offset -= _ENTRY.size
+        return -1
+
+    def _debit_entry(self, log: bytes, now_us: int, amount: int, age_us: int) -> bytes:
+        """Return the log after a debit of a call that was granted ``age_us`` ago."""
+        if not log or age_us >= self.window_us:
+            return self._append_entry(log, now_us, amount)
+        return _with_units(log, max(0, self._entry_offset(log, now_us - age_us)), amount)
+
+    def _credit_entries(self, log: bytes, granted_us: int, amount: int) -> tuple[bytes, int]:
+        """Return the log after a credit, which is below 0, and how much of it there was to credit."""
+        offset, left = self._entry_offset(log, granted_us), -amount
+        while left and offset >= 0:
+            credited = min(left, _ENTRY.unpack_from(log, offset)[1])
+            log, left, offset = _with_units(log, offset, -credited), left - credited, offset - _ENTRY.size
+        while log and not _ENTRY.unpack_from(log, len(log) - _ENTRY.size)[1]:
+            log = log[: -_ENTRY.size]
+        return log, amount + left
+
     def _append_entry(self, log: bytes, now_us: int, cost: int) -> bytes:
         if log:
             at_us, units = _ENTRY.unpack_from(log, len(log) - _ENTRY.size)
@@ -252,6 +303,12 @@ class SlidingWindowStrategy(RegisteredStrategy):
             if is_full or at_us // self.grain_us == now_us // self.grain_us:
                 return log[: -_ENTRY.size] + _ENTRY.pack(now_us, units + cost)
         return log + _ENTRY.pack(now_us, cost)
+
+
+def _with_units(log: bytes, offset: int, more: int) -> bytes:
+    """Return the log with ``more`` units, or fewer, in the entry at an offset."""
+    at_us, units = _ENTRY.unpack_from(log, offset)
+    return log[:offset] + _ENTRY.pack(at_us, units + more) + log[offset + _ENTRY.size :]
 
 
 def evenly_used_state(window: SlidingWindowStrategy, now_us: int) -> State:

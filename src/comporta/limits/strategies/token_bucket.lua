@@ -48,7 +48,7 @@ local function token_bucket(key, now_us, amount, max_wait_us, commit, capacity, 
   if tokens then
     lacks_time = not last_us -- an operator wrote the tokens with redis-cli
     last_us = last_us or now_us / 1000000
-    level = max(floor(tokens * unit + 0.5), -max(debt * unit, SECOND_US * per_us))
+    level = max(floor(tokens * unit + 0.5), -max((capacity + debt) * unit, SECOND_US * per_us))
     last_us = floor(last_us * 1000000 + 0.5)
     if slice_us > 0 then ends, rooms = bucket_rooms(fields[4], now_us, slice_us, capacity, unit) end
     if ends then
@@ -69,13 +69,13 @@ local function token_bucket(key, now_us, amount, max_wait_us, commit, capacity, 
     commit, amount, need = lacks_time or last_us > now_us, 0, 0
   end
   if commit and (amount >= 0 or tokens) then
+    if max_wait_us == -1 then need = min(need, max(0, level + SECOND_US * per_us)) end
     level = min(room, level - need)
-    if max_wait_us < 0 then level = max(level, -SECOND_US * per_us) end
     recent, last_us = traffic_add(recent, last_us, now_us, amount), now_us
     call('HSET', key, 'tokens', tokens_text(level, unit),
       'last_refill', seconds_text(now_us), 'n', recent)
-    expire(key, ceil(full / per_us))
+    expire(key, ceil((full - min(0, level)) / per_us))
   end
   local reset_us = ends and bucket_wait(level, full, now_us, per_us, ends, rooms) or ceil((full - level) / per_us)
-  return wait_us, max(0, floor(level / unit)), reset_us, recent, last_us
+  return wait_us, max(0, floor(level / unit)), reset_us, recent, last_us, ceil((full - level) / unit)
 end

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from comporta.clock import SECOND_US
 from comporta.limits.strategies.base import (
+    CHARGE,
     EndedLease,
     LeaseGrant,
     LimitParams,
@@ -96,10 +97,9 @@ class TokenBucketStrategy(BucketStrategy):
             need = cost = 0  # the clock went back: store the state at the new time and take nothing
         if (now_us ^ last_us) >> SLICE_BITS:
             past, count = shift_past(past, count, last_us, now_us), 0
-        level -= need
-        if max_wait_us < 0:
-            level = max(level, -SECOND_US * per_us)
-        return (level, now_us, self.unit, count + cost, past), wait_us
+        if max_wait_us == CHARGE:
+            need = min(need, max(0, level + SECOND_US * per_us))
+        return (level - need, now_us, self.unit, count + cost, past), wait_us
 
     def release(self, state: State, now_us: int, cost: int) -> State:
         """Put tokens back; the bucket never holds more than its capacity."""
@@ -118,6 +118,16 @@ class TokenBucketStrategy(BucketStrategy):
             ceil_div(self.full - level, self.per_us),
             recent_count(past, count, last_us, now_us),
         )
+
+    def expires_us(self, state: State) -> int:
+        """Return when the bucket is full again, which means the same as never used."""
+        if state[0] >= 0:  # without debt, nearly always: stores call this for every grant
+            return int(state[1]) + self.ttl_us
+        return super().expires_us(state)
+
+    def debt(self, level: int) -> int:
+        """Return how far a level is below an empty bucket."""
+        return -level
 
     def used_units(self, state: State, now_us: int) -> int:
         """Return the tokens that the rate has not refilled yet, debt included."""
@@ -180,10 +190,9 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
             need = cost = 0  # the clock went back: store the state at the new time and take nothing
         if (now_us ^ last_us) >> SLICE_BITS:
             past, count = shift_past(past, count, last_us, now_us), 0
-        level -= need
-        if max_wait_us < 0:
-            level = max(level, -SECOND_US * self.per_us)
-        return (level, now_us, self.unit, count + cost, past, *ledger), wait_us
+        if max_wait_us == CHARGE:
+            need = min(need, max(0, level + SECOND_US * self.per_us))
+        return (level - need, now_us, self.unit, count + cost, past, *ledger), wait_us
 
     def release(self, state: State, now_us: int, cost: int) -> State:
         """Put tokens back, as far as the ledger leaves room."""

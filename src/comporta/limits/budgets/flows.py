@@ -1,0 +1,112 @@
+"""What a limiter can do with a budget: reserve an estimate, and settle what a call really cost.
+
+Each method is a flow, as in ``limits/flows.py``: ``limiter.py`` drives it for coroutines and for threads.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from comporta.clock import Clock, to_us
+from comporta.errors import LimitReachedError
+from comporta.flow import Flow
+from comporta.limits.budgets.operation import SettleOperation
+from comporta.limits.budgets.reservation import Reservation
+from comporta.limits.budgets.settlements import Settlement, Settlements
+from comporta.limits.decision import Decision
+from comporta.limits.flows import Key, LimitFlows
+from comporta.limits.key import normalize_key
+from comporta.limits.scripts import settle_script
+from comporta.limits.strategies.base import EXACT_INT_MAX
+from comporta.stores.effects import Apply
+from comporta.validators import require_integer, require_number
+
+
+class BudgetFlows:
+    """The budget of one limit on one store."""
+
+    __slots__ = ("_flows", "_script", "settlements")
+
+    def __init__(self, flows: LimitFlows) -> None:
+        self._flows = flows
+        self._script = settle_script(flows.config.strategy_name, flows.name, tuple(flows.params))
+        self.settlements = Settlements(flows.store, flows.name)
+
+    def settle_flow(self, key: Key, reserved: int, used: int, granted_at: float | None) -> Flow[bool]:
+        """Credit or debit what a call cost less or more than was reserved for it."""
+        settlement = yield from self.settlement_flow(normalize_key(key), reserved, used, granted_at)
+        if settlement is None:
+            return False
+        changed: bool = yield Apply(self._flows.store, settlement.operation)
+        settlement.on_settled()
+        return changed
+
+    def reserve_flow(self, key: Key, cost: int, timeout: float | None) -> Flow[Reservation]:
+        """Take an estimate, waiting up to ``timeout`` seconds, or raise ``LimitReachedError``."""
+        flows = self._flows
+        if not (yield from flows.acquire_flow(key, cost, timeout)):
+            decision: Decision = yield from self._refusal_flow(key, cost)
+            if not decision.allowed:
+                raise self._refusal_error(decision, cost, timeout)
+        return Reservation(cost, flows.store.clock.now_ns() / 1e9)
+
+    def settle_reservation_flow(self, key: Key, reservation: Reservation) -> Flow[None]:
+        """Settle a reservation whose block has ended, together with others where a server decides."""
+        if reservation.used is not None:
+            settlement = yield from self.settlement_flow(
+                normalize_key(key), reservation.reserved, reservation.used, reservation.granted_at
+            )
+            if settlement is not None:
+                yield from self.settlements.send_soon_flow([settlement])
+
+    def settlement_flow(
+        self, text: str, reserved: int, used: int, granted_at: float | None
+    ) -> Flow[Settlement | None]:
+        """Return what settles a call; ``None`` if it cost what was reserved for it."""
+        require_integer("reserved", reserved, 0, EXACT_INT_MAX)
+        require_integer("used", used, 0, EXACT_INT_MAX)
+        clock = self._flows.store.clock
+        granted_us = None if granted_at is None else _past_us(granted_at, clock)
+        if used == reserved:
+            return None
+        demand = yield from self._flows.demand_flow(text, used - reserved)
+        operation = SettleOperation(self._script, demand, granted_us, clock)
+        return Settlement(operation, partial(self._wake_waiter, text))
+
+    def _wake_waiter(self, text: str) -> None:
+        """Let callers of this process try again: a credit may have made room."""
+        if self._flows.lease_client is not None:
+            self._flows.lease_client.forget_refusal(text)
+        self._flows.wait_queue.wake_first(text)
+
+    def _refusal_flow(self, key: Key, cost: int) -> Flow[Decision]:
+        """Return when the limit may grant a refused cost; it may even grant it now, unless others wait."""
+        if self._flows.wait_queue.is_empty(normalize_key(key)):
+            return (yield from self._flows.decide_flow(key, cost))
+        decision: Decision = yield from self._flows.peek_flow(key)
+        return Decision(
+            allowed=False,
+            limit=decision.limit,
+            remaining=decision.remaining,
+            retry_after=decision.paused or cost / self._flows.config.rate,
+            reset_after=decision.reset_after,
+            paused=decision.paused,
+        )
+
+    def _refusal_error(self, decision: Decision, cost: int, timeout: float | None) -> LimitReachedError:
+        flows = self._flows
+        within = "" if timeout is None else f" within {timeout:g} s"
+        text = f"{flows.name}: the limit of {flows.config} had no capacity for {cost}{within}"
+        return LimitReachedError(text, flows.name, decision.retry_after)
+
+
+def _past_us(granted_at: float, clock: Clock) -> int:
+    """Return a moment in the past in µs; a moment of another clock, such as Unix time, raises."""
+    require_number("granted_at", granted_at, unit="seconds of time.monotonic()")
+    now = clock.now_ns() / 1e9
+    if granted_at > now:
+        raise ValueError(
+            f"granted_at must be a moment of time.monotonic() in the past, at most {now:.3f}, "
+            f"got {granted_at!r}"
+        )
+    return to_us(granted_at)

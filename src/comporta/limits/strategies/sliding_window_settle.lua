@@ -1,0 +1,67 @@
+-- Settling what calls of a sliding window cost. Lua version of `SlidingWindowStrategy.settle`.
+-- The entry of the call changes, so that its real cost counts from when it was granted.
+
+-- The newest entry that is not in a later grain of time than `granted_us`; head - 1 if there is none.
+local function find_entry(key, granted_us, head, tail)
+  local low, high, grain = head - 1, tail, floor(granted_us / unit)
+  while low < high do
+    local middle = ceil((low + high) / 2)
+    if floor((sliding_entry(key, middle, now_us)) / unit) <= grain then low = middle else high = middle - 1 end
+  end
+  return low
+end
+
+local function add_units(key, entry, more)
+  local at_us, units = sliding_entry(key, entry, now_us)
+  call('HSET', key, entry, format('%.0f:%.0f', at_us, units + more))
+end
+
+-- Subtracts units from an entry and then from older ones; returns how many could not be subtracted.
+local function subtract_units(key, entry, left, head)
+  while left > 0 and entry >= head do
+    local _, units = sliding_entry(key, entry, now_us)
+    local credited = min(left, units)
+    add_units(key, entry, -credited)
+    left, entry = left - credited, entry - 1
+  end
+  return left
+end
+
+-- Deletes the newest entries without units; returns the newest one that is left.
+local function drop_empty(key, head, tail)
+  while head <= tail do
+    local _, units = sliding_entry(key, tail, now_us)
+    if units > 0 then break end
+    call('HDEL', key, tail)
+    tail = tail - 1
+  end
+  return tail
+end
+
+local function write(key, used, last_us, recent, head, tail, amount)
+  sliding_write(key, used + amount, now_us, traffic_add(recent, last_us, now_us, amount), head, tail)
+  expire(key, window_us)
+end
+
+local function credit(key, amount, age_us)
+  local used, last_us, recent, head, tail, exists, trimmed = sliding_read(key, now_us, window_us, false)
+  if not exists then return false end
+  local left = subtract_units(key, find_entry(key, now_us - age_us, head, tail), amount, head)
+  if left < amount then
+    write(key, used, last_us, recent, head, drop_empty(key, head, tail), left - amount)
+  elseif trimmed then
+    sliding_write(key, used, last_us, recent, head, tail)
+  end
+  return left < amount
+end
+
+local function debit(key, amount, age_us)
+  local used, last_us, recent, head, tail = sliding_read(key, now_us, window_us, false)
+  if head > tail or age_us >= window_us then
+    tail = sliding_append(key, now_us, amount, unit, head, tail)
+  else
+    add_units(key, max(head, find_entry(key, now_us - age_us, head, tail)), amount)
+  end
+  write(key, used, last_us, recent, head, tail, amount)
+  return true
+end
