@@ -18,7 +18,7 @@ from tests.support import command, max_examples, redis_store
 from comporta import BaseLimiter, FixedWindowLimiter, LimitConfig, LimitGroup, SlidingWindowLimiter
 from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
-from comporta.limits.manager import limit_config_from_settings
+from comporta.limits.manager import limit_configs_from_settings
 from comporta.limits.strategies import schedule
 from comporta.limits.strategies.calendar_window import CalendarWindowStrategy
 from comporta.limits.strategies.registry import strategy_type
@@ -274,7 +274,7 @@ def test_config__calendar_text__reads_back_and_survives_a_pickle() -> None:
     assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - made here
     assert BaseLimiter(config).name == "day_at_0630_america_sao_paulo-86400-1000"
     assert issubclass(strategy_type("month_at_0000_etc_gmt_plus_5"), CalendarWindowStrategy)
-    assert limit_config_from_settings(LimitSettings(limit=MONTHS)) == LimitConfig.parse(MONTHS)
+    assert limit_configs_from_settings(LimitSettings(limit=MONTHS)) == [LimitConfig.parse(MONTHS)]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from comporta.errors import StateUnavailableError
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
 from comporta.limits.charge import ChargeOperation
 from comporta.limits.leases.operation import LeaseOperation, LeaseSource
-from comporta.limits.manager import limit_config_from_settings
+from comporta.limits.manager import limit_configs_from_settings
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.limits.overrides.record import ExpiringStrategy
 from comporta.limits.strategies.base import EndedLease
@@ -141,15 +141,16 @@ def test_manager__settings_file_names_a_registered_strategy__uses_it(tmp_path: P
 
 
 def test_settings__registered_strategy__is_the_strategy_of_the_limit() -> None:
-    config = limit_config_from_settings(LimitSettings(rate=10, capacity=5, strategy="gcra"))
+    [config] = limit_configs_from_settings(LimitSettings(rate=10, capacity=5, strategy="gcra"))
     assert config == LimitConfig(10, 5, strategy="gcra")
     assert isinstance(config.build_strategy(), GcraStrategy)
-    assert limit_config_from_settings(LimitSettings(limit="10/s", strategy="gcra")).strategy == "gcra"
+    [text] = limit_configs_from_settings(LimitSettings(limit="10/s", strategy="gcra"))
+    assert text.strategy == "gcra"
 
 
 def test_settings__bucket_with_a_window_and_no_rate__is_refused() -> None:
     with pytest.raises(ValueError, match="rate is required for gcra, got None"):
-        limit_config_from_settings(LimitSettings(capacity=5, window=1, strategy="gcra"))
+        limit_configs_from_settings(LimitSettings(capacity=5, window=1, strategy="gcra"))
 
 
 def test_config__name_of_a_built_in_strategy__is_the_member_of_limit_strategy() -> None:

@@ -85,7 +85,8 @@ def names_of_tests() -> list[tuple[Path, str]]:
 
 def is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a function is a property, whose name may be an adjective such as ``closed``."""
-    return any("property" in ast.unparse(decorator) for decorator in function.decorator_list)
+    decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
+    return any("property" in text or text == f"{function.name}.setter" for text in decorators)
 
 
 def returns_flow(function: ast.FunctionDef) -> bool:

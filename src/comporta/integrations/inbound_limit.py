@@ -171,7 +171,7 @@ class InboundLimit:
         return _inbound_decision((policy,), policy, reply)
 
     def _decide_flow(self, texts: Sequence[str]) -> Flow[InboundDecision]:
-        operation = yield from self._group._operation_flow(texts, self._cost)
+        operation = yield from self._group._operation_flow(texts, [self._cost] * len(texts))
         replies: list[LimitReply] = yield Apply(self._limiters[0].store, operation)
         params = map(self._effective_params, range(len(replies)), operation.demands)
         policies = tuple(map(self._policy, range(len(replies)), params, replies))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -164,6 +165,26 @@ class LimitConfig:
     def build_strategy(self) -> RegisteredStrategy:
         """Return the strategy with the numbers of this limit."""
         return strategy_type(self.strategy_name).from_config(self)
+
+
+Limits = LimitConfig | str | Sequence[LimitConfig | str] | Mapping[str, LimitConfig | str]
+"""One limit or several: ``"10/s; 1000/day"``, a list of limits, or limits by name."""
+
+
+def split_limits(limit: Limits, name: str) -> dict[str, tuple[str, LimitConfig | str]]:
+    """Return each limit by what callers call it, with the name of its limiter.
+
+    Named limits are called by their names. The first of a list has the ``name`` of the whole, so that a
+    second limit does not change the state of the first.
+    """
+    if isinstance(limit, str) and ";" in limit:
+        limit = limit.split(";")
+    if isinstance(limit, Mapping):
+        return {each: (f"{name}.{each}", value) for each, value in limit.items()}
+    if isinstance(limit, LimitConfig | str) or not isinstance(limit, Sequence):
+        limit = [limit]
+    names = [name, *(f"{name}.{number}" for number in range(2, len(limit) + 1))]
+    return {each: (each, value) for each, value in zip(names, limit, strict=False)}
 
 
 def _calendar_fields(parts: re.Match[str], strategy: str) -> dict[str, Any]:

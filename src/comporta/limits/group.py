@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
+from comporta.errors import LimitReachedError, StateError
 from comporta.flow import Flow, run, run_async
+from comporta.limits.budgets.reservation import Reservation
+from comporta.limits.budgets.settlements import Settlement, Settlements, settle_all_flow
+from comporta.limits.config import LimitConfig, Limits, split_limits
+from comporta.limits.cost import Cost, cost_amounts
 from comporta.limits.decision import Decision, decision_from_reply
-from comporta.limits.flows import Key, check_cost, check_timeout
-from comporta.limits.key import normalize_key
+from comporta.limits.flows import Key, check_timeout
+from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.operation import LimitOperation
 from comporta.limits.reply import LimitReply
 from comporta.limits.wait_queue import WaitQueue, wait_flow
+from comporta.stores.base import Store
 from comporta.stores.effects import Apply
+from comporta.stores.registry import default_url, resolve_store
 
 LIMITS_MAX = 16
+
+Keys = Key | Sequence[Key]
+"""One key for every limit of a group, or one for each of its limiters."""
 
 
 class LimitGroup:
@@ -26,10 +37,30 @@ class LimitGroup:
         both = LimitGroup(total, each_user)
         await both.acquire([None, "user:42"], timeout=1)
 
-    ``sync`` has the same methods for blocking code.
+        provider = LimitGroup(limit={"requests": "10/s", "tokens": "100000/minute"}, name="provider")
+        await provider.acquire("user:42", cost={"requests": 1, "tokens": 1200})
+
+    Pass limiters, or ``limit``: a list of limits, limits by name, or text such as ``"10/s; 1000/day"``. Then
+    the group creates their limiters on ``state`` under ``name``, and every limit has the same key. A cost is
+    a number for every limit or numbers by name; a limit that is left out costs 1. ``sync`` has the same
+    methods for blocking code.
     """
 
-    def __init__(self, *limiters: BaseLimiter) -> None:
+    def __init__(
+        self,
+        *limiters: BaseLimiter,
+        limit: Limits | None = None,
+        state: str | Store | None = None,
+        name: str = "group",
+    ) -> None:
+        self._has_one_key = limit is not None
+        if limit is None:
+            self._names = tuple(limiter.name for limiter in limiters)
+        elif limiters:
+            raise ValueError("limit must not be combined with limiters: pass either")
+        else:
+            parts = split_limits(limit, name)
+            self._names, limiters = tuple(parts), _make_limiters(list(parts.values()), state)
         if not 1 <= len(limiters) <= LIMITS_MAX:
             raise ValueError(f"limiters must be 1 to {LIMITS_MAX}, got {len(limiters)}")
         if any(limiter.store is not limiters[0].store for limiter in limiters):
@@ -40,25 +71,55 @@ class LimitGroup:
         self._limiters = limiters
         self._store = limiters[0].store
         self._wait_queue = WaitQueue()
+        self._settlements = Settlements(self._store, limiters[0].name)
         self.sync = SyncLimitGroup(self)
 
-    async def acquire(self, keys: Sequence[Key], cost: int = 1, timeout: float | None = 0) -> bool:
+    @property
+    def limiters(self) -> dict[str, BaseLimiter]:
+        """The limiters by the names that costs use."""
+        return dict(zip(self._names, self._limiters, strict=True))
+
+    async def acquire(self, keys: Keys, cost: Cost = 1, timeout: float | None = 0) -> bool:
         """Take ``cost`` from every limit or from none; ``keys`` are in the order of the limiters."""
         return await run_async(self._acquire_flow(keys, cost, timeout))
 
-    async def decide(self, keys: Sequence[Key], cost: int = 1) -> Decision:
+    async def decide(self, keys: Keys, cost: Cost = 1) -> Decision:
         """Take ``cost`` from every limit or from none; return the decision of the most restrictive limit."""
         return await run_async(self._decide_flow(keys, cost))
 
-    async def release(self, keys: Sequence[Key], cost: int = 1) -> None:
+    async def release(self, keys: Keys, cost: Cost = 1) -> None:
         """Give ``cost`` back to every limit."""
         await run_async(self._release_flow(keys, cost))
 
-    def _acquire_flow(self, keys: Sequence[Key], cost: int, timeout: float | None) -> Flow[bool]:
-        texts = self._normalize_keys(keys, cost)
+    async def settle(self, keys: Keys, reserved: Cost, used: Cost, granted_at: float | None = None) -> bool:
+        """Credit or debit each limit what a call cost less or more than you acquired for it.
+
+        A limit that ``used`` leaves out stays as it is. See :meth:`BaseLimiter.settle`.
+        """
+        return await run_async(self._settle_flow(keys, reserved, used, granted_at))
+
+    @asynccontextmanager
+    async def reserve(
+        self, keys: Keys, cost: Cost = 1, timeout: float | None = 0
+    ) -> AsyncIterator[Reservation]:
+        """Take an estimate from every limit for the block, and settle it when the block has set ``used``.
+
+        Raises :class:`comporta.LimitReachedError` if the estimate is not granted within ``timeout`` seconds.
+        """
+        reservation = await run_async(self._reserve_flow(keys, cost, timeout))
+        yield reservation
+        await run_async(self._settle_reservation_flow(keys, reservation))
+
+    async def aclose(self) -> None:
+        """Send what waits to be settled and close the store's connections; they reopen when needed."""
+        await run_async(self._settlements.flush_flow())
+        await self._store.aclose()
+
+    def _acquire_flow(self, keys: Keys, cost: Cost, timeout: float | None) -> Flow[bool]:
+        texts, amounts = self._normalize_keys(keys), self._amounts(cost)
         check_timeout(timeout)
-        yield from self._check_cost_flow(texts, cost)
-        try_acquire = partial(self._try_acquire_flow, texts, cost)
+        yield from self._check_cost_flow(texts, amounts)
+        try_acquire = partial(self._try_acquire_flow, texts, amounts)
         if timeout == 0:
             return (yield from try_acquire()) == 0
         return (
@@ -72,47 +133,101 @@ class LimitGroup:
             )
         )
 
-    def _decide_flow(self, keys: Sequence[Key], cost: int) -> Flow[Decision]:
-        texts = self._normalize_keys(keys, cost)
-        yield from self._check_cost_flow(texts, cost)
-        operation = yield from self._operation_flow(texts, cost)
+    def _decide_flow(self, keys: Keys, cost: Cost) -> Flow[Decision]:
+        texts, amounts = self._normalize_keys(keys), self._amounts(cost)
+        yield from self._check_cost_flow(texts, amounts)
+        operation = yield from self._operation_flow(texts, amounts)
         replies: list[LimitReply] = yield Apply(self._store, operation)
         allowed = all(reply.wait_us == 0 for reply in replies)
         most_restrictive = max(replies, key=lambda reply: (reply.wait_us, -reply.remaining))
         return decision_from_reply(most_restrictive, allowed=allowed)
 
-    def _release_flow(self, keys: Sequence[Key], cost: int) -> Flow[None]:
-        texts = self._normalize_keys(keys, cost)
-        operation = yield from self._operation_flow(texts, -cost)
+    def _release_flow(self, keys: Keys, cost: Cost) -> Flow[None]:
+        texts, amounts = self._normalize_keys(keys), self._amounts(cost)
+        operation = yield from self._operation_flow(texts, [-amount for amount in amounts])
         yield Apply(self._store, operation)
         self._wait_queue.wake_first("\0".join(texts))
 
-    def _check_cost_flow(self, texts: Sequence[str], cost: int) -> Flow[None]:
-        """Raise for a cost that one of the limits could never grant."""
-        for limiter, text in zip(self._limiters, texts, strict=True):
-            yield from limiter._flows.check_cost_flow(text, cost)
+    def _settle_flow(self, keys: Keys, reserved: Cost, used: Cost, granted_at: float | None) -> Flow[bool]:
+        texts = self._normalize_keys(keys)
+        taken = cost_amounts("reserved", reserved, self._names, self._ones)
+        spent = cost_amounts("used", used, self._names, taken)
+        settlements = yield from self._settlements_flow(texts, taken, spent, granted_at)
+        replies = yield from settle_all_flow(self._store, settlements)
+        for reply in replies:
+            if isinstance(reply, StateError):
+                raise reply
+        return any(replies)
 
-    def _try_acquire_flow(self, texts: Sequence[str], cost: int) -> Flow[int]:
-        operation = yield from self._operation_flow(texts, cost)
+    def _reserve_flow(self, keys: Keys, cost: Cost, timeout: float | None) -> Flow[Reservation]:
+        if not (yield from self._acquire_flow(keys, cost, timeout)):
+            decision = yield from self._decide_flow(keys, cost)
+            if not decision.allowed:
+                raise self._refusal_error(decision, cost, timeout)
+        return Reservation(cost, self._store.clock.now_ns() / 1e9, self._names, self._amounts(cost))
+
+    def _refusal_error(self, decision: Decision, cost: Cost, timeout: float | None) -> LimitReachedError:
+        within = "" if timeout is None else f" within {timeout:g} s"
+        name = self._limiters[0].name
+        text = f"{name}: the limits {', '.join(self._names)} had no capacity for {cost}{within}"
+        return LimitReachedError(text, name, decision.retry_after)
+
+    def _settle_reservation_flow(self, keys: Keys, reservation: Reservation) -> Flow[None]:
+        texts, taken = self._normalize_keys(keys), reservation.reserved_amounts
+        settlements = yield from self._settlements_flow(
+            texts, taken, reservation.used_amounts, reservation.granted_at
+        )
+        if settlements:
+            yield from self._settlements.send_soon_flow(settlements)
+
+    def _settlements_flow(
+        self, texts: Sequence[str], taken: Sequence[int], spent: Sequence[int], granted_at: float | None
+    ) -> Flow[list[Settlement]]:
+        settlements = []
+        wake = partial(self._wait_queue.wake_first, "\0".join(texts))
+        for limiter, text, reserved, used in zip(self._limiters, texts, taken, spent, strict=True):
+            settlement = yield from limiter._budget.settlement_flow(text, reserved, used, granted_at)
+            if settlement is not None:
+                settlements.append(Settlement(settlement.operation, wake))
+        return settlements
+
+    def _check_cost_flow(self, texts: Sequence[str], amounts: Sequence[int]) -> Flow[None]:
+        """Raise for a cost that one of the limits could never grant."""
+        for limiter, text, amount in zip(self._limiters, texts, amounts, strict=True):
+            yield from limiter._flows.check_cost_flow(text, amount)
+
+    def _try_acquire_flow(self, texts: Sequence[str], amounts: Sequence[int]) -> Flow[int]:
+        operation = yield from self._operation_flow(texts, amounts)
         replies: list[LimitReply] = yield Apply(self._store, operation)
         return max(reply.wait_us for reply in replies)
 
     def _pause_jitter_us(self) -> int:
         return max(limiter._flows.pause_jitter_us() for limiter in self._limiters)
 
-    def _operation_flow(self, texts: Sequence[str], amount: int) -> Flow[LimitOperation]:
-        """Return one operation on all limits."""
+    def _operation_flow(self, texts: Sequence[str], amounts: Sequence[int]) -> Flow[LimitOperation]:
+        """Return one operation on all limits; a limit that costs nothing must not be paused either."""
         demands = []
-        for limiter, text in zip(self._limiters, texts, strict=True):
+        for limiter, text, amount in zip(self._limiters, texts, amounts, strict=True):
             demands.append((yield from limiter._flows.demand_flow(text, amount)))
         return LimitOperation(demands)
 
-    def _normalize_keys(self, keys: Sequence[Key], cost: int) -> list[str]:
-        if isinstance(keys, str) or len(keys) != len(self._limiters):
+    @property
+    def _ones(self) -> list[int]:
+        return [1] * len(self._names)
+
+    def _amounts(self, cost: Cost) -> list[int]:
+        amounts = cost_amounts("cost", cost, self._names, self._ones)
+        if not any(amounts):
+            raise ValueError(f"cost must be at least 1 for one of the limits, got {cost!r:.100}")
+        return amounts
+
+    def _normalize_keys(self, keys: Keys) -> list[str]:
+        if self._has_one_key and (keys is None or isinstance(keys, str | LimitKey)):
+            return [normalize_key(keys)] * len(self._limiters)
+        if keys is None or isinstance(keys, str | LimitKey) or len(keys) != len(self._limiters):
             raise ValueError(
                 f"keys must be a list, one for each of {len(self._limiters)} limiters, got {keys!r:.100}"
             )
-        check_cost(cost)
         return [normalize_key(key) for key in keys]
 
 
@@ -124,14 +239,41 @@ class SyncLimitGroup:
     def __init__(self, group: LimitGroup) -> None:
         self._group = group
 
-    def acquire(self, keys: Sequence[Key], cost: int = 1, timeout: float | None = 0) -> bool:
+    def acquire(self, keys: Keys, cost: Cost = 1, timeout: float | None = 0) -> bool:
         """Take ``cost`` from every limit or from none."""
         return run(self._group._acquire_flow(keys, cost, timeout))
 
-    def decide(self, keys: Sequence[Key], cost: int = 1) -> Decision:
+    def decide(self, keys: Keys, cost: Cost = 1) -> Decision:
         """Take ``cost`` from every limit or from none; return the decision of the most restrictive limit."""
         return run(self._group._decide_flow(keys, cost))
 
-    def release(self, keys: Sequence[Key], cost: int = 1) -> None:
+    def release(self, keys: Keys, cost: Cost = 1) -> None:
         """Give ``cost`` back to every limit."""
         run(self._group._release_flow(keys, cost))
+
+    def settle(self, keys: Keys, reserved: Cost, used: Cost, granted_at: float | None = None) -> bool:
+        """Credit or debit each limit what a call cost less or more than you acquired for it."""
+        return run(self._group._settle_flow(keys, reserved, used, granted_at))
+
+    @contextmanager
+    def reserve(self, keys: Keys, cost: Cost = 1, timeout: float | None = 0) -> Iterator[Reservation]:
+        """Take an estimate from every limit for the block, and settle it when the block has set ``used``."""
+        reservation = run(self._group._reserve_flow(keys, cost, timeout))
+        yield reservation
+        run(self._group._settle_reservation_flow(keys, reservation))
+
+    def close(self) -> None:
+        """Send what waits to be settled and close the store's blocking connections; they reopen on use."""
+        run(self._group._settlements.flush_flow())
+        self._group._store.close_connections()
+
+
+def _make_limiters(
+    parts: Sequence[tuple[str, LimitConfig | str]], state: str | Store | None
+) -> tuple[BaseLimiter, ...]:
+    """Return a limiter for each limit, all on one store."""
+    if state is None:
+        configs = [LimitConfig.coerce(limit) for _, limit in parts]
+        state = default_url(distributed=any(config.distributed for config in configs))
+    store = resolve_store(state)
+    return tuple(BaseLimiter(limit, store, name) for name, limit in parts)

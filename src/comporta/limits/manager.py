@@ -6,17 +6,19 @@ The manager decides nothing itself: it finds the limiter, calls it, and records 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from comporta.clock import MONOTONIC, Clock
 from comporta.limits.config import CAPACITY_MAX, WINDOW_MAX, LimitConfig
 from comporta.limits.flows import Key
+from comporta.limits.group import LimitGroup
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.monitor import DEFAULT_NAMESPACE, DecisionRecorder, key_namespace
 from comporta.limits.strategies.registry import strategy_type
 from comporta.metrics import Metrics
+from comporta.stores.base import Store
 from comporta.stores.registry import default_url, open_store
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class RateLimitManager:
             raise ValueError(f"{settings.state_origin}: {error}") from error
         for name, limit in settings.limits.items():
             try:
-                limiter = BaseLimiter(limit_config_from_settings(limit), store, name)
+                limiter = _make_limiter(name, limit_configs_from_settings(limit), store)
             except ValueError as error:
                 raise limit.error_with_origin(error) from error
             manager.register_limiter(name, limiter)
@@ -174,15 +176,26 @@ def _load(path: str | os.PathLike[str] | None = None) -> Settings:
     return load_settings(path)
 
 
-def limit_config_from_settings(limit: LimitSettings) -> LimitConfig:
-    """Return the configuration of a limit in the settings; the rate of a window follows from its numbers."""
+def _make_limiter(name: str, configs: Sequence[LimitConfig], store: Store) -> BaseLimiter | LimitGroup:
+    if len(configs) == 1:
+        return BaseLimiter(configs[0], store, name)
+    return LimitGroup(limit=configs, state=store, name=name)
+
+
+def limit_configs_from_settings(limit: LimitSettings) -> list[LimitConfig]:
+    """Return the configurations in the settings of a limit; text such as ``"10/s; 1000/day"`` has several."""
+    if limit.limit is None:
+        return [_config_from_numbers(limit)]
     options: dict[str, Any] = {"fallback": limit.fallback, "lease": limit.lease}
-    if limit.limit is not None:
-        return LimitConfig.parse(limit.limit, limit.strategy, **options)
+    return [LimitConfig.parse(text, limit.strategy, **options) for text in limit.limit.split(";")]
+
+
+def _config_from_numbers(limit: LimitSettings) -> LimitConfig:
+    """Return the configuration of a limit that is given by numbers; they imply the rate of a window."""
     capacity, window, rate = limit.capacity or 0, limit.window, limit.rate
     if rate is None and not strategy_type(limit.strategy).needs_window:
         raise ValueError(f"rate is required for {limit.strategy}, got None")
     if rate is None:
         usable = window is not None and 0 < window <= WINDOW_MAX and 0 < capacity <= CAPACITY_MAX
         rate = capacity / window if window and usable else 1.0  # with 1.0 LimitConfig names the wrong value
-    return LimitConfig(rate, capacity, window, limit.strategy, **options)
+    return LimitConfig(rate, capacity, window, limit.strategy, fallback=limit.fallback, lease=limit.lease)

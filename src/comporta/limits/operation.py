@@ -106,9 +106,10 @@ class LimitOperation(Operation[list[LimitReply]]):
     def undo(self, reply: Sequence[LimitReply]) -> LimitOperation | None:
         """Return what releases the amounts granted to a cancelled caller; a turn in a queue stays spent."""
         granted = all(limit_reply.wait_us <= self.max_wait_us for limit_reply in reply)
-        if self.max_wait_us or not granted or any(demand.amount <= 0 for demand in self.demands):
+        taken = [demand for demand in self.demands if demand.amount > 0]
+        if self.max_wait_us or not granted or not taken:
             return None
-        return LimitOperation([demand._replace(amount=-demand.amount) for demand in self.demands])
+        return LimitOperation([demand._replace(amount=-demand.amount) for demand in taken])
 
     def fallback(self, outage: Outage) -> LimitOperation:
         """Return the same operation on this worker's share of each limit."""

@@ -17,7 +17,6 @@ from comporta.stores.effects import Sleep
 from comporta.upstream.attempt_outcome import pause_flow
 
 if TYPE_CHECKING:
-    from comporta.limits.decision import Decision
     from comporta.upstream.call_state import CallState
 
 _LONG_WAIT_NS = 1_000_000
@@ -44,10 +43,10 @@ def admit_attempt_flow(call: CallState) -> Flow[None]:
 def _acquire_now_flow(call: CallState) -> Flow[bool]:
     """Take a token, and a permit if calls need one, without waiting: both or neither."""
     limits = call.policies.call_limits
+    if call.policies.pause.is_set or call.options.cost != 1:
+        return False
     if limits is None:
         return _try_acquire(call)
-    if call.policies.pause.is_set:
-        return False
     call.permit = yield from limits.acquire_flow()
     call.has_token = call.permit is not None
     return call.has_token
@@ -56,7 +55,7 @@ def _acquire_now_flow(call: CallState) -> Flow[bool]:
 def _try_acquire(call: CallState) -> bool:
     """Take a token without waiting, if the limit is on this machine and has no waiters."""
     policies = call.policies
-    if policies.try_acquire is None or policies.waiters or policies.pause.is_set:
+    if policies.try_acquire is None or policies.waiters:
         return False
     try:
         call.has_token = not policies.try_acquire(None, 1)
@@ -128,7 +127,8 @@ def _acquire_token_flow(call: CallState, until_ns: int) -> Flow[None]:
     max_wait, store = _remaining(call, until_ns), call.policies.limiter.store
     fallback = store.fallback
     yield from _wait_out_pause_flow(call, until_ns)
-    call.has_token = yield from call.policies.limiter._flows.acquire_flow(None, 1, _remaining(call, until_ns))
+    tokens = call.policies.tokens
+    call.has_token = yield from tokens.acquire_flow(call.options.cost, _remaining(call, until_ns))
     if not call.has_token:
         raise (yield from _limit_error_flow(call, max_wait))
     if fallback is None and store.fallback is not None:  # the local state does not know of a pause
@@ -159,15 +159,12 @@ def _wait_out_pause_flow(call: CallState, until_ns: int) -> Flow[None]:
 
 def _limit_error_flow(call: CallState, max_wait: float) -> Flow[LimitReachedError]:
     """Return the error that says why the limit had no token, and when it may have one."""
-    policies = call.policies
-    retry_after = 1 / policies.limiter.config.rate
-    with suppress(StateError):
-        decision: Decision = yield from policies.limiter._flows.peek_flow(None)
-        if decision.paused:
-            return _pause_error(policies.name, decision.paused)
-        retry_after = decision.retry_after or retry_after
-    text = f"{policies.name}: the limit of {policies.limiter.config} had no capacity within {max_wait:.3g} s"
-    return LimitReachedError(text, policies.name, retry_after)
+    name = call.policies.name
+    refusal = yield from call.policies.tokens.refusal_flow(call.options.cost)
+    if refusal.paused:
+        return _pause_error(name, refusal.paused)
+    text = f"{name}: the limit of {refusal.limit} had no capacity within {max_wait:.3g} s"
+    return LimitReachedError(text, name, refusal.retry_after)
 
 
 def _remaining(call: CallState, until_ns: int) -> float:

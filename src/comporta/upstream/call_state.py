@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from comporta.limits.concurrency.limit import ConcurrencyLimit
     from comporta.limits.concurrency.operation import Permit
     from comporta.retry.backoff import Delays
-    from comporta.timeouts import Timeouts
     from comporta.upstream.observation import CallObservation
+    from comporta.upstream.options import CallOptions
     from comporta.upstream.policies import Policies
 
 
@@ -55,8 +55,8 @@ class CallState(TimedAttempt):
 
     __slots__ = (
         *("admission", "answer", "delays", "has_token", "interruption", "is_attempted", "is_body_open"),
-        *("is_success_reported", "observed", "outcome", "permit", "policies", "report", "sent_ns"),
-        *("started_ns", "traits"),
+        *("is_success_reported", "observed", "options", "outcome", "permit", "policies", "report"),
+        *("sent_ns", "started_ns", "traits"),
     )
 
     def __init__(  # noqa: PLR0917 - keywords would cost a tenth of the call
@@ -65,7 +65,7 @@ class CallState(TimedAttempt):
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
-        timeouts: Timeouts | None,
+        options: CallOptions,
         traits: CallTraits = FUNCTION_CALL,
     ) -> None:
         self.report = report = CallReport(policies.name)
@@ -73,7 +73,8 @@ class CallState(TimedAttempt):
         self._function = function
         self._arguments = arguments
         self._keywords = keywords
-        self._timeouts = timeouts
+        self.options = options
+        self._timeouts = options.timeouts
         self.policies = policies
         self.traits = traits
         self.is_body_open = False

@@ -10,12 +10,14 @@ from comporta.breaker.breaker import CircuitBreaker
 from comporta.breaker.config import BreakerConfig
 from comporta.breaker.registry import config_for
 from comporta.limits.concurrency.limit import PERMIT_TTL_MAX
+from comporta.limits.config import Limits, split_limits
+from comporta.limits.group import LimitGroup
+from comporta.limits.limiter import BaseLimiter
 from comporta.limits.overrides.degradation import Degradation
 from comporta.retry.budget import UNNAMED, RetryBudget
 from comporta.retry.retry import Retry
 
 if TYPE_CHECKING:
-    from comporta.limits.limiter import BaseLimiter
     from comporta.outcome import Classifier
     from comporta.stores.base import Store
 
@@ -29,6 +31,15 @@ _PERMIT_TTL_MARGIN_SECONDS = 10.0
 def with_rules_of(breaker: CircuitBreaker | None, classify: Classifier) -> Classifier:
     """Return the classifier, or if the breaker was created with rules of its own, one that follows them."""
     return classify if breaker is None else breaker._guard.rules.apply_to(classify)
+
+
+def make_limits(name: str, limit: Limits, store: Store) -> tuple[BaseLimiter, LimitGroup | None]:
+    """Return the limiter of one limit, or the first of several and their group."""
+    parts = split_limits(limit, name)
+    if len(parts) == 1 and name in parts:
+        return BaseLimiter(parts[name][1], store, name), None
+    group = LimitGroup(limit=limit, state=store, name=name)
+    return next(iter(group.limiters.values())), group
 
 
 def make_breaker(

@@ -122,7 +122,7 @@ def _build_start(
     admit: Callable[[int, UpstreamCall | None], Admission | None],
 ) -> Callable[[UpstreamCall], bool]:
     def start(call: UpstreamCall) -> bool:
-        admission = admit(call.started_ns, call)
+        admission = admit(call.started_ns, call) if call.options.cost == 1 else None
         if admission is None:
             return False
         report = call.report

@@ -254,7 +254,7 @@ class UpstreamCall(CallState):
         if policies.breaker is not None and self.admission is not None:
             releases.append(policies.breaker.flows.release_flow(self.admission))
         if self.has_token:
-            releases.append(policies.limiter._flows.release_flow(None, 1))
+            releases.append(policies.tokens.release_flow(self.options.cost))
         yield from _run_all_flow(releases)
 
 

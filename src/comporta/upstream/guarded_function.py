@@ -2,7 +2,8 @@
 
 An ordinary call needs no object: its state is in the local names of the wrapper. Where the fast path stops,
 the wrapper creates the ``UpstreamCall`` from what it has, and the flow goes on from there. With permits every
-call needs the object, because a permit has to be released whatever happens.
+call needs the object, because a permit has to be released whatever happens; so does a call of another cost
+than one token.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from comporta.upstream.flows import UpstreamCall, unwrap
 from comporta.upstream.report import CallReport, last_report
 
 if TYPE_CHECKING:
-    from comporta.timeouts import Timeouts
+    from comporta.upstream.options import CallOptions
     from comporta.upstream.policies import Policies
 
 
 def guard_function(  # noqa: C901 - the hot path is one function on purpose
-    policies: Policies, function: Callable[..., Any], timeouts: Timeouts | None
+    policies: Policies, function: Callable[..., Any], options: CallOptions
 ) -> Callable[..., Any]:
     """Return a plain function that calls ``function`` through the policies."""
-    if policies.permits is not None:
+    if policies.permits is not None or options.cost != 1:
 
         @wraps(function)
-        def call_with_permit(*args: Any, **kwargs: Any) -> Any:
-            return UpstreamCall(policies, function, args, kwargs, timeouts).execute()
+        def call_with_state(*args: Any, **kwargs: Any) -> Any:
+            return UpstreamCall(policies, function, args, kwargs, options).execute()
 
-        return call_with_permit
+        return call_with_state
 
     name, now_ns, classify = policies.name, policies.clock.now_ns, policies.classify
     plain_types, (admit, record_success, *_) = policies.plain_types, policies.fast_path
@@ -56,10 +57,10 @@ def guard_function(  # noqa: C901 - the hot path is one function on purpose
                     if is_success and record_success(admission, report, started_ns, False):
                         return answer
         except BaseException as error:
-            begun = UpstreamCall(policies, function, args, kwargs, timeouts)
+            begun = UpstreamCall(policies, function, args, kwargs, options)
             begun.interruption = error
         else:
-            begun = UpstreamCall(policies, function, args, kwargs, timeouts)
+            begun = UpstreamCall(policies, function, args, kwargs, options)
         if report is not None:
             begun.resume(report, started_ns, admission, answer, outcome)
             answer = None  # the traceback of an error references this frame
@@ -69,17 +70,18 @@ def guard_function(  # noqa: C901 - the hot path is one function on purpose
 
 
 def guard_coroutine_function(  # noqa: C901 - as above
-    policies: Policies, function: Callable[..., Any], timeouts: Timeouts | None
+    policies: Policies, function: Callable[..., Any], options: CallOptions
 ) -> Callable[..., Any]:
     """Return a coroutine function that calls ``function`` through the policies, within the time-out."""
-    if policies.permits is not None:
+    if policies.permits is not None or options.cost != 1:
 
         @wraps(function)
-        async def call_with_permit(*args: Any, **kwargs: Any) -> Any:
-            return await UpstreamCall(policies, function, args, kwargs, timeouts).execute_async()
+        async def call_with_state(*args: Any, **kwargs: Any) -> Any:
+            return await UpstreamCall(policies, function, args, kwargs, options).execute_async()
 
-        return call_with_permit
+        return call_with_state
 
+    timeouts = options.timeouts
     name, now_ns, classify = policies.name, policies.clock.now_ns, policies.classify
     plain_types, (admit, record_success, *_) = policies.plain_types, policies.fast_path
 
@@ -113,10 +115,10 @@ def guard_coroutine_function(  # noqa: C901 - as above
                     if is_success and record_success(admission, report, started_ns, False):
                         return answer
         except BaseException as error:
-            begun = UpstreamCall(policies, function, args, kwargs, timeouts)
+            begun = UpstreamCall(policies, function, args, kwargs, options)
             begun.interruption = error
         else:
-            begun = UpstreamCall(policies, function, args, kwargs, timeouts)
+            begun = UpstreamCall(policies, function, args, kwargs, options)
         if report is not None:
             begun.resume(report, started_ns, admission, answer, outcome)
             answer = None  # as above

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
+from comporta.limits.cost import Cost
 from comporta.timeouts import Timeouts
 from comporta.validators import require_integer
 
@@ -29,14 +30,19 @@ class CallOptions:
     timeouts: Timeouts | None
     """The time-out of each attempt; ``None``: no bound."""
 
+    cost: Cost = 1
+    """What each attempt takes from the limit, or from each of several limits."""
+
     @property
     def timeout(self) -> float | None:
         """The seconds that each attempt may take; ``None``: no bound."""
         return None if self.timeouts is None else self.timeouts.seconds
 
-    def change(self, *, timeout: float | Unchanged | None = UNCHANGED) -> CallOptions:
+    def change(
+        self, *, timeout: float | Unchanged | None = UNCHANGED, cost: Cost | Unchanged = UNCHANGED
+    ) -> CallOptions:
         """Return these options with the given ones changed."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {} if cost is UNCHANGED else {"cost": cost}
         if timeout is not UNCHANGED:
             changes["timeouts"] = make_timeouts(timeout)
         return replace(self, **changes)

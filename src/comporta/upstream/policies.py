@@ -18,10 +18,12 @@ from comporta.refusals import RefusalHandler
 from comporta.retry.attempts import NO_HOOKS, AttemptHooks
 from comporta.upstream.fast_path import FastPath
 from comporta.upstream.report import CallReport
+from comporta.upstream.tokens import SeveralLimits, SingleLimit, Tokens
 
 if TYPE_CHECKING:
     from comporta.breaker.guard import CallGuard
     from comporta.limits.concurrency.limit import ConcurrencyLimit
+    from comporta.limits.group import LimitGroup
     from comporta.limits.limiter import BaseLimiter
     from comporta.limits.overrides.degradation import Degradation
     from comporta.retry.budget import RetryBudget
@@ -94,6 +96,8 @@ class Policies:
     only the last one of a call. ``try_acquire`` takes a token without waiting, where this process decides;
     ``waiters`` are the callers that wait for the limit, by key. ``call_limits`` takes a permit and a token
     together, where calls need a permit. Results of ``plain_types`` are successes without a look at them.
+    ``group`` are all limits, if there are several; then ``limiter`` is the first of them, which a pause and
+    degradation act on, and calls take from the group, without a fast path.
     """
 
     name: str
@@ -110,6 +114,8 @@ class Policies:
     counts_attempts: bool
     hooks: AttemptHooks = NO_HOOKS
     on_refusal: RefusalHandler | None = None
+    group: LimitGroup | None = None
+    tokens: Tokens = field(init=False)
     has_hooks: bool = field(init=False)
     plain_types: frozenset[type[Any]] = field(init=False)
     fast_path: FastPath = field(init=False)
@@ -128,10 +134,15 @@ class Policies:
         plain_types = PLAIN_TYPES if self.classify is classify else frozenset[type[Any]]()
         object.__setattr__(self, "plain_types", plain_types)
         object.__setattr__(self, "max_wait_ns", round(self.max_wait * 1e9))
-        object.__setattr__(self, "try_acquire", bound.try_acquire if bound.decides_in_process else None)
+        decides_here = bound.decides_in_process and self.group is None
+        object.__setattr__(self, "try_acquire", bound.try_acquire if decides_here else None)
         object.__setattr__(self, "waiters", self.limiter._flows.wait_queue.waiters_by_key)
-        call_limits = None if self.permits is None else CallLimits(self.permits, self.limiter)
+        call_limits = None
+        if self.permits is not None and self.group is None:
+            call_limits = CallLimits(self.permits, self.limiter)
         object.__setattr__(self, "call_limits", call_limits)
+        tokens = SingleLimit(self.limiter) if self.group is None else SeveralLimits(self.group)
+        object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "fast_path", FastPath.for_policies(self))
 
     @property

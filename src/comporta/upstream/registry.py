@@ -16,7 +16,7 @@ from comporta.breaker.config import BreakerConfig
 from comporta.breaker.registry import breaker_config_from_settings
 from comporta.limits.config import LimitConfig
 from comporta.limits.limiter import BaseLimiter
-from comporta.limits.manager import limit_config_from_settings
+from comporta.limits.manager import limit_configs_from_settings
 from comporta.limits.overrides.degradation import Degradation
 from comporta.retry.budget import Budget
 from comporta.retry.retry import Retry
@@ -114,11 +114,11 @@ def _options(table: UpstreamSettings) -> dict[str, Any]:
     return {field: value for field, value in table.keyword_arguments().items() if field not in separate}
 
 
-def _limit(table: UpstreamSettings) -> LimitConfig:
+def _limit(table: UpstreamSettings) -> list[LimitConfig]:
     if table.limit is None:
         raise table.field_error("limit", "must be given, such as '10/s', got nothing")
     with _add_location(table.limit):
-        return limit_config_from_settings(table.limit)
+        return limit_configs_from_settings(table.limit)
 
 
 class _BreakerSpec(NamedTuple):

@@ -20,7 +20,9 @@ from comporta.breaker.breaker import CircuitBreaker
 from comporta.breaker.config import BreakerConfig
 from comporta.flow import run, run_async
 from comporta.limits.concurrency.limit import ConcurrencyLimit
-from comporta.limits.config import LimitConfig
+from comporta.limits.config import Limits
+from comporta.limits.cost import Cost
+from comporta.limits.group import LimitGroup
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.overrides.degradation import Degradation
 from comporta.outcome import Classifier, CountingRules, checked_classifier, classify
@@ -38,6 +40,7 @@ from comporta.upstream.factory import (
     make_breaker,
     make_budget,
     make_degradation,
+    make_limits,
     make_retry,
     with_rules_of,
 )
@@ -84,9 +87,12 @@ class Upstream:
     """The policies for calls to one upstream, shared by all workers that use the same name and state.
 
     ``limit`` is a :class:`LimitConfig` or a text such as ``"10/s"``; a call waits for it up to ``max_wait``
-    seconds. ``breaker``, ``retry`` and ``degradation`` are on unless they are ``False``, and accept objects
-    of their own types. ``timeout`` bounds one attempt of a coroutine function, in seconds; ``None``: no
-    bound. ``max_concurrent`` bounds the calls in flight; the permit of a worker that was killed expires after
+    seconds. Several limits are a list, text such as ``"10/s; 1000/day"``, or limits by name; a call takes
+    from all of them or from none. A pause and degradation act on the first.
+
+    ``breaker``, ``retry`` and ``degradation`` are on unless they are ``False``, and accept objects of their
+    own types. ``timeout`` bounds one attempt of a coroutine function, in seconds; ``None``: no bound.
+    ``max_concurrent`` bounds the calls in flight; the permit of a worker that was killed expires after
     ``permit_ttl`` seconds.
 
     When the upstream asks for a pause (429 or 5xx with ``Retry-After``, or a ``RateLimit`` with nothing
@@ -112,7 +118,10 @@ class Upstream:
     """The store that holds the shared state."""
 
     limiter: BaseLimiter
-    """The limit."""
+    """The limit; the first of several."""
+
+    limits: LimitGroup | None
+    """All limits, if there are several."""
 
     breaker: CircuitBreaker | None
     """The circuit breaker, if there is one."""
@@ -132,7 +141,7 @@ class Upstream:
     def __init__(
         self,
         name: str,
-        limit: LimitConfig | str,
+        limit: Limits,
         *,
         max_wait: float = 5.0,
         breaker: CircuitBreaker | BreakerConfig | bool | None = True,
@@ -158,7 +167,7 @@ class Upstream:
             state = default_url(distributed=True)
         self.name = name
         self.store = resolve_store(state)
-        self.limiter = BaseLimiter(limit, self.store, name)
+        self.limiter, self.limits = make_limits(name, limit, self.store)
         self.breaker = make_breaker(name, breaker, self.store)
         self.retry = make_retry(retry)
         self.degradation = make_degradation(degradation, self.limiter)
@@ -183,6 +192,7 @@ class Upstream:
             counts_attempts=count == COUNT_MODES[0],
             on_refusal=refusal_handler(on_refusal),
             hooks=NO_HOOKS if self.retry is None else self.retry._hooks,
+            group=self.limits,
         )
         self.sync = SyncUpstream(self)
         self._is_view = False
@@ -212,15 +222,20 @@ class Upstream:
         """Call a coroutine function through the policies."""
         return cast(T, await self._prepare(function, args, kwargs).execute_async())
 
-    def options(self, *, timeout: float | Unchanged | None = UNCHANGED) -> Upstream:
+    def options(
+        self, *, timeout: float | Unchanged | None = UNCHANGED, cost: Cost | Unchanged = UNCHANGED
+    ) -> Upstream:
         """Return a view of this upstream that makes its calls with other options.
 
         The view shares all policies and counts with this upstream. ``timeout=None`` is for answers that
-        never end, such as server-sent events. Make a view once, not for every call.
+        never end, such as server-sent events. ``cost`` is what each attempt takes from the limit, or numbers
+        by name for several limits; a limit that is left out costs 1.
         """
         view = copy(self)
         view._is_view = True
-        view._options = self._options.change(timeout=timeout)
+        if cost is not UNCHANGED:
+            cost = self._policies.tokens.check_cost(cost)
+        view._options = self._options.change(timeout=timeout, cost=cost)
         view.sync = SyncUpstream(view)
         return view
 
@@ -236,7 +251,7 @@ class Upstream:
         if kind == "async_generator":
             return cast(F, guard_async_generator(self._prepare, function, self._options))
         guard = guard_coroutine_function if kind == "coroutine" else guard_function
-        return cast(F, guard(self._policies, function, self._options.timeouts))
+        return cast(F, guard(self._policies, function, self._options))
 
     def _prepare(
         self,
@@ -246,7 +261,7 @@ class Upstream:
         traits: CallTraits = FUNCTION_CALL,
     ) -> UpstreamCall:
         """Return a call, ready to be executed, with its report."""
-        return UpstreamCall(self._policies, function, arguments, keywords, self._options.timeouts, traits)
+        return UpstreamCall(self._policies, function, arguments, keywords, self._options, traits)
 
     @overload
     def transport(
@@ -288,6 +303,15 @@ class Upstream:
         from comporta.upstream.aiohttp_middleware import UpstreamMiddleware  # noqa: PLC0415 - an extra
 
         return UpstreamMiddleware(self, repeat=repeat, buffer_body=check_buffer_body(buffer_body))
+
+    async def settle(self, reserved: Cost, used: Cost, granted_at: float | None = None) -> bool:
+        """Credit or debit what an attempt cost less or more than its ``cost``.
+
+        An attempt for which 1,200 tokens were estimated and that used 900 settles with
+        ``settle({"tokens": 1200}, {"tokens": 900})``. ``granted_at`` is when the attempt began, by
+        ``time.monotonic()``. See :meth:`BaseLimiter.settle`.
+        """
+        return await run_async(self._policies.tokens.settle_flow(reserved, used, granted_at))
 
     async def get_state(self) -> UpstreamState:
         """Read the state of the upstream from the store, for a health page."""
@@ -381,6 +405,10 @@ class SyncUpstream:
             pool_maxsize=pool_maxsize,
             pool_block=pool_block,
         )
+
+    def settle(self, reserved: Cost, used: Cost, granted_at: float | None = None) -> bool:
+        """Credit or debit what an attempt cost less or more than its ``cost``."""
+        return run(self._upstream._policies.tokens.settle_flow(reserved, used, granted_at))
 
     def get_state(self) -> UpstreamState:
         """Read the state of the upstream from the store, for a health page."""

@@ -48,16 +48,16 @@ class BudgetFlows:
             decision: Decision = yield from self._refusal_flow(key, cost)
             if not decision.allowed:
                 raise self._refusal_error(decision, cost, timeout)
-        return Reservation(cost, flows.store.clock.now_ns() / 1e9)
+        return Reservation(cost, flows.store.clock.now_ns() / 1e9, (flows.name,), (cost,))
 
     def settle_reservation_flow(self, key: Key, reservation: Reservation) -> Flow[None]:
         """Settle a reservation whose block has ended, together with others where a server decides."""
-        if reservation.used is not None:
-            settlement = yield from self.settlement_flow(
-                normalize_key(key), reservation.reserved, reservation.used, reservation.granted_at
-            )
-            if settlement is not None:
-                yield from self.settlements.send_soon_flow([settlement])
+        [reserved], [used] = reservation.reserved_amounts, reservation.used_amounts
+        settlement = yield from self.settlement_flow(
+            normalize_key(key), reserved, used, reservation.granted_at
+        )
+        if settlement is not None:
+            yield from self.settlements.send_soon_flow([settlement])
 
     def settlement_flow(
         self, text: str, reserved: int, used: int, granted_at: float | None

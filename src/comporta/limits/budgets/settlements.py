@@ -7,7 +7,7 @@ killed meanwhile leaves its estimates spent, like one that is killed during its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any, NamedTuple
@@ -70,14 +70,14 @@ class Settlements(LeaseHolder):
                 if SCHEDULER.schedule(at_ns, self.return_all, self):
                     return
                 settlements, self._waiting = self._waiting, []
-        yield from self._send_flow(settlements)
+        yield from settle_all_flow(self.store, settlements)
 
     def flush_flow(self) -> Flow[None]:
         """Send the settlements that wait."""
         with self._lock:
             settlements, self._waiting = self._waiting, []
         if settlements:
-            yield from self._send_flow(settlements)
+            yield from settle_all_flow(self.store, settlements)
 
     def _can_wait(self, count: int) -> bool:
         """Whether to send later: not to a local state, and not by a clock that a test moves by hand."""
@@ -85,11 +85,14 @@ class Settlements(LeaseHolder):
         is_remote = not store.decides_in_process and store.fallback is None
         return is_remote and store.clock is MONOTONIC and len(self._waiting) + count <= WAITING_MAX
 
-    def _send_flow(self, settlements: list[Settlement]) -> Flow[None]:
-        operations = [settlement.operation for settlement in settlements]
-        replies: list[Any] = yield ApplyMany(self.store, operations)
-        for settlement, reply in zip(settlements, replies, strict=True):
-            if isinstance(reply, StateError):  # the store has failed meanwhile: settle with the local share
-                with suppress(StateError):
-                    yield Apply(self.store, settlement.operation)
-            settlement.on_settled()
+
+def settle_all_flow(store: Store, settlements: Sequence[Settlement]) -> Flow[list[bool | StateError]]:
+    """Apply settlements in one call where the store can; returns each reply, or the error of its key."""
+    operations = [settlement.operation for settlement in settlements]
+    replies: list[Any] = yield ApplyMany(store, operations)
+    for number, settlement in enumerate(settlements):
+        if isinstance(replies[number], StateError):  # in an outage: settle with the local share
+            with suppress(StateError):
+                replies[number] = yield Apply(store, settlement.operation)
+        settlement.on_settled()
+    return replies
