@@ -10,6 +10,7 @@ What users import from here:
 - ``programs``: ``find_servers`` and ``find_postgres`` locate the programs of these servers.
 - ``proxy``: ``FaultProxy`` delays, loses or corrupts the traffic between a client and a server.
 - ``simulated_upstream``: ``SimulatedUpstream``, an HTTP server with a rate limit of its own.
+- ``language_model``: ``SimulatedLanguageModel``, a provider whose answers cost tokens.
 - ``sheets_server``: ``SheetsServer``, a stand-in for Google Sheets and Drive.
 - ``procurement``: ``ProcurementServer``, two simulated procurement portals (``SimulatedPortal``);
   ``python -m comporta.testing.portals`` runs it as a process.
@@ -21,6 +22,7 @@ Behind them: ``faults`` and ``proxy_connection`` (the proxy), ``http_server``, `
 from comporta.testing.certificates import Certificate
 from comporta.testing.clock import ManualClock
 from comporta.testing.conformance import StoreConformance
+from comporta.testing.language_model import SimulatedLanguageModel
 from comporta.testing.postgres_server import PostgresServer
 from comporta.testing.procurement import ProcurementServer, SimulatedPortal
 from comporta.testing.programs import find_postgres, find_servers
@@ -41,6 +43,7 @@ __all__ = [
     "Sentinels",
     "Server",
     "SheetsServer",
+    "SimulatedLanguageModel",
     "SimulatedPortal",
     "SimulatedUpstream",
     "StoreConformance",

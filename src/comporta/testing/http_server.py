@@ -138,16 +138,21 @@ class RequestQuota:
         self._tokens = float(burst)
         self._filled = time.monotonic()
 
-    def take(self) -> float:
-        """Take one token. Return 0 on success, or else the seconds until the next token."""
+    @property
+    def available(self) -> float:
+        """The tokens that were left after the last request."""
+        return self._tokens
+
+    def take(self, amount: int = 1) -> float:
+        """Take tokens. Return 0 on success, or else the seconds until there are as many."""
         if self._rate is None:
             return 0.0
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._filled) * self._rate)
         self._filled = now
-        if self._tokens < 1:
-            return (1 - self._tokens) / self._rate
-        self._tokens -= 1
+        if self._tokens < amount:
+            return (amount - self._tokens) / self._rate
+        self._tokens -= amount
         return 0.0
 
 
