@@ -42,9 +42,9 @@ class SettleOperation(Operation[bool]):
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], bool]:
         """Settle; a credit for a window that has ended is void."""
-        strategy, amount = self.demand.strategy.effective_at(now_us)[0], self.demand.amount
+        strategy, amount = self.demand.strategy, self.demand.amount
         age_us = self._age_us(now_us)
-        if amount < 0 and strategy.params.is_window_over(age_us):
+        if amount < 0 and strategy.effective_at(now_us)[0].params.is_window_over(age_us):
             return [None], False
         new = strategy.settle(states[0], now_us, amount, age_us)
         return [new], new is not None
