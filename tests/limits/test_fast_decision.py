@@ -17,7 +17,7 @@ from comporta import BaseLimiter, LimitConfig, LimitStrategy, TokenBucketLimiter
 from comporta.flow import run
 from comporta.limits.fast_decision import fast_decider
 from comporta.stores.base import Store
-from comporta.stores.binding import WouldBlock
+from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.redis.store import RedisStore
 from comporta.stores.shared.store import SharedStore
 from comporta.testing import ManualClock

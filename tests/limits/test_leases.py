@@ -36,7 +36,7 @@ from comporta.limits.leases.operation import LeaseOperation
 from comporta.limits.strategies.base import EndedLease
 from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy
 from comporta.stores.base import Operation, Store
-from comporta.stores.binding import WouldBlock
+from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
 

@@ -27,7 +27,7 @@ from comporta.limits.acquire import AcquireOperation, LimitDefinition
 from comporta.limits.bound_limits import RemoteBoundLimit
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.limits.reply import LimitReply
-from comporta.stores.binding import WouldBlock
+from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.stores.redis import async_batches
 from comporta.stores.redis import store as redis_store_module

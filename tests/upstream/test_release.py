@@ -26,7 +26,7 @@ from comporta import (
     Upstream,
     last_call,
 )
-from comporta.stores.binding import WouldBlock
+from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
 

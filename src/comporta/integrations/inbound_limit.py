@@ -33,7 +33,7 @@ from comporta.limits.limiter import BaseLimiter
 from comporta.limits.operation import LimitDemand
 from comporta.limits.reply import LimitReply
 from comporta.limits.strategies.base import LimitParams
-from comporta.stores.binding import WouldBlock
+from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.effects import Apply
 from comporta.validators import require_choice
 

@@ -16,7 +16,7 @@ from comporta.limits.overrides.record import ExpiringStrategy
 from comporta.limits.scripts import OVERRIDE_SPACE
 from comporta.limits.strategies.base import Strategy
 from comporta.stores.base import Store
-from comporta.stores.binding import BoundLimit, WouldBlock
+from comporta.stores.bound_limit import BoundLimit, WouldBlock
 
 
 class AcquireEffect:

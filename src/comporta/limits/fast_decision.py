@@ -14,7 +14,7 @@ from comporta.limits.strategies.base import LimitParams, Strategy
 from comporta.stores.base import State
 
 if TYPE_CHECKING:
-    from comporta.stores.binding import LocalBoundLimit, Step
+    from comporta.stores.bound_limit import LocalBoundLimit, Step
 
 
 class FastDecision(NamedTuple):

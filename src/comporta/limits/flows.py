@@ -35,7 +35,7 @@ from comporta.limits.scripts import LIMIT_SPACE
 from comporta.limits.strategies.registry import strategy_type
 from comporta.limits.wait_queue import PAUSE_JITTER_US_MAX, RETRY_EVERY_US, WaitQueue, wait_flow
 from comporta.stores.base import Operation, Store
-from comporta.stores.binding import Algorithm, BoundLimit
+from comporta.stores.bound_limit import Algorithm, BoundLimit
 from comporta.stores.effects import Apply, Sleep
 from comporta.stores.records import NEVER_US, DeleteRecord
 from comporta.validators import require_integer, require_number

@@ -27,7 +27,7 @@ from comporta.limits.strategies.base import Strategy
 from comporta.limits.strategies.registry import strategy_type
 from comporta.names import validate_name
 from comporta.stores.base import Fallback, StateKey, Store
-from comporta.stores.binding import Binding, BoundLimit, WouldBlock
+from comporta.stores.bound_limit import Binding, BoundLimit, WouldBlock
 from comporta.stores.live_objects import LiveObjects, require_picklable, store_at
 from comporta.stores.name_claims import NameClaims
 from comporta.stores.records import RECORD

@@ -3,7 +3,7 @@
 A store applies an operation to the states of some keys, atomically. It does not know what the operation
 means. This package exports what you need to write an engine: see ``docs/guides/write-a-state-engine.md``.
 
-- ``base``: the contract: ``Store``, ``Operation`` and their parts. ``binding``: limits tied to a store.
+- ``base``: the contract: ``Store``, ``Operation`` and their parts. ``bound_limit``: limits tied to a store.
 - ``registry``: opens the store of a URL, with failover where it is shared.
 - ``memory``: ``memory://``, a dictionary of one process.
 - ``shared/``: ``shared://``, one machine, no server.

@@ -17,7 +17,7 @@ from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateFullError, StatePermissionError, StateTypeError
 
 if TYPE_CHECKING:
-    from comporta.stores.binding import Binding, LocalBoundLimit
+    from comporta.stores.bound_limit import Binding, LocalBoundLimit
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")

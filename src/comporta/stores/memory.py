@@ -23,7 +23,7 @@ from comporta import fork_safety
 from comporta.clock import MONOTONIC, SECOND_US, Clock
 from comporta.errors import StateFullError
 from comporta.stores.base import GONE, Operation, State, StateKey, StateType, Store
-from comporta.stores.binding import Algorithm, Binding, LocalBoundLimit, Step, StepOf
+from comporta.stores.bound_limit import Algorithm, Binding, LocalBoundLimit, Step, StepOf
 from comporta.stores.records import RECORD
 
 R = TypeVar("R")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from comporta.errors import CircuitOpenError, LimitReachedError, StateError
 from comporta.flow import Flow
 from comporta.jitter import uniform
-from comporta.stores.binding import WouldBlock
+from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.effects import Sleep
 from comporta.upstream.attempt_outcome import pause_flow
 

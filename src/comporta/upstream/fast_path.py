@@ -21,7 +21,7 @@ from comporta.breaker.admission import Admission
 from comporta.outcome import OK, OK_OUTCOME
 from comporta.retry.attempts import attempt_number, listeners
 from comporta.retry.retry import FailedAttempt
-from comporta.stores.binding import WouldBlock
+from comporta.stores.bound_limit import WouldBlock
 from comporta.threads import run_cleanup
 from comporta.upstream.report import CallReport, last_report
 

@@ -30,7 +30,7 @@ from comporta.limits.leases.operation import Lease, LeaseOperation, LeaseSource
 from comporta.limits.leases.scheduler import SCHEDULER, LeaseHolder
 from comporta.limits.strategies.base import EndedLease
 from comporta.stores.base import Store
-from comporta.stores.binding import Algorithm, BoundLimit, WouldBlock
+from comporta.stores.bound_limit import Algorithm, BoundLimit, WouldBlock
 from comporta.stores.effects import Apply
 from comporta.stores.memory import HAS_GIL
 

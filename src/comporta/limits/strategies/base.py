@@ -11,7 +11,7 @@ from abc import abstractmethod
 from typing import NamedTuple
 
 from comporta.stores.base import State
-from comporta.stores.binding import Algorithm
+from comporta.stores.bound_limit import Algorithm
 
 CHARGE = -1
 """As ``max_wait_us``: take the cost whether it is available or not, because it was already used elsewhere.

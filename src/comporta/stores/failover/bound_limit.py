@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from comporta.errors import StateError
 from comporta.stores.base import Operation, Store
-from comporta.stores.binding import Binding, LocalBoundLimit, StepOf, WouldBlock
+from comporta.stores.bound_limit import Binding, LocalBoundLimit, StepOf, WouldBlock
 from comporta.stores.failover.control import ENGINE_ERRORS, FailoverControl
 
 R = TypeVar("R")

@@ -33,7 +33,7 @@ from comporta.errors import (
 from comporta.flow import running_loop
 from comporta.metrics import count
 from comporta.stores.base import Fallback, HeartbeatSubscriber, Operation, Outage, OverrideListener, Store
-from comporta.stores.binding import Binding
+from comporta.stores.bound_limit import Binding
 from comporta.stores.failover.bound_limit import FailoverBoundLimit
 from comporta.stores.failover.control import ENGINE_ERRORS, as_state_error
 from comporta.stores.failover.heartbeat import Heartbeat

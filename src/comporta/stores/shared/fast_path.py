@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 
 from comporta.stores.base import Codec, StateKey
-from comporta.stores.binding import Algorithm, Binding, LocalBoundLimit, StepOf, WouldBlock
+from comporta.stores.bound_limit import Algorithm, Binding, LocalBoundLimit, StepOf, WouldBlock
 from comporta.stores.records import ReadRecord
 from comporta.stores.shared.layout import CHANGE_COUNT_OFFSET, ENTRY_BYTES, SLOT_BYTES, SLOT_HEAD_BYTES
 from comporta.stores.shared.locked_table import LOCK, UNLOCK, LockedTable, run_locked

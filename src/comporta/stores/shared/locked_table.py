@@ -25,7 +25,7 @@ from comporta.clock import MONOTONIC, Clock, to_us
 from comporta.errors import StateFullError, StateTimeoutError, StateUnavailableError
 from comporta.flow import Flow, run, run_async
 from comporta.stores.base import GONE, PINNED_US, Operation, State, StateKey, key_text
-from comporta.stores.binding import WouldBlock
+from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.effects import Sleep
 from comporta.stores.shared.directory import StateDirectory
 from comporta.stores.shared.table import (

@@ -17,7 +17,7 @@ from comporta import fork_safety
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateUnavailableError
 from comporta.stores.base import Operation, Store
-from comporta.stores.binding import Binding, WouldBlock
+from comporta.stores.bound_limit import Binding, WouldBlock
 from comporta.stores.history import series_capacity
 from comporta.stores.records import RECORD
 from comporta.stores.shared.directory import StateDirectory, boot_id, directory_path
