@@ -11,7 +11,7 @@ import pytest
 from tests.faults.all_faults import FAULTS
 
 from comporta.limits.config import FALLBACKS
-from comporta.limits.key import _PLAIN_BYTES_MAX
+from comporta.limits.key import PLAIN_BYTES_MAX
 from comporta.limits.strategies.outage_share import CLOSED_RETRY_US
 from comporta.stores.failover import heartbeat
 from comporta.stores.failover.local_share import FALLBACK_KEYS_MAX
@@ -31,7 +31,7 @@ STATEMENTS = [
     (f"within its deadline, {TIMEOUT_SECONDS * 1000:g} ms", TIMEOUT_SECONDS),
     (f"`?lock_timeout={LOCK_SECONDS:g}`", LOCK_SECONDS),
     (f"{pool.CONNECTS_MAX} are made at once, {pool.IDLE_MAX} kept idle", pool.IDLE_MAX),
-    (f"keys over {_PLAIN_BYTES_MAX} bytes", _PLAIN_BYTES_MAX),
+    (f"keys over {PLAIN_BYTES_MAX} bytes", PLAIN_BYTES_MAX),
     ("once a second", HEARTBEAT_SECONDS == 1),
     (f"after {DEAD_SECONDS:g} s", DEAD_SECONDS),
     (f"{REJOIN_SECONDS:g} s after the first worker", REJOIN_SECONDS),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import hypothesis.strategies as st
@@ -15,7 +17,8 @@ from tests.support import StoreFactory, max_examples, memory_store, shared_store
 
 from comporta import BaseLimiter, LimitConfig, LimitStrategy, TokenBucketLimiter
 from comporta.flow import run
-from comporta.limits.fast_decision import fast_decider
+from comporta.limits.decision import decision_from_reply
+from comporta.limits.fast_decision import decision_path, fast_decider
 from comporta.stores.base import Store
 from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.redis.store import RedisStore
@@ -59,20 +62,25 @@ def test_fast_decider__overrides_and_pauses__replies_as_the_operation_does(
     store: Store, clock: ManualClock, limit: LimitConfig, story: list[tuple[float, str, int]]
 ) -> None:
     number = next(_numbers)
-    one, other = (BaseLimiter(limit, store, f"{name}-{number}") for name in ("short", "long"))
-    decide = fast_decider(one)
+    one, two, other = (BaseLimiter(limit, store, f"{name}-{number}") for name in ("one", "two", "long"))
+    decide, decide_for_caller = fast_decider(one), decision_path(two._flows)
     assert decide is not None
+    assert decide_for_caller is not None
     for seconds, what, cost in story:
         clock.advance(seconds)
-        for limiter in (one, other):
+        for limiter in (one, two, other):
             if what == "halve":
-                limiter.sync.set_limit(LimitConfig(limit.rate / 2, max(1, limit.capacity // 2), limit.window))
+                halved = replace(limit, rate=limit.rate / 2, capacity=max(1, limit.capacity // 2))
+                limiter.sync.set_limit(halved)
             elif what == "pause":
                 limiter.sync.pause(2)
             elif what == "revoke":
                 limiter.sync.set_limit(None)
         decision = decide("k", min(cost, limit.capacity))
-        assert decision.reply == run(other._flows._apply_flow("k", min(cost, limit.capacity)))
+        reply = run(other._flows._apply_flow("k", min(cost, limit.capacity)))
+        assert decision.reply == reply
+        expected = decision_from_reply(reply, allowed=reply.wait_us == 0)
+        assert decide_for_caller("k", min(cost, limit.capacity)) == expected
         assert decision.params == other._flows.current_strategy().params
 
 

@@ -61,6 +61,24 @@ def test_shared__reachable__decides_in_process_and_follows_overrides(name: str) 
     store.close()
 
 
+@pytest.mark.parametrize("driver", ["blocking", "awaiting"])
+def test_shared__engine_fails_during_decide__decides_from_the_local_share(name: str, driver: str) -> None:
+    store = guarded(name, ManualClock())
+    limiter = BaseLimiter("100/hour", store, "n")
+
+    def remaining() -> int:
+        decision = limiter.sync.decide("k") if driver == "blocking" else asyncio.run(limiter.decide("k"))
+        return decision.remaining
+
+    assert [remaining() for _ in range(3)] == [99, 98, 97]
+    shared = store.primary
+    assert isinstance(shared, SharedStore)
+    shared._locked._close_locks()
+    assert remaining() == 0  # the share of a worker starts empty
+    assert fallback_of(store) is not None
+    store.close()
+
+
 @contextmanager
 def locked(store: FailoverStore) -> Iterator[None]:
     """Hold all locks of a shared store, as a stopped process would, so that every operation times out."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from comporta.clock import to_seconds
 from comporta.limits.reply import LimitReply
 from comporta.stores.base import Fallback
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Whether a request is allowed, and the use of its key. Times are float seconds.
 
     ``limit`` is the capacity in effect, and ``remaining`` how many units the key could still take now.

@@ -1,20 +1,25 @@
-"""Whole decisions where the state is in this process: the fast path of ``acquire``, without a flow.
+"""Whole decisions where the state is in this process: the fast path of ``decide`` and of inbound limits.
 
-Inbound limits use it, because they decide every incoming request and report the use of the key to the client.
+Both decide on the direct path of ``acquire``, without a flow or an operation, and with the same replies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from comporta.limits.limiter import BaseLimiter
+from comporta.clock import SECOND_US
+from comporta.limits.decision import Decision, decision_from_reply
 from comporta.limits.reply import LimitReply, build_reply
 from comporta.limits.strategies.base import LimitParams, Strategy
 from comporta.stores.base import State
 
 if TYPE_CHECKING:
-    from comporta.stores.bound_limit import LocalBoundLimit, Step
+    from comporta.limits.flows import LimitFlows
+    from comporta.limits.limiter import BaseLimiter
+    from comporta.stores.bound_limit import LocalBoundLimit, Step, StepOf
+
+R = TypeVar("R")
 
 
 class FastDecision(NamedTuple):
@@ -26,19 +31,56 @@ class FastDecision(NamedTuple):
 
 def fast_decider(limiter: BaseLimiter) -> Callable[[Any, int], FastDecision] | None:
     """Return a function that takes from a limit or raises ``WouldBlock``; ``None`` if a server decides."""
-    flows = limiter._flows
+    return _fast_path(limiter._flows, _reply_step)
+
+
+def decision_path(flows: LimitFlows) -> Callable[[Any, int], Decision] | None:
+    """Return the fast path of ``decide``, which raises ``WouldBlock`` where the flow has to go on.
+
+    ``None`` if a server decides.
+    """
+    return _fast_path(flows, _decision_step)
+
+
+def _fast_path(flows: LimitFlows, step_of: StepOf[R]) -> Callable[[Any, int], R] | None:
     if flows.is_remote:
         return None
     bound = flows.bound if flows.lease_client is None else flows.lease_client.inner
-    return cast("LocalBoundLimit", bound).fast_path(_decision_step)
+    return cast("LocalBoundLimit", bound).fast_path(step_of)
 
 
-def _decision_step(strategy: Strategy) -> Step[FastDecision]:
+def _reply_step(strategy: Strategy) -> Step[FastDecision]:
     """Return the step of a strategy that replies with a whole decision instead of a wait."""
 
     def step(state: State | None, now_us: int, cost: int) -> tuple[State | None, FastDecision]:
         new, wait_us = strategy.step(state, now_us, cost)
         reply = build_reply(strategy, new or state, now_us, wait_us, wait_us)
         return new, FastDecision(reply, strategy.params)
+
+    return step
+
+
+def _decision_step(strategy: Strategy) -> Step[Decision]:
+    """Return the step of a strategy that replies with the decision for the caller."""
+    take, available, capacity = strategy.step, strategy.available, strategy.params.capacity
+    if not strategy.lasting:
+        return _changing_decision_step(strategy)
+
+    def step(state: State | None, now_us: int, cost: int) -> tuple[State | None, Decision]:
+        new, wait_us = take(state, now_us, cost)
+        remaining, reset_us = available(new or state, now_us)
+        wait, reset = wait_us / SECOND_US, reset_us / SECOND_US
+        return new, Decision(wait_us == 0, capacity, remaining, wait, reset)
+
+    return step
+
+
+def _changing_decision_step(strategy: Strategy) -> Step[Decision]:
+    """Return the same for a strategy that changes with time: a lowered or paused limit."""
+
+    def step(state: State | None, now_us: int, cost: int) -> tuple[State | None, Decision]:
+        new, wait_us = strategy.step(state, now_us, cost)
+        reply = build_reply(strategy, new or state, now_us, wait_us, wait_us)
+        return new, decision_from_reply(reply, allowed=wait_us == 0)
 
     return step

@@ -315,6 +315,13 @@ def check_timeout(timeout: float | None) -> None:
         require_number("timeout", timeout, 0, TIMEOUT_MAX, unit="seconds, or None")
 
 
+def is_timeout(timeout: float | None) -> bool:
+    """Whether it is ``None`` or a number of seconds to wait, of a type that needs no further check."""
+    return timeout is None or (
+        (type(timeout) is float or type(timeout) is int) and 0 < timeout <= TIMEOUT_MAX
+    )
+
+
 def check_pause(seconds: float) -> None:
     """Raise for a pause that is not 0 s to a day."""
     require_number("seconds", seconds, 0, PAUSE_MAX)

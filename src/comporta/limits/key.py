@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from comporta.stores.base import KEY_BYTES_MAX
 
-_PLAIN_BYTES_MAX = 200
-_DIGEST_PREFIX = "~"
+PLAIN_BYTES_MAX = 200
+"""Stores keep a longer key as its digest."""
+
+DIGEST_PREFIX = "~"
 
 
 class LimitKey:
@@ -88,10 +90,10 @@ def normalize_key(key: LimitKey | str | None) -> str:
     if not text:
         raise ValueError("key must not be empty, got '': None is the limit as a whole")
     data = text.encode("utf-8", "surrogatepass")
-    if len(data) > _PLAIN_BYTES_MAX or text.startswith(_DIGEST_PREFIX):
+    if len(data) > PLAIN_BYTES_MAX or text.startswith(DIGEST_PREFIX):
         from hashlib import blake2b  # noqa: PLC0415 - loads OpenSSL, and few keys are that long
 
-        return _DIGEST_PREFIX + blake2b(data, digest_size=20).hexdigest()
+        return DIGEST_PREFIX + blake2b(data, digest_size=20).hexdigest()
     return text
 
 

@@ -19,8 +19,9 @@ from comporta.limits.budgets.flows import BudgetFlows
 from comporta.limits.budgets.reservation import Reservation
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
-from comporta.limits.flows import Key, LimitFlows
-from comporta.limits.key import normalize_key
+from comporta.limits.fast_decision import decision_path
+from comporta.limits.flows import Key, LimitFlows, is_timeout
+from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.leases.client import LeaseClient
 from comporta.limits.scripts import OVERRIDE_SPACE
 from comporta.limits.strategies.base import Strategy
@@ -78,6 +79,7 @@ class BaseLimiter:
         self._try_acquire = bound.try_acquire if bound.decides_in_process else None
         self._acquire_async = bound.acquire_async
         self._budget = BudgetFlows(self._flows)
+        self._decide_now = decision_path(self._flows)
         self.sync = SyncLimiter(self._flows, self._budget)
         _LIVE.add(self.store, self.name, self)
 
@@ -102,17 +104,31 @@ class BaseLimiter:
         ``timeout`` is how many seconds to wait: 0 does not wait, ``None`` waits without a bound. The limiter
         serves the waiting callers of this process in order of arrival.
         """
-        if timeout == 0 and cost == 1 and not self._waiters_by_key:
-            if self._try_acquire is not None:
+        if type(key) is LimitKey:
+            key = key._text
+        if cost == 1 and not (self._waiters_by_key and self._flows.wait_queue.may_have(key)):
+            if timeout == 0:
+                if self._try_acquire is not None:
+                    try:
+                        return not self._try_acquire(key, 1)
+                    except WouldBlock:
+                        pass
+                return not await self._acquire_async(key, 1)
+            if self._try_acquire is not None and is_timeout(timeout):
                 try:
-                    return not self._try_acquire(key, 1)
+                    if not self._try_acquire(key, 1):
+                        return True
                 except WouldBlock:
                     pass
-            return not await self._acquire_async(key, 1)
         return await run_async(self._flows.acquire_flow(key, cost, timeout))
 
     async def decide(self, key: Key = None, cost: int = 1) -> Decision:
         """Take ``cost`` if it is available, and return the decision with the use of the key."""
+        if cost == 1 and self._decide_now is not None:
+            try:
+                return self._decide_now(key._text if type(key) is LimitKey else key, 1)
+            except WouldBlock:
+                pass
         return await run_async(self._flows.decide_flow(key, cost))
 
     async def acquire_up_to(self, key: Key = None, cost: int = 1) -> int:
@@ -207,7 +223,15 @@ class BaseLimiter:
 class SyncLimiter:
     """The methods of a limiter, blocking: ``limiter.sync``."""
 
-    __slots__ = ("_acquire", "_budget", "_flows", "_try_acquire", "_waiters_by_key")
+    __slots__ = (
+        "_acquire",
+        "_budget",
+        "_decide_now",
+        "_flows",
+        "_may_wait",
+        "_try_acquire",
+        "_waiters_by_key",
+    )
 
     def __init__(self, flows: LimitFlows, budget: BudgetFlows) -> None:
         self._flows = flows
@@ -215,6 +239,8 @@ class SyncLimiter:
         self._waiters_by_key = flows.wait_queue.waiters_by_key
         self._try_acquire = flows.bound.try_acquire if flows.bound.decides_in_process else flows.bound.acquire
         self._acquire = flows.bound.acquire
+        self._may_wait = flows.bound.decides_in_process
+        self._decide_now = decision_path(flows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse to be pickled."""
@@ -222,15 +248,29 @@ class SyncLimiter:
 
     def acquire(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> bool:
         """Take ``cost`` from the limit of a key; true if it was granted within ``timeout`` seconds."""
-        if timeout == 0 and cost == 1 and not self._waiters_by_key:
-            try:
-                return not self._try_acquire(key, 1)
-            except WouldBlock:
-                return not self._acquire(key, 1)
+        if type(key) is LimitKey:
+            key = key._text
+        if cost == 1 and not (self._waiters_by_key and self._flows.wait_queue.may_have(key)):
+            if timeout == 0:
+                try:
+                    return not self._try_acquire(key, 1)
+                except WouldBlock:
+                    return not self._acquire(key, 1)
+            if self._may_wait and is_timeout(timeout):
+                try:
+                    if not self._try_acquire(key, 1):
+                        return True
+                except WouldBlock:
+                    pass
         return run(self._flows.acquire_flow(key, cost, timeout))
 
     def decide(self, key: Key = None, cost: int = 1) -> Decision:
         """Take ``cost`` if it is available, and return the decision with the use of the key."""
+        if cost == 1 and self._decide_now is not None:
+            try:
+                return self._decide_now(key._text if type(key) is LimitKey else key, 1)
+            except WouldBlock:
+                pass
         return run(self._flows.decide_flow(key, cost))
 
     def acquire_up_to(self, key: Key = None, cost: int = 1) -> int:

@@ -13,6 +13,7 @@ from threading import Lock
 from comporta import fork_safety
 from comporta.clock import Clock, to_seconds, to_us
 from comporta.flow import Flow, running_loop
+from comporta.limits.key import DIGEST_PREFIX, PLAIN_BYTES_MAX, LimitKey, normalize_key
 from comporta.stores.records import NEVER_US
 from comporta.threads import AutoResetEvent, run_cleanup
 
@@ -26,6 +27,9 @@ PAUSE_JITTER_US_MAX = 250_000
 """Callers that wait for the end of a pause come back within at most this time after it."""
 
 _WAIT_US_MAX = 3_600_000_000
+
+_PLAIN_KEY_CHARS_MAX = PLAIN_BYTES_MAX // 4
+"""A key of at most this many characters is never replaced by its digest for its length."""
 
 
 class Waiter:
@@ -108,6 +112,13 @@ class WaitQueue:
         with self._lock:
             self._drop_gone(key)
             return key not in self.waiters_by_key
+
+    def may_have(self, key: LimitKey | str | None) -> bool:
+        """Whether callers wait for a key that may not be in the form in which queues are kept."""
+        if not self.waiters_by_key:
+            return False
+        is_plain = type(key) is str and 0 < len(key) <= _PLAIN_KEY_CHARS_MAX and key[0] != DIGEST_PREFIX
+        return (key if is_plain else normalize_key(key)) in self.waiters_by_key
 
     def count(self, key: str) -> int:
         """Return how many callers wait."""

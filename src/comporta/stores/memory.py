@@ -357,7 +357,7 @@ class MemoryBoundLimit(LocalBoundLimit):
     """
 
     __slots__ = (
-        *("__weakref__", "_configured", "_space", "_store", "_switch_algorithm", "_key_text"),
+        *("__weakref__", "_configured", "_key_text", "_on_switch", "_space", "_store"),
         *("acquire", "algorithm", "try_acquire"),
     )
 
@@ -409,18 +409,41 @@ class MemoryBoundLimit(LocalBoundLimit):
             refusals.clear()
 
         self.acquire = self.try_acquire = acquire
-        self._switch_algorithm = switch_algorithm
+        self._on_switch = [switch_algorithm]
 
     async def algorithm_async(self) -> Algorithm:
         """Return the algorithm in force."""
         return self.algorithm
 
     def fast_path(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
-        """Return a function that decides under the store's lock, which takes a few microseconds."""
+        """Return a function that decides as ``acquire`` does, without a lock, and caches no refusals."""
+        store, space, key_text = self._store, self._space, self._key_text
+        table, now_ns, whole = space.table, store.clock.now_ns, self._key_text(None)
+        get, step = table.get, step_of(self.algorithm)
 
         def decide(key: Any, cost: int) -> R:
-            return self._store.step_locked(self._space, self._key_text(key), step_of(self.algorithm), cost)
+            text = whole if key is None else key
+            state = get(text)
+            if state is not None:
+                now_us = now_ns() // 1000
+                new, reply = step(state, now_us, cost)
+                if new is None:
+                    return reply
+                try:
+                    # atomic for all other threads: no call and no loop from here to the write
+                    if now_us < store.fast_path_until_us and table[text] is state:
+                        table[text] = new
+                        return reply
+                except KeyError:
+                    pass  # expired and removed in the meantime
+            return store.step_locked(space, key_text(key), step, cost)
 
+        def switch_algorithm(other: Algorithm) -> None:
+            nonlocal step
+            step = step_of(other)
+
+        self._on_switch.append(switch_algorithm)  # first: another thread may be switching
+        switch_algorithm(self.algorithm)
         return decide
 
     async def acquire_async(self, key: Any, cost: int) -> int:
@@ -430,4 +453,5 @@ class MemoryBoundLimit(LocalBoundLimit):
     def apply_override(self, override: bytes | None) -> None:
         """Switch to the algorithm under an operator's override. The caller holds the store's lock."""
         self.algorithm = self._space.state_type = algorithm = self._configured.with_override(override)
-        self._switch_algorithm(algorithm)
+        for switch_algorithm in self._on_switch:
+            switch_algorithm(algorithm)

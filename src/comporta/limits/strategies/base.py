@@ -151,6 +151,11 @@ class Strategy(Algorithm):
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return the use of a key without changing it."""
 
+    def available(self, state: State | None, now_us: int) -> tuple[int, int]:
+        """Return the units left and the µs until the key is unused again: ``usage`` without the traffic."""
+        remaining, reset_us, _ = self.usage(state, now_us)
+        return remaining, reset_us
+
     def lease_size_max(self, worker_count: int) -> int:
         """Return the most units that one of the workers may lease at once; 1 leases nothing in advance."""
         return 1

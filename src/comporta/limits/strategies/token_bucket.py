@@ -112,12 +112,20 @@ class TokenBucketStrategy(BucketStrategy):
         if state is None:
             return LimitUsage(self.capacity, 0, 0)
         _, last_us, _, count, past = state
-        level = self._level(state, now_us)
-        return LimitUsage(
-            max(0, level // self.unit),
-            ceil_div(self.full - level, self.per_us),
-            recent_count(past, count, last_us, now_us),
-        )
+        return LimitUsage(*self.available(state, now_us), recent_count(past, count, last_us, now_us))
+
+    def available(self, state: State | None, now_us: int) -> tuple[int, int]:
+        """Return the whole tokens in the bucket and when it will be full."""
+        if state is None:
+            return self.capacity, 0
+        level, last_us, unit = state[:3]  # as _level() does, without its calls: every whole decision needs it
+        if unit != self.unit:
+            level = rescale_level(level, unit, self.unit)
+        if now_us > last_us:
+            level += (now_us - last_us) * self.per_us
+        if level > self.full:
+            level = self.full
+        return (level // self.unit if level > 0 else 0), -((level - self.full) // self.per_us)
 
     def expires_us(self, state: State) -> int:
         """Return when the bucket is full again, which means the same as never used."""
@@ -206,10 +214,15 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
         """Return the whole tokens in the bucket, without leased ones, and when the bucket will be full."""
         if state is None:
             return LimitUsage(self.capacity, 0, 0)
-        _, last_us, _, count, past, *ledger = state
+        _, last_us, _, count, past, *_ = state
+        return LimitUsage(*self.available(state, now_us), recent_count(past, count, last_us, now_us))
+
+    def available(self, state: State | None, now_us: int) -> tuple[int, int]:
+        """Return the same without the traffic of the last minute."""
+        if state is None:
+            return self.capacity, 0
         level = self._level(state, now_us)
-        reset_us = self._wait_us(level, self.full, now_us, LeaseLedger(*ledger))
-        return LimitUsage(max(0, level // self.unit), reset_us, recent_count(past, count, last_us, now_us))
+        return max(0, level // self.unit), self._wait_us(level, self.full, now_us, LeaseLedger(*state[5:]))
 
     def lease_size_max(self, worker_count: int) -> int:
         """Return the most tokens that one worker may lease: all workers together half of the capacity."""

@@ -77,7 +77,7 @@ class FailoverBoundLimit(LocalBoundLimit):
         return await self._store.apply_async(self._operation(key, cost))
 
     def fast_path(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
-        """Return the engine's fast path; it raises ``WouldBlock`` while the store is not healthy."""
+        """Return the engine's fast path; it raises ``WouldBlock`` where the store has to fail over."""
         store = self._store
         engine_decide: Callable[[Any, int], R] | None = None
 
@@ -85,9 +85,12 @@ class FailoverBoundLimit(LocalBoundLimit):
             nonlocal engine_decide
             if not store.is_healthy:
                 raise WouldBlock
-            if engine_decide is None:
-                engine_decide = self._primary_bound().fast_path(step_of)
-            return engine_decide(key, cost)
+            try:
+                if engine_decide is None:
+                    engine_decide = self._primary_bound().fast_path(step_of)
+                return engine_decide(key, cost)
+            except ENGINE_ERRORS as error:
+                raise WouldBlock from error  # the flow meets the same error, and fails over
 
         return decide
 
