@@ -21,6 +21,7 @@ from benchmarks import (
     loop,
     memory,
     outages,
+    paths,
     pipeline,
     redis,
     refusals,
@@ -37,6 +38,7 @@ from benchmarks.report import Section, as_text, summary, write_page
 SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "memory": memory.blocking,
     "memory-async": memory.awaiting,
+    "paths": paths.run,
     "shared": shared.one_process,
     "shared-two": shared.two_processes,
     "redis": redis.blocking,
