@@ -6,7 +6,6 @@ import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import count
 
 import hypothesis.strategies as st

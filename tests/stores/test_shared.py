@@ -34,7 +34,8 @@ from comporta import (
     events,
 )
 from comporta.clock import MONOTONIC, Clock
-from comporta.stores.base import Binding, State, StateKey
+from comporta.stores.base import State, StateKey
+from comporta.stores.bound_limit import Binding
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.records import NEVER_US, RECORD, DeleteRecord, ReadRecord, WriteRecord
 from comporta.stores.shared import directory, fast_path, locked_table
