@@ -15,7 +15,7 @@ from comporta.settings import (
     load_settings,
 )
 
-LIMIT_FIELDS = "'limit', 'rate', 'capacity', 'window', 'strategy', 'fallback', 'lease'"
+LIMIT_FIELDS = "'limit', 'rate', 'capacity', 'window', 'strategy', 'fallback', 'lease', 'limit_for'"
 BREAKER_FIELDS = (
     "'threshold', 'cooldown_seconds', 'cooldown_factor', 'cooldown_max_seconds', 'failure_ratio', "
     "'slow_seconds', 'slow_ratio', 'window_seconds', 'minimum_calls', 'quorum', 'local_threshold', 'probes', "

@@ -62,13 +62,14 @@ def load_service_config(file: str | None) -> ServiceConfig:
 
 def _check_limits(settings: Settings) -> None:
     """Build every limit, because only that reveals an unknown strategy or a number out of range."""
-    from comporta.limits.manager import limit_configs_from_settings  # noqa: PLC0415 - slow to import
+    from comporta.limits.manager import make_limiter  # noqa: PLC0415 - slow to import
+    from comporta.stores.memory import MemoryStore  # noqa: PLC0415 - slow to import
 
     upstream_limits = (upstream.limit for upstream in settings.upstreams.values())
     for limit in (*settings.limits.values(), *upstream_limits):
         if limit is not None:
             try:
-                limit_configs_from_settings(limit)
+                make_limiter("limit", limit, MemoryStore())
             except ValueError as error:
                 raise click.UsageError(str(limit.error_with_origin(error))) from None
 

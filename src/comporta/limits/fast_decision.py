@@ -30,20 +30,23 @@ class FastDecision(NamedTuple):
 
 
 def fast_decider(limiter: BaseLimiter) -> Callable[[Any, int], FastDecision] | None:
-    """Return a function that takes from a limit or raises ``WouldBlock``; ``None`` if a server decides."""
+    """Return a function that takes from a limit or raises ``WouldBlock``; ``None`` if there is no fast path.
+
+    A server decides in its own time, and a limiter with ``limit_for`` calls a function of the program.
+    """
     return _fast_path(limiter._flows, _reply_step)
 
 
 def decision_path(flows: LimitFlows) -> Callable[[Any, int], Decision] | None:
     """Return the fast path of ``decide``, which raises ``WouldBlock`` where the flow has to go on.
 
-    ``None`` if a server decides.
+    ``None`` if there is none.
     """
     return _fast_path(flows, _decision_step)
 
 
 def _fast_path(flows: LimitFlows, step_of: StepOf[R]) -> Callable[[Any, int], R] | None:
-    if flows.is_remote:
+    if flows.is_remote or not flows.bound.decides_in_process:
         return None
     bound = flows.bound if flows.lease_client is None else flows.lease_client.inner
     return cast("LocalBoundLimit", bound).fast_path(step_of)

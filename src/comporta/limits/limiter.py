@@ -23,6 +23,7 @@ from comporta.limits.fast_decision import decision_path
 from comporta.limits.flows import Key, LimitFlows, is_timeout
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.leases.client import LeaseClient
+from comporta.limits.per_key import LimitFor, LimitTable, PerKeyFlows
 from comporta.limits.scripts import OVERRIDE_SPACE
 from comporta.limits.strategies.base import Strategy
 from comporta.limits.strategies.registry import strategy_type
@@ -44,14 +45,20 @@ class BaseLimiter:
     ``config`` is a :class:`LimitConfig` or text such as ``"10/s"``. ``state`` is a store or its URL; by
     default the limit belongs to this limiter alone, or to the store that the environment names if the
     configuration says ``distributed``. ``name`` identifies the limit in its store; by default it is derived
-    from the configuration. The key ``None`` is the limit as a whole. ``sync`` has the same methods for
-    blocking code.
+    from the configuration. The key ``None`` is the limit as a whole. ``limit_for`` gives some keys another
+    limit: a table from keys to limits, or a function from the text of a key to a limit or ``None``, which is
+    called for every decision. ``sync`` has the same methods for blocking code.
     """
 
     _fixed_strategy: ClassVar[LimitStrategy | None] = None
 
     def __init__(
-        self, config: LimitConfig | str, state: str | Store | None = None, name: str | None = None
+        self,
+        config: LimitConfig | str,
+        state: str | Store | None = None,
+        name: str | None = None,
+        *,
+        limit_for: LimitFor | None = None,
     ) -> None:
         self.config = LimitConfig.coerce(config, self._fixed_strategy)
         self.name = _default_name(self.config) if name is None else validate_name(name)
@@ -67,7 +74,7 @@ class BaseLimiter:
         strategy = self.config.build_strategy().on_clock(self.store.clock)
         definition = LimitDefinition(strategy, self.name, self.config.fallback)
         bound = _bind_limit(self.config, self.store, definition)
-        self._flows = LimitFlows(
+        self._flows: LimitFlows = LimitFlows(
             self.config,
             self.store,
             self.name,
@@ -75,6 +82,10 @@ class BaseLimiter:
             current_strategy=definition.current_strategy,
             lease_client=bound.leases,
         )
+        if limit_for is not None:
+            self._flows = PerKeyFlows(LimitTable(self._flows, limit_for, self._make_flows))
+            bound = self._flows.bound
+        self._limit_for = limit_for
         self._waiters_by_key = self._flows.wait_queue.waiters_by_key
         self._try_acquire = bound.try_acquire if bound.decides_in_process else None
         self._acquire_async = bound.acquire_async
@@ -86,7 +97,11 @@ class BaseLimiter:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by name: another process gets its own limiter of this name, on the same store."""
         require_picklable(f"limiter {self.name!r}", self.store)
-        return _restore_limiter, (type(self), self.config, self.store.address, self.name)
+        return _restore_limiter, (type(self), self.config, self.store.address, self.name, self._limit_for)
+
+    def _make_flows(self, config: LimitConfig) -> LimitFlows:
+        """Return the flows of another limit on the same store, for the keys that have it."""
+        return BaseLimiter(config, self.store, f"{self.name}.{_default_name(config)}")._flows
 
     @property
     def fallback(self) -> Fallback | None:
@@ -360,19 +375,30 @@ class LeakyBucketLimiter(BaseLimiter):
 class RedisLimiter(BaseLimiter):
     """A limiter of any strategy that a fleet shares through Redis or Valkey."""
 
-    def __init__(self, config: LimitConfig | str, redis_url: str, name: str | None = None) -> None:
-        super().__init__(config, redis_url, name)
+    def __init__(
+        self,
+        config: LimitConfig | str,
+        redis_url: str,
+        name: str | None = None,
+        *,
+        limit_for: LimitFor | None = None,
+    ) -> None:
+        super().__init__(config, redis_url, name, limit_for=limit_for)
 
 
 def _restore_limiter(
-    limiter_type: type[BaseLimiter], config: LimitConfig, address: str, name: str
+    limiter_type: type[BaseLimiter],
+    config: LimitConfig,
+    address: str,
+    name: str,
+    limit_for: LimitFor | None,
 ) -> BaseLimiter:
     """Return this process's limiter of a name, or a new one with the same configuration."""
     limiter = _LIVE.find(address, name)
     if limiter is not None and limiter.config == config:
         return limiter
     limiter = limiter_type.__new__(limiter_type)
-    BaseLimiter.__init__(limiter, config, store_at(address), name)
+    BaseLimiter.__init__(limiter, config, store_at(address), name, limit_for=limit_for)
     return limiter
 
 

@@ -6,7 +6,7 @@ The manager decides nothing itself: it finds the limiter, calls it, and records 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -65,7 +65,7 @@ class RateLimitManager:
             raise ValueError(f"{settings.state_origin}: {error}") from error
         for name, limit in settings.limits.items():
             try:
-                limiter = _make_limiter(name, limit_configs_from_settings(limit), store)
+                limiter = make_limiter(name, limit, store)
             except ValueError as error:
                 raise limit.error_with_origin(error) from error
             manager.register_limiter(name, limiter)
@@ -176,9 +176,13 @@ def _load(path: str | os.PathLike[str] | None = None) -> Settings:
     return load_settings(path)
 
 
-def _make_limiter(name: str, configs: Sequence[LimitConfig], store: Store) -> BaseLimiter | LimitGroup:
+def make_limiter(name: str, limit: LimitSettings, store: Store) -> BaseLimiter | LimitGroup:
+    """Return the limiter of a limit in the settings, or a group if its text has several limits."""
+    configs = limit_configs_from_settings(limit)
     if len(configs) == 1:
-        return BaseLimiter(configs[0], store, name)
+        return BaseLimiter(configs[0], store, name, limit_for=limit.limit_for)
+    if limit.limit_for is not None:
+        raise ValueError(f"limit_for applies to one limit, got {len(configs)}")
     return LimitGroup(limit=configs, state=store, name=name)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,6 +80,23 @@ class TextListField:
     def parse(self, text: str) -> list[str]:
         """Return the parts between the commas."""
         return [part.strip() for part in text.split(",")]
+
+
+@dataclass(frozen=True)
+class TextTableField:
+    """A table from texts to texts; a variable cannot set it."""
+
+    description: str
+
+    def unmet_requirement(self, value: Any) -> str | None:
+        """Require texts that are not empty."""
+        is_table = isinstance(value, Mapping) and all(value)
+        is_valid = is_table and all(isinstance(each, str) and each for each in value.values())
+        return None if is_valid else self.description
+
+    def parse(self, text: str) -> str:
+        """Return the text, which is not a table."""
+        return text
 
 
 @dataclass(frozen=True)

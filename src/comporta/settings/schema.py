@@ -20,6 +20,7 @@ from comporta.settings.field_types import (
     JitterField,
     NumberField,
     TextField,
+    TextTableField,
     UnionField,
     quoted_list,
     short_repr,
@@ -60,6 +61,7 @@ class LimitSettings(SettingsTable):
     strategy: str = setting(TextField("the name of a strategy such as 'token_bucket'"), "token_bucket")
     fallback: str = setting(ChoiceField(FALLBACKS), FALLBACKS[0])
     lease: bool | float | str = setting(_LEASE, False)
+    limit_for: Mapping[str, str] | None = setting(TextTableField("a table of keys and limits such as '10/s'"))
     origin: str = field(default="limit", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:

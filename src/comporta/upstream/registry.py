@@ -117,6 +117,8 @@ def _options(table: UpstreamSettings) -> dict[str, Any]:
 def _limit(table: UpstreamSettings) -> list[LimitConfig]:
     if table.limit is None:
         raise table.field_error("limit", "must be given, such as '10/s', got nothing")
+    if table.limit.limit_for is not None:
+        raise table.limit.field_error("limit_for", "does not apply to an upstream, which has one limit")
     with _add_location(table.limit):
         return limit_configs_from_settings(table.limit)
 

@@ -1,0 +1,221 @@
+"""A limit for each key: ``limit_for`` says which, from a table or a function, for plans and tenants.
+
+Keys with the same limit share one bound limit, so that neither a key nor a tenant costs an object. Each
+different limit has a name of its own in the store, ``<name>.<strategy>-<numbers>``: a key that changes its
+plan starts unused there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from comporta import fork_safety
+from comporta.flow import Flow
+from comporta.limits.config import LimitConfig
+from comporta.limits.decision import Decision, Stats
+from comporta.limits.flows import Key, LimitFlows
+from comporta.limits.key import LimitKey, normalize_key
+from comporta.limits.operation import LimitDemand
+from comporta.signatures import require_plain_function
+from comporta.stores.bound_limit import Algorithm, BoundLimit, WouldBlock
+
+LimitFor = Callable[[str], LimitConfig | str | None] | Mapping[Any, LimitConfig | str]
+"""A table from keys to limits, or a function from the text of a key to its limit (``None``: the default)."""
+
+LIMITS_MAX = 1000
+"""How many different limits a limiter keeps ready; the least recently used one is dropped and made again."""
+
+TABLE_KEYS_MAX = 100_000
+
+_REFUSED_US = 1
+
+
+class LimitTable:
+    """From a key to the flows of its limit."""
+
+    def __init__(
+        self, default: LimitFlows, limit_for: LimitFor, make: Callable[[LimitConfig], LimitFlows]
+    ) -> None:
+        self.default = default
+        self._make = make
+        self._flows: OrderedDict[LimitConfig | str, LimitFlows] = OrderedDict()
+        self._lock = Lock()
+        fork_safety.reinit_lock_after_fork(self._lock)
+        self._limit_of: Callable[[str], LimitConfig | str | None]
+        if isinstance(limit_for, Mapping):
+            self._limit_of = _checked_table(limit_for).get
+            for key, limit in limit_for.items():
+                self._find(str(key), limit)
+        else:
+            require_plain_function("limit_for", limit_for)
+            self._limit_of = limit_for
+
+    def flows_for(self, key: Key) -> LimitFlows:
+        """Return the flows of a key's limit; those of the default limit for the key ``None``."""
+        if key is None:
+            return self.default
+        text = str(key) if isinstance(key, LimitKey) else key
+        limit = self._limit_of(text)
+        return self.default if limit is None else self._find(text, limit)
+
+    def all_flows(self) -> list[LimitFlows]:
+        """Return the flows of the default limit and of all others that this process knows."""
+        with self._lock:
+            return [self.default, *self._flows.values()]
+
+    def _find(self, key: str, limit: LimitConfig | str) -> LimitFlows:
+        with self._lock:
+            flows = self._flows.get(limit)
+            if flows is not None:
+                self._flows.move_to_end(limit)
+                return flows
+        flows = self._build(key, limit)
+        with self._lock:
+            flows = self._flows.setdefault(limit, flows)
+            if len(self._flows) > LIMITS_MAX:
+                self._flows.popitem(last=False)
+        return flows
+
+    def _build(self, key: str, limit: LimitConfig | str) -> LimitFlows:
+        default = self.default.config
+        try:
+            config = LimitConfig.coerce(limit) if isinstance(limit, LimitConfig) else None
+            config = config or LimitConfig.parse(limit, default.strategy)  # type: ignore[arg-type]
+            config = replace(config, fallback=default.fallback, lease=default.lease)
+            return self.default if config == default else self._make(config)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"limit_for has no usable limit for {key!r:.100}: {error}") from error
+
+
+def _checked_table(table: Mapping[Any, LimitConfig | str]) -> dict[str, LimitConfig | str]:
+    if len(table) > TABLE_KEYS_MAX:
+        raise ValueError(f"limit_for must have at most {TABLE_KEYS_MAX} keys, got {len(table)}")
+    for key in table:
+        if not isinstance(key, str | LimitKey):
+            raise TypeError(f"keys of limit_for must be a LimitKey or a str, got {key!r:.100}")
+    return {str(key): limit for key, limit in table.items()}
+
+
+class PerKeyBoundLimit(BoundLimit):
+    """Limits tied to a store, of which the key chooses one."""
+
+    __slots__ = ("_table", "acquire", "try_acquire")
+
+    decides_in_process = False  # the function that chooses the limit is the program's
+
+    def __init__(self, table: LimitTable) -> None:
+        self._table = table
+        self.try_acquire = self._raise_would_block
+        self.acquire = self._acquire
+
+    @property
+    def remote(self) -> Any:
+        """The remote side of the default limit."""
+        return self._table.default.bound.remote
+
+    @property
+    def leases(self) -> Any:
+        """The lease client of the default limit."""
+        return self._table.default.bound.leases
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm of the default limit."""
+        return self._table.default.bound.algorithm
+
+    async def algorithm_async(self) -> Algorithm:
+        """Return the algorithm of the default limit."""
+        return await self._table.default.bound.algorithm_async()
+
+    @staticmethod
+    def _raise_would_block(key: Any, cost: int) -> int:
+        raise WouldBlock
+
+    def _acquire(self, key: Any, cost: int) -> int:
+        flows = self._table.flows_for(key)
+        if flows.wait_queue.is_empty(normalize_key(key)):
+            return flows.bound.acquire(key, cost)
+        return _REFUSED_US  # the waiting callers came first
+
+    def acquire_async(self, key: Any, cost: int) -> Coroutine[Any, Any, int]:
+        """Take from the limit of the key."""
+        flows = self._table.flows_for(key)
+        if flows.wait_queue.is_empty(normalize_key(key)):
+            return flows.bound.acquire_async(key, cost)
+        return _refuse()
+
+
+async def _refuse() -> int:
+    return _REFUSED_US
+
+
+class PerKeyFlows(LimitFlows):
+    """The flows of a limiter with ``limit_for``: those of the key's limit."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: LimitTable) -> None:
+        default = table.default
+        super().__init__(
+            default.config,
+            default.store,
+            default.name,
+            PerKeyBoundLimit(table),
+            current_strategy=default.current_strategy,
+            lease_client=default.lease_client,
+        )
+        self._table = table
+
+    def acquire_flow(self, key: Key, cost: int, timeout: float | None) -> Flow[bool]:
+        """Take ``cost`` from the limit of the key."""
+        return (yield from self._table.flows_for(key).acquire_flow(key, cost, timeout))
+
+    def acquire_up_to_flow(self, key: Key, cost: int) -> Flow[int]:
+        """Take as much of ``cost`` as the limit of the key has."""
+        return (yield from self._table.flows_for(key).acquire_up_to_flow(key, cost))
+
+    def decide_flow(self, key: Key, cost: int) -> Flow[Decision]:
+        """Take ``cost`` from the limit of the key if it is available."""
+        return (yield from self._table.flows_for(key).decide_flow(key, cost))
+
+    def peek_flow(self, key: Key, cost: int = 1) -> Flow[Decision]:
+        """Return what ``decide_flow`` would decide."""
+        return (yield from self._table.flows_for(key).peek_flow(key, cost))
+
+    def release_flow(self, key: Key, cost: int) -> Flow[None]:
+        """Give ``cost`` back to the limit of the key."""
+        yield from self._table.flows_for(key).release_flow(key, cost)
+
+    def reset_flow(self, key: Key) -> Flow[None]:
+        """Delete the state of a key."""
+        yield from self._table.flows_for(key).reset_flow(key)
+
+    def stats_flow(self, key: Key) -> Flow[Stats]:
+        """Return the numbers of the limit of the key."""
+        return (yield from self._table.flows_for(key).stats_flow(key))
+
+    def set_limit_flow(self, limit: LimitConfig | str | None) -> Flow[None]:
+        """Override the default limit."""
+        yield from self._table.default.set_limit_flow(limit)
+
+    def pause_flow(self, seconds: float) -> Flow[None]:
+        """Pause the default limit and every other that this process knows."""
+        for flows in self._table.all_flows():
+            yield from flows.pause_flow(seconds)
+
+    def resume_flow(self) -> Flow[None]:
+        """Resume the default limit and every other that this process knows."""
+        for flows in self._table.all_flows():
+            yield from flows.resume_flow()
+
+    def demand_flow(self, text: str, amount: int) -> Flow[LimitDemand]:
+        """Return what an operation wants of the limit of the key."""
+        return (yield from self._table.flows_for(text or None).demand_flow(text, amount))
+
+    def check_cost_flow(self, text: str, cost: int) -> Flow[None]:
+        """Raise for a cost that the limit of the key could never grant."""
+        yield from self._table.flows_for(text or None).check_cost_flow(text, cost)
