@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.cli.cli_runner import run, run_process
-from tests.cli.sample_fleet import NOW, card, document, event, fleet, history, worker
+from tests.cli.sample_fleet import MINUTE, NOW, card, document, event, fleet, history, worker
 from tests.support import redis_store
 
 from comporta import HealthCache
@@ -38,6 +38,15 @@ def rendered_lines(width: int = 150, height: int | None = None, error: str = "",
     with console.capture() as captured:
         console.print(render(TopSnapshot(document(**more), history()), canvas, "shared://x", error))
     return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_render__shadow_mode__shows_what_would_have_been_refused() -> None:
+    words = "Closed: calls pass. In shadow mode, refusing nothing: limit."
+    shadow = card("pncp", shadow=["limit"], in_words=words, minute={**MINUTE, "would_refuse": 17})
+    lines = rendered_lines(width=180, upstreams=[shadow])
+    assert any("would refuse" in line for line in lines)
+    assert any(line.startswith(" pncp ") and " 17 " in line for line in lines)
+    assert any(words in line for line in lines)
 
 
 def test_render__wide__shows_the_state_of_each_upstream_and_the_reason() -> None:

@@ -25,6 +25,8 @@ def test_counters__upstream_calls__are_counted_by_outcome() -> None:
         call(counters, outcome)
     call(counters, "ok", attempts=4)
     call(counters, "open", attempts=0)
+    for upstream in ("pncp", ""):
+        counters.counter("would_refuse", 1, policy="limit", name="pncp", upstream=upstream)
     assert counters._pending.series() == ["upstream.pncp"]
     numbers = counters._pending.drain("upstream.pncp")
     assert len(numbers) == COLUMNS
@@ -35,7 +37,7 @@ def test_counters__upstream_calls__are_counted_by_outcome() -> None:
         "refused": 1,
         "open": 2,
         "limited": 1,
-        "other": 3,
+        "would_refuse": 1,
         "retries": 3,
     }
     assert counters._pending.series() == []

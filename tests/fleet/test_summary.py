@@ -164,6 +164,7 @@ def test_summary__upstream_with_all_policies__has_every_field() -> None:
         "paused": 0.0,
         "in_flight": 3,
         "in_flight_max": 10,
+        "shadow": [],
         "holders": {"h:2": 2, "h:1": 1},
         "in_words": "Half-open: 1 of 3 probes out, held by h:1.",
         "minute": {"calls": 1},

@@ -15,11 +15,11 @@ from comporta.settings import (
     load_settings,
 )
 
-LIMIT_FIELDS = "'limit', 'rate', 'capacity', 'window', 'strategy', 'fallback', 'lease', 'limit_for'"
+LIMIT_FIELDS = "'limit', 'rate', 'capacity', 'window', 'strategy', 'fallback', 'lease', 'shadow', 'limit_for'"
 BREAKER_FIELDS = (
     "'threshold', 'cooldown_seconds', 'cooldown_factor', 'cooldown_max_seconds', 'failure_ratio', "
     "'slow_seconds', 'slow_ratio', 'window_seconds', 'minimum_calls', 'quorum', 'local_threshold', 'probes', "
-    "'probes_at_once', 'probe_seconds', 'ramp_steps', 'ramp_seconds', 'staleness'"
+    "'probes_at_once', 'probe_seconds', 'ramp_steps', 'ramp_seconds', 'staleness', 'shadow'"
 )
 UPSTREAM_FIELDS = (
     "'limit', 'max_wait', 'max_concurrent', 'permit_ttl', 'timeout', 'pause_max', 'count', 'breaker', "

@@ -86,6 +86,9 @@ class BreakerConfig:
     staleness: float = 0.25
     """A worker decides from its local view, which is at most this many seconds old."""
 
+    shadow: bool = False
+    """Whether the breaker only counts what it would refuse (metric ``would_refuse``), and refuses nothing."""
+
     def __post_init__(self) -> None:
         """Validate every field, and that at least one rule can open the circuit."""
         if self.threshold is not None:
@@ -106,6 +109,8 @@ class BreakerConfig:
             require_integer("probes_at_once", self.probes_at_once, 1, self.probes)
         require_integer("ramp_steps", self.ramp_steps, 0, 100)
         require_number("staleness", self.staleness, 0.001, 60.0)
+        if not isinstance(self.shadow, bool):
+            raise TypeError(f"shadow must be a bool, got {self.shadow!r:.100}")
         self._check_cooldowns()
         self._check_trip_conditions()
 

@@ -34,22 +34,35 @@ from comporta.breaker.state import (
 )
 from comporta.breaker.worker_circuit import WorkerCircuit
 from comporta.flow import Flow, Perform
+from comporta.metrics import count
 from comporta.ramp import FULL_SHARE
 from comporta.stores.effects import Apply
 from comporta.stores.records import DeleteRecord, WriteRecord
 from comporta.threads import run_cleanup
 
+_NO_GENERATION = -1
+"""The generation of a call that passes only in shadow mode: its result is ignored."""
+
 
 class BreakerFlows:
     """The flows of one breaker."""
 
-    __slots__ = ("view",)
+    __slots__ = ("upstream", "view")
 
     def __init__(self, view: LocalView) -> None:
         self.view = view
+        self.upstream = ""
 
     def admit_flow(self) -> Flow[Admission]:
-        """Decide whether a call may be made, from the local view or else by the store."""
+        """Decide whether a call may be made; in shadow mode only an operator refuses one."""
+        admission = yield from self._decide_flow()
+        if admission or admission.forced or not self.view.config.shadow:
+            return admission
+        count("would_refuse", 1, policy="breaker", name=self.view.name, upstream=self.upstream)
+        return Admission(admission.phase, _NO_GENERATION)
+
+    def _decide_flow(self) -> Flow[Admission]:
+        """Decide from the local view or else by the store."""
         view = self.view
         own = view.own
         if own is not None and not own.is_closed:

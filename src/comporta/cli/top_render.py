@@ -206,7 +206,7 @@ def _explanation(card: Document, now: float) -> RenderableType | None:
     """Return a line that explains an unusual state: why, and until which time of day."""
     sentence, phase, until = str(card.get("in_words") or ""), card.get("phase"), card.get("until")
     is_restricted = _is_restricted(card)
-    if not sentence or not (is_restricted or card.get("failures")):
+    if not sentence or not (is_restricted or card.get("failures") or card.get("shadow")):
         return None
     if phase == "open" and until and not card.get("forced"):
         reason = sentence.partition(": ")[2]
@@ -273,6 +273,7 @@ _COLUMNS = (
     UpstreamColumn("failed", 6, 2, _count("failed", "red")),
     UpstreamColumn("refused", 7, 5, _count("refused", "yellow")),
     UpstreamColumn("held back", 9, 6, _held_back),
+    UpstreamColumn("would refuse", 12, 12, _count("would_refuse", "yellow")),
     UpstreamColumn("retries", 7, 10, _count("retries")),
     UpstreamColumn("wait p50", 8, 11, _wait("wait_p50")),
     UpstreamColumn("p95", 6, 4, _wait("wait_p95")),

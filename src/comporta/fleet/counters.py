@@ -27,7 +27,7 @@ _OUTCOMES = {
     **{name: UPSTREAM_LAYOUT.sums.index(name) for name in ("ok", "refused", "open", "limited")},
     "failure": UPSTREAM_LAYOUT.sums.index("failed"),
 }
-_OTHER = UPSTREAM_LAYOUT.sums.index("other")
+_WOULD_REFUSE = UPSTREAM_LAYOUT.sums.index("would_refuse")
 _CALLS = UPSTREAM_LAYOUT.sums.index("calls")
 _RETRIES = UPSTREAM_LAYOUT.sums.index("retries")
 _ANSWERS = dict(zip(("hit", "stale", "miss"), range(len(CACHE_LAYOUT.sums)), strict=True))
@@ -95,8 +95,12 @@ class FleetCounters:
     def counter(self, name: str, value: float, /, **labels: str) -> None:
         """Count a call, an answer or a request, and forward the metric."""
         if name == "upstream_calls":
-            outcome = _OUTCOMES.get(labels["outcome"], _OTHER)
-            self._add(upstream_series(labels["upstream"]), int(value), _CALLS, outcome)
+            outcome = _OUTCOMES.get(labels["outcome"], _CALLS)
+            columns = {_CALLS, outcome}  # other outcomes are what is left of the calls
+            self._add(upstream_series(labels["upstream"]), int(value), *columns)
+        elif name == "would_refuse":
+            if labels["upstream"]:
+                self._add(upstream_series(labels["upstream"]), int(value), _WOULD_REFUSE)
         elif name == "upstream_attempts":
             if value > 1:
                 self._add(upstream_series(labels["upstream"]), int(value) - 1, _RETRIES)

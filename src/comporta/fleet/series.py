@@ -46,7 +46,7 @@ class SeriesLayout(NamedTuple):
 
 
 UPSTREAM_LAYOUT: Final = SeriesLayout(
-    ("calls", "ok", "failed", "refused", "open", "limited", "other", "retries"),
+    ("calls", "ok", "failed", "refused", "open", "limited", "would_refuse", "retries"),
     ("limit", "tokens", "phase", "paused", "in_flight"),
     waits=True,
 )

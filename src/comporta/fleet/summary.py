@@ -46,6 +46,7 @@ def upstream_summary(
         "in_flight_max": in_flight_max,
         "holders": largest_holders(state.holders or {}, HOLDERS_MAX),
         "in_words": status_sentence(state, breaker),
+        "shadow": list(state.shadow),
         "minute": dict(minute),
     }
 
@@ -71,7 +72,13 @@ def largest_holders(holders: Mapping[str, int], count: int) -> dict[str, int]:
 
 
 def status_sentence(state: UpstreamState, config: BreakerConfig | None = None) -> str:
-    """Return one sentence about the health of an upstream: what, why, and until when."""
+    """Return one sentence about the health of an upstream, and one more about policies in shadow mode."""
+    shadow = f" In shadow mode, refusing nothing: {' and '.join(state.shadow)}." if state.shadow else ""
+    return _health_sentence(state, config) + shadow
+
+
+def _health_sentence(state: UpstreamState, config: BreakerConfig | None) -> str:
+    """Return one sentence: what, why, and until when."""
     breaker = state.breaker
     if breaker is not None and (breaker.forced or breaker.phase != "closed"):
         return _circuit_sentence(breaker, config)

@@ -68,7 +68,7 @@ _SUMMARY_FIELDS: Final[Mapping[str, Check]] = {
     ),
     **dict.fromkeys(("reason", "in_words"), _is_text),
     "forced": _optional(_is_text),
-    "probes": _are_texts,
+    **dict.fromkeys(("probes", "shadow"), _are_texts),
     **dict.fromkeys(("holders", "minute"), _are_numbers),
 }
 _STORY_FIELDS: Final[Mapping[str, Check]] = {
@@ -86,6 +86,8 @@ def parse_event(record: bytes) -> dict[str, Any] | None:
 def parse_summary(name: str, record: bytes | None) -> dict[str, Any] | None:
     """Return the summary of an upstream; ``None`` if it is malformed or names another upstream."""
     summary = parse_object(record)
+    if summary is not None:
+        summary.setdefault("shadow", [])  # a worker of an older version does not write it
     return (
         summary
         if summary is not None and _matches(summary, _SUMMARY_FIELDS) and summary["name"] == name

@@ -121,7 +121,8 @@ class InboundLimit:
         address: type[ClientAddress] = ClientAddress,
     ) -> None:
         self._limiters = _limiters(limiter)
-        self._group = LimitGroup(*self._limiters)
+        shadow = len(self._limiters) == 1 and self._limiters[0].config.shadow
+        self._group = None if shadow else LimitGroup(*self._limiters)
         self._configured_params = [limiter.config.build_strategy().params for limiter in self._limiters]
         self._is_single = isinstance(limiter, BaseLimiter)
         self._decide_fast = fast_decider(self._limiters[0]) if self._is_single else None
@@ -171,6 +172,9 @@ class InboundLimit:
         return _inbound_decision((policy,), policy, reply)
 
     def _decide_flow(self, texts: Sequence[str]) -> Flow[InboundDecision]:
+        if self._group is None:
+            yield from self._limiters[0]._flows.decide_flow(texts[0] or None, self._cost)
+            return InboundDecision([])  # in shadow mode clients see nothing of the limit
         operation = yield from self._group._operation_flow(texts, [self._cost] * len(texts))
         replies: list[LimitReply] = yield Apply(self._limiters[0].store, operation)
         params = map(self._effective_params, range(len(replies)), operation.demands)

@@ -3,7 +3,7 @@
 - ``limiter``: the limiters that users call; ``group``: several limits in one decision
 - ``manager``, ``monitor``: limiters by name, with metrics and log lines
 - ``config``, ``key``, ``cost``, ``decision``: the values that users pass and receive
-- ``per_key``: another limit for some keys
+- ``per_key``: another limit for some keys; ``shadow``: limits that refuse nothing
 - ``flows``: what a limiter can do, each method once; ``wait_queue``: callers that wait for a limit
 - ``operation``: deciding one or several limits; ``acquire``: the hot path of one limit; ``acquire_up_to``:
   taking what there is; ``peek``: asking without taking; ``charge``: charging a limit after an outage;

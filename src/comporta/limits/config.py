@@ -73,6 +73,7 @@ class LimitConfig:
     worker does while a shared store is unreachable: ``"share"`` grants the limit divided by the number of
     workers, ``"open"`` everything, ``"closed"`` nothing. ``lease`` lets workers take many units in one step
     and use them one by one, within the given time: ``True`` for 50 ms, text such as ``"20ms"``, or seconds.
+    ``shadow`` counts what the limit would refuse (metric ``would_refuse``), and refuses nothing.
     """
 
     rate: float
@@ -82,6 +83,7 @@ class LimitConfig:
     distributed: bool = False
     fallback: str = "share"
     lease: bool | float | str = False
+    shadow: bool = False
 
     def __post_init__(self) -> None:
         """Validate at once, so that no limiter ever sees an invalid configuration."""
@@ -100,6 +102,8 @@ class LimitConfig:
             raise ValueError(f"window is required for {self.strategy_name}, got None")
         strategy.check_config(self)
         require_choice("fallback", self.fallback, FALLBACKS)
+        if not isinstance(self.shadow, bool):
+            raise TypeError(f"shadow must be a bool, got {self.shadow!r:.100}")
         if self.lease is not False:
             require_number("lease", self.lease, LEASE_MIN, LEASE_MAX, unit="seconds")
 
@@ -112,6 +116,7 @@ class LimitConfig:
         distributed: bool = False,
         fallback: str = "share",
         lease: bool | float | str = False,
+        shadow: bool = False,
     ) -> LimitConfig:
         """Parse ``"10/s"``, ``"100/minute burst 20"``, ``"5/15m"`` or ``"1000/day at 00:00 Europe/Lisbon"``.
 
@@ -122,7 +127,12 @@ class LimitConfig:
             raise TypeError(f"limit must be a LimitConfig or a str, got {text!r:.100}")
         calendar = _CALENDAR_PATTERN.fullmatch(text)
         if calendar is not None:
-            options: dict[str, Any] = {"distributed": distributed, "fallback": fallback, "lease": lease}
+            options: dict[str, Any] = {
+                "distributed": distributed,
+                "fallback": fallback,
+                "lease": lease,
+                "shadow": shadow,
+            }
             return cls(**_calendar_fields(calendar, _strategy_name(strategy)), **options)
         parts = _LIMIT_PATTERN.fullmatch(text.lower())
         if parts is None or parts["unit"] not in _UNITS:
@@ -138,7 +148,7 @@ class LimitConfig:
         if window <= 0:
             raise ValueError(f"limit must have a positive period, got {text!r:.100}")
         capacity = int(parts["burst"] or amount)
-        return cls(amount / window, capacity, window, strategy, distributed, fallback, lease)
+        return cls(amount / window, capacity, window, strategy, distributed, fallback, lease, shadow)
 
     @classmethod
     def coerce(cls, limit: LimitConfig | str, strategy: LimitStrategy | str | None = None) -> LimitConfig:
@@ -150,6 +160,7 @@ class LimitConfig:
     def __str__(self) -> str:
         """Return the limit as people write it, with its strategy."""
         kind = self.strategy_name if self.lease is False else f"{self.strategy_name}, lease {self.lease:g} s"
+        kind = f"{kind}, shadow" if self.shadow else kind
         return f"{strategy_type(self.strategy_name).limit_text(self)} ({kind})"
 
     @property

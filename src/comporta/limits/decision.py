@@ -16,7 +16,8 @@ class Decision(NamedTuple):
     ``limit`` is the capacity in effect, and ``remaining`` how many units the key could still take now.
     ``retry_after`` is 0 for an allowed request. Otherwise the limiter refuses the same request before that
     time and grants it then, unless another caller takes the capacity first. ``reset_after`` is when the key
-    will be unused again. ``paused`` is how long the limit grants nothing, whatever remains.
+    will be unused again. ``paused`` is how long the limit grants nothing, whatever remains. ``would_refuse``:
+    only the shadow mode of the limit allows the request.
     """
 
     allowed: bool
@@ -25,6 +26,7 @@ class Decision(NamedTuple):
     retry_after: float
     reset_after: float
     paused: float = 0.0
+    would_refuse: bool = False
 
     def __bool__(self) -> bool:
         """Return ``allowed``, so that ``if await limiter.decide(key):`` works."""

@@ -32,7 +32,8 @@ class FastDecision(NamedTuple):
 def fast_decider(limiter: BaseLimiter) -> Callable[[Any, int], FastDecision] | None:
     """Return a function that takes from a limit or raises ``WouldBlock``; ``None`` if there is no fast path.
 
-    A server decides in its own time, and a limiter with ``limit_for`` calls a function of the program.
+    A server decides in its own time, a limiter with ``limit_for`` calls a function of the program, and one in
+    shadow mode counts what it would refuse.
     """
     return _fast_path(limiter._flows, _reply_step)
 
@@ -46,7 +47,7 @@ def decision_path(flows: LimitFlows) -> Callable[[Any, int], Decision] | None:
 
 
 def _fast_path(flows: LimitFlows, step_of: StepOf[R]) -> Callable[[Any, int], R] | None:
-    if flows.is_remote or not flows.bound.decides_in_process:
+    if flows.is_remote or flows.shadow is not None or not flows.bound.decides_in_process:
         return None
     bound = flows.bound if flows.lease_client is None else flows.lease_client.inner
     return cast("LocalBoundLimit", bound).fast_path(step_of)

@@ -43,6 +43,7 @@ from comporta.validators import require_integer, require_number
 if TYPE_CHECKING:
     from comporta.limits.bound_limits import RemoteBoundLimit
     from comporta.limits.leases.client import LeaseClient
+    from comporta.limits.shadow import ShadowBoundLimit
     from comporta.limits.strategies.base import LimitParams, Strategy
 
 Key = LimitKey | str | None
@@ -67,6 +68,7 @@ class LimitFlows:
         "name",
         "params",
         "read_strategy",
+        "shadow",
         "store",
         "wait_queue",
     )
@@ -92,6 +94,7 @@ class LimitFlows:
         self.read_strategy = strategy_effect(bound)
         self._has_queue = strategy_type(config.strategy_name).has_queue
         self._remote: RemoteBoundLimit | None = bound.remote
+        self.shadow: ShadowBoundLimit | None = bound.shadow
 
     def acquire_flow(self, key: Key, cost: int, timeout: float | None) -> Flow[bool]:
         """Take ``cost``, waiting up to ``timeout`` seconds."""
@@ -99,6 +102,8 @@ class LimitFlows:
         check_cost(cost)
         check_timeout(timeout)
         yield from self.check_cost_flow(text, cost)
+        if self.shadow is not None:
+            return (yield from self._acquire_flow(key, cost)) == 0  # nobody waits in shadow mode
         if timeout == 0:
             if not self.wait_queue.is_empty(text):
                 return False  # the waiting callers came first
@@ -122,7 +127,7 @@ class LimitFlows:
         check_cost(cost)
         yield from self.check_cost_flow(text, cost)
         reply = yield from self._apply_flow(text, cost)
-        return decision_from_reply(reply, allowed=reply.wait_us == 0)
+        return self._decision(reply, counts=True)
 
     def acquire_up_to_flow(self, key: Key, cost: int) -> Flow[int]:
         """Take as much of ``cost`` as there is, and return how much that was."""
@@ -132,6 +137,9 @@ class LimitFlows:
             return 0  # the waiting callers came first
         demand = yield from self.demand_flow(text, cost)
         granted: int = yield Apply(self.store, AcquireUpTo(demand))
+        if self.shadow is not None and granted < cost:
+            self.shadow.count_would_refuse()
+            return cost
         return granted
 
     def peek_flow(self, key: Key, cost: int = 1) -> Flow[Decision]:
@@ -141,7 +149,16 @@ class LimitFlows:
         yield from self.check_cost_flow(text, cost)
         demand = yield from self.demand_flow(text, cost)
         reply: LimitReply = yield Apply(self.store, PeekOperation(demand))
-        return decision_from_reply(reply, allowed=reply.wait_us == 0)
+        return self._decision(reply, counts=False)
+
+    def _decision(self, reply: LimitReply, *, counts: bool) -> Decision:
+        """Return the decision that a reply means; in shadow mode a refusal is counted and granted."""
+        allowed = reply.wait_us == 0
+        if allowed or self.shadow is None:
+            return decision_from_reply(reply, allowed=allowed)
+        if counts:
+            self.shadow.count_would_refuse()
+        return decision_from_reply(reply, allowed=True)._replace(retry_after=0.0, would_refuse=True)
 
     def release_flow(self, key: Key, cost: int) -> Flow[None]:
         """Give ``cost`` back."""
@@ -249,6 +266,10 @@ class LimitFlows:
                 f"{self.config.strategy_name}, got {limit.strategy_name}. Pass text such as '10/s', or "
                 "create a limiter with another name"
             )
+
+    def flows_of(self, text: str) -> LimitFlows:
+        """Return the flows of the limit that a key has: these, unless keys have limits of their own."""
+        return self
 
     def demand_flow(self, text: str, amount: int) -> Flow[LimitDemand]:
         """Return what an operation wants of this limit."""

@@ -65,6 +65,8 @@ class LimitGroup:
             raise ValueError(f"limiters must be 1 to {LIMITS_MAX}, got {len(limiters)}")
         if any(limiter.store is not limiters[0].store for limiter in limiters):
             raise ValueError("limiters must share one store, got several: give all the same state URL")
+        if any(limiter.config.shadow for limiter in limiters):
+            raise ValueError("limiters of a group must not be in shadow mode: a group is decided as a whole")
         if len({limiter.name for limiter in limiters}) < len(limiters):
             names = ", ".join(limiter.name for limiter in limiters)
             raise ValueError(f"limiters must have different names, got {names}")

@@ -25,6 +25,7 @@ from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.leases.client import LeaseClient
 from comporta.limits.per_key import LimitFor, LimitTable, PerKeyFlows
 from comporta.limits.scripts import OVERRIDE_SPACE
+from comporta.limits.shadow import ShadowBoundLimit
 from comporta.limits.strategies.base import Strategy
 from comporta.limits.strategies.registry import strategy_type
 from comporta.names import validate_name
@@ -74,6 +75,8 @@ class BaseLimiter:
         strategy = self.config.build_strategy().on_clock(self.store.clock)
         definition = LimitDefinition(strategy, self.name, self.config.fallback)
         bound = _bind_limit(self.config, self.store, definition)
+        if self.config.shadow:
+            bound = ShadowBoundLimit(bound, self.name)
         self._flows: LimitFlows = LimitFlows(
             self.config,
             self.store,

@@ -190,7 +190,7 @@ def limit_configs_from_settings(limit: LimitSettings) -> list[LimitConfig]:
     """Return the configurations in the settings of a limit; text such as ``"10/s; 1000/day"`` has several."""
     if limit.limit is None:
         return [_config_from_numbers(limit)]
-    options: dict[str, Any] = {"fallback": limit.fallback, "lease": limit.lease}
+    options: dict[str, Any] = {"fallback": limit.fallback, "lease": limit.lease, "shadow": limit.shadow}
     return [LimitConfig.parse(text, limit.strategy, **options) for text in limit.limit.split(";")]
 
 
@@ -202,4 +202,5 @@ def _config_from_numbers(limit: LimitSettings) -> LimitConfig:
     if rate is None:
         usable = window is not None and 0 < window <= WINDOW_MAX and 0 < capacity <= CAPACITY_MAX
         rate = capacity / window if window and usable else 1.0  # with 1.0 LimitConfig names the wrong value
-    return LimitConfig(rate, capacity, window, limit.strategy, fallback=limit.fallback, lease=limit.lease)
+    options: dict[str, Any] = {"fallback": limit.fallback, "lease": limit.lease, "shadow": limit.shadow}
+    return LimitConfig(rate, capacity, window, limit.strategy, **options)

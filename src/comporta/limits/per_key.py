@@ -85,7 +85,7 @@ class LimitTable:
         try:
             config = LimitConfig.coerce(limit) if isinstance(limit, LimitConfig) else None
             config = config or LimitConfig.parse(limit, default.strategy)  # type: ignore[arg-type]
-            config = replace(config, fallback=default.fallback, lease=default.lease)
+            config = replace(config, fallback=default.fallback, lease=default.lease, shadow=default.shadow)
             return self.default if config == default else self._make(config)
         except (TypeError, ValueError) as error:
             raise type(error)(f"limit_for has no usable limit for {key!r:.100}: {error}") from error
@@ -212,10 +212,14 @@ class PerKeyFlows(LimitFlows):
         for flows in self._table.all_flows():
             yield from flows.resume_flow()
 
+    def flows_of(self, text: str) -> LimitFlows:
+        """Return the flows of the limit of the key."""
+        return self._table.flows_for(text or None)
+
     def demand_flow(self, text: str, amount: int) -> Flow[LimitDemand]:
         """Return what an operation wants of the limit of the key."""
-        return (yield from self._table.flows_for(text or None).demand_flow(text, amount))
+        return (yield from self.flows_of(text).demand_flow(text, amount))
 
     def check_cost_flow(self, text: str, cost: int) -> Flow[None]:
         """Raise for a cost that the limit of the key could never grant."""
-        yield from self._table.flows_for(text or None).check_cost_flow(text, cost)
+        yield from self.flows_of(text).check_cost_flow(text, cost)

@@ -47,6 +47,7 @@ _SECONDS = NumberField(above=0, unit="seconds")
 _SECONDS_OR_FALSE = NumberField(above=0, unit="seconds", allows_false=True)
 _SECONDS_OR_ZERO = NumberField(0, unit="seconds")
 _FRACTION = NumberField(above=0, maximum=1)
+_BOOLEAN = UnionField("true or false", (bool,))
 _LEASE = UnionField("true, false, text such as '50ms' or a number of seconds", (bool, int, float, str))
 
 
@@ -61,6 +62,7 @@ class LimitSettings(SettingsTable):
     strategy: str = setting(TextField("the name of a strategy such as 'token_bucket'"), "token_bucket")
     fallback: str = setting(ChoiceField(FALLBACKS), FALLBACKS[0])
     lease: bool | float | str = setting(_LEASE, False)
+    shadow: bool = setting(_BOOLEAN, False)
     limit_for: Mapping[str, str] | None = setting(TextTableField("a table of keys and limits such as '10/s'"))
     origin: str = field(default="limit", compare=False, kw_only=True)
 
@@ -101,6 +103,7 @@ class BreakerSettings(SettingsTable):
     ramp_steps: int | None = setting(_INTEGER)
     ramp_seconds: float | None = setting(_SECONDS)
     staleness: float | None = setting(_SECONDS)
+    shadow: bool | None = setting(_BOOLEAN)
     origin: str = field(default="breaker", compare=False, kw_only=True)
 
 

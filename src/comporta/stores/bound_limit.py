@@ -68,6 +68,11 @@ class BoundLimit(ABC):
         """The lease client, where tokens are taken ahead; ``None`` where they are not."""
         return None
 
+    @property
+    def shadow(self) -> Any:
+        """What counts the refusals of a limit in shadow mode; ``None`` where they are refusals."""
+        return None
+
     try_acquire: Callable[[Any, int], int]
     """Apply ``step`` to a key and return the wait in microseconds, or raise ``WouldBlock``."""
 

@@ -24,7 +24,7 @@ class UpstreamState:
 
     ``limit``, ``original`` and ``configured`` are requests per second: the current limit, the limit without
     degradation, and the limit without an operator's override. ``holders`` is the number of calls in flight of
-    each worker.
+    each worker. ``shadow`` names the policies that refuse nothing: ``"limit"``, ``"breaker"``.
     """
 
     name: str
@@ -37,6 +37,7 @@ class UpstreamState:
     fallback: Fallback | None
     holders: dict[str, int] | None = None
     configured: float | None = None
+    shadow: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as plain values, for JSON."""
@@ -71,4 +72,14 @@ def upstream_health_flow(policies: Policies) -> Flow[UpstreamState]:
         policies.limiter.store.fallback,
         None if holders is None else dict(Counter(holder.owner for holder in holders)),
         rate_per_second(policies.limiter._flows.params),
+        _shadow_policies(policies),
     )
+
+
+def _shadow_policies(policies: Policies) -> tuple[str, ...]:
+    breaker = policies.breaker
+    in_shadow = {
+        "limit": policies.limiter.config.shadow,
+        "breaker": breaker is not None and breaker.view.config.shadow,
+    }
+    return tuple(name for name, is_shadow in in_shadow.items() if is_shadow)

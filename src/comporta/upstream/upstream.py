@@ -194,9 +194,18 @@ class Upstream:
             hooks=NO_HOOKS if self.retry is None else self.retry._hooks,
             group=self.limits,
         )
+        self._label_shadow_counts()
         self.sync = SyncUpstream(self)
         self._is_view = False
         _LIVE.add(self.store, name, self)
+
+    def _label_shadow_counts(self) -> None:
+        """Have what the policies would refuse counted for this upstream."""
+        shadow = self.limiter._flows.shadow
+        if shadow is not None:
+            shadow.upstream = self.name
+        if self.breaker is not None:
+            self.breaker._guard.flows.upstream = self.name
 
     def __copy__(self) -> Upstream:
         view = object.__new__(type(self))

@@ -18,6 +18,7 @@ from comporta.limits.flows import Key, LimitFlows
 from comporta.limits.key import normalize_key
 from comporta.limits.scripts import settle_script
 from comporta.limits.strategies.base import EXACT_INT_MAX
+from comporta.stores.base import Script
 from comporta.stores.effects import Apply
 from comporta.validators import require_integer, require_number
 
@@ -29,7 +30,7 @@ class BudgetFlows:
 
     def __init__(self, flows: LimitFlows) -> None:
         self._flows = flows
-        self._script = settle_script(flows.config.strategy_name, flows.name, tuple(flows.params))
+        self._script = _settle_script(flows)
         self.settlements = Settlements(flows.store, flows.name)
 
     def settle_flow(self, key: Key, reserved: int, used: int, granted_at: float | None) -> Flow[bool]:
@@ -69,15 +70,18 @@ class BudgetFlows:
         granted_us = None if granted_at is None else _past_us(granted_at, clock)
         if used == reserved:
             return None
-        demand = yield from self._flows.demand_flow(text, used - reserved)
-        operation = SettleOperation(self._script, demand, granted_us, clock)
-        return Settlement(operation, partial(self._wake_waiter, text))
+        flows = self._flows.flows_of(text)
+        demand = yield from flows.demand_flow(text, used - reserved)
+        script = self._script if flows is self._flows else _settle_script(flows)
+        operation = SettleOperation(script, demand, granted_us, clock)
+        return Settlement(operation, partial(self._wake_waiter, flows, text))
 
-    def _wake_waiter(self, text: str) -> None:
+    @staticmethod
+    def _wake_waiter(flows: LimitFlows, text: str) -> None:
         """Let callers of this process try again: a credit may have made room."""
-        if self._flows.lease_client is not None:
-            self._flows.lease_client.forget_refusal(text)
-        self._flows.wait_queue.wake_first(text)
+        if flows.lease_client is not None:
+            flows.lease_client.forget_refusal(text)
+        flows.wait_queue.wake_first(text)
 
     def _refusal_flow(self, key: Key, cost: int) -> Flow[Decision]:
         """Return when the limit may grant a refused cost; it may even grant it now, unless others wait."""
@@ -110,3 +114,7 @@ def _past_us(granted_at: float, clock: Clock) -> int:
             f"got {granted_at!r}"
         )
     return to_us(granted_at)
+
+
+def _settle_script(flows: LimitFlows) -> Script:
+    return settle_script(flows.config.strategy_name, flows.name, tuple(flows.params))

@@ -37,6 +37,10 @@ class CallLimits:
         """Whether callers of this process wait for a permit or a token: they came first."""
         return bool(self._permits._wait_queue.waiters_by_key or self._flows.wait_queue.waiters_by_key)
 
+    @property
+    def _takes_token_alone(self) -> bool:
+        return self._flows.lease_client is not None or self._flows.shadow is not None
+
     def hold_back(self, permit: Permit) -> bool:
         """Release the permit of a call without an operation; false if it must be released now."""
         return not self._permits._wait_queue.waiters_by_key and self._returns.hold_back(permit)
@@ -53,15 +57,15 @@ class CallLimits:
         if permit is not None:
             return (yield from self._with_token_flow(permit))
         granted = yield from self._acquire_both_flow()
-        if granted is None or self._flows.lease_client is None:
+        if granted is None or not self._takes_token_alone:
             return granted
         return (yield from self._with_token_flow(granted))
 
     def _acquire_both_flow(self) -> Flow[Permit | None]:
-        """Take both in one operation; of a limit with a lease only the permit."""
+        """Take both in one operation; of a limit with a lease or in shadow mode only the permit."""
         store = self._permits.store
         was_local, granted_ns = store.fallback is not None, store.clock.now_ns()
-        amount = 1 if self._flows.lease_client is None else 0
+        amount = 0 if self._takes_token_alone else 1
         demand = yield from self._flows.demand_flow(normalize_key(None), amount)
         permit = new_permit()
         reply: CallReply = yield from self._returns.apply_flow(

@@ -62,7 +62,7 @@ class Card {
   update(card) {
     this.head(card);
     this.meters(card);
-    this.minute.update(minuteStats(card.minute ?? {}));
+    this.minute.update(minuteStats(card.minute ?? {}, card.shadow ?? []));
     this.deadline = cardDeadline(card, this.clock.now(), this.deadline);
     this.tick();
     this.actions.update(card);
@@ -73,7 +73,7 @@ class Card {
     setAttr(this.node, "data-phase", phaseName(card));
     setAttr(this.node, "data-paused", card.paused > 0);
     setAttr(this.fields.mark, "href", `#mark-${phaseName(card)}`);
-    setText(this.fields.phase, word);
+    setText(this.fields.phase, card.shadow?.length ? `${word}, shadow` : word);
     setText(this.fields.meaning, meaning);
     setText(this.fields.reason, reasonText(card, this.clock.now()));
   }
@@ -136,7 +136,7 @@ function meter(node, bar, value, maximum) {
   bar.style.setProperty("--share", `${Math.round(100 * Math.min(Math.max(value / maximum, 0), 1))}%`);
 }
 
-function minuteStats(minute) {
+function minuteStats(minute, shadow) {
   const rejected = minute.open + minute.limited; // NaN if unknown
   const share = minute.calls ? percent((minute.ok ?? 0) / minute.calls) : "";
   return [
@@ -145,6 +145,7 @@ function minuteStats(minute) {
     { name: "Failed", value: number(minute.failed), tone: minute.failed > 0 ? "bad" : "" },
     { name: "Refused (429)", value: number(minute.refused), tone: minute.refused > 0 ? "warn" : "" },
     { name: "Rejected here", value: number(rejected), note: rejectedNote(minute) },
+    ...(shadow.length ? [{ name: "Would refuse", value: number(minute.would_refuse), note: "shadow" }] : []),
     { name: "Retries", value: number(minute.retries) },
     { name: "Wait, median", value: wait(minute.wait_p50) },
     { name: "Wait, 95 / 99 %", value: `${wait(minute.wait_p95)} / ${wait(minute.wait_p99)}` },

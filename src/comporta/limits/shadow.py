@@ -1,0 +1,87 @@
+"""Shadow mode: a limit that decides and records, and refuses nothing.
+
+It takes from the limit as always, so that its numbers are those of a limit in force, except that callers it
+would have refused go on. Waiting callers do not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from comporta.metrics import count
+from comporta.stores.bound_limit import Algorithm, BoundLimit
+
+LIMIT = "limit"
+
+
+def count_would_refuse(policy: str, name: str, upstream: str) -> None:
+    """Count a call that a limit or a breaker in shadow mode would have refused."""
+    count("would_refuse", 1, policy=policy, name=name, upstream=upstream)
+
+
+class ShadowBoundLimit(BoundLimit):
+    """A limit tied to a store that grants everything, and counts what it would have refused.
+
+    ``upstream`` is the upstream whose limit it is, if it is one's.
+    """
+
+    __slots__ = ("_inner", "_name", "acquire", "decides_in_process", "try_acquire", "upstream")
+
+    def __init__(self, inner: BoundLimit, name: str) -> None:
+        self._inner = inner
+        self._name = name
+        self.upstream = ""
+        self.decides_in_process = inner.decides_in_process
+        self.try_acquire = self._granting(inner.try_acquire)
+        self.acquire = self._granting(inner.acquire)
+
+    @property
+    def remote(self) -> Any:
+        """The remote side of the limit."""
+        return self._inner.remote
+
+    @property
+    def leases(self) -> Any:
+        """The lease client of the limit."""
+        return self._inner.leases
+
+    @property
+    def shadow(self) -> ShadowBoundLimit:
+        """This object."""
+        return self
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm in force."""
+        return self._inner.algorithm
+
+    @property
+    def cached_algorithm(self) -> Any:
+        """The algorithm in force as this process last saw it."""
+        return self._inner.cached_algorithm
+
+    async def algorithm_async(self) -> Algorithm:
+        """Return the algorithm in force."""
+        return await self._inner.algorithm_async()
+
+    def acquire_async(self, key: Any, cost: int) -> Coroutine[Any, Any, int]:
+        """Take if it is available, and grant in any case."""
+        return self._acquire_async(key, cost)
+
+    def count_would_refuse(self) -> None:
+        """Count a call that the limit would have refused."""
+        count_would_refuse(LIMIT, self._name, self.upstream)
+
+    async def _acquire_async(self, key: Any, cost: int) -> int:
+        if await self._inner.acquire_async(key, cost):
+            self.count_would_refuse()
+        return 0
+
+    def _granting(self, acquire: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+        def grant(key: Any, cost: int) -> int:
+            if acquire(key, cost):
+                self.count_would_refuse()
+            return 0
+
+        return grant
