@@ -8,6 +8,7 @@ decided from the view: every call asks this worker's own circuit, which starts a
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Lock
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -24,6 +25,7 @@ from comporta.breaker.store_clock import StoreClock
 from comporta.breaker.transitions import publish
 from comporta.breaker.worker_circuit import WorkerCircuit
 from comporta.stores.base import Store
+from comporta.stores.name_claims import may_replace
 
 
 class LocalView:
@@ -172,6 +174,8 @@ def local_view(store: Store, name: str, config: BreakerConfig) -> LocalView:
     with _views_lock:
         views = _views.setdefault(store, WeakValueDictionary())
         view = views.get(name)
+        if view is not None and view.config != config and may_replace(partial(views.__setitem__, name, view)):
+            view = None
         if view is None:
             make = LocalView if store.shared else ExactView
             view = views[name] = make(store, name, config)

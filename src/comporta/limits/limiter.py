@@ -102,6 +102,15 @@ class BaseLimiter:
         require_picklable(f"limiter {self.name!r}", self.store)
         return _restore_limiter, (type(self), self.config, self.store.address, self.name, self._limit_for)
 
+    def _become(self, other: BaseLimiter) -> None:
+        """Take over the configuration of another limiter, for all that hold this one or its ``sync``."""
+        sync = self.sync
+        for field in SyncLimiter.__slots__:
+            setattr(sync, field, getattr(other.sync, field))
+        self.__dict__.update(other.__dict__)
+        self.sync = sync
+        _LIVE.add(self.store, self.name, self)
+
     def _make_flows(self, config: LimitConfig) -> LimitFlows:
         """Return the flows of another limit on the same store, for the keys that have it."""
         return BaseLimiter(config, self.store, f"{self.name}.{_default_name(config)}")._flows

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -19,10 +20,12 @@ from comporta.limits.monitor import DEFAULT_NAMESPACE, DecisionRecorder, key_nam
 from comporta.limits.strategies.registry import strategy_type
 from comporta.metrics import Metrics
 from comporta.stores.base import Store
+from comporta.stores.name_claims import replacing_names
 from comporta.stores.registry import default_url, open_store
 
 if TYPE_CHECKING:
     from comporta.settings import LimitSettings, Settings
+    from comporta.settings.reloader import PreparedChange
 
 NAME_CHARS_MAX = 100
 
@@ -54,6 +57,8 @@ class RateLimitManager:
         self._recorder = DecisionRecorder(metrics, clock=clock)
         self._limiters: dict[str, Limiter] = {}
         self._policies: dict[str, str] = {}
+        self._store: Store | None = None
+        self._reloader: object = None  # keeps the thread that reloads the settings
 
     @classmethod
     def from_settings(cls, settings: Settings, metrics: Metrics | None = None) -> RateLimitManager:
@@ -63,15 +68,44 @@ class RateLimitManager:
             store = open_store(settings.state or default_url(distributed=True))
         except ValueError as error:
             raise ValueError(f"{settings.state_origin}: {error}") from error
+        manager._store = store
         for name, limit in settings.limits.items():
-            try:
-                limiter = make_limiter(name, limit, store)
-            except ValueError as error:
-                raise limit.error_with_origin(error) from error
-            manager.register_limiter(name, limiter)
+            manager.register_limiter(name, _limiter_from_settings(name, limit, store))
         for namespace, name in settings.namespaces.items():
             manager.set_policy(namespace, name)
+        manager._reloader = settings.reloader
+        if settings.reloader is not None:
+            settings.reloader.subscribe(manager)
         return manager
+
+    def prepare_settings(self, old: Settings, new: Settings) -> PreparedChange:
+        """Build the limiters of changed settings; applying the result puts them in force."""
+        from comporta.settings.reloader import PreparedChange  # noqa: PLC0415 - see _load
+
+        require_same_state(old, new)
+        store = cast(Store, self._store)
+        changed = {name: limit for name, limit in new.limits.items() if limit != old.limits.get(name)}
+        for name, limit in changed.items():
+            check_same_strategy(old.limits.get(name), limit)
+        with replacing_names() as undo:
+            limiters = {name: _limiter_from_settings(name, limit, store) for name, limit in changed.items()}
+        return PreparedChange(partial(self._apply_settings, old, new, limiters), undo)
+
+    def _apply_settings(
+        self, old: Settings, new: Settings, limiters: dict[str, BaseLimiter | LimitGroup]
+    ) -> None:
+        for name, limiter in limiters.items():
+            current = self._limiters.get(name)
+            if isinstance(current, BaseLimiter) and isinstance(limiter, BaseLimiter):
+                current._become(limiter)
+            else:
+                self.register_limiter(name, limiter)
+        for namespace in old.namespaces.keys() - new.namespaces.keys():
+            self.set_policy(namespace, None)
+        for namespace, name in new.namespaces.items():
+            self.set_policy(namespace, name)
+        for name in old.limits.keys() - new.limits.keys():
+            self._limiters.pop(name, None)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], metrics: Metrics | None = None) -> RateLimitManager:
@@ -168,6 +202,33 @@ class RateLimitManager:
             names = ", ".join(map(repr, sorted(self._limiters))) or "none"
             raise ValueError(f"No rate limiter registered for: {name!r:.120} (registered: {names})")
         return limiter
+
+
+def _limiter_from_settings(name: str, limit: LimitSettings, store: Store) -> BaseLimiter | LimitGroup:
+    try:
+        return make_limiter(name, limit, store)
+    except ValueError as error:
+        raise limit.error_with_origin(error) from error
+
+
+def require_same_state(old: Settings, new: Settings) -> None:
+    """Raise ``ValueError`` if changed settings name another state."""
+    if old.state != new.state:
+        raise ValueError(f"{new.state_origin}: state cannot change while the program runs: restart it")
+
+
+def check_same_strategy(old: LimitSettings | None, new: LimitSettings | None) -> None:
+    """Raise ``ValueError`` if a limit in changed settings has another strategy."""
+    if old is None or new is None:
+        return
+    before = [config.strategy_name for config in limit_configs_from_settings(old)]
+    try:
+        after = [config.strategy_name for config in limit_configs_from_settings(new)]
+    except ValueError as error:
+        raise new.error_with_origin(error) from error
+    if len(before) == len(after) and before != after:
+        names = f"from {', '.join(before)}, got {', '.join(after)}"
+        raise new.field_error("strategy", f"cannot change while the program runs, {names}: restart it")
 
 
 def _load(path: str | os.PathLike[str] | None = None) -> Settings:

@@ -27,7 +27,7 @@ that builds those checks the rest and reports the same file and line. An unknown
 - ``toml_table``: the base class of tables, whose values know their origin
 - ``toml_document``, ``toml_positions``: the file and the lines of its keys
 - ``environment``: overrides by environment variables
-- ``loader``: puts it all together
+- ``loader``: puts it all together; ``reloader``: applies changes of the file while the program runs
 - ``explain``: where each value comes from
 """
 
@@ -43,6 +43,7 @@ from comporta.settings.environment import (
 )
 from comporta.settings.explain import ExplainedSetting, explain
 from comporta.settings.loader import load_settings
+from comporta.settings.reloader import SettingsReloader
 from comporta.settings.schema import (
     COUNTS,
     DEGRADATION_RULES,
@@ -87,6 +88,7 @@ __all__ = [
     "SearchSettings",
     "ServiceSettings",
     "Settings",
+    "SettingsReloader",
     "UpstreamSettings",
     "breaker_variable",
     "explain",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from comporta.settings.environment import CONFIG_VARIABLE, STATE_VARIABLES, apply_variables
 from comporta.settings.field_types import short_repr
+from comporta.settings.reloader import SettingsReloader
 from comporta.settings.schema import (
     NESTED,
     STATE_EXAMPLE,
@@ -37,6 +40,7 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     *,
     service: bool = False,
+    reload: bool = False,
 ) -> Settings:
     """Load settings from a file, if there is one, and from the environment.
 
@@ -46,10 +50,22 @@ def load_settings(
     ``state``. An empty variable counts as not set. Raises ``ValueError`` for a mistake in the file or in a
     variable, and ``OSError`` if the file cannot be read.
 
-    ``service``: add the default upstreams of the service, and read ``DATABASE_URL``.
+    ``service``: add the default upstreams of the service, and read ``DATABASE_URL``. ``reload``: apply
+    changes of the file, within a second, to everything that is built from these settings
+    (``reloader.py``).
     """
     environ = os.environ if environ is None else environ
     path = path or environ.get(CONFIG_VARIABLE) or None
+    if not reload:
+        return _load(path, environ, service)
+    if path is None:
+        raise ValueError(f"reload needs a file: pass a path, or set {CONFIG_VARIABLE}")
+    file, variables = Path(path).absolute(), dict(environ)  # whatever changes later
+    reloader = SettingsReloader(file, lambda: _load(file, variables, service))
+    return replace(reloader.settings, reloader=reloader)
+
+
+def _load(path: str | os.PathLike[str] | None, environ: Mapping[str, str], service: bool) -> Settings:
     document = TomlDocument("environment", {}, {}) if path is None else read_document(os.fspath(path))
     document.reject_unknown((), _TOP_LEVEL_KEYS)
     if service:

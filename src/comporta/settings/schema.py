@@ -25,6 +25,7 @@ from comporta.settings.field_types import (
     quoted_list,
     short_repr,
 )
+from comporta.settings.reloader import SettingsReloader
 from comporta.settings.service_schema import ServiceSettings
 from comporta.settings.toml_table import SettingsTable, setting
 from comporta.state_schemes import check_scheme
@@ -186,7 +187,10 @@ def _empty_mapping() -> Any:
 
 @dataclass(frozen=True)
 class Settings(SettingsTable):
-    """All settings. ``namespaces`` maps a namespace to the limit that its keys use."""
+    """All settings. ``namespaces`` maps a namespace to the limit that its keys use.
+
+    ``reloader`` applies changes of the file (``load_settings(..., reload=True)``); its ``close()`` ends that.
+    """
 
     state: str | None = field(default=None, repr=False)  # may hold a password
     limits: Mapping[str, LimitSettings] = _empty_mapping()
@@ -195,6 +199,7 @@ class Settings(SettingsTable):
     upstreams: Mapping[str, UpstreamSettings] = _empty_mapping()
     service: ServiceSettings = field(default_factory=ServiceSettings)
     state_origin: str = field(default="state", compare=False, kw_only=True)
+    reloader: SettingsReloader | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check names and references."""

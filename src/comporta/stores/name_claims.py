@@ -6,11 +6,48 @@ program are an error. A claim lasts as long as any object holds it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from threading import Lock
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from comporta import fork_safety
 from comporta.stores.base import Store
+
+_undo: ContextVar[list[Callable[[], None]] | None] = ContextVar("undo", default=None)
+
+
+@contextmanager
+def replacing_names() -> Iterator[Callable[[], None]]:
+    """Let objects that the block creates take over the names of others; undone if the block raises.
+
+    The block gets a function that undoes it later.
+    """
+    steps: list[Callable[[], None]] = []
+
+    def undo() -> None:
+        while steps:
+            steps.pop()()
+
+    token = _undo.set(steps)
+    try:
+        yield undo
+    except BaseException:
+        undo()
+        raise
+    finally:
+        _undo.reset(token)
+
+
+def may_replace(undo: Callable[[], None]) -> bool:
+    """Whether the caller may take over a name; ``undo`` gives it back."""
+    steps = _undo.get()
+    if steps is None:
+        return False
+    steps.append(undo)
+    return True
 
 
 class NameClaim:
@@ -39,7 +76,11 @@ class NameClaims:
             claim = claims.get(name)
             if claim is None:
                 claim = claims[name] = NameClaim(config)
-        if claim.config != config:
+        previous = claim.config
+        if previous != config:
+            if may_replace(partial(setattr, claim, "config", previous)):
+                claim.config = config
+                return claim
             raise ValueError(
                 f"name {name!r} is in use on this store for {claim.config}, got {config}: {advice}"
             )

@@ -6,7 +6,7 @@ Holds them and records metrics; ``flows`` knows in which order a call goes throu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from comporta.clock import Clock
@@ -144,6 +144,16 @@ class Policies:
         tokens = SingleLimit(self.limiter) if self.group is None else SeveralLimits(self.group)
         object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "fast_path", FastPath.for_policies(self))
+
+    def become(self, other: Policies, limiter: BaseLimiter) -> None:
+        """Take over other policies in place, because guarded functions and transports hold this object.
+
+        Calls under way go on with the permits and admissions they have. A pause stays.
+        """
+        kept = {"limiter": limiter, "pause": self.pause, "accepted": self.accepted}
+        for each in fields(self):
+            object.__setattr__(self, each.name, kept.get(each.name, getattr(other, each.name)))
+        self.__post_init__()
 
     @property
     def accepted_rate(self) -> float | None:

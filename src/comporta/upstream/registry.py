@@ -16,17 +16,20 @@ from comporta.breaker.config import BreakerConfig
 from comporta.breaker.registry import breaker_config_from_settings
 from comporta.limits.config import LimitConfig
 from comporta.limits.limiter import BaseLimiter
-from comporta.limits.manager import limit_configs_from_settings
+from comporta.limits.manager import check_same_strategy, limit_configs_from_settings, require_same_state
 from comporta.limits.overrides.degradation import Degradation
 from comporta.retry.budget import Budget
 from comporta.retry.retry import Retry
 from comporta.stores.base import Store
+from comporta.stores.name_claims import replacing_names
 from comporta.stores.registry import default_url, open_store
 from comporta.upstream.factory import DEGRADATION_RULE
+from comporta.upstream.replaceable_guards import ReplaceableGuards
 from comporta.upstream.upstream import Upstream
 
 if TYPE_CHECKING:
     from comporta.settings import DegradationSettings, RetrySettings, Settings, UpstreamSettings
+    from comporta.settings.reloader import PreparedChange
     from comporta.settings.toml_table import SettingsTable
 
 
@@ -46,7 +49,10 @@ class Upstreams(Mapping[str, Upstream]):
         except ValueError as error:
             raise ValueError(f"{settings.state_origin}: {error}") from None
         self._breaker_store: Store = self.store if share_breakers else open_store("memory://")
+        self._reloader = settings.reloader
         self._upstreams = {name: self._create(settings, name) for name in settings.upstreams}
+        if settings.reloader is not None:
+            settings.reloader.subscribe(self)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str] | None = None) -> Upstreams:
@@ -55,13 +61,35 @@ class Upstreams(Mapping[str, Upstream]):
 
         return cls(load_settings(path))
 
+    def prepare_settings(self, old: Settings, new: Settings) -> PreparedChange:
+        """Build the upstreams of changed settings; applying the result puts them in force."""
+        from comporta.settings.reloader import PreparedChange  # noqa: PLC0415 - see from_file
+
+        require_same_state(old, new)
+        changed = [name for name in new.upstreams if _has_changed(name, old, new)]
+        for name in changed:
+            if name in old.upstreams:
+                check_same_strategy(old.upstreams[name].limit, new.upstreams[name].limit)
+        with replacing_names() as undo:
+            upstreams = {name: self._create(new, name) for name in changed}
+        return PreparedChange(partial(self._apply_settings, new, upstreams), undo)
+
+    def _apply_settings(self, new: Settings, upstreams: dict[str, Upstream]) -> None:
+        current = {name: upstream for name, upstream in self._upstreams.items() if name in new.upstreams}
+        for name, upstream in upstreams.items():
+            if name in current:
+                current[name]._become(upstream)
+            else:
+                current[name] = upstream
+        self._upstreams = current
+
     def _create(self, settings: Settings, name: str) -> Upstream:
         """Create an upstream. An error names the table that it comes from."""
         table = settings.upstreams[name]
         limit, retry = _limit(table), _retry(table.retry)
         degradation, breaker = _degradation(table.degradation), _breaker(settings, name)
         with _add_location(table):
-            return Upstream(
+            upstream = Upstream(
                 name,
                 limit,
                 breaker=breaker
@@ -71,6 +99,9 @@ class Upstreams(Mapping[str, Upstream]):
                 state=self.store,
                 **_options(table),
             )
+        if self._reloader is not None:
+            upstream._guards = ReplaceableGuards(self)
+        return upstream
 
     def __getitem__(self, name: str) -> Upstream:
         upstream = self._upstreams.get(name)
@@ -121,6 +152,12 @@ def _limit(table: UpstreamSettings) -> list[LimitConfig]:
         raise table.limit.field_error("limit_for", "does not apply to an upstream, which has one limit")
     with _add_location(table.limit):
         return limit_configs_from_settings(table.limit)
+
+
+def _has_changed(name: str, old: Settings, new: Settings) -> bool:
+    if name not in old.upstreams or old.upstreams[name] != new.upstreams[name]:
+        return True
+    return old.breaker_of(name) != new.breaker_of(name)
 
 
 class _BreakerSpec(NamedTuple):

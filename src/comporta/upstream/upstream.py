@@ -50,6 +50,7 @@ from comporta.upstream.guarded_function import guard_coroutine_function, guard_f
 from comporta.upstream.health import UpstreamState, upstream_health_flow
 from comporta.upstream.options import UNCHANGED, CallOptions, Unchanged, check_buffer_body, make_timeouts
 from comporta.upstream.policies import Policies
+from comporta.upstream.replaceable_guards import ReplaceableGuards
 from comporta.validators import ErrorFilter, require_choice, require_number
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ class Upstream:
         self._label_shadow_counts()
         self.sync = SyncUpstream(self)
         self._is_view = False
+        self._guards: ReplaceableGuards | None = None  # set where settings may be reloaded
         _LIVE.add(self.store, name, self)
 
     def _label_shadow_counts(self) -> None:
@@ -206,6 +208,17 @@ class Upstream:
             shadow.upstream = self.name
         if self.breaker is not None:
             self.breaker._guard.flows.upstream = self.name
+
+    def _become(self, other: Upstream) -> None:
+        """Take over the options of another upstream, for everybody who holds this one or what it guards."""
+        limiter, policies, sync, guards = self.limiter, self._policies, self.sync, self._guards
+        limiter._become(other.limiter)
+        policies.become(other._policies, limiter)
+        self.__dict__.update(other.__dict__)
+        self.limiter, self._policies, self.sync, self._guards = limiter, policies, sync, guards
+        if guards is not None:
+            guards.make_again()
+        _LIVE.add(self.store, self.name, self)
 
     def __copy__(self) -> Upstream:
         view = object.__new__(type(self))
@@ -260,7 +273,11 @@ class Upstream:
         if kind == "async_generator":
             return cast(F, guard_async_generator(self._prepare, function, self._options))
         guard = guard_coroutine_function if kind == "coroutine" else guard_function
-        return cast(F, guard(self._policies, function, self._options))
+
+        def make() -> Callable[..., Any]:
+            return guard(self._policies, function, self._options)
+
+        return cast(F, make() if self._guards is None else self._guards.add(function, make))
 
     def _prepare(
         self,

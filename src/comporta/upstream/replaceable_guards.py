@@ -1,0 +1,55 @@
+"""Guarded functions that follow new policies, for upstreams whose settings may be reloaded.
+
+A guarded function has its policies as local names, for speed. Where they can change, callers hold a thin
+function in front of it, and a new guarded function takes the place of the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+from weakref import WeakSet
+
+from comporta.signatures import is_coroutine_callable
+
+
+class ReplaceableGuards:
+    """The guarded functions of one upstream that the program uses.
+
+    ``owner`` is what applies new settings; it lives as long as the upstream does.
+    """
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+        self._guards: WeakSet[_Guard] = WeakSet()
+
+    def add(self, function: Callable[..., Any], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """Return a function that calls what ``make`` returned last."""
+        guard = _Guard(make)
+        self._guards.add(guard)
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return guard.call(*args, **kwargs)
+
+        @wraps(function)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            return await guard.call(*args, **kwargs)
+
+        return call_async if is_coroutine_callable(function) else call
+
+    def make_again(self) -> None:
+        """Make every guarded function again, with the policies of now."""
+        for guard in list(self._guards):
+            guard.call = guard.make()
+
+
+class _Guard:
+    """How to make a guarded function, and the one in use."""
+
+    __slots__ = ("__weakref__", "call", "make")
+
+    def __init__(self, make: Callable[[], Callable[..., Any]]) -> None:
+        self.make = make
+        self.call = make()
