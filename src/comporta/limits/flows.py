@@ -118,6 +118,8 @@ class LimitFlows:
                 text,
                 timeout,
                 jitter_us=self.pause_jitter_us,
+                cost=cost,
+                pace_us=self._pace_us,
             )
         )
 
@@ -251,6 +253,10 @@ class LimitFlows:
         if not (isinstance(strategy, ExpiringStrategy) and self.pause_left_us()):
             return 0
         return round(uniform(0, min(strategy.record.pause_length_us // 10, PAUSE_JITTER_US_MAX)))
+
+    def _pace_us(self, units: int) -> int:
+        """Return how long the limit takes to grant some units, as far as this process knows."""
+        return self.current_strategy().effective_at(self.store.clock.now_ns() // 1000)[0].pace_us(units)
 
     def _override_operation(self, limit: LimitConfig | str | None) -> Operation[OverrideReply]:
         if limit is None:

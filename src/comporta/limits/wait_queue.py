@@ -33,11 +33,12 @@ _PLAIN_KEY_CHARS_MAX = PLAIN_BYTES_MAX // 4
 
 
 class Waiter:
-    """A caller in a wait queue, and a way to wake it."""
+    """A caller in a wait queue, the units that it wants, and a way to wake it."""
 
-    __slots__ = ("_lock", "_on_wake", "_woken", "is_gone")
+    __slots__ = ("_lock", "_on_wake", "_woken", "cost", "is_gone")
 
-    def __init__(self) -> None:
+    def __init__(self, cost: int = 1) -> None:
+        self.cost = cost
         self._lock = Lock()
         self._woken = False
         self._on_wake: Callable[[], object] | None = None
@@ -74,6 +75,20 @@ class Waiter:
             self._woken = False
 
 
+class KeyQueue(deque["Waiter"]):
+    """The waiting callers of one key, how many ``units`` they want, and how soon they may get them.
+
+    The limit grants what they want in order, at its pace, beginning at ``pace_from_us``; 0 if no caller has
+    tried yet, because the limit may still grant a whole burst.
+    """
+
+    __slots__ = ("pace_from_us", "units")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = self.pace_from_us = 0
+
+
 class WaitQueue:
     """The waiting callers of each key, in order of arrival.
 
@@ -81,7 +96,7 @@ class WaitQueue:
     """
 
     def __init__(self) -> None:
-        self.waiters_by_key: dict[str, deque[Waiter]] = {}
+        self.waiters_by_key: dict[str, KeyQueue] = {}
         self._lock = Lock()
         fork_safety.register(self)
 
@@ -90,16 +105,35 @@ class WaitQueue:
         self.waiters_by_key.clear()
         fork_safety.reinit_lock(self._lock)
 
-    def join(self, key: str) -> Waiter | None:
+    def join(self, key: str, cost: int = 1) -> Waiter | None:
         """Add a caller to the end of a queue; ``None`` if the queue is full."""
         with self._lock:
             self._drop_gone(key)
-            waiters = self.waiters_by_key.setdefault(key, deque())
+            waiters = self.waiters_by_key.setdefault(key, KeyQueue())
             if len(waiters) >= WAITERS_MAX:
                 return None
-            waiter = Waiter()
+            waiter = Waiter(cost)
             waiters.append(waiter)
+            waiters.units += cost
         return waiter
+
+    def set_pace_from(self, key: str, pace_from_us: int) -> None:
+        """Record from when on the limit grants what the callers of a queue want, at its pace."""
+        waiters = self.waiters_by_key.get(key)
+        if waiters is not None:
+            waiters.pace_from_us = pace_from_us
+
+    def earliest_us(self, key: str, cost: int, pace_us: Callable[[int], int]) -> int:
+        """Return when the limit can grant ``cost`` after all that waits; 0 if that is not known.
+
+        ``pace_us`` returns how long the limit takes to grant some units.
+        """
+        with self._lock:
+            self._drop_gone(key)
+            waiters = self.waiters_by_key.get(key)
+            if waiters is None or not waiters.pace_from_us:
+                return 0
+            return waiters.pace_from_us + pace_us(waiters.units + cost)
 
     def is_first(self, key: str, waiter: Waiter) -> bool:
         """Whether it is this caller's turn."""
@@ -131,6 +165,7 @@ class WaitQueue:
             if waiters is None or waiter not in waiters:  # dropped because its event loop was closed
                 return
             waiters.remove(waiter)
+            waiters.units -= waiter.cost
             if not waiters:
                 del self.waiters_by_key[key]
         self.wake_first(key)
@@ -158,7 +193,7 @@ class WaitQueue:
         if waiters is None:
             return
         while waiters and waiters[0].is_gone():
-            waiters.popleft()
+            waiters.units -= waiters.popleft().cost
         if not waiters:
             del self.waiters_by_key[key]
 
@@ -211,14 +246,19 @@ def wait_flow(
     timeout: float | None,
     *,
     jitter_us: Callable[[], int],
+    cost: int = 1,
+    pace_us: Callable[[int], int] | None = None,
 ) -> Flow[bool]:
     """Wait for a turn in the queue, then for the limit; true if it was granted within the timeout.
 
     ``acquire_flow`` tries once and returns the wait in µs, 0 if granted. ``jitter_us`` returns by how many µs
-    to delay a retry, because after a pause all waiting callers would return at once.
+    to delay a retry, because after a pause all waiting callers would return at once. ``pace_us`` returns how
+    long the limit takes to grant some units: a caller that would be served too late does not wait.
     """
     deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
-    waiter = queue.join(key)
+    if pace_us is not None and queue.earliest_us(key, cost, pace_us) > deadline_us:
+        return False
+    waiter = queue.join(key, cost)
     if waiter is None:
         return False
     try:
@@ -231,7 +271,10 @@ def wait_flow(
             wait_us = yield from acquire_flow()
             if wait_us == 0:
                 return True
-            left_us = deadline_us - clock.now_ns() // 1000
+            now_us = clock.now_ns() // 1000
+            if pace_us is not None:
+                queue.set_pace_from(key, now_us + wait_us - pace_us(cost))
+            left_us = deadline_us - now_us
             if wait_us > left_us:
                 return False
             if wait_us <= RETRY_EVERY_US:

@@ -156,6 +156,10 @@ class Strategy(Algorithm):
         remaining, reset_us, _ = self.usage(state, now_us)
         return remaining, reset_us
 
+    def pace_us(self, units: int) -> int:
+        """Return how long it takes at least to grant some units once nothing is left; 0 if unknown."""
+        return 0
+
     def lease_size_max(self, worker_count: int) -> int:
         """Return the most units that one of the workers may lease at once; 1 leases nothing in advance."""
         return 1

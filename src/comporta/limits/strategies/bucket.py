@@ -63,6 +63,10 @@ class BucketStrategy(RegisteredStrategy):
         """Return the strategy with other parameters; a state carries the unit of its level."""
         return type(self)(params.capacity, params.per_us, params.unit)
 
+    def pace_us(self, units: int) -> int:
+        """Return how long the rate takes for some units."""
+        return units * self.unit // self.per_us
+
     def expires_us(self, state: State) -> int:
         """Return when a bucket is full or empty again, which means the same as never used."""
         debt = max(0, self.debt(rescale_level(state[0], state[2], self.unit)))

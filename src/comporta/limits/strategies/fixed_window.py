@@ -138,6 +138,10 @@ class FixedWindowStrategy(RegisteredStrategy):
             recent_count(past, count, last_us, now_us),
         )
 
+    def pace_us(self, units: int) -> int:
+        """Return the windows that must end before some units fit, less the first one."""
+        return (units - 1) // self.capacity * self.window_us
+
     def expires_us(self, state: State) -> int:
         """Return when the window of a count has ended."""
         return int(state[2]) + self.ttl_us

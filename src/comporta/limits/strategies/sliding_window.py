@@ -199,6 +199,10 @@ class SlidingWindowStrategy(RegisteredStrategy):
             recent_count(past, count, last_us, now_us),
         )
 
+    def pace_us(self, units: int) -> int:
+        """Return the windows that must end before some units fit, less the first one."""
+        return (units - 1) // self.capacity * self.window_us
+
     def expires_us(self, state: State) -> int:
         """Return when the log is empty: one window after its last entry."""
         return int(state[1]) + self.ttl_us
