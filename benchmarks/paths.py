@@ -7,9 +7,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+from fcntl import LOCK_EX, LOCK_UN, flock
 from functools import partial
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 from benchmarks import ours, peers
@@ -18,6 +19,7 @@ from benchmarks.pair import compare_in_pair
 from benchmarks.report import Goal, Section, Table
 from benchmarks.shared import shared_state
 from comporta import LimitConfig, LimitKey, TokenBucketLimiter
+from comporta.stores.shared.directory import directory_path
 
 _PLENTY = 1_000_000
 _KEY = "user:1"
@@ -126,7 +128,8 @@ def _record_awaiting(section: Section, timings: Timings) -> None:
 
 
 def _record_pair(section: Section, effort: Effort, state: str) -> None:
-    with tempfile.TemporaryDirectory(dir=None) as folder:
+    parent = Path(directory_path("bench")).parent  # the same file system as that of the state
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
         arguments = (state, f"{folder}/lock")
         timings = compare_in_pair(pair_contenders, arguments, _KEY, effort.rounds // 2, _SLOT_SECONDS)
     section.tables.append(Table.of_speeds("Two processes at once, shared://", timings, _FASTEST))
@@ -140,7 +143,6 @@ def pair_contenders(state: str, lock: str) -> list[Contender]:
     return [
         Contender(ours.COMPORTA, "acquire", _limiter(state, "pair").sync.acquire),
         Contender(_FLOCK, "", partial(_lock_pair, fd)),
-        Contender(_FLOCK, "spin", partial(_lock_spin, fd)),
     ]
 
 
@@ -148,13 +150,3 @@ def _lock_pair(fd: int, _: str) -> bool:
     flock(fd, LOCK_EX)
     flock(fd, LOCK_UN)
     return True
-
-
-def _lock_spin(fd: int, _: str) -> bool:
-    while True:
-        try:
-            flock(fd, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            continue
-        flock(fd, LOCK_UN)
-        return True

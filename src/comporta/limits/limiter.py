@@ -90,6 +90,7 @@ class BaseLimiter:
             bound = self._flows.bound
         self._limit_for = limit_for
         self._waiters_by_key = self._flows.wait_queue.waiters_by_key
+        self._may_have_waiters = self._flows.wait_queue.may_have
         self._try_acquire = bound.try_acquire if bound.decides_in_process else None
         self._acquire_async = bound.acquire_async
         self._budget = BudgetFlows(self._flows)
@@ -133,7 +134,7 @@ class BaseLimiter:
         """
         if type(key) is LimitKey:
             key = key._text
-        if cost == 1 and not (self._waiters_by_key and self._flows.wait_queue.may_have(key)):
+        if cost == 1 and not (self._waiters_by_key and self._may_have_waiters(key)):
             if timeout == 0:
                 if self._try_acquire is not None:
                     try:
@@ -255,6 +256,7 @@ class SyncLimiter:
         "_budget",
         "_decide_now",
         "_flows",
+        "_may_have_waiters",
         "_may_wait",
         "_try_acquire",
         "_waiters_by_key",
@@ -264,6 +266,7 @@ class SyncLimiter:
         self._flows = flows
         self._budget = budget
         self._waiters_by_key = flows.wait_queue.waiters_by_key
+        self._may_have_waiters = flows.wait_queue.may_have
         self._try_acquire = flows.bound.try_acquire if flows.bound.decides_in_process else flows.bound.acquire
         self._acquire = flows.bound.acquire
         self._may_wait = flows.bound.decides_in_process
@@ -277,7 +280,7 @@ class SyncLimiter:
         """Take ``cost`` from the limit of a key; true if it was granted within ``timeout`` seconds."""
         if type(key) is LimitKey:
             key = key._text
-        if cost == 1 and not (self._waiters_by_key and self._flows.wait_queue.may_have(key)):
+        if cost == 1 and not (self._waiters_by_key and self._may_have_waiters(key)):
             if timeout == 0:
                 try:
                     return not self._try_acquire(key, 1)

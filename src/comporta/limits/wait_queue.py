@@ -149,10 +149,9 @@ class WaitQueue:
 
     def may_have(self, key: LimitKey | str | None) -> bool:
         """Whether callers wait for a key that may not be in the form in which queues are kept."""
-        if not self.waiters_by_key:
-            return False
-        is_plain = type(key) is str and 0 < len(key) <= _PLAIN_KEY_CHARS_MAX and key[0] != DIGEST_PREFIX
-        return (key if is_plain else normalize_key(key)) in self.waiters_by_key
+        if type(key) is str and 0 < len(key) <= _PLAIN_KEY_CHARS_MAX and key[0] != DIGEST_PREFIX:
+            return key in self.waiters_by_key
+        return normalize_key(key) in self.waiters_by_key
 
     def count(self, key: str) -> int:
         """Return how many callers wait."""
