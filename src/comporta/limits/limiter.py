@@ -152,7 +152,7 @@ class BaseLimiter:
 
     async def decide(self, key: Key = None, cost: int = 1) -> Decision:
         """Take ``cost`` if it is available, and return the decision with the use of the key."""
-        if cost == 1 and self._decide_now is not None:
+        if cost == 1 and type(cost) is int and self._decide_now is not None:
             try:
                 return self._decide_now(key._text if type(key) is LimitKey else key, 1)
             except WouldBlock:
@@ -296,7 +296,7 @@ class SyncLimiter:
 
     def decide(self, key: Key = None, cost: int = 1) -> Decision:
         """Take ``cost`` if it is available, and return the decision with the use of the key."""
-        if cost == 1 and self._decide_now is not None:
+        if cost == 1 and type(cost) is int and self._decide_now is not None:
             try:
                 return self._decide_now(key._text if type(key) is LimitKey else key, 1)
             except WouldBlock:
