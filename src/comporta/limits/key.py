@@ -20,18 +20,13 @@ class LimitKey:
     __slots__ = ("_text", "key", "namespace", "version")
 
     def __init__(self, namespace: str, key: str, version: str | None = None) -> None:
-        parts = {"namespace": namespace, "key": key}
+        self.namespace = namespace = _checked_part("namespace", namespace)
+        self.key = key = _checked_part("key", key)
+        self.version = version
+        self._text = f"{_escape(namespace)}:{_escape(key)}"
         if version is not None:
-            parts["version"] = version
-        for name, part in parts.items():
-            if not isinstance(part, str):
-                raise TypeError(f"{name} must be a str, got {part!r:.100}")
-            if not part:
-                raise ValueError(f"{name} must not be empty, got {part!r}")
-        self.namespace = _plain_str(namespace)
-        self.key = _plain_str(key)
-        self.version = None if version is None else _plain_str(version)
-        self._text = ":".join(_escape(_plain_str(part)) for part in parts.values())
+            self.version = version = _checked_part("version", version)
+            self._text += f":{_escape(version)}"
 
     @classmethod
     def from_str(cls, text: str) -> LimitKey:
@@ -61,13 +56,22 @@ class LimitKey:
         return hash(self._text)
 
 
+def _checked_part(name: str, part: str) -> str:
+    """Return a part of a key as a plain ``str``, or raise if it is empty or something else."""
+    if not isinstance(part, str):
+        raise TypeError(f"{name} must be a str, got {part!r:.100}")
+    if not part:
+        raise ValueError(f"{name} must not be empty, got {part!r}")
+    return _plain_str(part)
+
+
 def _plain_str(text: str) -> str:
     """Return the characters of a ``str`` subclass: a member of ``Key(str, Enum)`` prints differently."""
     return text if type(text) is str else str.__str__(text)
 
 
 def _escape(part: str) -> str:
-    return part.replace("%", "%25").replace(":", "%3A")
+    return part.replace("%", "%25").replace(":", "%3A") if "%" in part or ":" in part else part
 
 
 def _unescape(part: str) -> str:
