@@ -159,6 +159,21 @@ def test_group__two_schedules__charges_both_or_none(bench: Bench) -> None:
     assert day.sync.peek().remaining == 1
 
 
+def test_settle__calendar_window__credits_only_what_the_same_window_granted(bench: Bench) -> None:
+    limiter = bench.limiter("10/day at 00:00 UTC")
+    bench.clock.advance(15 * 3600 + 59 * 60)  # one minute before midnight
+    granted_at = bench.clock.now_ns() / 1e9
+    assert limiter.acquire("k", 6)
+    assert limiter.settle("k", 6, 5, granted_at)
+    assert limiter.peek("k").remaining == 5
+    bench.clock.advance(120)
+    assert not limiter.settle("k", 5, 4, granted_at)
+    assert limiter.acquire("k", 3)
+    assert not limiter.settle("k", 5, 4, granted_at)
+    assert limiter.settle("k", 5, 8, granted_at), "a debit counts into the current window"
+    assert limiter.peek("k").remaining == 4
+
+
 def test_redis__calendar_window__expires_with_it(valkey: Server) -> None:
     clock = ManualClock(_unix("2027-06-02 20:00"))
     with redis_store(valkey, clock) as store:
@@ -193,7 +208,7 @@ LIMITS = st.builds(
 )
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["limit", "charge", "acquire", "lease"]),
+        st.sampled_from(["limit", "charge", "acquire", "lease", "settle"]),
         st.one_of(st.integers(0, 10_000_000), st.integers(-90_000_000_000, 3_000_000_000_000)),
         st.integers(-3, 30),
     ),

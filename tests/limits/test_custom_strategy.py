@@ -14,13 +14,16 @@ from tests.stores.manual_heartbeat import manual_failover, run_heartbeat
 from tests.support import max_examples, redis_store
 
 from comporta import BaseLimiter, LimitConfig, LimitGroup, LimitStrategy, RateLimitManager
+from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.limits.budgets.operation import SettleOperation
 from comporta.limits.charge import ChargeOperation
 from comporta.limits.leases.operation import LeaseOperation, LeaseSource
 from comporta.limits.manager import limit_configs_from_settings
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.limits.overrides.record import ExpiringStrategy
+from comporta.limits.scripts import settle_script
 from comporta.limits.strategies.base import EndedLease
 from comporta.limits.strategies.fixed_window import FixedWindowStrategy
 from comporta.limits.strategies.outage_share import fallback_strategy
@@ -94,7 +97,7 @@ LIMITS = st.builds(
 )
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["limit", "charge", "acquire", "lease"]),
+        st.sampled_from(["limit", "charge", "acquire", "lease", "settle"]),
         st.integers(0, 5_000_000),
         st.integers(-3, 20),
     ),
@@ -112,6 +115,9 @@ def _operation(what: str, limit: LimitConfig, amount: int) -> Any:
         return LeaseOperation(LeaseSource(strategy, definition, 25_000), "k", cost, 5, EndedLease(0, 1, 1))
     if what == "charge":
         return ChargeOperation(strategy, "n", "k", cost)
+    if what == "settle":
+        script, demand = settle_script(strategy.name, "n", tuple(strategy.params)), amount or 1
+        return SettleOperation(script, LimitDemand(strategy, "n", "k", demand), None, MONOTONIC)
     return LimitOperation([LimitDemand(strategy, "n", "k", min(amount, limit.capacity))])
 
 

@@ -81,8 +81,12 @@ class LimitBlock:
         return self._key
 
     def _require_flow(self, key: Key) -> Flow[None]:
-        flows = self._flows
-        if not (yield from flows.acquire_flow(key, self._cost, self._timeout)):
-            decision = yield from flows.peek_flow(key, self._cost)
-            text = f"{flows.name}: the limit of {flows.config} had no capacity for {self._cost} in time"
-            raise LimitReachedError(text, flows.name, decision.retry_after)
+        yield from require_flow(self._flows, key, self._cost, self._timeout)
+
+
+def require_flow(flows: LimitFlows, key: Key, cost: int, timeout: float | None) -> Flow[None]:
+    """Take from a limit, waiting up to ``timeout`` seconds, or raise ``LimitReachedError``."""
+    if not (yield from flows.acquire_flow(key, cost, timeout)):
+        decision = yield from flows.peek_flow(key, cost)
+        text = f"{flows.name}: the limit of {flows.config} had no capacity for {cost} in time"
+        raise LimitReachedError(text, flows.name, decision.retry_after)

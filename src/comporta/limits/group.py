@@ -165,13 +165,12 @@ class LimitGroup:
         if not (yield from self._acquire_flow(keys, cost, timeout)):
             decision = yield from self._decide_flow(keys, cost)
             if not decision.allowed:
-                raise self._refusal_error(decision, cost, timeout)
+                raise self._refusal_error(decision, cost)
         return Reservation(cost, self._store.clock.now_ns() / 1e9, self._names, self._amounts(cost))
 
-    def _refusal_error(self, decision: Decision, cost: Cost, timeout: float | None) -> LimitReachedError:
-        within = "" if timeout is None else f" within {timeout:g} s"
+    def _refusal_error(self, decision: Decision, cost: Cost) -> LimitReachedError:
         name = self._limiters[0].name
-        text = f"{name}: the limits {', '.join(self._names)} had no capacity for {cost}{within}"
+        text = f"{name}: the limits {', '.join(self._names)} had no capacity for {cost} in time"
         return LimitReachedError(text, name, decision.retry_after)
 
     def _settle_reservation_flow(self, keys: Keys, reservation: Reservation) -> Flow[None]:

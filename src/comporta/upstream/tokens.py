@@ -120,8 +120,9 @@ class SeveralLimits(Tokens):
 
 
 def _limiter_refusal_flow(limiter: BaseLimiter, amount: int) -> Flow[LimitRefusal]:
-    config, paused = limiter.config, 0.0
+    """Return how long one limit is paused, or takes to have the amount."""
+    retry_after, paused = amount / limiter.config.rate, 0.0
     with suppress(StateError):
-        decision: Decision = yield from limiter._flows.peek_flow(None)
-        paused = decision.paused
-    return LimitRefusal(str(config), amount / config.rate, paused)
+        decision: Decision = yield from limiter._flows.peek_flow(None, max(1, amount))
+        retry_after, paused = decision.retry_after, decision.paused
+    return LimitRefusal(str(limiter.config), retry_after, paused)

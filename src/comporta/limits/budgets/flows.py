@@ -8,12 +8,11 @@ from __future__ import annotations
 from functools import partial
 
 from comporta.clock import Clock, to_us
-from comporta.errors import LimitReachedError
 from comporta.flow import Flow
+from comporta.limits.block import require_flow
 from comporta.limits.budgets.operation import SettleOperation
 from comporta.limits.budgets.reservation import Reservation
 from comporta.limits.budgets.settlements import Settlement, Settlements
-from comporta.limits.decision import Decision
 from comporta.limits.flows import Key, LimitFlows
 from comporta.limits.key import normalize_key
 from comporta.limits.scripts import settle_script
@@ -45,10 +44,7 @@ class BudgetFlows:
     def reserve_flow(self, key: Key, cost: int, timeout: float | None) -> Flow[Reservation]:
         """Take an estimate, waiting up to ``timeout`` seconds, or raise ``LimitReachedError``."""
         flows = self._flows
-        if not (yield from flows.acquire_flow(key, cost, timeout)):
-            decision: Decision = yield from self._refusal_flow(key, cost)
-            if not decision.allowed:
-                raise self._refusal_error(decision, cost, timeout)
+        yield from require_flow(flows, key, cost, timeout)
         return Reservation(cost, flows.store.clock.now_ns() / 1e9, (flows.name,), (cost,))
 
     def settle_reservation_flow(self, key: Key, reservation: Reservation) -> Flow[None]:
@@ -82,26 +78,6 @@ class BudgetFlows:
         if flows.lease_client is not None:
             flows.lease_client.forget_refusal(text)
         flows.wait_queue.wake_first(text)
-
-    def _refusal_flow(self, key: Key, cost: int) -> Flow[Decision]:
-        """Return when the limit may grant a refused cost; it may even grant it now, unless others wait."""
-        if self._flows.wait_queue.is_empty(normalize_key(key)):
-            return (yield from self._flows.decide_flow(key, cost))
-        decision: Decision = yield from self._flows.peek_flow(key)
-        return Decision(
-            allowed=False,
-            limit=decision.limit,
-            remaining=decision.remaining,
-            retry_after=decision.paused or cost / self._flows.config.rate,
-            reset_after=decision.reset_after,
-            paused=decision.paused,
-        )
-
-    def _refusal_error(self, decision: Decision, cost: int, timeout: float | None) -> LimitReachedError:
-        flows = self._flows
-        within = "" if timeout is None else f" within {timeout:g} s"
-        text = f"{flows.name}: the limit of {flows.config} had no capacity for {cost}{within}"
-        return LimitReachedError(text, flows.name, decision.retry_after)
 
 
 def _past_us(granted_at: float, clock: Clock) -> int:

@@ -8,7 +8,6 @@ killed meanwhile leaves its estimates spent, like one that is killed during its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -91,8 +90,7 @@ def settle_all_flow(store: Store, settlements: Sequence[Settlement]) -> Flow[lis
     operations = [settlement.operation for settlement in settlements]
     replies: list[Any] = yield ApplyMany(store, operations)
     for number, settlement in enumerate(settlements):
-        if isinstance(replies[number], StateError):  # in an outage: settle with the local share
-            with suppress(StateError):
-                replies[number] = yield Apply(store, settlement.operation)
+        if isinstance(replies[number], StateError) and store.fallback is not None:
+            replies[number] = yield Apply(store, settlement.operation)  # settles with the local share
         settlement.on_settled()
     return replies
