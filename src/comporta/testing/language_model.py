@@ -53,7 +53,7 @@ class SimulatedLanguageModel(HttpServer):
         self._requests = RequestQuota(requests_per_second, max(1.0, requests_per_second))
         self._tokens = RequestQuota(tokens_per_minute / _MINUTE, tokens_per_minute)
         self._log_median = math.log(mean_tokens) - _SPREAD**2 / 2
-        self._random = Random(seed)  # nosec B311 - repeatable answers, no secrets
+        self._random = Random(seed)
 
     async def _respond(self, request: HttpRequest) -> bytes:
         asked: dict[str, Any] = json.loads(request.body or b"{}")
