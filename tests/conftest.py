@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
+from hypothesis import HealthCheck, settings
 from tests.debian import install_package
 from tests.processes.fleet import new_state_name, remove_shared_state, shared_url
 from tests.stalls import StallMonitor
@@ -28,6 +29,10 @@ from comporta.stores.failover import worker_count_file
 from comporta.testing import ManualClock, PostgresServer, Server, SheetsServer, find_servers, programs
 
 SERVERS = find_servers()
+
+# Hypothesis would fail a test whose example takes 0.2 s, or is slow to generate: on a busy machine, any.
+settings.register_profile("no time limits", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no time limits")
 
 ONE_SERVER_FOLDERS = {"cli", "integrations", "outages", "processes", "testing", "topologies", "upstream"}
 """Folders of tests that take real time, and whose result does not depend on the kind of server."""

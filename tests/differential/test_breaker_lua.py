@@ -107,7 +107,8 @@ def _known() -> CircuitSnapshot:
 
 
 @settings(
-    max_examples=max_examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(120),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(config=configs, script=st.lists(st.tuples(steps, words), min_size=1, max_size=40))
 def test_lua__any_rules_steps_and_times__replies_as_python_does(

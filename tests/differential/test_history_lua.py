@@ -32,7 +32,7 @@ tellings = st.tuples(
 notes = st.binary(min_size=1, max_size=1000)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(tellings, min_size=1, max_size=40))
 def test_lua__any_history_reports_and_times__replies_as_python_does(
     server: Server, steps: list[tuple[int, list[int], dict[int, int], list[tuple[int, int]], int]]
@@ -52,7 +52,7 @@ def test_lua__any_history_reports_and_times__replies_as_python_does(
         assert remote.apply(ReadHistory("upstream.n")) == local.apply(ReadHistory("upstream.n"))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(st.tuples(st.lists(notes, min_size=1, max_size=50), st.integers(1, 200)), max_size=20))
 def test_lua__any_journal_notes__replies_as_python_does_and_may_keep_more(
     valkey: Server, steps: list[tuple[list[bytes], int]]

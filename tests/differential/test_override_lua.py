@@ -135,7 +135,8 @@ def forget_alike(local: MemoryStore, remote: RedisStore) -> bytes | None:
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(limit=limits, steps=st.lists(st.tuples(moments, changes), min_size=1, max_size=25))
 def test_lua__any_override_and_time__writes_the_same_record_as_python(
@@ -155,7 +156,8 @@ def test_lua__any_override_and_time__writes_the_same_record_as_python(
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     limit=limits,

@@ -104,7 +104,8 @@ class StorePair:
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(most=st.integers(1, 5), permit_ttl_us=st.sampled_from([60_000_000, 90_000_001]), steps=steps)
 def test_lua__any_permit_operations_and_times__replies_as_python_does(
@@ -123,7 +124,8 @@ def test_lua__any_permit_operations_and_times__replies_as_python_does(
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(most=st.integers(1, 2), steps=competing, busy=st.integers(1, 9))
 def test_lua__claims_of_competing_processes__replies_as_python_does(
@@ -142,7 +144,8 @@ def test_lua__claims_of_competing_processes__replies_as_python_does(
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     most=st.integers(1, 3),

@@ -24,7 +24,8 @@ calls = st.one_of(st.just(0), st.integers(0, 40), st.integers(0, 10**9))
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(budget=budgets, steps=st.lists(st.tuples(pauses, calls, st.booleans()), min_size=1, max_size=40))
 def test_lua__any_budget_calls_and_times__replies_as_python_does(

@@ -76,7 +76,8 @@ def _expire_alike(
 
 
 @settings(
-    max_examples=max_examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(400),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(limit=limits, steps=st.lists(st.tuples(pauses, amounts, max_waits), min_size=1, max_size=40))
 def test_lua__any_limit_and_time__replies_as_python_does(
@@ -93,7 +94,8 @@ def test_lua__any_limit_and_time__replies_as_python_does(
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(limit=limits, steps=st.lists(st.tuples(pauses, st.integers(1, 5)), min_size=1, max_size=40))
 def test_lua__acquire_script__replies_as_python_does(
@@ -111,7 +113,8 @@ def test_lua__acquire_script__replies_as_python_does(
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     limit=limits,
@@ -139,7 +142,8 @@ def test_lua__peek_and_acquire_up_to__reply_as_python_does(
 
 
 @settings(
-    max_examples=max_examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(400),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     limit=limits,
@@ -226,7 +230,8 @@ def test_lua__settlements__reply_as_python_does(
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     group=st.lists(limits, min_size=1, max_size=4),
@@ -248,7 +253,8 @@ def test_lua__group_of_limits__replies_as_python_does(
 
 
 @settings(
-    max_examples=max_examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     strategy=st.sampled_from(

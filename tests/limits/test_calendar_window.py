@@ -218,7 +218,8 @@ STEPS = st.lists(
 
 
 @settings(
-    max_examples=max_examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(text=LIMITS, begin=st.integers(1_600_000_000, 2_400_000_000), steps=STEPS)
 def test_lua__calendar_window__replies_as_python_does(

@@ -122,7 +122,8 @@ def _operation(what: str, limit: LimitConfig, amount: int) -> Any:
 
 
 @settings(
-    max_examples=max_examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(100),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(limit=LIMITS, steps=STEPS)
 def test_lua__registered_strategy__replies_as_python_does(

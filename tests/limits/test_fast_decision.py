@@ -54,7 +54,8 @@ def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]
 
 
 @settings(
-    max_examples=max_examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(60),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(limit=limits, story=st.lists(steps, min_size=1, max_size=20))
 def test_fast_decider__overrides_and_pauses__replies_as_the_operation_does(

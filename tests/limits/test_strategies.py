@@ -231,7 +231,8 @@ configs = st.builds(
 
 
 @settings(
-    max_examples=max_examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(60),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     config=configs,

@@ -25,7 +25,8 @@ steps = st.tuples(
 
 
 @settings(
-    max_examples=max_examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max_examples(120),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(of_all=limits, partition=limits, sequence=st.lists(steps, min_size=1, max_size=40))
 def test_acquire_both__any_sequence__gives_the_same_waits_on_all_three_paths(

@@ -263,10 +263,10 @@ def test_reporter__all_calls_succeed__other_workers_see_them(valkey: Server) -> 
 WORKER = """
 import sys
 from comporta.flow import run
-from comporta.retry import RetryBudget
+from comporta.retry import Budget, RetryBudget
 from comporta.stores.registry import open_store
 
-budget = RetryBudget("pncp", open_store(sys.argv[1]))
+budget = RetryBudget("pncp", open_store(sys.argv[1]), Budget(window=300))
 for _ in range(25):
     budget._count_call()
 print(sum(run(budget._withdraw_flow()) for _ in range(12)))
@@ -277,7 +277,9 @@ def test_fleet__four_processes__share_one_budget(valkey: Server) -> None:
     command(valkey, "FLUSHALL")
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, f"{valkey.url}?timeout=5"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WORKER, f"{valkey.url}?timeout=5&connect_timeout=60"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(4)
     ]
