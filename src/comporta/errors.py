@@ -14,7 +14,7 @@
         │   │   └── StateAuthError        the server rejects the credentials
         │   │       └── StatePermissionError  the user lacks a permission
         │   ├── StateTimeoutError         no reply before the deadline
-        │   ├── StateFullError            no room for a new key; live keys are never evicted
+        │   ├── StateFullError            no room for a new key
         │   └── StateTypeError            the key holds data that comporta did not write
         ├── ChannelClosedError            the channel is closed
         ├── PipelineError                 a pipeline run cannot continue

@@ -137,7 +137,7 @@ def test_workers__directory_open_to_others__fails_with_one_sentence(shared_name:
         ("http://x", "not of a web page"),
         ("nonsense", "state must start with one of"),
         ("shared://a/b", "name must be 1 to 64 of"),
-        ("shared://a?x=1", "shared:// has the options keys and lock_timeout, got 'x'"),
+        ("shared://a?x=1", "shared:// has the options memory and lock_timeout, got 'x'"),
         ("shared://a?memory=x", "memory must be a whole number of MB, got 'x'"),
         ("shared://a?memory=0", "memory must be 4 to"),
         ("redis://h?timeout=x", "timeout must be a number, got 'x'"),

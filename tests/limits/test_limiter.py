@@ -127,7 +127,7 @@ def test_state__not_a_url__is_a_type_error() -> None:
         ("shared://x?memory=none", "memory must be a number, got 'none'"),
         ("shared://x?memory=0", "memory must be 4 to"),
         ("shared://x?lock_timeout=0", "lock_timeout must be 0.001 to 60"),
-        ("shared://x?colour=red", "shared:// takes keys and lock_timeout, got 'colour'"),
+        ("shared://x?colour=red", "shared:// takes memory and lock_timeout, got 'colour'"),
         ("shared://a/b", "name must be 1 to 64"),
         ("redis://127.0.0.1?timeout=soon", "timeout must be a number, got 'soon'"),
         ("redis://127.0.0.1?timeout=100", "timeout must be 0.001 to 60"),

@@ -11,14 +11,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
-from tests.support import fill_with_records, shared_store
+from tests.support import assert_within, fill_with_records, shared_store, wait_until
 
 from comporta import (
     BaseLimiter,
@@ -402,6 +402,77 @@ def test_refusal__threads_on_one_key__are_never_granted_too_much() -> None:
         for thread in threads:
             thread.join()
         assert 10 < sum(granted) <= 10 + 2000 * (time.monotonic() - began)
+
+
+# a directory that is removed while it is in use -----------------------------------------------------------
+
+
+def remove_directory(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def remove_table(path: Path) -> None:
+    (path / "table").unlink()
+
+
+def truncate_table(path: Path) -> None:
+    table = path / "table"
+    os.truncate(table, table.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("damage", [remove_directory, remove_table, truncate_table])
+def test_verify__directory_damaged__all_workers_use_the_new_one(damage: Callable[[Path], None]) -> None:
+    with shared_store() as store, second_store(store) as other:
+        limiters = [TokenBucketLimiter("2/hour", each, "n").sync for each in (store, other)]
+        assert [limiter.acquire("k") for limiter in limiters] == [True, True]
+        limiters[0].set_limit("1/hour")
+        assert not any(limiter.acquire("k") for limiter in limiters for _ in range(2))
+        store.verify()
+        assert not limiters[0].acquire("k"), "an intact directory stays in use"
+        damage(Path(store.path))
+        store.verify()
+        other.verify()
+        assert [limiter.acquire("k") for limiter in [*limiters, *limiters]] == [True, True, False, False]
+        kinds = [event.kind for event in events.latest_events() if event.source == store.address]
+        assert kinds.count("state_replaced") >= 1
+
+
+def test_verify__directory_damaged_twice__closes_the_first_one() -> None:
+    with shared_store() as store:
+        limiter = TokenBucketLimiter("1/hour", store, "n").sync
+        for _ in range(3):
+            assert [limiter.acquire("k"), limiter.acquire("k")] == [True, False]
+            shutil.rmtree(store.path)
+            store.probe()
+
+
+def test_heartbeat__directory_removed__shares_a_new_one_within_2_s() -> None:
+    with shared_store() as engine, second_store(engine) as other_engine:
+        stores = [FailoverStore.wrap(each, each.address) for each in (engine, other_engine)]
+        limiters = [TokenBucketLimiter("1/hour", each, "n").sync for each in stores]
+        assert [limiter.acquire("k") for limiter in limiters] == [True, False]
+        began = time.monotonic()
+        shutil.rmtree(engine.path)
+        wait_until(lambda: engine._retired is not None and other_engine._retired is not None)
+        assert_within(time.monotonic() - began, 2, "noticing the removal")
+        assert [limiter.acquire("k") for limiter in limiters] == [True, False]
+        for store in stores:
+            store.heartbeat.stop()
+
+
+def test_fast_path__table_replaced_during_a_decision__caches_nothing_of_the_old_one() -> None:
+    with shared_store() as store:
+        bound = store.bind(_binding(LimitConfig(0.001, 1)))
+        assert bound.acquire("k", 1) == 0
+        old = bound._locations["k"]
+        shutil.rmtree(store.path)
+        retired = store._locked
+        store.verify()
+        slot = retired.table.find(locate(StateKey("rate_limiter:n", "k", bound.cached_algorithm)))
+        assert slot is not None
+        bound._cache_location("k", retired, slot, bound.cached_algorithm.codec)
+        bound._remember_refusal("k", old, b"", 0, 1)
+        assert (bound._locations, bound._refusals) == ({}, {})
 
 
 # the directory ------------------------------------------------------------------------------------------

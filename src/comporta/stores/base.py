@@ -323,6 +323,9 @@ class Store(ABC):
     def probe(self) -> None:  # noqa: B027 - a default
         """Check that the store can be used; raise the ``StateError`` that says why not. May block."""
 
+    def verify(self) -> None:  # noqa: B027 - a default
+        """Check, about once a second, that what is in use is still the state that other workers find."""
+
     @property
     def primary(self) -> Store:
         """The engine itself, if this store stands in front of one."""

@@ -40,7 +40,7 @@ from comporta.limits.strategies.sliding_window import (
     window_lease_size_max,
     window_lease_us,
 )
-from comporta.stores.base import State
+from comporta.stores.base import PINNED_US, State
 from comporta.stores.lua import lua
 
 if TYPE_CHECKING:
@@ -169,6 +169,10 @@ class CalendarWindowStrategy(RegisteredStrategy):
     def expires_us(self, state: State) -> int:
         """Return when the window ends, or when the last minute's grants are a minute old."""
         return max(int(state[2]), int(state[3]) + STATE_TTL_US_MIN)
+
+    def retention_us(self, state: State) -> int:
+        """Return the same time; a window that is used up is pinned."""
+        return self.expires_us(state) + (PINNED_US if state[0] >= self.capacity else 0)
 
     def used_units(self, state: State, now_us: int) -> int:
         """Return the units counted into the current window."""

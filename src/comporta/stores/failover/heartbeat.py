@@ -198,6 +198,7 @@ class Heartbeat:
         return min(left, POLL_SECONDS) if has_polled else left
 
     def _beat(self, store: HeartbeatOwner, run: HeartbeatRun) -> None:
+        store.primary.verify()
         self._record_heartbeat(store, run)
         self._read_overrides(store.primary)
         self.worker_count.expire()

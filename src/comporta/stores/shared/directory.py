@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 
 from comporta.errors import StateTimeoutError, StateUnavailableError
 from comporta.stores.shared.layout import (
@@ -74,6 +75,23 @@ class StateDirectory:
     def open_locks(self) -> list[int]:
         """Return new descriptors of the lock files; a lock belongs to the descriptor it was taken by."""
         return [os.open(_lock_name(number), _OPEN_FLAGS, dir_fd=self._fd) for number in range(LOCK_COUNT)]
+
+    def problem(self) -> str | None:
+        """Return what happened to the directory since it was opened; ``None`` if nothing did."""
+        if not _is_at(self._fd, self.path):
+            return f"{self.path} was removed"
+        try:
+            size = os.stat(TABLE_NAME, dir_fd=self._fd).st_size
+        except FileNotFoundError:
+            return f"the table of {self.path} was removed"
+        needed = table_geometry(self.memory_mb).size
+        return f"the table of {self.path} was truncated to {size} bytes" if size < needed else None
+
+    def remove_damaged(self) -> None:
+        """Remove the directory, unless another process already did; of several processes, one does."""
+        if _is_at(self._fd, self.path):
+            with suppress(FileNotFoundError):  # someone is removing it right now
+                _remove_stale(self._fd, self.path)
 
     def close(self) -> None:
         """Close the directory's own descriptor, once: a second close could hit a file opened since."""
@@ -178,7 +196,7 @@ def _create(path: str, memory_mb: int, boot: str) -> None:
 
 
 def _remove_stale(directory: int, path: str) -> None:
-    """Rename away and delete a directory from before the last boot; of several processes, one does."""
+    """Rename away and delete a directory that cannot be used; of several processes, one does."""
     fd = os.open(_lock_name(0), _OPEN_FLAGS, dir_fd=directory)
     try:
         _lock(fd, path)

@@ -27,7 +27,6 @@ from comporta.stores.shared.table import (
     USE_COUNT_NEXT,
     SlotPosition,
     SlotRequest,
-    Table,
     locate,
 )
 
@@ -105,6 +104,14 @@ class SharedBoundLimit(LocalBoundLimit):
         """Look up every slot again: after a fork the locks are different ones."""
         self._locations.clear()
         self._refusals.clear()
+
+    def use_table(self, locked: LockedTable) -> None:
+        """Decide on another table from now on: the directory was replaced."""
+        self._locked = locked
+        self._seen_change_count = b""
+        for switch in self._switch_callbacks:
+            switch(self.cached_algorithm, b"")  # so that the next decision reads the override
+        self.forget_locations()
 
     def _read_override(self) -> None:
         """Read the operator's override and decide by it from now on."""
@@ -199,46 +206,51 @@ class SharedBoundLimit(LocalBoundLimit):
         self._refusals[key] = (
             *(memory, change_count, entry, entry_at, slot_at, memory[slot_at], now_us, now_us + wait_us),
         )
+        if self._locations.get(key) is not location:  # the table was replaced meanwhile
+            self._refusals.pop(key, None)
 
     def _decide_by_lookup(self, caller_key: Any, cost: int, step_of: StepOf[R]) -> R:
         """Decide for a key whose slot is not cached, or after an override changed."""
         if self._locked.table.change_count != self._seen_change_count:
             self._read_override()
         text, algorithm = self._key_text(caller_key), self.cached_algorithm
-        step, table, codec = step_of(algorithm), self._locked.table, algorithm.codec
+        locked, step, codec = self._locked, step_of(algorithm), algorithm.codec
+        table = locked.table
 
         def decide_locked(key: StateKey) -> tuple[SlotPosition | None, R]:
-            now_us = self._locked.clock.now_ns() // 1000
+            now_us = locked.clock.now_ns() // 1000
             slot = table.find(position := locate(key))
             state = None if slot is None else table.read_state(slot, codec)
             new, reply = step(state, now_us, cost)
             if new is not None:
-                slot = self._locked.write_state(slot, SlotRequest(key, position, now_us), new)
+                slot = locked.write_state(slot, SlotRequest(key, position, now_us), new)
             return slot, reply
 
         def attempt(keys: list[StateKey]) -> tuple[StateKey, SlotPosition | None, R]:
             [key] = keys
-            guards = self._locked.guards({locate(key).lock})
+            guards = locked.guards({locate(key).lock})
             return key, *run_locked(guards, lambda: decide_locked(key))
 
-        key, slot, reply = self._locked.with_overflow([StateKey(self._space, text, algorithm)], attempt)
+        key, slot, reply = locked.with_overflow([StateKey(self._space, text, algorithm)], attempt)
         is_digest = isinstance(caller_key, str) and text is not caller_key
         if slot is not None and not is_digest and key.key != OVERFLOW_KEY:
-            self._cache_location(caller_key, table, slot, codec)
+            self._cache_location(caller_key, locked, slot, codec)
         return reply
 
-    def _cache_location(self, key: Any, table: Table, slot: SlotPosition, codec: Codec) -> None:
+    def _cache_location(self, key: Any, locked: LockedTable, slot: SlotPosition, codec: Codec) -> None:
         if slot.copy_bytes - _EXPIRY.size < codec.size and isinstance(codec, Struct):
             return  # written by a program with a shorter state; the next grant moves it to a larger slot
         if len(self._locations) >= _LOCATIONS_MAX:
             self._locations.clear()
-        [(fd, mutex)] = self._locked.guards({slot.lock})
+        memory, [(fd, mutex)] = locked.table.memory, locked.guards({slot.lock})
         copy_0 = slot.slot_offset + SLOT_HEAD_BYTES
         copy_1 = copy_0 + slot.copy_bytes
         entry_at = slice(slot.entry_offset, slot.entry_offset + ENTRY_BYTES)
         self._locations[key] = (
-            *(table.memory, slot.entry_bytes, entry_at, slot.slot_offset, copy_0, copy_1, fd, mutex),
+            *(memory, slot.entry_bytes, entry_at, slot.slot_offset, copy_0, copy_1, fd, mutex),
         )
+        if locked is not self._locked:  # the table was replaced meanwhile
+            self._locations.pop(key, None)
 
 
 def _copy_packer(codec: Codec) -> Callable[..., None] | None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakSet
 
-from comporta import fork_safety
+from comporta import events, fork_safety
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateUnavailableError
 from comporta.stores.base import Operation, Store
@@ -24,6 +24,7 @@ from comporta.stores.shared.directory import StateDirectory, boot_id, directory_
 from comporta.stores.shared.fast_path import SharedBoundLimit
 from comporta.stores.shared.layout import MEMORY_MB_DEFAULT, SLOT_BYTES, STATE_BYTES_MAX
 from comporta.stores.shared.locked_table import LockedTable, run_locked
+from comporta.stores.shared.table import Table
 
 R = TypeVar("R")
 
@@ -67,8 +68,13 @@ class SharedStore(Store):
         self._directory = StateDirectory(directory_path(name), memory, boot_id())
         self.path = self._directory.path
         self._locked = LockedTable(self._directory, clock, lock_timeout, self.address)
-        self.table = self._locked.table
+        self._retired: LockedTable | None = None
         fork_safety.register(self)
+
+    @property
+    def table(self) -> Table:
+        """The table in use."""
+        return self._locked.table
 
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation, waiting for locks for at most ``lock_timeout``."""
@@ -107,9 +113,41 @@ class SharedStore(Store):
         self._bound_limits.add(bound)
         return bound
 
+    def verify(self) -> None:
+        """Use the new directory if an operator removed this one, or truncated its table."""
+        problem = self._directory.problem()
+        if problem is None:
+            return
+        self._directory.remove_damaged()
+        self._reopen()
+        text = f"{problem} while it was in use; its states are lost, a new directory is in use"
+        events.publish("state_replaced", self.address, text, "error")
+
+    def probe(self) -> None:
+        """Check the directory, as ``verify`` does."""
+        self.verify()
+
     def close(self) -> None:
         """Close this process's descriptors and mapping. The state stays in the file."""
+        self._close_retired()
         self._locked.close()
+
+    def _reopen(self) -> None:
+        """Open the directory anew and switch all bound limits to it.
+
+        Other threads may still be deciding on the old table, so it is closed only when the next one retires.
+        """
+        directory = StateDirectory(self.path, self._directory.memory_mb, boot_id())
+        locked = LockedTable(directory, self.clock, self.lock_timeout, self.address)
+        self._close_retired()
+        self._directory, self._retired, self._locked = directory, self._locked, locked
+        for bound in list(self._bound_limits):
+            bound.use_table(locked)
+
+    def _close_retired(self) -> None:
+        retired, self._retired = self._retired, None
+        if retired is not None:
+            retired.close()
 
     @property
     def lock_timeout(self) -> float:
