@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 
-from comporta import LimitGroup, StateFullError, TokenBucketLimiter
+from comporta import (
+    BaseLimiter,
+    LimitConfig,
+    LimitGroup,
+    LimitStrategy,
+    StateFullError,
+    TokenBucketLimiter,
+)
 from comporta.stores import memory
+from comporta.stores.base import State
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.testing import ManualClock
@@ -128,6 +136,7 @@ def test_memory__cached_refusal__is_dropped_when_the_key_or_the_limit_changes() 
 FORKING = """
 import os, threading
 from comporta import TokenBucketLimiter
+from comporta.stores.base import State
 from comporta.stores.memory import MemoryStore
 
 limiter = TokenBucketLimiter("1000000/s", MemoryStore()).sync
@@ -184,3 +193,74 @@ def test_memory__room_for_one_of_two_new_keys__takes_neither() -> None:
         LimitGroup(one, other).sync.acquire(["new", "newer"])
     assert len(store) == 1
     assert one.sync.acquire("new") is True
+
+
+# many keys --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", sorted(set(LimitStrategy) - {LimitStrategy.LEAKY_BUCKET}))
+def test_memory__more_keys_than_are_recent__keeps_each_state(strategy: LimitStrategy) -> None:
+    store = MemoryStore()
+    limiter = BaseLimiter(LimitConfig(0.001, 3, 3600, strategy), store, "n").sync
+    keys = [f"k{number}" for number in range(6000)]
+    for _ in range(2):
+        assert all(limiter.acquire(key) for key in keys)
+    assert {limiter.peek(key).remaining for key in keys} == {1}
+    limiter.reset("k0")
+    limiter.reset("k5999")
+    assert len(store) == 5998
+    assert limiter.peek("k0").remaining == 3
+    assert max(map(len, store._spaces["rate_limiter:n"].parts())) <= 2048
+    store.close()
+    assert len(store) == 0
+
+
+def test_memory__many_expired_keys__are_removed_within_about_a_minute() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    limiter = TokenBucketLimiter("10/s", store, "n").sync
+    for number in range(20_000):
+        limiter.acquire(f"k{number}")
+    clock.advance(61)
+    for _ in range(90):
+        limiter.acquire("in use")
+        clock.advance(1)
+    assert len(store) == 1
+
+
+def test_memory__full_of_expired_keys__finds_room_step_by_step() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock, keys_max=5000)
+    limiter = TokenBucketLimiter("10/s", store, "n").sync
+    for number in range(5000):
+        limiter.acquire(f"k{number}")
+    clock.advance(61)
+    assert limiter.acquire("new") is True
+    assert len(store) < 5000
+
+
+def test_memory__number_too_large_for_the_layout__is_kept_as_it_is() -> None:
+    clock = ManualClock()
+    limiter = TokenBucketLimiter(LimitConfig(1e9, 10**9), MemoryStore(clock), "n").sync
+    for _ in range(5):
+        clock.advance(1)
+        assert limiter.acquire("large", 10**9)
+    for number in range(5000):
+        limiter.acquire(f"k{number}")
+    assert limiter.stats("large").requests_last_minute == 5 * 10**9
+
+
+def test_update_states__many_keys__updates_those_not_used_lately_too() -> None:
+    store = MemoryStore()
+    limiter = TokenBucketLimiter("3/hour", store, "n").sync
+    for number in range(5000):
+        limiter.acquire(f"k{number}")
+    seen = set()
+
+    def visit(space: str, key: str, state_type: object, state: State, now_us: int) -> State | None:
+        seen.add(key)
+        return (0, *state[1:]) if key == "k0" else None
+
+    store.update_states(visit)
+    assert len(seen) == 5000
+    assert limiter.peek("k0").remaining == 0
