@@ -80,7 +80,10 @@ class MonotonicClock:
         import asyncio  # noqa: PLC0415 - see sleep_async
 
         try:
-            async with asyncio.timeout(seconds):
+            # The name keeps the timeout, and through it the task, until this coroutine has ended. Without it,
+            # Python 3.11 crashes if the garbage collector closes this coroutine after its event loop was
+            # closed: the task is destroyed in the middle, and with it a coroutine that is being closed.
+            async with asyncio.timeout(seconds) as _timeout:
                 await event.wait()
         except TimeoutError:
             pass

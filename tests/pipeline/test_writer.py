@@ -838,6 +838,42 @@ def test_async_sink__loop_was_closed__close_raises_with_the_count_of_rows() -> N
     gc.collect()  # destroys the task here, not during another test
 
 
+ABANDON_WRITERS = """
+import asyncio, gc
+from comporta import BatchWriter
+
+class Sink:
+    async def open(self): ...
+    async def write(self, rows): ...
+    async def close(self): ...
+
+def abandon_writer():
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    writer = BatchWriter(Sink(), max_delay=3600)
+    loop.run_until_complete(writer.open())
+    loop.run_until_complete(writer.write({"id": 1}))
+    loop.close()
+
+abandon_writer()
+gc.collect()
+gc.freeze()
+for threshold in range(5, 45):
+    gc.set_threshold(threshold, 2, 2)
+    for _ in range(10):
+        abandon_writer()
+"""
+
+
+def test_async_sink__loops_closed_while_open__the_garbage_collector_crashes_nothing() -> None:
+    """Python 3.11 crashes if the task of a coroutine is destroyed while that coroutine is being closed."""
+    environ = {**os.environ, "PYTHONMALLOC": "debug"}
+    ran = subprocess.run(
+        [sys.executable, "-c", ABANDON_WRITERS], env=environ, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+
+
 # -- invalid options
 
 

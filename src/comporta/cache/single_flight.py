@@ -110,7 +110,7 @@ class WaitForFuture:
 
         if not self._future.add_callback(wake):
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(self._seconds) as _timeout:  # named: see clock.py
                     await event.wait()
             except TimeoutError:
                 pass
@@ -146,7 +146,7 @@ class CallLoader:
         import asyncio  # noqa: PLC0415 - see clock.py
         from inspect import iscoroutinefunction  # noqa: PLC0415 - takes 10 ms
 
-        async with asyncio.timeout(self._seconds):
+        async with asyncio.timeout(self._seconds) as _timeout:  # named: see clock.py
             if iscoroutinefunction(self._function):
                 return await _await_loader(self._function())
             future = run_in_thread(self._function)

@@ -57,7 +57,7 @@ class AsyncEndpoint:
 
     async def connect(self, seconds: float, host_port: HostPort | None = None) -> AsyncRedisConnection:
         """Connect and authenticate within ``seconds``, at ``host_port`` if given, else at the URL's host."""
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as _timeout:  # named: see clock.py
             if "path" in self._arguments:
                 return await self._connect_to_address("", {})
             default = self._arguments.get("host", "localhost"), self._arguments.get("port", 6379)

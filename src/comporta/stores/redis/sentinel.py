@@ -215,7 +215,7 @@ class SendCommand(NamedTuple):
         """Send it, awaiting."""
         import asyncio  # noqa: PLC0415 - see clock.py
 
-        async with asyncio.timeout(self.seconds):
+        async with asyncio.timeout(self.seconds) as _timeout:  # named: see clock.py
             await self.connection.send_packed_command(self.command, check_health=False)
             return await self.connection.read_response()
 
