@@ -95,7 +95,7 @@ async def never_end(*_: object) -> None:
 def limiter() -> None:
     limit = TokenBucketLimiter("1/hour", MemoryStore(), "a")
     assert limit.sync.acquire()
-    abandon([limit.acquire(timeout=7200) for _ in range(100)], limit.sync.acquire)
+    abandon([limit.acquire(timeout=1_000_000) for _ in range(100)], limit.sync.acquire)
     wait_until(lambda: not limit._flows.wait_queue.waiters_by_key)
 
 
@@ -171,7 +171,7 @@ def streams() -> None:
     with all_locks_held():
         del begun, failing, begun_async
         gc.collect()
-    wait_until(lambda: metrics.value("breaker_calls", breaker="e", outcome="cancelled") == 2)
+    wait_until(lambda: metrics.value("breaker_calls", breaker="e", outcome="success") == 2)
     wait_until(lambda: metrics.value("breaker_calls", breaker="e", outcome="failure") == 1)
     use_metrics(before)
 
