@@ -8,6 +8,7 @@ decisions, its Lua text, its share during an outage, and its leases.
 - ``registry``: strategies by name; ``register_strategy`` adds one
 - ``bucket``: what the two buckets share
 - ``token_bucket``, ``leaky_bucket``, ``fixed_window``, ``sliding_window``: the built-in strategies
+- ``calendar_window``, ``schedule``: days and months of a time zone, a strategy for each schedule
 - ``recent_traffic``: how many units a key was granted in the last minute, kept inside its state
 - ``outage_share``: the strategy of one worker while the shared store is unreachable
 """

@@ -78,7 +78,10 @@ class BucketStrategy(RegisteredStrategy):
 
     def retention_us(self, state: State) -> int:
         """Return the same time; a bucket is pinned if its last grant left nothing for another one."""
-        retention_us: int = state[1] + (self.pinned_ttl_us if state[0] < self.unit else self.ttl_us)
+        level: int = state[0]
+        if level < 0:
+            return self.expires_us(state) + PINNED_US
+        retention_us: int = state[1] + (self.pinned_ttl_us if level < self.unit else self.ttl_us)
         return retention_us
 
 

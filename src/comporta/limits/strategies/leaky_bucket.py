@@ -18,7 +18,7 @@ from comporta.limits.strategies.recent_traffic import (
     shift_past,
     subtract_released,
 )
-from comporta.stores.base import State
+from comporta.stores.base import PINNED_US, State
 from comporta.stores.lua import lua
 
 
@@ -86,6 +86,8 @@ class LeakyBucketStrategy(BucketStrategy):
 
     def retention_us(self, state: State) -> int:
         """Return ``expires_us``; a bucket is pinned if its last caller left no place in the queue."""
+        if state[0] > self.level_max:
+            return self.expires_us(state) + PINNED_US
         retention_us: int = state[1] + (self.pinned_ttl_us if state[0] >= self.full else self.ttl_us)
         return retention_us
 
