@@ -330,6 +330,15 @@ def test_config__machine_without_zones__says_what_to_install(monkeypatch: pytest
     assert schedule.zone_changes.__wrapped__("UTC")[0].offset_s == 0
 
 
+def test_schedule__before_the_time_of_day__is_the_window_of_the_day_before() -> None:
+    day = 86_400
+    assert parse_schedule("day", "23:59", "UTC").window(20_000 * day) == (
+        20_000 * day - 60,
+        20_001 * day - 60,
+    )
+    assert parse_schedule("month", "06:00", "UTC").window(1_798_761_600)[1] == 1_798_783_200
+
+
 @pytest.mark.parametrize("name", ["day_at_0000_nowhere", "day_at_000_utc", "week_at_0000_utc"])
 def test_schedule__name_that_describes_none__is_none(name: str) -> None:
     assert schedule_of_name(name) is None

@@ -24,6 +24,7 @@ from comporta import (
 from comporta.limits import per_key
 from comporta.limits.fast_decision import fast_decider
 from comporta.settings import load_settings
+from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.memory import MemoryStore
 
 PLANS: dict[str, str | LimitConfig] = {
@@ -147,6 +148,9 @@ def test_limit_for__inbound_limits__take_the_slow_path() -> None:
     assert fast_decider(limiter) is None
     assert limiter._flows.bound.cached_algorithm is limiter._flows.current_strategy()
     assert limiter._flows.bound.leases is None
+    assert asyncio.run(limiter._flows.bound.algorithm_async()) is limiter._flows.current_strategy()
+    with pytest.raises(WouldBlock):
+        limiter._flows.bound.try_acquire("k", 1)
 
 
 def test_manager__table_in_a_settings_file__gives_tenants_their_limit(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ def test_limiter__state_with_a_password__leaves_the_password_out(valkey: Server)
     close_stores()
 
 
+def test_limiter__gone_in_this_process__is_made_on_its_open_store(valkey: Server) -> None:
+    data = pickle.dumps(TokenBucketLimiter("5/s", valkey.url, "gone"))
+    gc.collect()
+    loaded: BaseLimiter = pickle.loads(data)  # noqa: S301 - made here
+    assert (type(loaded), loaded.store) == (TokenBucketLimiter, open_store(valkey.url))
+
+
 @pytest.mark.parametrize("target", [BaseLimiter("5/s"), Upstream("u", "5/s", state="memory://")])
 def test_pickle__state_in_memory__says_why_not(target: Any) -> None:
     with pytest.raises(TypeError, match="cannot be pickled: its state is in the memory of this process"):

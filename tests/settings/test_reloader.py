@@ -287,6 +287,12 @@ def test_reload__forked_worker__follows_the_file_too(config: Config) -> None:
     os.close(reading)
 
 
+def test_reload__after_a_fork__starts_a_thread_of_its_own(config: Config) -> None:
+    config.reloader._thread = None  # as in a child, where the parent's thread does not run
+    config.reloader.after_fork()
+    wait_until(lambda: len(_threads()) == 2)
+
+
 def test_reload__after_close__a_fork_starts_no_thread(config: Config) -> None:
     config.reloader.close()
     config.reloader.after_fork()

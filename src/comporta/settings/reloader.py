@@ -114,7 +114,7 @@ class SettingsReloader:
 
 def _run_loop(reference: ref[SettingsReloader], thread: BackgroundThread) -> None:
     """Look at the file until the thread is asked to stop or nothing uses the reloader any more."""
-    while not thread.stop_requested:
+    while True:
         thread.wake.wait(POLL_SECONDS)
         reloader = reference()
         if reloader is None or thread.stop_requested:
