@@ -6,29 +6,30 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import count, repeat
 
 from benchmarks import ours, peers, server
 from benchmarks.measure import Contender, Effort, Timings, calls, check, in_turns
 from benchmarks.pair import compare_in_pair
 from benchmarks.report import Goal, Section, Table
-from comporta.stores.shared.store import SharedStore
+from comporta.stores.registry import open_store
+from comporta.stores.shared.directory import directory_path
 
 _OURS = f"{ours.COMPORTA} shared://"
 _LIMITS = {"refused": 10, "admitted": 1_000_000}
 _SLOT_SECONDS = 0.03
+_numbers = count()
 
 
 @contextmanager
 def shared_state() -> Iterator[str]:
-    """Yield the URL of a shared store, and remove its files afterwards."""
-    name = f"bench-{os.getpid()}"
+    """Yield the URL of a new shared store; close it and remove its files afterwards."""
+    name = f"bench-{os.getpid()}-{next(_numbers)}"
     try:
         yield f"shared://{name}"
     finally:
-        store = SharedStore(name)
-        store.close()
-        shutil.rmtree(store.path)
+        open_store(f"shared://{name}").close()  # an open one would create its files again
+        shutil.rmtree(directory_path(name))
 
 
 def contenders(state: str, url: str, per_second: int) -> list[Contender]:
