@@ -372,3 +372,21 @@ def test_seconds__out_of_range__raises_with_the_range(seconds: float) -> None:
 def test_seconds__not_a_number__raises(seconds: float) -> None:
     with pytest.raises(TypeError, match="timeout must be a number of seconds, got"):
         Timeouts(seconds)
+
+
+def test_timeouts__loop_with_a_clock_of_its_own__follow_that_clock() -> None:
+    class OffsetLoop(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return super().time() + 1000
+
+    async def main() -> None:
+        loop, timeouts = asyncio.get_running_loop(), Timeouts(0.01)
+        before = loop.time()
+        entry = timeouts.start()
+        assert before + 0.01 <= entry.deadline <= loop.time() + 0.01
+        entry.finish()
+        with pytest.raises(TimeoutError), timeouts.context():
+            await asyncio.sleep(60)
+
+    with asyncio.Runner(loop_factory=OffsetLoop) as runner:
+        runner.run(main())

@@ -9,6 +9,7 @@ Only tasks can be timed, not blocking calls.
 
 from __future__ import annotations
 
+import time
 from itertools import takewhile
 from threading import Lock
 from types import TracebackType
@@ -121,7 +122,7 @@ class Timeouts:
             queue = self._queue_for(loop)
         entry = RunningTimeout()
         entry._queue, entry._cancel_count, entry.task = queue, task.cancelling(), task
-        entry.deadline, entry.is_expired = loop.time() + self.seconds, False
+        entry.deadline, entry.is_expired = queue.now() + self.seconds, False
         queue[entry] = None
         if not queue.is_scheduled:
             queue.schedule(entry)
@@ -161,12 +162,13 @@ class _DeadlineQueue(dict[RunningTimeout, None]):
     A dictionary, because entries are removed from anywhere in the queue. Only the loop's thread uses it.
     """
 
-    __slots__ = ("is_scheduled", "loop")
+    __slots__ = ("is_scheduled", "loop", "now")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.loop = loop
         self.is_scheduled = False
+        self.now = _clock_of(loop)
 
     def schedule(self, first: RunningTimeout) -> None:
         """Have the loop expire entries at the deadline of the first one."""
@@ -175,7 +177,7 @@ class _DeadlineQueue(dict[RunningTimeout, None]):
 
     def _expire_due(self) -> None:
         """Cancel the calls whose deadline has passed, and schedule the next deadline."""
-        now = self.loop.time()
+        now = self.now()
         for entry in list(takewhile(lambda entry: entry.deadline <= now, self)):
             del self[entry]
             entry.is_expired = True
@@ -183,6 +185,13 @@ class _DeadlineQueue(dict[RunningTimeout, None]):
         self.is_scheduled = False
         if self:
             self.schedule(next(iter(self)))
+
+
+def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """Return the clock of a loop; of asyncio's own loops, the native function behind their method."""
+    from asyncio import BaseEventLoop  # noqa: PLC0415 - as above
+
+    return time.monotonic if type(loop).time is BaseEventLoop.time else loop.time
 
 
 def _is_cancellation(error: BaseException) -> bool:
