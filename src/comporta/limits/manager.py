@@ -78,7 +78,7 @@ class RateLimitManager:
             settings.reloader.subscribe(manager)
         return manager
 
-    def prepare_settings(self, old: Settings, new: Settings) -> PreparedChange:
+    def _prepare_settings(self, old: Settings, new: Settings) -> PreparedChange:
         """Build the limiters of changed settings; applying the result puts them in force."""
         from comporta.settings.reloader import PreparedChange  # noqa: PLC0415 - see _load
 

@@ -33,8 +33,8 @@ class ShadowBoundLimit(BoundLimit):
         self._name = name
         self.upstream = ""
         self.decides_in_process = inner.decides_in_process
-        self.try_acquire = self._granting(inner.try_acquire)
-        self.acquire = self._granting(inner.acquire)
+        self.try_acquire = self._grant_all(inner.try_acquire)
+        self.acquire = self._grant_all(inner.acquire)
 
     @property
     def remote(self) -> Any:
@@ -78,7 +78,7 @@ class ShadowBoundLimit(BoundLimit):
             self.count_would_refuse()
         return 0
 
-    def _granting(self, acquire: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+    def _grant_all(self, acquire: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
         def grant(key: Any, cost: int) -> int:
             if acquire(key, cost):
                 self.count_would_refuse()

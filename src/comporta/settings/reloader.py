@@ -39,7 +39,7 @@ class PreparedChange(NamedTuple):
 class SettingsUser(Protocol):
     """An object that was built from settings and can apply new ones."""
 
-    def prepare_settings(self, old: Settings, new: Settings) -> PreparedChange:
+    def _prepare_settings(self, old: Settings, new: Settings) -> PreparedChange:
         """Build what the new settings need; raise ``ValueError`` for what cannot be applied."""
 
 
@@ -97,7 +97,7 @@ class SettingsReloader:
             users = [user for each in self._users if (user := each()) is not None]
         changes: list[PreparedChange] = []
         try:
-            changes.extend(user.prepare_settings(self.settings, new) for user in users)
+            changes.extend(user._prepare_settings(self.settings, new) for user in users)
         except BaseException:
             for change in reversed(changes):
                 change.undo()

@@ -10,6 +10,7 @@
 - ``attempt_admission``, ``attempt_outcome``: an attempt before and after the user's function
 - ``fast_path``: the same path for an ordinary call, without a flow
 - ``guarded_function``: the wrappers of ``guard``, which need no object for an ordinary call
+- ``replaceable_guards``: the same where settings may be reloaded
 - ``attempt``: one attempt at the user's function, within its time-out
 - ``observation``: calls hooks and listeners for the attempts of a call
 - ``report``: what happened to a call

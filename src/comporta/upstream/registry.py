@@ -61,7 +61,7 @@ class Upstreams(Mapping[str, Upstream]):
 
         return cls(load_settings(path))
 
-    def prepare_settings(self, old: Settings, new: Settings) -> PreparedChange:
+    def _prepare_settings(self, old: Settings, new: Settings) -> PreparedChange:
         """Build the upstreams of changed settings; applying the result puts them in force."""
         from comporta.settings.reloader import PreparedChange  # noqa: PLC0415 - see from_file
 
