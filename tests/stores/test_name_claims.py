@@ -23,6 +23,7 @@ def test_replacing_names__block_ends__the_name_has_the_new_configuration() -> No
 def test_replacing_names__block_raises__the_name_keeps_its_configuration() -> None:
     claims, store = NameClaims(), MemoryStore()
     claim = claims.claim(store, "n", "old")
-    with pytest.raises(KeyError), replacing_names():
-        claims.claim(store, "n", {}[claims.claim(store, "n", "new").config])
+    missing: dict[object, str] = {}
+    with pytest.raises(KeyError, match="new"), replacing_names():
+        claims.claim(store, "n", missing[claims.claim(store, "n", "new").config])
     assert claim.config == "old"
