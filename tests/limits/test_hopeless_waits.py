@@ -11,6 +11,7 @@ import pytest
 from tests.support import memory_store, shared_store
 
 from comporta import BaseLimiter, LimitConfig, LimitStrategy
+from comporta.limits.wait_queue import WaitQueue
 from comporta.stores.base import Store
 
 HOUR = 3600.0
@@ -129,3 +130,23 @@ def test_acquire__waiters_ahead_and_time_enough__is_served_after_them(store: Sto
             assert [task.done() for task in ahead] == [True] * 3
 
     asyncio.run(main())
+
+
+def test_acquire__nobody_knows_when_the_waiters_ahead_are_served__waits_for_the_timeout(store: Store) -> None:
+    limiter = BaseLimiter(LimitConfig(1 / HOUR, 5), store, "n")
+    queue = limiter._flows.wait_queue
+    waiter = queue.join("")
+    assert waiter is not None
+    assert limiter.sync.acquire(timeout=0.02) is False
+    queue.leave("", waiter)
+    assert limiter.sync.acquire(timeout=0.02) is True
+
+
+def test_pace__calendar_window__is_unknown_because_its_length_varies() -> None:
+    assert LimitConfig.coerce("10/month at 00:00 UTC").build_strategy().pace_us(100) == 0
+
+
+def test_pace__queue_that_has_gone__is_not_recorded() -> None:
+    queue = WaitQueue()
+    queue.set_pace_from("k", 5)
+    assert queue.earliest_us("k", 1, lambda units: units) == 0
