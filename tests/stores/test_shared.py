@@ -267,7 +267,9 @@ def test_table__full_window_that_cannot_grow__shares_the_overflow_state() -> Non
 
 def test_table__10_000_breakers__all_open() -> None:
     with shared_store(memory=64) as store:
-        breakers = [CircuitBreaker(f"b{number}", threshold=1, state=store) for number in range(10_000)]
+        breakers = [
+            CircuitBreaker(f"b{n}", threshold=1, cooldown_seconds=3600, state=store) for n in range(10_000)
+        ]
         for breaker in breakers:
             breaker.sync.record_failure()
         assert not any(breaker.sync.allow() for breaker in breakers[::100])
