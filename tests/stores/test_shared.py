@@ -18,6 +18,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from tests.processes.table_integrity import table_problems
 from tests.support import assert_within, fill_with_records, shared_store, wait_until
 
 from comporta import (
@@ -42,7 +43,7 @@ from comporta.stores.shared import directory, fast_path, locked_table
 from comporta.stores.shared.layout import ENTRIES_PER_PAGE, PAGE_BYTES
 from comporta.stores.shared.slots import allocate
 from comporta.stores.shared.store import SharedStore
-from comporta.stores.shared.table import locate
+from comporta.stores.shared.table import SlotRequest, locate
 from comporta.testing import ManualClock
 
 
@@ -356,6 +357,22 @@ def test_slots__process_died_after_the_class_got_its_chunk__is_completed() -> No
             store.apply(WriteRecord("s", str(number), b"x" * 300, None))
         assert store.entries("s").keys() == set(map(str, range(600)))
         assert slots.chunks_taken > taken
+
+
+def test_slots__process_died_with_a_slot_in_hand__the_next_one_frees_it() -> None:
+    with shared_store() as store:
+        key = StateKey("s", "k", RECORD)
+        request = SlotRequest(key, locate(key), 0)
+        taken = store.table.create(request, 10)
+        assert store.table.create(request, 10).slot_offset == taken.slot_offset, "it was on the free list"
+        store.table.publish(taken)
+        store.table._slots._note(taken.lock, taken.entry_offset, taken.slot_offset)
+        store.table._slots.recover(taken.lock)
+        assert store.table.find(locate(key)) == taken, "a slot that its entry leads to stays"
+        store.table.free(taken)
+        store.table._slots._note(taken.lock, taken.entry_offset, taken.slot_offset)
+        assert store.table.create(request, 10).slot_offset == taken.slot_offset, "it was freed once"
+        assert table_problems(store.table) == []
 
 
 # refusals without a lock ------------------------------------------------------------------------------------

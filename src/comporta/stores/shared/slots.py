@@ -139,10 +139,9 @@ class SlotAllocator:
         self.finish(shard)
 
     def free(self, shard: int, entry: int, slot: int) -> None:
-        """Return a slot to its class. Its entry does not lead to it any more, or is cleared here."""
+        """Clear an entry and return its slot to the slot's class."""
         self._note(shard, entry, slot)
-        if self._is_entry_of(entry, slot):
-            self._memory[entry : entry + DIGEST_BYTES] = FREE_DIGEST
+        self._memory[entry : entry + DIGEST_BYTES] = FREE_DIGEST
         self._push(shard, slot)
         self.finish(shard)
 
