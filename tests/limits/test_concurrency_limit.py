@@ -489,7 +489,7 @@ def test_recovery__permit_not_renewed_in_a_long_outage__has_expired(clock: Manua
     store.close()
 
 
-def test_recovery__permits_of_the_local_share_and_of_another_worker__all_count_and_grant_no_more() -> None:
+def test_recovery__permits_of_the_local_share_and_of_another_worker__all_count() -> None:
     store, primary = manual_failover()
     limit = ConcurrencyLimit("pncp", 2, state=store)
     primary.error = StateUnavailableError("gone")
@@ -505,7 +505,7 @@ def test_recovery__permits_of_the_local_share_and_of_another_worker__all_count_a
     store.close()
 
 
-def test_recovery__call_ends_while_its_permit_is_being_registered__is_released_by_the_heartbeat() -> None:
+def test_recovery__call_ends_while_its_permit_is_registered__the_heartbeat_releases_it() -> None:
     store, primary = manual_failover()
     limit = ConcurrencyLimit("pncp", 1, state=store)
     permit = got(limit.sync.acquire())
