@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from comporta.limits.manager import RateLimitManager
     from comporta.limits.monitor import RateLimitMonitor
     from comporta.limits.overrides.degradation import Degradation
+    from comporta.limits.priority import priority
     from comporta.outcome import Outcome, classify
     from comporta.pipeline.channel import Channel
     from comporta.pipeline.run.pipeline import Pipeline
@@ -123,6 +124,7 @@ __all__ = [
     "current_attempt",
     "get_circuit_breaker",
     "last_call",
+    "priority",
 ]
 
 __version__ = "0.1.0"
@@ -172,6 +174,7 @@ _HOMES = {
     ),
     "limits.manager": ("RateLimitManager",),
     "limits.monitor": ("RateLimitMonitor",),
+    "limits.priority": ("priority",),
     "limits.concurrency.limit": ("ConcurrencyLimit",),
     "pipeline.channel": ("Channel",),
     "pipeline.run.pipeline": ("Pipeline",),

@@ -18,12 +18,17 @@ from comporta.limits.acquire import AcquireOperation, LimitDefinition
 from comporta.limits.acquire_up_to import AcquireUpTo
 from comporta.limits.budgets.operation import SettleOperation
 from comporta.limits.charge import ChargeOperation
+from comporta.limits.claim_operation import ClaimOperation
+from comporta.limits.claims import ClaimAttempt
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.leases.operation import NO_LEASE, LeaseOperation, LeaseSource
 from comporta.limits.operation import LimitDemand, LimitOperation
+from comporta.limits.overrides.record import OverrideRecord
 from comporta.limits.peek import PeekOperation
-from comporta.limits.scripts import settle_script
+from comporta.limits.priority import Headroom
+from comporta.limits.scripts import claim_script, settle_script
 from comporta.limits.strategies.base import CHARGE, EndedLease, Strategy
+from comporta.ramp import FULL_SHARE
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import DeleteRecord, WriteRecord
 from comporta.stores.redis.store import RedisStore
@@ -301,3 +306,83 @@ def test_lua__a_key_without_traffic__takes_few_bytes(server: Server, strategy: L
     used = int(command(server, "MEMORY", "USAGE", "rate_limiter:pncp:k")[1:])
     entries = min(limit.capacity, 60) if strategy is LimitStrategy.SLIDING_WINDOW else 0
     assert used < 200 + 75 * entries
+
+
+headrooms = st.integers(0, 30)
+
+
+@settings(
+    max_examples=max_examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    limit=limits,
+    share=st.sampled_from([FULL_SHARE, FULL_SHARE, 500_000, 100_000]),
+    steps=st.lists(
+        st.tuples(
+            pauses, st.integers(1, 5), headrooms, st.sampled_from([0, 0, 1, 500_000]), st.integers(0, 3)
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+)
+def test_lua__headroom_of_a_class__replies_as_python_does(
+    server: Server, limit: LimitConfig, share: int, steps: list[tuple[int, int, int, int, int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    strategy = limit.build_strategy()
+    ends_us = 1_800_000_000_000_000 + 20_000_000
+    record = OverrideRecord(strategy.params, share=share, degraded_until_us=ends_us).encode()
+    source = LeaseSource(strategy, LimitDefinition(strategy, "n"), limit.lease_us // 2)
+    with redis_store(server, clock) as remote:
+        remote.apply(WriteRecord("rate_limiter_change", "n", record, None, changes_override=True))
+        for pause_us, amount, units, max_wait_us, leased in steps:
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n")
+            cost = min(amount, limit.capacity)
+            headroom = Headroom(min(units, limit.capacity), limit.capacity)
+            demand = LimitDemand(strategy, "n", "k", cost, headroom=headroom)
+            overridden = demand._replace(strategy=strategy.with_override(record))
+            [near] = local.apply(LimitOperation([overridden], max_wait_us))
+            [far] = remote.apply(LimitOperation([demand], max_wait_us))
+            assert far == near
+            if limit.lease and leased and share == FULL_SHARE:
+                operation = LeaseOperation(source, "k", 1, 1 + leased)
+                assert remote.apply(operation) == local.apply(operation)
+
+
+@settings(
+    max_examples=max_examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    limit=limits,
+    steps=st.lists(
+        st.tuples(
+            st.one_of(pauses, st.integers(0, 60_000)),
+            st.integers(1, 12),
+            headrooms,
+            st.integers(1, 20),  # who tries; more of them than there is room for claims
+            st.integers(0, 2),  # its class
+            st.sampled_from([0, 1, 1000, 5_000_000]),  # how long it has waited
+            st.sampled_from([-1, 0, 1000, 10_000_000, 10**13]),  # how long it will wait
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+)
+def test_lua__claims__reply_as_python_does(
+    server: Server, limit: LimitConfig, steps: list[tuple[int, int, int, int, int, int, int]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    strategy = limit.build_strategy()
+    script = claim_script(strategy.name, "n", tuple(strategy.params))
+    with redis_store(server, clock) as remote:
+        for pause_us, amount, units, *attempt in steps:
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n")
+            cost = min(amount, limit.capacity)
+            headroom = Headroom(min(units, limit.capacity), limit.capacity)
+            demand = LimitDemand(strategy, "n", "k", cost, headroom=headroom)
+            operation = ClaimOperation(script, demand, ClaimAttempt(*attempt))
+            assert remote.apply(operation) == local.apply(operation)

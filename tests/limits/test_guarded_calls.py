@@ -154,7 +154,7 @@ def test_acquire_up_to__callers_wait__leaves_them_what_there_is() -> None:
         assert await limiter.acquire("k")
         waiter = asyncio.create_task(limiter.acquire("k", timeout=5))
         await asyncio.sleep(0)  # sleeps: lets the waiter start
-        assert limiter._waiters_by_key
+        assert limiter._flows.wait_queue.waiters_by_key
         return [await limiter.acquire_up_to("k", 1), await waiter]
 
     assert asyncio.run(main()) == [0, True]

@@ -117,7 +117,7 @@ def test_share__report__charges_what_still_counts() -> None:
     report, reported = share.take_report(f"{LIMIT_SPACE}:n", "k", state, START_US + 1_000_000)
     assert report is not None
     assert report.script_keys() == ["rate_limiter:n:k", "rate_limiter_change:n"]
-    assert report.script_args() == [1, "token_bucket", 3, CHARGE, *limit_strategy.params]
+    assert report.script_args() == [1, "token_bucket", 3, CHARGE, *limit_strategy.params, 0]
     assert reported is not None
     assert share.take_report("", "k", reported, START_US + 1_000_000) == (None, None)
     much_later_us = START_US + 60_000_000

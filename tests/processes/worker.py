@@ -15,6 +15,7 @@ from typing import Any
 
 MODULES = (
     "tests.processes.jobs",
+    "tests.processes.waiting_jobs",
     "tests.outages.jobs",
     "tests.breaker.jobs",
     "tests.cache.table_jobs",

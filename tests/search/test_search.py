@@ -15,7 +15,11 @@ from tests.search.rig import FRESH, NINE, REFRESH_EVERY, STALE, SearchRig, open_
 from comporta import events
 from comporta.cache.entry import Cached
 from comporta.errors import DatabaseUnavailableError
+from comporta.limits.priority import Caller, resolve_caller
 from comporta.service.search import search
+from comporta.service.search.query import parse_query
+from comporta.service.sources.base import NoticePage, UfQuery
+from comporta.service.sources.portal import PortalSource
 from comporta.testing import ProcurementServer
 from comporta.testing.postgres_server import PostgresServer
 
@@ -335,5 +339,27 @@ def test_refresh_loop__database_unreachable__publishes_an_event_and_continues(
         refreshing.cancel()
         await asyncio.gather(refreshing, return_exceptions=True)
         assert events.latest_events()[-1].kind == "search_refresh_failed"
+
+    run_scenario(server, tmp_path, scenario)
+
+
+def test_fetch__for_a_user_or_scheduled__has_its_class_and_owner(
+    server: ProcurementServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers: set[Caller] = set()
+    fetch_page = PortalSource.fetch_page
+
+    async def record(source: PortalSource, query: UfQuery, number: int) -> NoticePage:
+        callers.add(resolve_caller(None, None))
+        return await fetch_page(source, query, number)
+
+    async def scenario(rig: SearchRig) -> None:
+        monkeypatch.setattr(PortalSource, "fetch_page", record)
+        await rig.search("SP,RJ", user="ana")
+        assert callers == {Caller(0, "ana")}
+        callers.clear()
+        scope = parse_query(b"date_from=2026-01-01&date_to=2026-01-10&ufs=SP", 366).scope
+        await rig.container.search.refresh(scope.cache_params("pncp"))
+        assert callers == {Caller(1, "scheduled refresh")}
 
     run_scenario(server, tmp_path, scenario)

@@ -51,6 +51,8 @@ def test_upstream__variables__override_the_file(tmp_path: Path) -> None:
             "COMPORTA_UPSTREAM_PNCP_LIMIT": "20/s",
             "COMPORTA_UPSTREAM_PNCP_FALLBACK": "open",
             "COMPORTA_UPSTREAM_PNCP_LEASE": "0.02",
+            "COMPORTA_UPSTREAM_PNCP_BATCH_HEADROOM": "8",
+            "COMPORTA_UPSTREAM_PNCP_NORMAL_HEADROOM": "2",
             "COMPORTA_UPSTREAM_PNCP_MAX_WAIT": "2.5",
             "COMPORTA_UPSTREAM_PNCP_MAX_CONCURRENT": "7",
             "COMPORTA_UPSTREAM_PNCP_TIMEOUT": "false",
@@ -63,7 +65,9 @@ def test_upstream__variables__override_the_file(tmp_path: Path) -> None:
         },
     )
     assert settings.upstreams["pncp"] == UpstreamSettings(
-        LimitSettings("20/s", strategy="leaky_bucket", fallback="open", lease=0.02),
+        LimitSettings(
+            "20/s", strategy="leaky_bucket", fallback="open", lease=0.02, batch_headroom=8, normal_headroom=2
+        ),
         max_wait=2.5,
         max_concurrent=7,
         timeout=False,
@@ -144,7 +148,8 @@ UPSTREAM_FIELDS = (
     "RETRY_RETRIES, RETRY_BASE, RETRY_FACTOR, RETRY_JITTER, RETRY_MIN_DELAY, RETRY_MAX_DELAY, "
     "RETRY_DEADLINE, "
     "RETRY_BUDGET_RATIO, RETRY_BUDGET_LEAST, DEGRADATION_DROP, DEGRADATION_FLOOR, DEGRADATION_CLIMB, "
-    "DEGRADATION_EVERY, DEGRADATION_RULE, DEGRADATION_ROUND_TRIP, FALLBACK, LEASE"
+    "DEGRADATION_EVERY, DEGRADATION_RULE, DEGRADATION_ROUND_TRIP, FALLBACK, LEASE, BATCH_HEADROOM, "
+    "NORMAL_HEADROOM"
 )
 
 

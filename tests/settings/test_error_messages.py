@@ -15,7 +15,10 @@ from comporta.settings import (
     load_settings,
 )
 
-LIMIT_FIELDS = "'limit', 'rate', 'capacity', 'window', 'strategy', 'fallback', 'lease', 'shadow', 'limit_for'"
+LIMIT_FIELDS = (
+    "'limit', 'rate', 'capacity', 'window', 'strategy', 'fallback', 'lease', 'shadow', 'limit_for', "
+    "'batch_headroom', 'normal_headroom'"
+)
 BREAKER_FIELDS = (
     "'threshold', 'cooldown_seconds', 'cooldown_factor', 'cooldown_max_seconds', 'failure_ratio', "
     "'slow_seconds', 'slow_ratio', 'window_seconds', 'minimum_calls', 'quorum', 'local_threshold', 'probes', "
@@ -23,7 +26,7 @@ BREAKER_FIELDS = (
 )
 UPSTREAM_FIELDS = (
     "'limit', 'max_wait', 'max_concurrent', 'permit_ttl', 'timeout', 'pause_max', 'count', 'breaker', "
-    "'retry', 'degradation', 'fallback', 'lease'"
+    "'retry', 'degradation', 'fallback', 'lease', 'batch_headroom', 'normal_headroom'"
 )
 RETRY_FIELDS = (
     "'retries', 'base', 'factor', 'jitter', 'min_delay', 'max_delay', 'deadline', "

@@ -4,7 +4,9 @@
 - ``manager``, ``monitor``: limiters by name, with metrics and log lines
 - ``config``, ``key``, ``cost``, ``decision``: the values that users pass and receive
 - ``per_key``: another limit for some keys; ``shadow``: limits that refuse nothing
-- ``flows``: what a limiter can do, each method once; ``wait_queue``: callers that wait for a limit
+- ``flows``: what a limiter can do, each method once; ``wait_queue``, ``wait_order``: callers that wait
+- ``priority``: classes of callers and their headroom; ``claims``, ``claim_operation``: the order of waiters
+  of different processes
 - ``operation``: deciding one or several limits; ``acquire``: the hot path of one limit; ``acquire_up_to``:
   taking what there is; ``peek``: asking without taking; ``charge``: charging a limit after an outage;
   ``reply``: what all of them reply; ``scripts``: their Lua scripts; ``block``: guarded blocks and decorators

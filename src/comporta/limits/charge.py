@@ -51,7 +51,7 @@ class ChargeOperation(Operation[LimitReply]):
 
     def script_args(self) -> list[int | str | bytes]:
         """Return one group of one limit."""
-        return [1, self._strategy.name, self.amount, CHARGE, *self._strategy.params]
+        return [1, self._strategy.name, self.amount, CHARGE, *self._strategy.params, 0]
 
     def parse(self, raw: Sequence[Any]) -> LimitReply:
         """Parse the reply."""

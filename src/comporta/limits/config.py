@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from comporta.limits.priority import Headroom
 from comporta.limits.strategies.calendar_window import calendar_strategy
 from comporta.limits.strategies.fixed_window import FixedWindowStrategy
 from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
@@ -74,6 +75,8 @@ class LimitConfig:
     workers, ``"open"`` everything, ``"closed"`` nothing. ``lease`` lets workers take many units in one step
     and use them one by one, within the given time: ``True`` for 50 ms, text such as ``"20ms"``, or seconds.
     ``shadow`` counts what the limit would refuse (metric ``would_refuse``), and refuses nothing.
+    ``batch_headroom`` and ``normal_headroom`` are the units that callers of these priority classes leave to
+    the higher ones; ``None`` is half of the capacity.
     """
 
     rate: float
@@ -84,6 +87,8 @@ class LimitConfig:
     fallback: str = "share"
     lease: bool | float | str = False
     shadow: bool = False
+    batch_headroom: int | None = None
+    normal_headroom: int = 0
 
     def __post_init__(self) -> None:
         """Validate at once, so that no limiter ever sees an invalid configuration."""
@@ -106,6 +111,9 @@ class LimitConfig:
             raise TypeError(f"shadow must be a bool, got {self.shadow!r:.100}")
         if self.lease is not False:
             require_number("lease", self.lease, LEASE_MIN, LEASE_MAX, unit="seconds")
+        require_integer("normal_headroom", self.normal_headroom, 0, self.capacity)
+        if self.batch_headroom is not None:
+            require_integer("batch_headroom", self.batch_headroom, self.normal_headroom, self.capacity)
 
     @classmethod
     def parse(
@@ -117,6 +125,8 @@ class LimitConfig:
         fallback: str = "share",
         lease: bool | float | str = False,
         shadow: bool = False,
+        batch_headroom: int | None = None,
+        normal_headroom: int = 0,
     ) -> LimitConfig:
         """Parse ``"10/s"``, ``"100/minute burst 20"``, ``"5/15m"`` or ``"1000/day at 00:00 Europe/Lisbon"``.
 
@@ -126,13 +136,15 @@ class LimitConfig:
         if not isinstance(text, str):
             raise TypeError(f"limit must be a LimitConfig or a str, got {text!r:.100}")
         calendar = _CALENDAR_PATTERN.fullmatch(text)
+        options: dict[str, Any] = {
+            "distributed": distributed,
+            "fallback": fallback,
+            "lease": lease,
+            "shadow": shadow,
+            "batch_headroom": batch_headroom,
+            "normal_headroom": normal_headroom,
+        }
         if calendar is not None:
-            options: dict[str, Any] = {
-                "distributed": distributed,
-                "fallback": fallback,
-                "lease": lease,
-                "shadow": shadow,
-            }
             return cls(**_calendar_fields(calendar, _strategy_name(strategy)), **options)
         parts = _LIMIT_PATTERN.fullmatch(text.lower())
         if parts is None or parts["unit"] not in _UNITS:
@@ -148,7 +160,7 @@ class LimitConfig:
         if window <= 0:
             raise ValueError(f"limit must have a positive period, got {text!r:.100}")
         capacity = int(parts["burst"] or amount)
-        return cls(amount / window, capacity, window, strategy, distributed, fallback, lease, shadow)
+        return cls(amount / window, capacity, window, strategy, **options)
 
     @classmethod
     def coerce(cls, limit: LimitConfig | str, strategy: LimitStrategy | str | None = None) -> LimitConfig:
@@ -207,6 +219,14 @@ def _calendar_fields(parts: re.Match[str], strategy: str) -> dict[str, Any]:
     amount, window = int(parts["amount"]), PERIODS[period]
     require_integer("amount", amount, 1, CAPACITY_MAX)
     return {"rate": amount / window, "capacity": amount, "window": window, "strategy": found.name}
+
+
+def class_headrooms(config: LimitConfig) -> tuple[Headroom, ...]:
+    """Return what callers of each priority class leave to the higher ones."""
+    batch = config.batch_headroom
+    if batch is None:
+        batch = max(config.normal_headroom, config.capacity // 2)
+    return tuple(Headroom(units, config.capacity) for units in (0, config.normal_headroom, batch))
 
 
 def _strategy_name(strategy: LimitStrategy | str) -> str:

@@ -16,7 +16,9 @@ from comporta.flow import Flow
 from comporta.jitter import uniform
 from comporta.limits.acquire_up_to import AcquireUpTo
 from comporta.limits.bound_limits import AcquireEffect, strategy_effect
-from comporta.limits.config import CAPACITY_MAX, LimitConfig
+from comporta.limits.claim_operation import ClaimOperation
+from comporta.limits.claims import CLAIM_TTL_US, RETRY_EVERY_US, ClaimAttempt
+from comporta.limits.config import CAPACITY_MAX, LimitConfig, class_headrooms
 from comporta.limits.decision import Decision, Stats, decision_from_reply
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.operation import LimitDemand, LimitOperation
@@ -30,10 +32,11 @@ from comporta.limits.overrides.operation import (
 )
 from comporta.limits.overrides.record import PAUSE_US_MAX, ExpiringStrategy
 from comporta.limits.peek import PeekOperation
+from comporta.limits.priority import NO_HEADROOM, Caller, resolve_caller
 from comporta.limits.reply import LimitReply
-from comporta.limits.scripts import LIMIT_SPACE
+from comporta.limits.scripts import LIMIT_SPACE, claim_script
 from comporta.limits.strategies.registry import strategy_type
-from comporta.limits.wait_queue import PAUSE_JITTER_US_MAX, RETRY_EVERY_US, WaitQueue, wait_flow
+from comporta.limits.wait_queue import PAUSE_JITTER_US_MAX, WaitQueue, wait_flow
 from comporta.stores.base import Operation, Store
 from comporta.stores.bound_limit import Algorithm, BoundLimit
 from comporta.stores.effects import Apply, Sleep
@@ -59,7 +62,10 @@ class LimitFlows:
     """The flows of one limit on one store."""
 
     __slots__ = (
+        "_claim_script",
+        "_contended_until_us",
         "_has_queue",
+        "_headrooms",
         "_remote",
         "bound",
         "config",
@@ -93,33 +99,47 @@ class LimitFlows:
         self.params: LimitParams = config.build_strategy().params
         self.read_strategy = strategy_effect(bound)
         self._has_queue = strategy_type(config.strategy_name).has_queue
+        self._headrooms = class_headrooms(config)
+        self._contended_until_us = 0
+        self._claim_script = claim_script(config.strategy_name, name, tuple(self.params))
         self._remote: RemoteBoundLimit | None = bound.remote
         self.shadow: ShadowBoundLimit | None = bound.shadow
 
-    def acquire_flow(self, key: Key, cost: int, timeout: float | None) -> Flow[bool]:
-        """Take ``cost``, waiting up to ``timeout`` seconds."""
+    def acquire_flow(
+        self, key: Key, cost: int, timeout: float | None, caller: Caller | None = None
+    ) -> Flow[bool]:
+        """Take ``cost``, waiting up to ``timeout`` seconds; by default the caller is that of the context."""
         text = normalize_key(key)
         check_cost(cost)
         check_timeout(timeout)
         yield from self.check_cost_flow(text, cost)
         if self.shadow is not None:
             return (yield from self._acquire_flow(key, cost)) == 0  # nobody waits in shadow mode
+        caller = resolve_caller(None, None) if caller is None else caller
+        has_headroom = self.has_headroom(caller.rank)
         if timeout == 0:
-            if not self.wait_queue.is_empty(text):
+            if not self.wait_queue.is_empty(text, caller.rank):
                 return False  # the waiting callers came first
+            if has_headroom:
+                return (yield from self._claim_flow(text, cost, caller, -1)) == 0
             return (yield from self._acquire_flow(key, cost)) == 0
-        if self._has_queue:
+        if self._has_queue and not has_headroom:
             return (yield from self._queue_turn_flow(text, cost, timeout))
+        try_acquire: Callable[[], Flow[int]] = partial(self._acquire_flow, key, cost)
+        if has_headroom or (self.store.shared and self.lease_client is None):
+            deadline_us = self._deadline_us(timeout)
+            try_acquire = partial(self._claim_flow, text, cost, caller, deadline_us)
         return (
             yield from wait_flow(
                 self.wait_queue,
-                partial(self._acquire_flow, key, cost),
+                try_acquire,
                 self.store.clock,
                 text,
                 timeout,
                 jitter_us=self.pause_jitter_us,
                 cost=cost,
                 pace_us=self._pace_us,
+                caller=caller,
             )
         )
 
@@ -277,10 +297,42 @@ class LimitFlows:
         """Return the flows of the limit that a key has: these, unless keys have limits of their own."""
         return self
 
-    def demand_flow(self, text: str, amount: int) -> Flow[LimitDemand]:
-        """Return what an operation wants of this limit."""
+    def has_headroom(self, rank: int) -> bool:
+        """Whether callers of this class leave something to higher ones."""
+        return self._headrooms[rank].units > 0
+
+    def demand_flow(self, text: str, amount: int, rank: int | None = None) -> Flow[LimitDemand]:
+        """Return what an operation wants of this limit; without a class it may take everything."""
         strategy: Strategy = yield self.read_strategy
-        return LimitDemand(strategy, self.name, text, amount, self.config.fallback, self.current_strategy)
+        headroom = NO_HEADROOM if rank is None else self._headrooms[rank]
+        fallback, current = self.config.fallback, self.current_strategy
+        return LimitDemand(strategy, self.name, text, amount, fallback, current, headroom)
+
+    def _claim_flow(self, text: str, cost: int, caller: Caller, deadline_us: int) -> Flow[int]:
+        """Take ``cost`` above the floor of a class; a caller with a deadline leaves a claim if refused."""
+        demand = yield from self.demand_flow(text, cost, caller.rank)
+        attempt = None
+        if self.store.shared:
+            now_us, queue = self.store.clock.now_ns() // 1000, self.wait_queue
+            waited_us = now_us - queue.oldest_since_us(text, caller.rank, now_us)
+            left_us = max(-1, min(deadline_us - now_us, to_us(TIMEOUT_MAX)))
+            attempt = ClaimAttempt(queue.claimant, caller.rank, waited_us, left_us)
+        wait_us: int = yield Apply(self.store, ClaimOperation(self._claim_script, demand, attempt))
+        if wait_us:
+            self._contended_until_us = self.store.clock.now_ns() // 1000 + RETRY_EVERY_US + CLAIM_TTL_US
+        return wait_us
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether a waiter of this process was refused behind claims, or left one, not long ago.
+
+        Until then a waiting caller may first try without a claim, which is much faster where this process
+        decides.
+        """
+        return self.store.clock.now_ns() // 1000 < self._contended_until_us
+
+    def _deadline_us(self, timeout: float | None) -> int:
+        return NEVER_US if timeout is None else self.store.clock.now_ns() // 1000 + to_us(timeout)
 
     def _acquire_flow(self, key: Key, cost: int) -> Flow[int]:
         wait_us: int = yield AcquireEffect(self.bound, key, cost)
@@ -297,8 +349,7 @@ class LimitFlows:
         If the limit was paused meanwhile, all assigned turns would come at the end of the pause. The flow
         therefore takes a new turn then.
         """
-        clock = self.store.clock
-        deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
+        clock, deadline_us = self.store.clock, self._deadline_us(timeout)
         while True:
             max_wait_us = max(0, min(deadline_us - clock.now_ns() // 1000, to_us(TIMEOUT_MAX)))
             reply = yield from self._apply_flow(text, cost, max_wait_us)

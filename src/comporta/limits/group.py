@@ -17,6 +17,7 @@ from comporta.limits.flows import Key, check_timeout
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.operation import LimitOperation
+from comporta.limits.priority import Caller, resolve_caller
 from comporta.limits.reply import LimitReply
 from comporta.limits.wait_queue import WaitQueue, wait_flow
 from comporta.stores.base import Store
@@ -81,9 +82,21 @@ class LimitGroup:
         """The limiters by the names that costs use."""
         return dict(zip(self._names, self._limiters, strict=True))
 
-    async def acquire(self, keys: Keys, cost: Cost = 1, timeout: float | None = 0) -> bool:
-        """Take ``cost`` from every limit or from none; ``keys`` are in the order of the limiters."""
-        return await run_async(self._acquire_flow(keys, cost, timeout))
+    async def acquire(
+        self,
+        keys: Keys,
+        cost: Cost = 1,
+        timeout: float | None = 0,
+        *,
+        priority: str | None = None,
+        owner: str | None = None,
+    ) -> bool:
+        """Take ``cost`` from every limit or from none; ``keys`` are in the order of the limiters.
+
+        ``priority`` and ``owner`` are those of :meth:`BaseLimiter.acquire`.
+        """
+        caller = resolve_caller(priority, owner)
+        return await run_async(self._acquire_flow(keys, cost, timeout, caller))
 
     async def decide(self, keys: Keys, cost: Cost = 1) -> Decision:
         """Take ``cost`` from every limit or from none; return the decision of the most restrictive limit."""
@@ -117,11 +130,14 @@ class LimitGroup:
         await run_async(self._settlements.flush_flow())
         await self._store.aclose()
 
-    def _acquire_flow(self, keys: Keys, cost: Cost, timeout: float | None) -> Flow[bool]:
+    def _acquire_flow(
+        self, keys: Keys, cost: Cost, timeout: float | None, caller: Caller | None = None
+    ) -> Flow[bool]:
+        caller = resolve_caller(None, None) if caller is None else caller
         texts, amounts = self._normalize_keys(keys), self._amounts(cost)
         check_timeout(timeout)
         yield from self._check_cost_flow(texts, amounts)
-        try_acquire = partial(self._try_acquire_flow, texts, amounts)
+        try_acquire = partial(self._try_acquire_flow, texts, amounts, caller.rank)
         if timeout == 0:
             return (yield from try_acquire()) == 0
         return (
@@ -132,6 +148,7 @@ class LimitGroup:
                 "\0".join(texts),
                 timeout,
                 jitter_us=self._pause_jitter_us,
+                caller=caller,
             )
         )
 
@@ -197,19 +214,21 @@ class LimitGroup:
         for limiter, text, amount in zip(self._limiters, texts, amounts, strict=True):
             yield from limiter._flows.check_cost_flow(text, amount)
 
-    def _try_acquire_flow(self, texts: Sequence[str], amounts: Sequence[int]) -> Flow[int]:
-        operation = yield from self._operation_flow(texts, amounts)
+    def _try_acquire_flow(self, texts: Sequence[str], amounts: Sequence[int], rank: int) -> Flow[int]:
+        operation = yield from self._operation_flow(texts, amounts, rank)
         replies: list[LimitReply] = yield Apply(self._store, operation)
         return max(reply.wait_us for reply in replies)
 
     def _pause_jitter_us(self) -> int:
         return max(limiter._flows.pause_jitter_us() for limiter in self._limiters)
 
-    def _operation_flow(self, texts: Sequence[str], amounts: Sequence[int]) -> Flow[LimitOperation]:
+    def _operation_flow(
+        self, texts: Sequence[str], amounts: Sequence[int], rank: int | None = None
+    ) -> Flow[LimitOperation]:
         """Return one operation on all limits; a limit that costs nothing must not be paused either."""
         demands = []
         for limiter, text, amount in zip(self._limiters, texts, amounts, strict=True):
-            demands.append((yield from limiter._flows.demand_flow(text, amount)))
+            demands.append((yield from limiter._flows.demand_flow(text, amount, rank)))
         return LimitOperation(demands)
 
     @property
@@ -240,9 +259,18 @@ class SyncLimitGroup:
     def __init__(self, group: LimitGroup) -> None:
         self._group = group
 
-    def acquire(self, keys: Keys, cost: Cost = 1, timeout: float | None = 0) -> bool:
+    def acquire(
+        self,
+        keys: Keys,
+        cost: Cost = 1,
+        timeout: float | None = 0,
+        *,
+        priority: str | None = None,
+        owner: str | None = None,
+    ) -> bool:
         """Take ``cost`` from every limit or from none."""
-        return run(self._group._acquire_flow(keys, cost, timeout))
+        caller = resolve_caller(priority, owner)
+        return run(self._group._acquire_flow(keys, cost, timeout, caller))
 
     def decide(self, keys: Keys, cost: Cost = 1) -> Decision:
         """Take ``cost`` from every limit or from none; return the decision of the most restrictive limit."""

@@ -7,7 +7,8 @@
 --         the name of the strategy,
 --         amount (above 0: take, 0: peek, below 0: release),
 --         max_wait_us (-1: the amount was already used, so it is charged whether it is available or not),
---         capacity, per_us, unit, window_us
+--         capacity, per_us, unit, window_us,
+--         the headroom of the caller's class: units of the capacity that it leaves to higher classes
 -- reply for each limit eight integers: wait_us (granted if at most max_wait_us), capacity, remaining,
 --       retry_us (0 if granted), reset_us, recent (only for a peek), how long the limit is paused, its capacity
 --       without degradation;
@@ -18,7 +19,7 @@ local reply = {}
 
 local now_us = time_us(ARGV[1])
 
--- Decides limit number `n`, whose seven arguments start at ARGV[a], and writes its reply at reply[r]; returns whether
+-- Decides limit number `n`, whose eight arguments start at ARGV[a], and writes its reply at reply[r]; returns whether
 -- the limit grants the amount.
 local function decide(n, a, r, commit)
   local amount, max_wait_us = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
@@ -27,9 +28,19 @@ local function decide(n, a, r, commit)
   capacity, per_us, unit, window_us, debt, pause_us, original = effective_params(
     KEYS[2 * n], now_us, capacity, per_us, unit, window_us)
   local paused = pause_us > 0 and amount > 0 and max_wait_us >= 0
-  local wait_us, remaining, reset_us, recent, last_us = STRATEGIES[ARGV[a]](
-    KEYS[2 * n - 1], now_us, amount, max_wait_us, commit and amount ~= 0 and not paused,
-    capacity, per_us, unit, window_us, debt)
+  local key, strategy = KEYS[2 * n - 1], STRATEGIES[ARGV[a]]
+  local floor_units = headroom_floor(
+    key, now_us, amount, tonumber(ARGV[a + 7]), tonumber(ARGV[a + 3]), capacity, per_us, window_us)
+  local wait_us, remaining, reset_us, recent, last_us = 0, 0, 0, nil, 0
+  if floor_units > 0 then -- grant only if the floor could be taken as well
+    wait_us, remaining, reset_us, recent, last_us = strategy(
+      key, now_us, amount + floor_units, max_wait_us, false, capacity, per_us, unit, window_us, debt)
+  end
+  if type(wait_us) == 'number' and (wait_us <= max_wait_us or max_wait_us < 0) then
+    wait_us, remaining, reset_us, recent, last_us = strategy(
+      key, now_us, amount, max_wait_us, commit and amount ~= 0 and not paused,
+      capacity, per_us, unit, window_us, debt)
+  end
   if type(wait_us) == 'string' then
     reply[r] = wait_us
     for i = r + 1, r + 7 do reply[i] = 0 end
@@ -50,8 +61,8 @@ while ARGV[a] do
   local limits = tonumber(ARGV[a])
   local all_grant = true
   if limits > 1 then
-    for i = 1, limits do all_grant = decide(n + i, a - 6 + 7 * i, 8 * (n + i) - 7, false) and all_grant end
+    for i = 1, limits do all_grant = decide(n + i, a - 7 + 8 * i, 8 * (n + i) - 7, false) and all_grant end
   end
-  for i = 1, limits do decide(n + i, a - 6 + 7 * i, 8 * (n + i) - 7, all_grant) end
-  a, n = a + 1 + 7 * limits, n + limits
+  for i = 1, limits do decide(n + i, a - 7 + 8 * i, 8 * (n + i) - 7, all_grant) end
+  a, n = a + 1 + 8 * limits, n + limits
 end

@@ -24,6 +24,7 @@ from comporta.limits.flows import Key, LimitFlows, is_timeout
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.leases.client import LeaseClient
 from comporta.limits.per_key import LimitFor, LimitTable, PerKeyFlows
+from comporta.limits.priority import NORMAL, contexts_entered, has_own_caller, resolve_caller
 from comporta.limits.scripts import OVERRIDE_SPACE
 from comporta.limits.shadow import ShadowBoundLimit
 from comporta.limits.strategies.base import Strategy
@@ -91,6 +92,7 @@ class BaseLimiter:
         self._limit_for = limit_for
         self._waiters_by_key = self._flows.wait_queue.waiters_by_key
         self._may_have_waiters = self._flows.wait_queue.may_have
+        self._leaves_headroom = self._flows.has_headroom(NORMAL)
         self._try_acquire = bound.try_acquire if bound.decides_in_process else None
         self._acquire_async = bound.acquire_async
         self._budget = BudgetFlows(self._flows)
@@ -126,15 +128,31 @@ class BaseLimiter:
         """The strategy of this limit: a ``LimitStrategy``, or the name of a registered strategy."""
         return self.config.strategy
 
-    async def acquire(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> bool:
+    async def acquire(
+        self,
+        key: Key = None,
+        cost: int = 1,
+        timeout: float | None = 0,
+        priority: str | None = None,
+        owner: str | None = None,
+    ) -> bool:
         """Take ``cost`` from the limit of a key; true if it was granted.
 
         ``timeout`` is how many seconds to wait: 0 does not wait, ``None`` waits without a bound. The limiter
-        serves the waiting callers of this process in order of arrival.
+        serves waiting callers in order of arrival, but those of a higher ``priority`` (``"interactive"``,
+        ``"normal"``, ``"batch"``) first, and in turns between each ``owner``. Both are by default those of
+        :func:`comporta.priority`.
         """
         if type(key) is LimitKey:
             key = key._text
-        if cost == 1 and not (self._waiters_by_key and self._may_have_waiters(key)):
+        if (
+            cost == 1
+            and priority is None
+            and owner is None
+            and not self._leaves_headroom
+            and not (contexts_entered and has_own_caller())
+            and not (self._waiters_by_key and self._may_have_waiters(key))
+        ):
             if timeout == 0:
                 if self._try_acquire is not None:
                     try:
@@ -142,13 +160,14 @@ class BaseLimiter:
                     except WouldBlock:
                         pass
                 return not await self._acquire_async(key, 1)
-            if self._try_acquire is not None and is_timeout(timeout):
+            if self._try_acquire is not None and is_timeout(timeout) and not self._flows.is_contended:
                 try:
                     if not self._try_acquire(key, 1):
                         return True
                 except WouldBlock:
                     pass
-        return await run_async(self._flows.acquire_flow(key, cost, timeout))
+        caller = resolve_caller(priority, owner)
+        return await run_async(self._flows.acquire_flow(key, cost, timeout, caller))
 
     async def decide(self, key: Key = None, cost: int = 1) -> Decision:
         """Take ``cost`` if it is available, and return the decision with the use of the key."""
@@ -256,6 +275,7 @@ class SyncLimiter:
         "_budget",
         "_decide_now",
         "_flows",
+        "_leaves_headroom",
         "_may_have_waiters",
         "_may_wait",
         "_try_acquire",
@@ -267,6 +287,7 @@ class SyncLimiter:
         self._budget = budget
         self._waiters_by_key = flows.wait_queue.waiters_by_key
         self._may_have_waiters = flows.wait_queue.may_have
+        self._leaves_headroom = flows.has_headroom(NORMAL)
         self._try_acquire = flows.bound.try_acquire if flows.bound.decides_in_process else flows.bound.acquire
         self._acquire = flows.bound.acquire
         self._may_wait = flows.bound.decides_in_process
@@ -276,23 +297,37 @@ class SyncLimiter:
         """Refuse to be pickled."""
         raise TypeError("limiter.sync cannot be pickled: pickle the limiter, and use its sync there")
 
-    def acquire(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> bool:
+    def acquire(
+        self,
+        key: Key = None,
+        cost: int = 1,
+        timeout: float | None = 0,
+        priority: str | None = None,
+        owner: str | None = None,
+    ) -> bool:
         """Take ``cost`` from the limit of a key; true if it was granted within ``timeout`` seconds."""
         if type(key) is LimitKey:
             key = key._text
-        if cost == 1 and not (self._waiters_by_key and self._may_have_waiters(key)):
+        if (
+            cost == 1
+            and priority is None
+            and owner is None
+            and not self._leaves_headroom
+            and not (contexts_entered and has_own_caller())
+            and not (self._waiters_by_key and self._may_have_waiters(key))
+        ):
             if timeout == 0:
                 try:
                     return not self._try_acquire(key, 1)
                 except WouldBlock:
                     return not self._acquire(key, 1)
-            if self._may_wait and is_timeout(timeout):
+            if self._may_wait and is_timeout(timeout) and not self._flows.is_contended:
                 try:
                     if not self._try_acquire(key, 1):
                         return True
                 except WouldBlock:
                     pass
-        return run(self._flows.acquire_flow(key, cost, timeout))
+        return run(self._flows.acquire_flow(key, cost, timeout, resolve_caller(priority, owner)))
 
     def decide(self, key: Key = None, cost: int = 1) -> Decision:
         """Take ``cost`` if it is available, and return the decision with the use of the key."""

@@ -251,8 +251,14 @@ def limit_configs_from_settings(limit: LimitSettings) -> list[LimitConfig]:
     """Return the configurations in the settings of a limit; text such as ``"10/s; 1000/day"`` has several."""
     if limit.limit is None:
         return [_config_from_numbers(limit)]
-    options: dict[str, Any] = {"fallback": limit.fallback, "lease": limit.lease, "shadow": limit.shadow}
-    return [LimitConfig.parse(text, limit.strategy, **options) for text in limit.limit.split(";")]
+    return [
+        LimitConfig.parse(text, limit.strategy, **_common_options(limit)) for text in limit.limit.split(";")
+    ]
+
+
+def _common_options(limit: LimitSettings) -> dict[str, Any]:
+    names = ("fallback", "lease", "shadow", "batch_headroom", "normal_headroom")
+    return {name: getattr(limit, name) for name in names}
 
 
 def _config_from_numbers(limit: LimitSettings) -> LimitConfig:
@@ -263,5 +269,4 @@ def _config_from_numbers(limit: LimitSettings) -> LimitConfig:
     if rate is None:
         usable = window is not None and 0 < window <= WINDOW_MAX and 0 < capacity <= CAPACITY_MAX
         rate = capacity / window if window and usable else 1.0  # with 1.0 LimitConfig names the wrong value
-    options: dict[str, Any] = {"fallback": limit.fallback, "lease": limit.lease, "shadow": limit.shadow}
-    return LimitConfig(rate, capacity, window, limit.strategy, **options)
+    return LimitConfig(rate, capacity, window, limit.strategy, **_common_options(limit))

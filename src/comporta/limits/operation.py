@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from comporta.limits.priority import NO_HEADROOM, Headroom, step_above_floor
 from comporta.limits.reply import REPLY_SIZE, LimitReply, build_reply, parse_reply
 from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE, group_script, limit_script
 from comporta.limits.strategies.base import Strategy
@@ -22,6 +23,7 @@ class LimitDemand(NamedTuple):
 
     ``fallback`` says how a worker decides while the shared store is unreachable (``outage_share.py``).
     ``current_strategy`` returns the strategy in effect then, under the last override that this process saw.
+    ``headroom`` is what the class of the caller leaves to the higher ones.
     """
 
     strategy: Strategy
@@ -30,6 +32,7 @@ class LimitDemand(NamedTuple):
     amount: int
     fallback: str = "share"
     current_strategy: Callable[[], Strategy] | None = None
+    headroom: Headroom = NO_HEADROOM
 
 
 class LimitOperation(Operation[list[LimitReply]]):
@@ -83,7 +86,10 @@ class LimitOperation(Operation[list[LimitReply]]):
     def _step_one(self, demand: LimitDemand, state: State | None, now_us: int) -> tuple[State | None, int]:
         strategy, amount = demand.strategy, demand.amount
         if amount > 0:
-            return strategy.step(state, now_us, amount, self.max_wait_us)
+            floor = demand.headroom.floor(strategy, state, now_us, amount)
+            return step_above_floor(
+                strategy, state, now_us, amount, floor=floor, max_wait_us=self.max_wait_us
+            )
         if amount < 0 and state is not None:
             return strategy.release(state, now_us, -amount), 0
         return None, 0 if amount else strategy.effective_at(now_us)[1]
@@ -97,10 +103,11 @@ class LimitOperation(Operation[list[LimitReply]]):
         return keys
 
     def script_args(self) -> list[int | str | bytes]:
-        """Return one group: the number of limits, then seven arguments for each."""
+        """Return one group: the number of limits, then eight arguments for each."""
         args: list[int | str | bytes] = [len(self.demands)]
-        for strategy, _, _, amount, *_ in self.demands:
-            args += (strategy.name, amount, self.max_wait_us, *strategy.params)
+        for demand in self.demands:
+            strategy = demand.strategy
+            args += (strategy.name, demand.amount, self.max_wait_us, *strategy.params, demand.headroom.units)
         return args
 
     def undo(self, reply: Sequence[LimitReply]) -> LimitOperation | None:

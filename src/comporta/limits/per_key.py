@@ -20,6 +20,7 @@ from comporta.limits.decision import Decision, Stats
 from comporta.limits.flows import Key, LimitFlows
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.operation import LimitDemand
+from comporta.limits.priority import Caller
 from comporta.signatures import require_plain_function
 from comporta.stores.bound_limit import Algorithm, BoundLimit, WouldBlock
 
@@ -170,9 +171,11 @@ class PerKeyFlows(LimitFlows):
         )
         self._table = table
 
-    def acquire_flow(self, key: Key, cost: int, timeout: float | None) -> Flow[bool]:
+    def acquire_flow(
+        self, key: Key, cost: int, timeout: float | None, caller: Caller | None = None
+    ) -> Flow[bool]:
         """Take ``cost`` from the limit of the key."""
-        return (yield from self._table.flows_for(key).acquire_flow(key, cost, timeout))
+        return (yield from self._table.flows_for(key).acquire_flow(key, cost, timeout, caller))
 
     def acquire_up_to_flow(self, key: Key, cost: int) -> Flow[int]:
         """Take as much of ``cost`` as the limit of the key has."""
@@ -216,9 +219,9 @@ class PerKeyFlows(LimitFlows):
         """Return the flows of the limit of the key."""
         return self._table.flows_for(text or None)
 
-    def demand_flow(self, text: str, amount: int) -> Flow[LimitDemand]:
+    def demand_flow(self, text: str, amount: int, rank: int | None = None) -> Flow[LimitDemand]:
         """Return what an operation wants of the limit of the key."""
-        return (yield from self.flows_of(text).demand_flow(text, amount))
+        return (yield from self.flows_of(text).demand_flow(text, amount, rank))
 
     def check_cost_flow(self, text: str, cost: int) -> Flow[None]:
         """Raise for a cost that the limit of the key could never grant."""

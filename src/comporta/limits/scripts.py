@@ -15,6 +15,7 @@ from comporta.stores.lua import lua
 
 LIMIT_SPACE = "rate_limiter"
 OVERRIDE_SPACE = "rate_limiter_change"
+CLAIM_SPACE = "rate_limiter_claims"
 
 _SUPPORT = ("limits/support", "limits/strategies/recent_traffic")
 
@@ -59,6 +60,11 @@ def lease_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Scri
     return _limit_script("lease", partial(_lease_text, name), name, limit_name, arguments)
 
 
+def claim_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
+    """Return the script that takes from one limit of a strategy with a class, in order with other waiters."""
+    return _limit_script("claim", partial(_claim_text, name), name, limit_name, arguments)
+
+
 def call_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that takes a permit together with an amount from one limit of a strategy."""
     return _limit_script("call", partial(_call_text, name), name, limit_name, arguments)
@@ -81,7 +87,8 @@ def _limit_script(
 def _group_text(names: tuple[str, ...]) -> str:
     strategies = [strategy_type(name).lua() for name in names]
     table = ", ".join(f"{name} = {name}" for name in names)
-    return "\n".join([lua(*_SUPPORT), *strategies, f"local STRATEGIES = {{{table}}}", lua("limits/limit")])
+    parts = lua("limits/headroom", "limits/limit")
+    return "\n".join([lua(*_SUPPORT), *strategies, f"local STRATEGIES = {{{table}}}", parts])
 
 
 @cache
@@ -111,6 +118,11 @@ def _settle_text(name: str) -> str:
             lua("limits/budgets/settle"),
         ]
     )
+
+
+@cache
+def _claim_text(name: str) -> str:
+    return "\n".join([*_single_strategy(name), lua("limits/headroom", "limits/claims")])
 
 
 @cache

@@ -1,27 +1,28 @@
-"""Waiting for a limit: callers are served in order of arrival, and none sleeps past its timeout.
+"""Waiting for a limit: callers are served in order, and none sleeps past its timeout.
 
 The waiting threads and coroutines of one key in one process form a queue, and only the first of them calls
-the store. ``wait_flow`` is the same text for threads and coroutines.
+the store. The order is that of arrival, except that higher classes go first and owners take turns
+(``wait_order.py``). ``wait_flow`` is the same text for threads and coroutines.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import os
 from collections.abc import Callable
 from threading import Lock
 
 from comporta import fork_safety
 from comporta.clock import Clock, to_seconds, to_us
 from comporta.flow import Flow, running_loop
+from comporta.limits.claims import RETRY_EVERY_US
 from comporta.limits.key import DIGEST_PREFIX, PLAIN_BYTES_MAX, LimitKey, normalize_key
+from comporta.limits.priority import DEFAULT_CALLER, Caller
+from comporta.limits.wait_order import WaitOrder
 from comporta.stores.records import NEVER_US
 from comporta.threads import AutoResetEvent, run_cleanup
 
 WAITERS_MAX = 100_000
 """How many callers may wait in one queue; the next one is refused at once."""
-
-RETRY_EVERY_US = 1_000_000
-"""A waiter retries at least this often: another machine may raise, reset or resume a limit."""
 
 PAUSE_JITTER_US_MAX = 250_000
 """Callers that wait for the end of a pause come back within at most this time after it."""
@@ -33,11 +34,16 @@ _PLAIN_KEY_CHARS_MAX = PLAIN_BYTES_MAX // 4
 
 
 class Waiter:
-    """A caller in a wait queue, the units that it wants, and a way to wake it."""
+    """A caller in a wait queue, the units that it wants, and a way to wake it.
 
-    __slots__ = ("_lock", "_on_wake", "_woken", "cost", "is_gone")
+    ``since_us`` is when it joined the queue.
+    """
 
-    def __init__(self, cost: int = 1) -> None:
+    __slots__ = ("_lock", "_on_wake", "_woken", "cost", "is_gone", "owner", "rank", "since_us")
+
+    def __init__(self, caller: Caller = DEFAULT_CALLER, since_us: int = 0, cost: int = 1) -> None:
+        self.rank, self.owner = caller
+        self.since_us = since_us
         self.cost = cost
         self._lock = Lock()
         self._woken = False
@@ -75,46 +81,37 @@ class Waiter:
             self._woken = False
 
 
-class KeyQueue(deque["Waiter"]):
-    """The waiting callers of one key, how many ``units`` they want, and how soon they may get them.
-
-    The limit grants what they want in order, at its pace, beginning at ``pace_from_us``; 0 if no caller has
-    tried yet, because the limit may still grant a whole burst.
-    """
-
-    __slots__ = ("pace_from_us", "units")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.units = self.pace_from_us = 0
-
-
 class WaitQueue:
-    """The waiting callers of each key, in order of arrival.
+    """The waiting callers of each key, in the order in which they are served.
 
     ``waiters_by_key`` is public so that the fast path can check without a call whether any caller waits.
+    ``claimant`` identifies the queue, among those of other processes, in claims (``claims.py``).
     """
 
     def __init__(self) -> None:
-        self.waiters_by_key: dict[str, KeyQueue] = {}
+        self.waiters_by_key: dict[str, WaitOrder[Waiter]] = {}
+        self.claimant = _new_claimant()
         self._lock = Lock()
         fork_safety.register(self)
 
     def after_fork(self) -> None:
         """Leave the parent's waiters to the parent."""
         self.waiters_by_key.clear()
+        self.claimant = _new_claimant()
         fork_safety.reinit_lock(self._lock)
 
-    def join(self, key: str, cost: int = 1) -> Waiter | None:
-        """Add a caller to the end of a queue; ``None`` if the queue is full."""
+    def join(
+        self, key: str, caller: Caller = DEFAULT_CALLER, now_us: int = 0, cost: int = 1
+    ) -> Waiter | None:
+        """Add a caller to a queue; ``None`` if the queue is full."""
         with self._lock:
             self._drop_gone(key)
-            waiters = self.waiters_by_key.setdefault(key, KeyQueue())
+            waiters = self.waiters_by_key.get(key) or WaitOrder()
             if len(waiters) >= WAITERS_MAX:
                 return None
-            waiter = Waiter(cost)
-            waiters.append(waiter)
-            waiters.units += cost
+            waiter = Waiter(caller, now_us, cost)
+            waiters.add(waiter)
+            self.waiters_by_key[key] = waiters
         return waiter
 
     def set_pace_from(self, key: str, pace_from_us: int) -> None:
@@ -123,8 +120,10 @@ class WaitQueue:
         if waiters is not None:
             waiters.pace_from_us = pace_from_us
 
-    def earliest_us(self, key: str, cost: int, pace_us: Callable[[int], int]) -> int:
-        """Return when the limit can grant ``cost`` after all that waits; 0 if that is not known.
+    def earliest_us(
+        self, key: str, cost: int, pace_us: Callable[[int], int], caller: Caller = DEFAULT_CALLER
+    ) -> int:
+        """Return when the limit can grant ``cost`` after all that is served before; 0 if that is not known.
 
         ``pace_us`` returns how long the limit takes to grant some units.
         """
@@ -133,19 +132,29 @@ class WaitQueue:
             waiters = self.waiters_by_key.get(key)
             if waiters is None or not waiters.pace_from_us:
                 return 0
-            return waiters.pace_from_us + pace_us(waiters.units + cost)
+            ahead = waiters.units_ahead(caller)
+            return 0 if ahead is None else waiters.pace_from_us + pace_us(ahead + cost)
 
     def is_first(self, key: str, waiter: Waiter) -> bool:
         """Whether it is this caller's turn."""
-        return self.waiters_by_key[key][0] is waiter
+        with self._lock:
+            waiters = self.waiters_by_key.get(key)
+            return waiters is not None and waiters.first() is waiter
 
-    def is_empty(self, key: str) -> bool:
-        """Whether no caller waits."""
+    def is_empty(self, key: str, rank: int | None = None) -> bool:
+        """Whether no caller waits, of this class or a higher one; ``None``: of any class."""
         if key not in self.waiters_by_key:
             return True
         with self._lock:
             self._drop_gone(key)
-            return key not in self.waiters_by_key
+            waiters = self.waiters_by_key.get(key)
+            return waiters is None or (rank is not None and not waiters.precedes(rank))
+
+    def oldest_since_us(self, key: str, rank: int, now_us: int) -> int:
+        """Return since when the oldest waiter of a class has been waiting; now, if none waits."""
+        with self._lock:
+            waiters = self.waiters_by_key.get(key)
+            return now_us if waiters is None else waiters.oldest_since_us(rank, now_us)
 
     def may_have(self, key: LimitKey | str | None) -> bool:
         """Whether callers wait for a key that may not be in the form in which queues are kept."""
@@ -164,7 +173,6 @@ class WaitQueue:
             if waiters is None or waiter not in waiters:  # dropped because its event loop was closed
                 return
             waiters.remove(waiter)
-            waiters.units -= waiter.cost
             if not waiters:
                 del self.waiters_by_key[key]
         self.wake_first(key)
@@ -184,17 +192,21 @@ class WaitQueue:
         with self._lock:
             self._drop_gone(key)
             waiters = self.waiters_by_key.get(key)
-            return waiters[0] if waiters else None
+            return waiters.first() if waiters else None
 
     def _drop_gone(self, key: str) -> None:
         """Drop callers at the head that can never leave, because they would block those behind them."""
         waiters = self.waiters_by_key.get(key)
         if waiters is None:
             return
-        while waiters and waiters[0].is_gone():
-            waiters.units -= waiters.popleft().cost
+        while waiters and waiters.first().is_gone():
+            waiters.remove(waiters.first())
         if not waiters:
             del self.waiters_by_key[key]
+
+
+def _new_claimant() -> int:
+    return int.from_bytes(os.urandom(6)) or 1  # exact in Lua, whose numbers are doubles
 
 
 def _never() -> bool:
@@ -247,6 +259,7 @@ def wait_flow(
     jitter_us: Callable[[], int],
     cost: int = 1,
     pace_us: Callable[[int], int] | None = None,
+    caller: Caller = DEFAULT_CALLER,
 ) -> Flow[bool]:
     """Wait for a turn in the queue, then for the limit; true if it was granted within the timeout.
 
@@ -254,19 +267,21 @@ def wait_flow(
     to delay a retry, because after a pause all waiting callers would return at once. ``pace_us`` returns how
     long the limit takes to grant some units: a caller that would be served too late does not wait.
     """
-    deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
-    if pace_us is not None and queue.earliest_us(key, cost, pace_us) > deadline_us:
+    now_us = clock.now_ns() // 1000
+    deadline_us = NEVER_US if timeout is None else now_us + to_us(timeout)
+    if pace_us is not None and queue.earliest_us(key, cost, pace_us, caller) > deadline_us:
         return False
-    waiter = queue.join(key, cost)
+    waiter = queue.join(key, caller, now_us, cost)
     if waiter is None:
         return False
     try:
-        while not queue.is_first(key, waiter):
-            left_us = deadline_us - clock.now_ns() // 1000
-            if left_us <= 0:
-                return False
-            yield WaitForWake(clock, waiter, to_seconds(min(left_us, _WAIT_US_MAX)))
         while True:
+            if not queue.is_first(key, waiter):  # a caller of a higher class may come first at any time
+                left_us = deadline_us - clock.now_ns() // 1000
+                if left_us <= 0:
+                    return False
+                yield WaitForWake(clock, waiter, to_seconds(min(left_us, _WAIT_US_MAX)))
+                continue
             wait_us = yield from acquire_flow()
             if wait_us == 0:
                 return True

@@ -14,6 +14,7 @@ from typing import Any
 
 from comporta.settings.field_types import FieldType, quoted_list, short_repr
 from comporta.settings.schema import (
+    LIMIT_SHORTCUTS,
     NESTED,
     BreakerSettings,
     LimitSettings,
@@ -85,7 +86,7 @@ def _upstream_fields() -> dict[str, KeyPath]:
         for table in ("retry", "degradation")
         for name in setting_names(NESTED[table])
     }
-    limit = {f"_{name.upper()}": ("limit", name) for name in ("limit", "fallback", "lease")}
+    limit = {f"_{name.upper()}": ("limit", name) for name in ("limit", *LIMIT_SHORTCUTS)}
     return {**plain, **nested, **limit}
 
 

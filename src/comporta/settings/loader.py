@@ -13,6 +13,7 @@ from comporta.settings.environment import CONFIG_VARIABLE, STATE_VARIABLES, appl
 from comporta.settings.field_types import short_repr
 from comporta.settings.reloader import SettingsReloader
 from comporta.settings.schema import (
+    LIMIT_SHORTCUTS,
     NESTED,
     STATE_EXAMPLE,
     BreakerSettings,
@@ -31,7 +32,6 @@ from comporta.settings.toml_positions import KeyPath
 from comporta.settings.toml_table import Origin, SettingsTable, setting_names
 
 _TOP_LEVEL_KEYS = ("state", "limits", "namespaces", "breakers", "upstreams", "service")
-_LIMIT_SHORTCUTS = ("fallback", "lease")
 T = TypeVar("T", bound=SettingsTable)
 
 
@@ -84,14 +84,14 @@ def _load(path: str | os.PathLike[str] | None, environ: Mapping[str, str], servi
 def _expand_short_forms(document: TomlDocument, path: KeyPath) -> None:
     """Replace the short forms of an upstream by the long ones."""
     upstream = document.table(path)
-    document.reject_unknown(path, (*setting_names(UpstreamSettings), *_LIMIT_SHORTCUTS))
+    document.reject_unknown(path, (*setting_names(UpstreamSettings), *LIMIT_SHORTCUTS))
     for name, table_type in NESTED.items():
         if isinstance(upstream.get(name), dict):
             document.reject_unknown((*path, name), setting_names(table_type))
     if "limit" in upstream and not isinstance(upstream["limit"], dict):
         origin, limit = document.field_origin((*path, "limit")), upstream.pop("limit")
         document.put((*path, "limit", "limit"), limit, origin)
-    for name in _LIMIT_SHORTCUTS:
+    for name in LIMIT_SHORTCUTS:
         if name in upstream:
             _move_value(document, (*path, name), (*path, "limit", name))
     if isinstance(upstream.get("breaker"), dict):

@@ -52,6 +52,10 @@ _BOOLEAN = UnionField("true or false", (bool,))
 _LEASE = UnionField("true, false, text such as '50ms' or a number of seconds", (bool, int, float, str))
 
 
+LIMIT_SHORTCUTS = ("fallback", "lease", "batch_headroom", "normal_headroom")
+"""The fields of its limit that may be written directly in an upstream."""
+
+
 @dataclass(frozen=True)
 class LimitSettings(SettingsTable):
     """One limit: ``limit`` as text (``"100/minute burst 20"``), or its numbers."""
@@ -65,6 +69,8 @@ class LimitSettings(SettingsTable):
     lease: bool | float | str = setting(_LEASE, False)
     shadow: bool = setting(_BOOLEAN, False)
     limit_for: Mapping[str, str] | None = setting(TextTableField("a table of keys and limits such as '10/s'"))
+    batch_headroom: int | None = setting(_INTEGER)
+    normal_headroom: int = setting(_INTEGER, 0)
     origin: str = field(default="limit", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:

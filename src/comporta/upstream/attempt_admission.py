@@ -43,7 +43,7 @@ def admit_attempt_flow(call: CallState) -> Flow[None]:
 def _acquire_now_flow(call: CallState) -> Flow[bool]:
     """Take a token, and a permit if calls need one, without waiting: both or neither."""
     limits = call.policies.call_limits
-    if call.policies.pause.is_set or call.options.cost != 1:
+    if call.policies.pause.is_set or not call.takes_any_token:
         return False
     if limits is None:
         return _try_acquire(call)
@@ -117,7 +117,7 @@ def _acquire_permit_flow(call: CallState, until_ns: int) -> Flow[None]:
     permits = call.policies.permits
     if permits is None:
         return
-    call.permit = yield from permits._acquire_flow(_remaining(call, until_ns))
+    call.permit = yield from permits._acquire_flow(_remaining(call, until_ns), call.options.caller)
     if call.permit is None:
         raise permits._refusal_error()
 
@@ -127,8 +127,8 @@ def _acquire_token_flow(call: CallState, until_ns: int) -> Flow[None]:
     max_wait, store = _remaining(call, until_ns), call.policies.limiter.store
     fallback = store.fallback
     yield from _wait_out_pause_flow(call, until_ns)
-    tokens = call.policies.tokens
-    call.has_token = yield from tokens.acquire_flow(call.options.cost, _remaining(call, until_ns))
+    tokens, options = call.policies.tokens, call.options
+    call.has_token = yield from tokens.acquire_flow(options.cost, _remaining(call, until_ns), options.caller)
     if not call.has_token:
         raise (yield from _limit_error_flow(call, max_wait))
     if fallback is None and store.fallback is not None:  # the local state does not know of a pause

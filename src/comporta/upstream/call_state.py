@@ -118,6 +118,12 @@ class CallState(TimedAttempt):
             self.interruption = error
 
     @property
+    def takes_any_token(self) -> bool:
+        """Whether the call needs one token and leaves none to higher classes."""
+        options = self.options
+        return options.cost == 1 and not self.policies.limiter._flows.has_headroom(options.caller.rank)
+
+    @property
     def held_permit(self) -> tuple[ConcurrencyLimit, Permit] | None:
         """The permit that the call holds, and its limit."""
         permits, permit = self.policies.permits, self.permit

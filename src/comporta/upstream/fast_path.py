@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comporta import metrics
 from comporta.breaker.admission import Admission
+from comporta.limits.priority import NORMAL, contexts_entered, has_own_caller
 from comporta.outcome import OK, OK_OUTCOME
 from comporta.retry.attempts import attempt_number, listeners
 from comporta.retry.retry import FailedAttempt
@@ -70,7 +71,7 @@ def _needs_flow(started_ns: int, call: UpstreamCall | None) -> None:
 
 def _is_possible(policies: Policies) -> bool:
     """Whether any call can start here: nobody observes attempts or results, and there is one clock."""
-    if policies.try_acquire is None or policies.has_hooks:
+    if policies.try_acquire is None or policies.has_hooks or policies.limiter._flows.has_headroom(NORMAL):
         return False
     if policies.retry is not None and policies.retry._retry_if is not None:
         return False
@@ -92,8 +93,12 @@ def _build_admit(  # noqa: C901 - the hot path is one function on purpose
     if take is None or not _is_possible(policies):
         return _needs_flow
 
-    def admit(started_ns: int, call: UpstreamCall | None) -> Admission | None:
+    def admit(  # noqa: C901 - as above
+        started_ns: int, call: UpstreamCall | None
+    ) -> Admission | None:
         if listeners or waiters or pause.until_ns or number() != 1:
+            return None
+        if (contexts_entered and has_own_caller()) or (call is not None and call.options.is_classed):
             return None
         admission: Admission | None = _NO_BREAKER
         if state is not None:

@@ -2,8 +2,8 @@
 
 An ordinary call needs no object: its state is in the local names of the wrapper. Where the fast path stops,
 the wrapper creates the ``UpstreamCall`` from what it has, and the flow goes on from there. With permits every
-call needs the object, because a permit has to be released whatever happens; so does a call of another cost
-than one token.
+call needs the object, because a permit has to be released whatever happens; so does one with a class or a
+cost of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def guard_function(  # noqa: C901 - the hot path is one function on purpose
     policies: Policies, function: Callable[..., Any], options: CallOptions
 ) -> Callable[..., Any]:
     """Return a plain function that calls ``function`` through the policies."""
-    if policies.permits is not None or options.cost != 1:
+    if policies.permits is not None or options.is_classed:
 
         @wraps(function)
         def call_with_state(*args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ def guard_coroutine_function(  # noqa: C901 - as above
     policies: Policies, function: Callable[..., Any], options: CallOptions
 ) -> Callable[..., Any]:
     """Return a coroutine function that calls ``function`` through the policies, within the time-out."""
-    if policies.permits is not None or options.cost != 1:
+    if policies.permits is not None or options.is_classed:
 
         @wraps(function)
         async def call_with_state(*args: Any, **kwargs: Any) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
 from comporta.limits.cost import Cost
+from comporta.limits.priority import Caller, check_owner, priority_rank, resolve_caller
 from comporta.timeouts import Timeouts
 from comporta.validators import require_integer
 
@@ -30,21 +31,50 @@ class CallOptions:
     timeouts: Timeouts | None
     """The time-out of each attempt; ``None``: no bound."""
 
+    priority: str | None = None
+    """The priority class; ``None``: that of the context."""
+
+    owner: str | None = None
+    """The owner, with which others take turns; ``None``: that of the context."""
+
     cost: Cost = 1
     """What each attempt takes from the limit, or from each of several limits."""
+
+    is_classed: bool = field(init=False)
+    """Whether the calls have a class or a cost of their own, which the fast path has to look at."""
+
+    def __post_init__(self) -> None:
+        """Compute what every call needs."""
+        object.__setattr__(self, "is_classed", self.priority is not None or self.cost != 1)
 
     @property
     def timeout(self) -> float | None:
         """The seconds that each attempt may take; ``None``: no bound."""
         return None if self.timeouts is None else self.timeouts.seconds
 
+    @property
+    def caller(self) -> Caller:
+        """The class and the owner of a call that is made now."""
+        return resolve_caller(self.priority, self.owner)
+
     def change(
-        self, *, timeout: float | Unchanged | None = UNCHANGED, cost: Cost | Unchanged = UNCHANGED
+        self,
+        *,
+        timeout: float | Unchanged | None = UNCHANGED,
+        priority: str | Unchanged | None = UNCHANGED,
+        owner: str | Unchanged | None = UNCHANGED,
+        cost: Cost | Unchanged = UNCHANGED,
     ) -> CallOptions:
         """Return these options with the given ones changed."""
         changes: dict[str, Any] = {} if cost is UNCHANGED else {"cost": cost}
         if timeout is not UNCHANGED:
             changes["timeouts"] = make_timeouts(timeout)
+        if priority is not UNCHANGED:
+            if priority is not None:
+                priority_rank(priority)
+            changes["priority"] = priority
+        if owner is not UNCHANGED:
+            changes["owner"] = None if owner is None else check_owner(owner)
         return replace(self, **changes)
 
 

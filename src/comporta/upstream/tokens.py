@@ -16,6 +16,7 @@ from comporta.limits.decision import Decision
 from comporta.limits.flows import check_cost
 from comporta.limits.group import LimitGroup
 from comporta.limits.limiter import BaseLimiter
+from comporta.limits.priority import Caller
 
 
 class LimitRefusal(NamedTuple):
@@ -36,7 +37,7 @@ class Tokens(ABC):
         """Return what an attempt costs; raise for a cost that these limits cannot have."""
 
     @abstractmethod
-    def acquire_flow(self, cost: Cost, timeout: float) -> Flow[bool]:
+    def acquire_flow(self, cost: Cost, timeout: float, caller: Caller) -> Flow[bool]:
         """Take the cost, waiting up to ``timeout`` seconds."""
 
     @abstractmethod
@@ -66,9 +67,9 @@ class SingleLimit(Tokens):
         check_cost(amount)
         return amount
 
-    def acquire_flow(self, cost: Cost, timeout: float) -> Flow[bool]:
+    def acquire_flow(self, cost: Cost, timeout: float, caller: Caller) -> Flow[bool]:
         """Take the cost."""
-        return (yield from self._limiter._flows.acquire_flow(None, self.check_cost(cost), timeout))
+        return (yield from self._limiter._flows.acquire_flow(None, self.check_cost(cost), timeout, caller))
 
     def release_flow(self, cost: Cost) -> Flow[None]:
         """Give the cost back."""
@@ -98,9 +99,9 @@ class SeveralLimits(Tokens):
         self._group._amounts(cost)
         return cost
 
-    def acquire_flow(self, cost: Cost, timeout: float) -> Flow[bool]:
+    def acquire_flow(self, cost: Cost, timeout: float, caller: Caller) -> Flow[bool]:
         """Take the cost from all limits or from none."""
-        return (yield from self._group._acquire_flow(None, cost, timeout))
+        return (yield from self._group._acquire_flow(None, cost, timeout, caller))
 
     def release_flow(self, cost: Cost) -> Flow[None]:
         """Give the cost back to all limits."""

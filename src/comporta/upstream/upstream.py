@@ -245,19 +245,25 @@ class Upstream:
         return cast(T, await self._prepare(function, args, kwargs).execute_async())
 
     def options(
-        self, *, timeout: float | Unchanged | None = UNCHANGED, cost: Cost | Unchanged = UNCHANGED
+        self,
+        *,
+        timeout: float | Unchanged | None = UNCHANGED,
+        priority: str | Unchanged | None = UNCHANGED,
+        owner: str | Unchanged | None = UNCHANGED,
+        cost: Cost | Unchanged = UNCHANGED,
     ) -> Upstream:
         """Return a view of this upstream that makes its calls with other options.
 
         The view shares all policies and counts with this upstream. ``timeout=None`` is for answers that
-        never end, such as server-sent events. ``cost`` is what each attempt takes from the limit, or numbers
-        by name for several limits; a limit that is left out costs 1.
+        never end, such as server-sent events. ``priority`` (``"interactive"``, ``"normal"``, ``"batch"``) and
+        ``owner`` are by default those of :func:`comporta.priority`. ``cost`` is what each attempt takes from
+        the limit, or numbers by name for several limits; a limit that is left out costs 1.
         """
         view = copy(self)
         view._is_view = True
         if cost is not UNCHANGED:
             cost = self._policies.tokens.check_cost(cost)
-        view._options = self._options.change(timeout=timeout, cost=cost)
+        view._options = self._options.change(timeout=timeout, priority=priority, owner=owner, cost=cost)
         view.sync = SyncUpstream(view)
         return view
 

@@ -36,6 +36,7 @@ from comporta import events
 from comporta.database.base import Database, Statement
 from comporta.database.command import execute
 from comporta.errors import DatabaseUnavailableError
+from comporta.limits.priority import resolve_caller
 from comporta.pipeline.sinks import GoogleAccount
 from comporta.pipeline.writer.core import CLOSED
 from comporta.service.batch import batches as faces
@@ -96,6 +97,19 @@ async def test_job__blocking_processor__runs_on_its_own_thread_pool(plain: Datab
         await add_job(batches, 20)
         items = await follow_all(batches)
     assert {each.message for each in items if isinstance(each, StoredResult)} == {"comporta-processor"}
+
+
+@async_test
+async def test_job__accounts__are_processed_as_a_batch_that_its_job_owns(
+    plain: Database, tmp_path: Path
+) -> None:
+    async def caller(account: str) -> str:
+        return str(tuple(resolve_caller(None, None)))
+
+    async with run_batches(plain, LocalSheets(tmp_path), caller) as batches:
+        await add_job(batches, 3)
+        results = [item for item in await follow_all(batches) if isinstance(item, StoredResult)]
+    assert {result.message for result in results} == {"(2, 'job job')"}
 
 
 @async_test

@@ -18,6 +18,7 @@ from comporta.errors import (
     SinkNotFoundError,
     SinkUnavailableError,
 )
+from comporta.limits.priority import priority, resolve_caller
 from comporta.service.batch import local_sheets, processor
 from comporta.service.batch.factory import BatchComponents, open_batches
 from comporta.service.batch.local_sheets import LocalSheet, LocalSheets
@@ -149,6 +150,16 @@ async def test_processor__result_is_not_a_string__is_converted() -> None:
     assert (
         await AccountProcessor(number, ThreadPool("test", 1)).process(PendingAccount(1, "a"))
     ).message == "42"
+
+
+@async_test
+async def test_processor__blocking__inherits_the_class_and_the_owner_of_its_job() -> None:
+    def caller(account: str) -> str:
+        return str(tuple(resolve_caller(None, None)))
+
+    with priority("batch", owner="job 7"):
+        done = await AccountProcessor(caller, ThreadPool("test", 1)).process(PendingAccount(1, "a"))
+    assert done.message == "(2, 'job 7')"
 
 
 def test_clean_message__control_characters__become_spaces() -> None:

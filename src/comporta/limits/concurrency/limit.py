@@ -31,6 +31,7 @@ from comporta.limits.concurrency.operation import (
     new_permit,
 )
 from comporta.limits.flows import check_timeout
+from comporta.limits.priority import Caller, resolve_caller
 from comporta.limits.wait_queue import WaitQueue, wait_flow
 from comporta.names import validate_name
 from comporta.stores.base import Fallback, Store
@@ -132,10 +133,11 @@ class ConcurrencyLimit:
         """Return who holds permits and for how many more seconds, the next one to expire first."""
         return await run_async(self._holders_flow())
 
-    def _acquire_flow(self, timeout: float | None) -> Flow[Permit | None]:
+    def _acquire_flow(self, timeout: float | None, caller: Caller | None = None) -> Flow[Permit | None]:
         """Acquire a permit, in order with the other waiters of this process."""
         check_timeout(timeout)
-        if timeout == 0 and not self._wait_queue.is_empty(QUEUE_KEY):
+        caller = resolve_caller(None, None) if caller is None else caller
+        if timeout == 0 and not self._wait_queue.is_empty(QUEUE_KEY, caller.rank):
             return None  # the waiting callers came first
         permit, clock, reply_lost = new_permit(), self.store.clock, False
 
@@ -165,7 +167,7 @@ class ConcurrencyLimit:
                 return 0 if reply.succeeded else _retry_delay_us(reply, poll_us, left_us)
 
             granted = yield from wait_flow(
-                self._wait_queue, retry_flow, clock, QUEUE_KEY, timeout, jitter_us=lambda: 0
+                self._wait_queue, retry_flow, clock, QUEUE_KEY, timeout, jitter_us=lambda: 0, caller=caller
             )
         if reply_lost and not granted:
             self._returns.own.release_later(permit)  # the shared store may have granted it without a reply

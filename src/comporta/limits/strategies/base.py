@@ -160,6 +160,10 @@ class Strategy(Algorithm):
         """Return how long it takes at least to grant some units once nothing is left; 0 if unknown."""
         return 0
 
+    def available_capacity(self, state: State | None, now_us: int) -> int:
+        """Return the capacity without leased units, which no caller can take from the state."""
+        return self.params.capacity
+
     def lease_size_max(self, worker_count: int) -> int:
         """Return the most units that one of the workers may lease at once; 1 leases nothing in advance."""
         return 1

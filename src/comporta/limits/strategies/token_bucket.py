@@ -205,7 +205,7 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
     def release(self, state: State, now_us: int, cost: int) -> State:
         """Put tokens back, as far as the ledger leaves room."""
         _, last_us, _, count, past, *ledger = state
-        room = self._room_intervals(self._ledger_at(LeaseLedger(*ledger), now_us), now_us)[0][1]
+        room = self.available_capacity(state, now_us) * self.unit
         level = min(room, self._level(state, now_us) + cost * self.unit)
         traffic = subtract_released(past, count, last_us, now_us, cost)
         return (level, now_us, self.unit, *traffic, *ledger)
@@ -223,6 +223,13 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
             return self.capacity, 0
         level = self._level(state, now_us)
         return max(0, level // self.unit), self._wait_us(level, self.full, now_us, LeaseLedger(*state[5:]))
+
+    def available_capacity(self, state: State | None, now_us: int) -> int:
+        """Return the capacity without the tokens on the ledger."""
+        if state is None:
+            return self.capacity
+        ledger = self._ledger_at(LeaseLedger(*state[5:]), now_us)
+        return max(0, self.capacity - ledger.current - ledger.before)
 
     def lease_size_max(self, worker_count: int) -> int:
         """Return the most tokens that one worker may lease: all workers together half of the capacity."""

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -80,7 +81,8 @@ class AccountProcessor:
     async def _call(self, account: str) -> Any:
         if self._is_async:
             return await self._processor(account)
-        return await self._pool.run(_call_blocking, self._processor, account)
+        # the thread inherits the priority class and the owner of the job
+        return await self._pool.run(copy_context().run, _call_blocking, self._processor, account)
 
 
 class UpstreamProcessor:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from comporta.database.base import Database
 from comporta.database.command import Command, execute_async
 from comporta.errors import DatabaseError
+from comporta.limits.priority import priority
 from comporta.service.batch.commands import finish_job, read_unfinished, store_results
 from comporta.service.batch.metrics import count_job, count_results
 from comporta.service.batch.models import (
@@ -93,8 +94,9 @@ class JobRun:
         return is_finished
 
     async def _process_loop(self) -> None:
-        while (account := await self._next_account()) is not None:
-            await self._results.put(await self._processor.process(account))
+        with priority("batch", owner=f"job {self.lease.job_id}"):
+            while (account := await self._next_account()) is not None:
+                await self._results.put(await self._processor.process(account))
         self._active_tasks -= 1
         if not self._active_tasks:
             await self._results.put(None)

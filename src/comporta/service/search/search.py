@@ -1,7 +1,8 @@
 """Answers a search: fetches each source through the cache and merges them into one response.
 
 Each source has its own cache entries, so a failing source is served stale while the others stay fresh. The
-cache key has no user and no terms, so searches that differ only in these share one fetch.
+cache key has no user and no terms, so searches that differ only in these share one fetch. A fetch for a user
+has the class ``interactive`` and takes turns with those of other users; scheduled refreshes come after it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from comporta.cache.cache import HealthCache
 from comporta.cache.entry import Cached, Loaded
 from comporta.cache.health import FRESH, STALE, calculate_backoff_minutes
 from comporta.errors import CacheUnavailableError, CircuitOpenError, DatabaseError, RefusedError
+from comporta.limits.priority import priority
 from comporta.service.search.fetcher import FetchBounds, SourceFetcher
 from comporta.service.search.progress import ProgressBroadcaster
 from comporta.service.search.query import SearchQuery, SearchScope
@@ -41,6 +43,8 @@ RESPONSE_BYTES_MAX: Final = 32 * 1024 * 1024
 
 REFRESH_SECONDS: Final = 60.0
 """How often the refresh loop looks for hot keys that are about to become stale."""
+
+REFRESH_OWNER: Final = "scheduled refresh"
 
 _THREADS = 2
 
@@ -109,12 +113,20 @@ class Search:
         fetcher = SourceFetcher(source, scope, self._bounds, self.progress.publish)
         return await fetcher.load(missing or scope.ufs)
 
+    async def load_for_user(
+        self, user: str, source: NoticeSource, scope: SearchScope, missing: list[str] | None = None
+    ) -> Loaded:
+        """Fetch for a user who waits: before all refreshes, in turns with other users."""
+        with priority("interactive", owner=user):
+            return await self.load(source, scope, missing)
+
     async def refresh(self, params: dict[str, Any], missing: list[str] | None = None) -> Loaded:
         """Fetch a cache key again, given its parameters."""
         source = self._sources.get(str(params.get("search")))
         if source is None:
             raise PortalError(f"search must be one of {', '.join(self._sources)}, got {params!r:.100}")
-        return await self.load(source, SearchScope.from_cache_params(params), missing)
+        with priority("normal", owner=REFRESH_OWNER):
+            return await self.load(source, SearchScope.from_cache_params(params), missing)
 
     async def run_refresh_loop(self, interval_seconds: float = REFRESH_SECONDS) -> None:
         """Refresh keys that are due, at every interval and on request, until cancelled."""
@@ -141,7 +153,7 @@ class Search:
             cached = await self._cache.fetch(
                 query.user,
                 query.scope.cache_params(name),
-                partial(self.load, source, query.scope),
+                partial(self.load_for_user, query.user, source, query.scope),
                 soft_timeout=self._soft_timeout,
             )
         except CircuitOpenError as error:

@@ -1,0 +1,117 @@
+"""The order in which the waiters of one key are served: classes first, then turns between owners.
+
+Within a class the owners take turns, and the waiters of one owner are served in order of arrival. An owner
+with 200 waiters therefore delays another with one waiter by at most one turn. Waiters without an owner count
+as those of one owner. The module is a data structure: it does not wait, and the queue that uses it locks it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, Protocol, TypeVar
+
+from comporta.limits.priority import Caller
+
+
+class QueuedWaiter(Protocol):
+    """What the order has to know about a waiter."""
+
+    rank: int
+    owner: str | None
+    since_us: int
+    cost: int
+
+    def __hash__(self) -> int: ...
+
+
+W = TypeVar("W", bound=QueuedWaiter)
+
+
+class ClassOrder(Generic[W]):
+    """The waiters of one class."""
+
+    __slots__ = ("arrivals", "turns", "units")
+
+    def __init__(self) -> None:
+        self.arrivals: OrderedDict[W, None] = OrderedDict()
+        self.units = 0
+        self.turns: OrderedDict[str | None, OrderedDict[W, None]] = OrderedDict()
+
+    def add(self, waiter: W) -> None:
+        """Add a waiter to the end of its owner's queue; a new owner gets the last turn."""
+        self.arrivals[waiter] = None
+        self.units += waiter.cost
+        self.turns.setdefault(waiter.owner, OrderedDict())[waiter] = None
+
+    def remove(self, waiter: W) -> None:
+        """Remove a waiter; if it was its turn, the next owner is first."""
+        had_turn = self.first() is waiter
+        del self.arrivals[waiter]
+        self.units -= waiter.cost
+        own = self.turns[waiter.owner]
+        del own[waiter]
+        if not own:
+            del self.turns[waiter.owner]
+        elif had_turn:
+            self.turns.move_to_end(waiter.owner)
+
+    def first(self) -> W:
+        """Return the waiter whose turn it is."""
+        return next(iter(next(iter(self.turns.values()))))
+
+
+class WaitOrder(Generic[W]):
+    """The waiters of one key. It is empty only while it is not in use.
+
+    The limit grants what they want in order, at its pace, beginning at ``pace_from_us``; 0 if no caller has
+    tried yet, because the limit may still grant a whole burst.
+    """
+
+    __slots__ = ("_by_rank", "_size", "pace_from_us")
+
+    def __init__(self) -> None:
+        self.pace_from_us = 0
+        self._by_rank: dict[int, ClassOrder[W]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Return how many waiters there are."""
+        return self._size
+
+    def __contains__(self, waiter: W) -> bool:
+        """Whether a waiter has neither left nor been dropped."""
+        waiters = self._by_rank.get(waiter.rank)
+        return waiters is not None and waiter in waiters.arrivals
+
+    def add(self, waiter: W) -> None:
+        """Add a waiter."""
+        self._by_rank.setdefault(waiter.rank, ClassOrder()).add(waiter)
+        self._size += 1
+
+    def remove(self, waiter: W) -> None:
+        """Remove a waiter."""
+        waiters = self._by_rank[waiter.rank]
+        waiters.remove(waiter)
+        self._size -= 1
+        if not waiters.arrivals:
+            del self._by_rank[waiter.rank]
+
+    def first(self) -> W:
+        """Return the waiter that is served next."""
+        return self._by_rank[min(self._by_rank)].first()
+
+    def oldest_since_us(self, rank: int, now_us: int) -> int:
+        """Return since when the oldest waiter of a class has been waiting; now, if none waits."""
+        waiters = self._by_rank.get(rank)
+        return now_us if waiters is None else next(iter(waiters.arrivals)).since_us
+
+    def units_ahead(self, caller: Caller) -> int | None:
+        """Return how many units are granted before a new caller; ``None`` if owners take turns with it."""
+        own = self._by_rank.get(caller.rank)
+        if own is not None and set(own.turns) != {caller.owner}:
+            return None
+        return sum(waiters.units for rank, waiters in self._by_rank.items() if rank <= caller.rank)
+
+    def precedes(self, rank: int) -> bool:
+        """Whether a waiter of this class or a higher one waits."""
+        return min(self._by_rank) <= rank
