@@ -338,7 +338,7 @@ def test_lua__headroom_of_a_class__replies_as_python_does(
         remote.apply(WriteRecord("rate_limiter_change", "n", record, None, changes_override=True))
         for pause_us, amount, units, max_wait_us, leased in steps:
             clock.advance(pause_us / 1e6)
-            _expire_alike(local, remote, limit, "n")
+            _expire_alike(local, remote, limit, "n", strategy.with_override(record))
             cost = min(amount, limit.capacity)
             headroom = Headroom(min(units, limit.capacity), limit.capacity)
             demand = LimitDemand(strategy, "n", "k", cost, headroom=headroom)
