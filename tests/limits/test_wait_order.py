@@ -81,3 +81,15 @@ def test_queue__oldest_waiter_of_a_class__is_known_until_it_leaves() -> None:
     queue.leave("k", second)
     assert queue.is_empty("k", 2)
     assert not queue.is_first("k", second)
+
+
+def test_order__units_ahead_of_a_new_caller__are_those_of_its_and_higher_classes() -> None:
+    queue = WaitQueue()
+    for rank, cost in ((0, 2), (1, 3), (2, 10)):
+        assert queue.join("k", Caller(rank), 5, cost) is not None
+    order = queue.waiters_by_key["k"]
+    assert [order.units_ahead(Caller(rank)) for rank in range(3)] == [2, 5, 15]
+    assert order.units_ahead(Caller(1, "ana")) is None  # she takes turns with those without an owner
+    queue.set_pace_from("k", 100)
+    assert queue.earliest_us("k", 1, lambda units: 10 * units, Caller(1)) == 160
+    assert queue.earliest_us("k", 1, lambda units: 10 * units, Caller(1, "ana")) == 0
