@@ -329,7 +329,8 @@ class LimitFlows:
         Until then a waiting caller may first try without a claim, which is much faster where this process
         decides.
         """
-        return self.store.clock.now_ns() // 1000 < self._contended_until_us
+        until_us = self._contended_until_us
+        return until_us > 0 and self.store.clock.now_ns() // 1000 < until_us
 
     def _deadline_us(self, timeout: float | None) -> int:
         return NEVER_US if timeout is None else self.store.clock.now_ns() // 1000 + to_us(timeout)
