@@ -43,16 +43,24 @@ local function write(key, used, last_us, recent, head, tail, amount)
   expire(key, window_us)
 end
 
-local function credit(key, amount, age_us)
-  local used, last_us, recent, head, tail, exists, trimmed = sliding_read(key, now_us, window_us, false)
-  if not exists then return false end
-  local left = subtract_units(key, find_entry(key, now_us - age_us, head, tail), amount, head)
-  if left < amount then
-    write(key, used, last_us, recent, head, drop_empty(key, head, tail), left - amount)
-  elseif trimmed then
-    sliding_write(key, used, last_us, recent, head, tail)
+-- Whether an entry or an older one has units.
+local function has_units(key, entry, head)
+  for i = head, entry do
+    local _, units = sliding_entry(key, i, now_us)
+    if units > 0 then return true end
   end
-  return left < amount
+  return false
+end
+
+-- A credit that finds nothing changes nothing, not even the entries that lie in the future after the clock went back.
+local function credit(key, amount, age_us)
+  local _, _, _, head, tail, exists = sliding_read(key, now_us, window_us, true)
+  local entry = exists and find_entry(key, now_us - age_us, head, tail)
+  if not exists or not has_units(key, entry, head) then return false end
+  local used, last_us, recent = sliding_read(key, now_us, window_us, false)
+  local left = subtract_units(key, entry, amount, head)
+  write(key, used, last_us, recent, head, drop_empty(key, head, tail), left - amount)
+  return true
 end
 
 local function debit(key, amount, age_us)
