@@ -20,16 +20,20 @@ from tests.faults.environment import (
     SLOW_REFILL,
     FaultEnvironment,
 )
+from tests.support import fill_with_records
 
-from comporta import StateUnavailableError
+from comporta import CircuitBreaker, LimitConfig, StateUnavailableError
 from comporta.events import latest_events
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.stores.redis.protocol import WORKERS_KEY
 from comporta.stores.redis.store import RedisStore
+from comporta.stores.registry import open_store
 from comporta.stores.shared.directory import directory_path
+from comporta.stores.shared.store import SharedStore
 from comporta.testing import Cluster, Server
 from comporta.testing.redis_server import wait_until
 
+TWO_AT_ONCE = LimitConfig(0.001, 2)
 ADVICE = r"is a node of a cluster \({}\): use redis\+cluster://"
 
 
@@ -82,21 +86,41 @@ def _(env: FaultEnvironment) -> None:
 @fault("the table of shared:// is full", BLOCKING)
 def _(env: FaultEnvironment) -> None:
     with _shared() as name:
-        url = f"shared://{name}?memory=4"
-        caller, fast = (
-            env.caller_at(url, SLOW_REFILL, "tested"),
-            env.caller_at(url, FAST_REFILL, "fast"),
-        )
-        granted = [caller.acquire(f"key-{number}") for number in range(500)]
-        assert granted == sorted(granted, reverse=True), "while there was room"
-        assert [caller.decide("key-0").remaining for _ in range(2)] == [99_998, 99_997], (
-            "existing keys keep their state"
-        )
-        wait_until(lambda: fast.acquire("new"), "a new key uses the share", RECOVERY_SECONDS_MAX)
-        assert fast.fallback is None, "other keys are not affected"
-        published = [event for event in latest_events() if event.source == f"shared://{name}"]
-        assert {event.kind for event in published} == {"state_key_unusable"}
-        assert len({event.text for event in published}) == len(published), "each is named once"
+        caller = env.caller_at(f"shared://{name}?memory=4", TWO_AT_ONCE, "tested")
+        assert [caller.acquire("victim") for _ in range(3)] == [True, True, False]
+        assert all(caller.limiter.sync.acquire(f"key-{number}") for number in range(40_000))
+        assert not caller.acquire("victim"), "a flood of new keys does not free a key"
+        assert caller.fallback is None
+        assert _event_kinds(name) == ["state_full"]
+
+
+@fault("the table of shared:// has no room for a breaker, a permit or a record", BLOCKING)
+def _(env: FaultEnvironment) -> None:
+    with _shared() as name:
+        engine = SharedStore(name, memory=4)
+        fill_with_records(engine)
+        engine.close()
+        store = open_store(f"shared://{name}?memory=4")
+        breaker = CircuitBreaker("tested", threshold=3, cooldown_seconds=60, state=store).sync
+        reached = 0
+        while admission := breaker.allow():
+            reached += 1
+            breaker.record_failure(admission=admission)
+        assert reached == 3, "every call of the circuit uses the same state"
+        assert store.fallback is None, "other keys are not affected"
+        assert _event_kinds(name).count("state_key_unusable") == 1
+
+
+@fault("the directory of shared:// is removed", BLOCKING)
+def _(env: FaultEnvironment) -> None:
+    with _shared() as name:
+        caller = env.caller_at(f"shared://{name}", TWO_AT_ONCE, "tested")
+        assert [caller.acquire() for _ in range(3)] == [True, True, False]
+        shutil.rmtree(directory_path(name))
+        wait_until(caller.acquire, "the new directory is in use", RECOVERY_SECONDS_MAX)
+        assert Path(directory_path(name)).is_dir()
+        assert caller.fallback is None
+        assert _event_kinds(name) == ["state_replaced"]
 
 
 @fault("a process is stopped while it holds a lock of shared://")
@@ -129,6 +153,11 @@ def _names_on(cluster: Cluster, node: Server, pattern: str) -> Iterator[str]:
     for number in itertools.count():
         if cluster.node_of(_slot(cluster, pattern.format(f"n{number}"))) is node:
             yield f"n{number}"
+
+
+def _event_kinds(name: str) -> list[str]:
+    """Return the kinds of the events about a shared state."""
+    return [event.kind for event in latest_events() if event.source == f"shared://{name}"]
 
 
 @contextmanager

@@ -233,6 +233,7 @@ def command_trials(prefix: str) -> list[tuple[CommandWord, ...]]:
         ("DEL", text),
         ("HSET", table, "field", 1),
         ("PEXPIRE", table, _KEY_TTL_MS),
+        ("PTTL", table),
         ("HGET", table, "field"),
         ("HMGET", table, "field"),
         ("HDEL", table, "field"),
