@@ -31,7 +31,7 @@ from comporta.testing import ManualClock, PostgresServer, Server, SheetsServer, 
 SERVERS = find_servers()
 
 # Hypothesis would fail a test whose example takes 0.2 s, or is slow to generate: on a busy machine, any.
-settings.register_profile("no time limits", suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("no time limits", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no time limits")
 
 ONE_SERVER_FOLDERS = {"cli", "integrations", "outages", "processes", "testing", "topologies", "upstream"}

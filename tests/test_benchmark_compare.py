@@ -65,12 +65,12 @@ def git(repository: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a repository with two commits: the second does a hundredth of the work of the first."""
+    """Give a repository with two commits: the second does a tenth of the work of the first."""
     path = tmp_path / "repository"
     path.mkdir()
     git(path, "init", "--quiet")
     commit(path, loops=10_000, name="a call", extra="old section")
-    commit(path, loops=100, name="a call", extra="new section")
+    commit(path, loops=1_000, name="a call", extra="new section")
     monkeypatch.setattr(module, "_ROOT", path)
     return path
 

@@ -386,7 +386,7 @@ def test_timeouts__loop_with_a_clock_of_its_own__follow_that_clock() -> None:
         assert before + 0.01 <= entry.deadline <= loop.time() + 0.01
         entry.finish()
         with pytest.raises(TimeoutError), timeouts.context():
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # sleeps: until the timeout
 
     with asyncio.Runner(loop_factory=OffsetLoop) as runner:
         runner.run(main())

@@ -332,6 +332,7 @@ def test_async_generator__dropped_while_it_produces_an_item__gives_the_probe_bac
     async def enter() -> _AsyncGeneratorBlock:
         block = _AsyncGeneratorBlock(breaker._guard)
         await block.__aenter__()
+        await store.aclose()
         return block
 
     _trip_and_wait(breaker, clock)

@@ -339,6 +339,14 @@ def test_schedule__before_the_time_of_day__is_the_window_of_the_day_before() -> 
     assert parse_schedule("month", "06:00", "UTC").window(1_798_761_600)[1] == 1_798_783_200
 
 
+def test_schedule__clocks_go_back_across_midnight__the_day_does_not_begin_twice() -> None:
+    """At 00:30 local time, one hour ahead of UTC, clocks go back to 23:30."""
+    day, hour = 20_000 * 86_400, 3600
+    change = day - hour // 2
+    changes = (schedule.OffsetChange(0, hour), schedule.OffsetChange(change, 0))
+    assert schedule.Schedule("day", 0, "UTC", changes).window(change + 60)[0] == day - hour
+
+
 @pytest.mark.parametrize("name", ["day_at_0000_nowhere", "day_at_000_utc", "week_at_0000_utc"])
 def test_schedule__name_that_describes_none__is_none(name: str) -> None:
     assert schedule_of_name(name) is None

@@ -183,7 +183,10 @@ def test_first_waiter__cancelled__next_one_is_served(limiter_for: LimiterFactory
 
 
 def test_first_waiter__timed_out__next_one_is_served(limiter_for: LimiterFactory) -> None:
-    """It waits behind a waiter that leaves only when cancelled, so both leave the queue in turn."""
+    """It waits behind a waiter that leaves only when cancelled, so both leave the queue in turn.
+
+    A store on this machine knows that it cannot be served in time, and refuses it at once.
+    """
     limiter = limiter_for(LimitConfig(0.001, 2))
     assert limiter.sync.acquire("k")
 
@@ -192,7 +195,7 @@ def test_first_waiter__timed_out__next_one_is_served(limiter_for: LimiterFactory
         await wait_for_waiters(limiter, 1)
         second = asyncio.create_task(limiter.acquire("k", cost=2, timeout=0.1))
         third = asyncio.create_task(limiter.acquire("k", timeout=None))
-        await wait_for_waiters(limiter, 3)
+        await wait_for_waiters(limiter, 2)
         assert not await second
         first.cancel()
         assert await third
@@ -215,7 +218,7 @@ def test_waiter__cannot_be_served_in_time__is_refused_immediately(limiter_for: L
     run_with(limiter, work)
 
 
-def test_waiters__behind_one_without_timeout__time_out(
+def test_waiters__behind_one_without_timeout__are_refused_by_their_timeout(
     limiter_for: LimiterFactory,
 ) -> None:
     limiter = exhaust(limiter_for(HOURLY))
@@ -237,7 +240,6 @@ def test_waiters__behind_one_without_timeout__time_out(
         waits = [in_loop(timeout) for timeout in timeouts]
         waits += [asyncio.to_thread(in_thread, timeout) for timeout in timeouts]
         for late in await asyncio.gather(*waits):
-            assert late >= -0.001
             assert_within(late, MARGIN, "the delay after the timeout")
         assert not first.done()
         first.cancel()

@@ -197,7 +197,7 @@ async def test_app__database_unreachable__starts_anyway(tmp_path: Path) -> None:
 
 @async_test
 async def test_app__invalid_store_url__does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"state must start|shared:// takes keys"):
+    with pytest.raises(ValueError, match=r"state must start|shared:// takes memory"):
         async with run_service(tmp_path, COMPORTA_STATE="shared://name?colour=red"):
             pass
 

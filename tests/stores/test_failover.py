@@ -17,9 +17,9 @@ from tests.stores.manual_heartbeat import (
     manual_failover,
     run_heartbeat,
 )
-from tests.support import fallback_of, memory_store
+from tests.support import fallback_of, memory_store, shared_store
 
-from comporta import events
+from comporta import BaseLimiter, events
 from comporta.errors import (
     StateAuthError,
     StateError,
@@ -79,6 +79,19 @@ def test_apply__store_fails__is_answered_from_the_local_share(awaiting: bool) ->
     assert fallback is not None
     assert fallback.reason == "the server is gone"
     assert abs(fallback.since - time.time()) < 60
+
+
+def test_fast_path__engine_fails__is_answered_from_the_local_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise STORE_DOWN
+
+    with shared_store() as engine:
+        store = FailoverStore.wrap(engine, engine.address)
+        bound = BaseLimiter("1/day", store, "n")._flows.bound
+        monkeypatch.setattr(bound._primary_bound(), "try_acquire", fail)  # type: ignore[attr-defined]
+        assert bound.try_acquire("k", 1) > 0, "a share starts empty"
+        assert fallback_of(store) is not None
+        store.close()
 
 
 def test_fail_over__several_callers_at_once__is_one_event_one_log_line_one_metric(

@@ -330,6 +330,24 @@ def test_allocate__no_posix_fallocate__writes_the_whole_range(
     assert path.stat().st_blocks * 512 >= 100_000
 
 
+def test_shared__disk_full_at_the_beginning__raises_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(
+        StateUnavailableError, match=r"No space left on device: \d+ MB are needed to begin with"
+    ):
+        SharedStore(f"t-{uuid.uuid4().hex}", memory=8)
+
+
+def test_slots__no_chunk_for_an_index_page__take_none() -> None:
+    with shared_store() as store:
+        position = locate(StateKey("s", "k", RECORD))
+        entry = store.table.geometry.directory_offset(position.lock, 0)
+        assert store.table._slots.take_page(position.lock, entry, 0) is None
+
+
 def test_table__disk_full__does_not_grow_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
