@@ -88,6 +88,7 @@ def test_fast_path__engine_fails__is_answered_from_the_local_share(monkeypatch: 
     with shared_store() as engine:
         store = FailoverStore.wrap(engine, engine.address)
         bound = BaseLimiter("1/day", store, "n")._flows.bound
+        assert bound.acquire("k", 1) == 0
         monkeypatch.setattr(bound._primary_bound(), "try_acquire", fail)  # type: ignore[attr-defined]
         assert bound.try_acquire("k", 1) > 0, "a share starts empty"
         assert fallback_of(store) is not None
