@@ -672,11 +672,12 @@ async def backfill_status(batches: Batches) -> str:
 
 
 class FailingDatabase:
-    """A database that is unreachable for a number of calls."""
+    """A database that is unreachable for a number of calls, or of blocking writes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.failures = 0
+        self.write_failures = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._database, name)
@@ -688,6 +689,9 @@ class FailingDatabase:
 
     def write(self, *args: Any) -> Any:
         self._check()
+        if self.write_failures > 0:
+            self.write_failures -= 1
+            raise DatabaseUnavailableError("on purpose")
         return self._database.write(*args)
 
     async def write_async(self, *args: Any) -> Any:
@@ -756,7 +760,7 @@ async def test_backfill__database_unreachable__does_not_mark_the_sheet_failed(
 
     class Breaking(LocalSheets):
         def sink(self, spreadsheet_id: str) -> Any:
-            failing.failures = 1  # recording the first page fails
+            failing.write_failures = 1  # recording the first page fails
             return super().sink(spreadsheet_id)
 
     async with run_batches(plain, sheets) as batches:
