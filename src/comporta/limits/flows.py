@@ -114,7 +114,7 @@ class LimitFlows:
         check_timeout(timeout)
         yield from self.check_cost_flow(text, cost)
         if self.shadow is not None:
-            return (yield from self._acquire_flow(key, cost)) == 0  # nobody waits in shadow mode
+            return (yield from self._acquire_flow(key, cost)) == 0  # no caller waits in shadow mode
         caller = resolve_caller(None, None) if caller is None else caller
         has_headroom = self.has_headroom(caller.rank)
         if timeout == 0:

@@ -70,7 +70,7 @@ def _needs_flow(started_ns: int, call: UpstreamCall | None) -> None:
 
 
 def _is_possible(policies: Policies) -> bool:
-    """Whether any call can start here: nobody observes attempts or results, and there is one clock."""
+    """Whether any call can start here: no hook observes attempts or results, and there is one clock."""
     if policies.try_acquire is None or policies.has_hooks or policies.limiter._flows.has_headroom(NORMAL):
         return False
     if policies.retry is not None and policies.retry._retry_if is not None:

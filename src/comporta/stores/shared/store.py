@@ -133,7 +133,7 @@ class SharedStore(Store):
         self._locked.close()
 
     def _reopen(self) -> None:
-        """Open the directory anew and switch all bound limits to it.
+        """Open the directory again and switch all bound limits to it.
 
         Other threads may still be deciding on the old table, so it is closed only when the next one retires.
         """
