@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,14 @@ from comporta.testing import Server
 
 MODULE_STATE = os.environ.get("COMPORTA_TEST_STATE")
 UPSTREAM = None if MODULE_STATE is None else Upstream("pickled", "5/minute", state=MODULE_STATE)
+
+
+@pytest.fixture(autouse=True)
+def only_stores_of_this_test() -> Iterator[None]:
+    """Close the stores that are opened by URL, which would register this process as a worker."""
+    close_stores()
+    yield
+    close_stores()
 
 
 def acquire_in_child(limiter: BaseLimiter, count: int) -> int:

@@ -13,16 +13,24 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 
+import pytest
 from tests.processes.fleet import new_state_name, remove_shared_state, shared_url
 from tests.search.rig import DAYS, NINE, PATIENT, write_config
 from tests.service.harness import CLIENT, serve_processes
 
 from comporta.service.search.query import UFS
+from comporta.stores.registry import close_stores
 from comporta.testing import ProcurementServer, Server
 from comporta.testing.procurement import SimulatedPortal
 
 PATIENCE_SECONDS = 120.0
 SKIPPED = {"status": "skipped", "reason": "its circuit is open"}
+
+
+@pytest.fixture(autouse=True)
+def no_worker_in_this_process() -> None:
+    """Close the stores that other tests opened by URL: each registers this process as a worker."""
+    close_stores()
 
 
 def search(url: str, ufs: str = NINE) -> tuple[int, Any]:
@@ -60,7 +68,9 @@ def test_workers__two__share_answers_breakers_and_stale_results(
         for url in (first, second):
             expected = {"failures": 30, "degraded": False, "degraded_until": None}
             assert health(url)["pcp_circuit_breaker"] == expected
-            wait_until(lambda url=url: health(url)["workers"]["alive"] == 2)
+            wait_until(
+                lambda url=url: health(url)["workers"]["alive"] == 2, lambda url=url: health(url)["workers"]
+            )
         if state.startswith("redis"):
             valkey.command("SET", "circuit_breaker:pncp:failures", "30")
             assert [health(url)["pncp_circuit_breaker"]["failures"] for url in (first, second)] == [30, 30]
@@ -148,8 +158,8 @@ def health(url: str) -> Any:
         return json.loads(answer.read())
 
 
-def wait_until(condition: Any) -> None:
+def wait_until(condition: Any, describe: Any = str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold in time"
+        assert time.monotonic() < deadline, f"the condition did not hold in time: {describe()}"
         time.sleep(0.1)
