@@ -1,0 +1,196 @@
+"""The scenario of a seed: mostly a mix of everything; one in seven aims at a single promise.
+
+A mix rarely reaches the states in which some bugs show: a worker count that is asked for while the registry
+fills again, a bucket that is full while leases are out, failures that arrive after the circuit has closed. A
+targeted scenario goes there on purpose, and leaves the details to the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from comporta.simulation.faults import Fault
+from comporta.simulation.scenario import FleetScenario, draw_faults, draw_mixed_scenario
+
+TARGETED_EVERY: Final = 7
+_TARGETED_REST = 5
+
+
+def draw_scenario(seed: int) -> FleetScenario:
+    """Return the scenario of a seed."""
+    if seed % TARGETED_EVERY != _TARGETED_REST:
+        return draw_mixed_scenario(seed)
+    random = Random(seed)
+    return random.choice(TARGETED)(seed, random)
+
+
+def draw_retries(seed: int, random: Random) -> FleetScenario:
+    """An upstream that fails often and a breaker that does not notice: only the budget bounds retries."""
+    workers = random.choice((3, 5, 8))
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=18.0,
+        workload="upstream",
+        is_async=random.random() < 0.5,
+        load=round(25 / workers, 3),
+        callers=4,
+        rate=200.0,
+        capacity=200,
+        max_wait=0.5,
+        threshold=1000,
+        retry_base=random.choice((0.1, 0.3)),
+        faults=(Fault("upstream_flaky", 3.0, 8.0, (), random.choice(("0.7", "0.9"))),),
+    )
+
+
+def draw_late_results(seed: int, random: Random) -> FleetScenario:
+    """Failures of calls that began before the circuit opened, and end after it has closed."""
+    workers = random.choice((3, 5, 8))
+    seconds = round(random.uniform(0.4, 0.9), 2)
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=18.0,
+        workload="upstream",
+        is_async=random.random() < 0.5,
+        load=round(60 / workers, 3),
+        callers=8,
+        rate=200.0,
+        capacity=200,
+        max_wait=0.5,
+        threshold=random.choice((2, 3, 5)),
+        cooldown=0.3,
+        faults=tuple(Fault("upstream_late", at, seconds, (), "0.6") for at in (3.0, 6.5, 10.0)),
+    )
+
+
+def draw_lost_registry(seed: int, random: Random) -> FleetScenario:
+    """An outage while the registry fills again: the server's clock jumped, and all workers seem dead."""
+    workers = random.choice((5, 8))
+    rate = random.choice((10.0, 20.0))
+    jump = round(random.uniform(3.5, 5.0), 2)
+    hang = round(jump + random.uniform(0.15, 0.7), 2)
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=16.0,
+        is_async=random.random() < 0.3,
+        load=round(4 * rate / workers, 3),
+        callers=2,
+        rate=rate,
+        capacity=round(rate / 2),
+        faults=(
+            Fault("server_clock", jump, 0.0, (), random.choice(("10", "3600"))),
+            Fault("hang", hang, round(random.uniform(2.5, 4.0), 2)),
+        ),
+    )
+
+
+def draw_idle_leases(seed: int, random: Random) -> FleetScenario:
+    """Bursts while workers hold leases that they did not use: both together must stay within the burst."""
+    workers = random.choice((2, 3))
+    rate = random.choice((20.0, 40.0))
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=18.0,
+        workload="lease",
+        is_async=random.random() < 0.3,
+        load=round(8 * rate / workers, 3),
+        callers=4,
+        rate=rate,
+        capacity=round(rate),
+        burst_seconds=2.0,
+        trickles=True,
+        lease=random.choice((2.0, 4.0)),
+    )
+
+
+def draw_strategy(seed: int, random: Random) -> FleetScenario:
+    """A limit with another strategy than the token bucket, with faults of the whole fleet."""
+    workers = random.choice((2, 3, 5))
+    rate = random.choice((5.0, 10.0, 20.0))
+    scenario = FleetScenario(
+        seed,
+        workers=workers,
+        seconds=14.0,
+        is_async=random.random() < 0.3,
+        load=round(random.choice((0.7, 2.0, 4.0)) * rate / workers, 3),
+        callers=2,
+        rate=rate,
+        capacity=round(rate * random.choice((0.5, 1, 2))) or 1,
+        strategy=random.choice(("leaky_bucket", "fixed_window", "sliding_window")),
+    )
+    return scenario.with_faults(draw_faults(random, scenario, random.uniform(2.0, 3.5), for_all=True))
+
+
+def draw_priorities(seed: int, random: Random) -> FleetScenario:
+    """Callers of all classes, and more of the lowest than the limit has units."""
+    workers = random.choice((2, 3, 5))
+    rate = random.choice((10.0, 20.0, 40.0))
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=14.0,
+        workload="priority",
+        is_async=random.random() < 0.3,
+        load=round(random.choice((2.0, 3.0)) * rate / workers, 3),
+        callers=8,
+        rate=rate,
+        capacity=round(rate),
+        max_wait=random.choice((0.0, 0.5)),
+    )
+
+
+def draw_reservations(seed: int, random: Random) -> FleetScenario:
+    """Callers that reserve more than they use."""
+    workers = random.choice((2, 3, 5))
+    rate = random.choice((20.0, 40.0))
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=14.0,
+        workload="reserve",
+        is_async=random.random() < 0.3,
+        load=round(rate / workers, 3),
+        callers=4,
+        rate=rate,
+        capacity=round(rate),
+        strategy=random.choice(("token_bucket", "token_bucket", "fixed_window", "sliding_window")),
+    )
+
+
+def draw_cache(seed: int, random: Random) -> FleetScenario:
+    """Workers that fetch the same few keys, and stop or die while they load them."""
+    workers = random.choice((2, 3, 5))
+    scenario = FleetScenario(
+        seed, workers=workers, seconds=14.0, workload="cache", load=round(20 / workers, 3), callers=4
+    )
+    kinds = random.choice(((), ("kill", "pause"), ("kill",), ("hang",)))
+    faults = [
+        Fault(
+            kind,
+            round(3.0 + 2.5 * at + random.uniform(0, 1), 2),
+            round(random.uniform(0.5, 1.5), 2),
+            () if kind == "hang" else (random.randrange(workers),),
+        )
+        for at, kind in enumerate(kinds)
+    ]
+    return replace(scenario, faults=tuple(faults), is_async=random.random() < 0.3)
+
+
+TARGETED: Final[tuple[Callable[[int, Random], FleetScenario], ...]] = (
+    draw_retries,
+    draw_late_results,
+    draw_lost_registry,
+    draw_idle_leases,
+    draw_strategy,
+    draw_priorities,
+    draw_reservations,
+    draw_cache,
+)
+"""What targeted scenarios aim at; the seed chooses one."""

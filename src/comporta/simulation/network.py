@@ -1,0 +1,91 @@
+"""The network between workers and the server: delay, loss, partitions.
+
+It behaves as TCP does. A packet that is lost is sent again, later and later, also after its sender has closed
+the connection: so a request can be carried out long after its caller gave up. A black hole swallows what is
+sent through it for good. Nothing arrives twice: TCP drops duplicates.
+
+This module does not know what it carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from comporta.simulation.scheduler import NANOSECONDS, Scheduler
+
+REQUESTS: Final = 0
+"""The direction from a worker to the server."""
+
+REPLIES: Final = 1
+"""The direction from the server to a worker."""
+
+_RESEND_NS = 200_000_000
+_RESENDS_MAX = 6
+
+
+class Link:
+    """What is wrong between one worker and the server, now. The lists count faults that act together.
+
+    ``is_clear``: nothing is wrong.
+    """
+
+    __slots__ = ("blocked", "is_clear", "loss", "swallowed")
+
+    def __init__(self) -> None:
+        self.blocked = [0, 0]
+        self.swallowed = [0, 0]
+        self.loss = 0.0
+        self.is_clear = True
+
+    def add_fault(self, direction: int, change: int, *, swallows: bool) -> None:
+        """Begin (``change`` 1) or end (-1) a fault in one direction that swallows packets or delays them."""
+        (self.swallowed if swallows else self.blocked)[direction] += change
+        self._update()
+
+    def set_loss(self, share: float) -> None:
+        """Lose this share of all packets."""
+        self.loss = share
+        self._update()
+
+    def _update(self) -> None:
+        self.is_clear = not (self.loss or any(self.blocked) or any(self.swallowed))
+
+
+class Network:
+    """Delivers messages after ``latency_ns`` and up to ``jitter_ns`` more, in each direction."""
+
+    def __init__(
+        self, scheduler: Scheduler, workers: int, random: Random, *, latency_ns: int, jitter_ns: int
+    ) -> None:
+        self.links = [Link() for _ in range(workers)]
+        self.latency_ns = latency_ns
+        self.jitter_ns = jitter_ns
+        self.extra_ns = 0
+        self._scheduler = scheduler
+        self._random = random.random
+
+    def send(self, index: int, direction: int, deliver: Callable[[Any], object], message: Any) -> None:
+        """Send a message between worker ``index`` and the server; ``deliver`` gets it when it arrives."""
+        delay_ns = self.latency_ns + self.extra_ns + int(self.jitter_ns * self._random())
+        if self.links[index].is_clear:
+            self._scheduler.call_after(delay_ns, deliver, message)
+        else:
+            self._try_to_send((index, direction, deliver, message, delay_ns, 0))
+
+    def _try_to_send(self, packet: tuple[int, int, Callable[[Any], object], Any, int, int]) -> None:
+        index, direction, deliver, message, delay_ns, resends = packet
+        link = self.links[index]
+        if link.swallowed[direction]:
+            return
+        if not link.blocked[direction] and (not link.loss or self._random() >= link.loss):
+            self._scheduler.call_after(delay_ns, deliver, message)
+        elif resends < _RESENDS_MAX:
+            again = (index, direction, deliver, message, delay_ns, resends + 1)
+            self._scheduler.call_after(_RESEND_NS << resends, self._try_to_send, again)
+
+
+def seconds_ns(seconds: float) -> int:
+    """Convert seconds into whole nanoseconds."""
+    return round(seconds * NANOSECONDS)
