@@ -89,7 +89,7 @@ def fetch_from_a_failing(number: int, url: str, backend: str, times: int) -> Non
 def follow(number: int, url: str, state: str) -> None:
     """Hold a result in the local cache, and report the value of another worker that replaces it."""
     cache = HealthCache(url, state=state)
-    before = cache.sync.fetch("ana", Q, dict).value
+    before: dict[str, Any] = cache.sync.fetch("ana", Q, dict).value
     send_result("ready")
     sys.stdin.readline()
     wait_until(lambda: cache.sync.fetch("ana", Q, dict).value != before)

@@ -10,8 +10,8 @@ from typing import Any
 from tests.support import wait_until
 
 from comporta import Cached, HealthCache
-from comporta.cache.cache import SyncHealthCache
 from comporta.cache.rows import CacheRow
+from comporta.cache.sync_cache import SyncHealthCache
 
 PATIENCE_SECONDS = 120.0
 
@@ -57,7 +57,9 @@ class CacheHarness:
 
         return run_async
 
-    def fetch(self, params: Any, loader: Callable[..., Any], user: str = "ana", **options: Any) -> Cached:
+    def fetch(
+        self, params: Any, loader: Callable[..., Any], user: str | None = "ana", **options: Any
+    ) -> Cached:
         result: Cached = self.__getattr__("fetch")(user, params, loader, **options)
         return result
 

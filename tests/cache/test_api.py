@@ -108,7 +108,7 @@ def test_get__invalid_stored_coverage__is_none(make_cache: MakeCache, database: 
     ("method", "args", "error", "message"),
     [
         ("fetch", ("", Q, dict), ValueError, "user_id must be 1 to 200 printable characters, got ''"),
-        ("fetch", (None, Q, dict), TypeError, "user_id must be a str, got None"),
+        ("fetch", (5, Q, dict), TypeError, "user_id must be a str, got 5"),
         ("fetch", (["ana"], Q, dict), TypeError, r"user_id must be a str, got \['ana'\]"),
         ("get_from_cache", ({}, NAME), TypeError, r"user_id must be a str, got \{\}"),
         ("save_to_cache", ({}, Q, []), TypeError, r"user_id must be a str, got \{\}"),
@@ -198,6 +198,8 @@ def test_fetch__bad_options__raises(make_cache: MakeCache) -> None:
     cache = make_cache()
     with pytest.raises(TypeError, match="merge must be a function, got 5"):
         cache.fetch(Q, list, merge=5)
+    with pytest.raises(TypeError, match="refresh_loader must be a function, got 5"):
+        cache.fetch(Q, list, refresh_loader=5)
     for _ in range(2):  # once from the loader, once from memory
         with pytest.raises(TypeError, match="saved must be true, false or None, got 'yes'"):
             cache.fetch(Q, list, saved="yes")

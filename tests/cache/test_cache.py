@@ -67,6 +67,18 @@ def test_fetch__stale__is_served_immediately_and_refreshed_in_background(
     assert (fresh.value, fresh.freshness, source.calls) == (["b"], "fresh", 2)
 
 
+def test_fetch__refresh_loader__loads_only_behind_a_cached_result(
+    make_cache: MakeCache, source: FakeSource, clock: ManualClock
+) -> None:
+    cache = make_cache()
+    assert cache.fetch(Q, source, refresh_loader=lambda: ["refreshed"]).value == ["a"]
+    clock.advance(150)
+    assert cache.fetch(Q, source, refresh_loader=lambda: ["refreshed"]).value == ["a"]
+    cache.settle()
+    assert cache.fetch(Q, source).value == ["refreshed"]
+    assert source.calls == 1
+
+
 def test_fetch__stale_in_two_workers__one_worker_refreshes(
     make_cache: MakeCache, source: FakeSource, clock: ManualClock
 ) -> None:

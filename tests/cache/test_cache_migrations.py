@@ -66,7 +66,7 @@ def test_migrations__100_000_old_rows__are_readable_and_indexed(
     migrate(empty, MIGRATIONS[:1])
     run(empty, OLD_ROWS[empty.dialect])
     before = time.time()
-    assert [done.number for done in migrate(empty, MIGRATIONS)] == [2, 3, 4, 5]
+    assert [done.number for done in migrate(empty, MIGRATIONS)] == [2, 3, 4, 5, 6, 7]
     table = CacheTables(empty)
     row = table.read(user(empty, 5), "hash-5")
     assert row is not None

@@ -60,7 +60,7 @@ def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FaultyDat
         server: PostgresServer = request.getfixturevalue("own_postgres")
         with closing(open_database(f"{server.url}?timeout=2")) as database:
             HealthCache(database, migrate=True, state="memory://").sync.close()
-            server.command("TRUNCATE search_results_cache, search_fetches")
+            server.command("TRUNCATE search_results_cache, search_cache_tags, search_fetches")
             yield FaultyDatabase(
                 database, {"down": lambda: _killed(server), "read-only": lambda: _read_only(server)}[fault]
             )

@@ -14,7 +14,7 @@ from tests.cache.harness import PATIENCE_SECONDS, CacheHarness, FakeSource
 from tests.support import wait_until
 
 from comporta import CacheUnavailableError, HealthCache, Loaded
-from comporta.cache import core, fetch, maintenance, repository, serialization, single_flight
+from comporta.cache import core, fetch, maintenance, repository, result_writer, serialization, single_flight
 from comporta.cache.loader_result import missing_units, validate_result
 from comporta.cache.maintenance import HeldLease
 from comporta.cache.params import hash_params
@@ -98,7 +98,7 @@ def test_fetch__another_worker_fetched_meanwhile__serves_that_result(
 def test_fetch__too_large_to_store__is_served_with_an_event(
     cache: CacheHarness, source: FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "VALUE_BYTES_MAX", 3)
+    monkeypatch.setattr(result_writer, "VALUE_BYTES_MAX", 3)
     assert cache.fetch(Q, source).value == ["a"]
     assert "at most 3 are allowed" in latest_events()[-1].text
     assert cache.cache._core._tables.read("ana", hash_params(Q)[0]) is None

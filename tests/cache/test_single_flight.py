@@ -12,7 +12,7 @@ import pytest
 from tests.cache.harness import PATIENCE_SECONDS, CacheHarness, FakeSource, waiter_count
 from tests.support import wait_until
 
-from comporta import CacheUnavailableError, HealthCache
+from comporta import CachePendingError, CacheUnavailableError, HealthCache
 from comporta.cache import single_flight
 from comporta.cache.params import hash_params
 from comporta.cache.single_flight import CallLoader, SharedFuture, SingleFlight, StartLoad, WaitForFuture
@@ -139,6 +139,32 @@ def test_fetch__too_many_loads__raises(
         cache.sync.fetch("ana", Q, source)
 
 
+def test_fetch__load_longer_than_timeout__raises_and_the_load_continues(
+    cache: HealthCache, source: FakeSource
+) -> None:
+    source.may_return.clear()
+    with pytest.raises(CachePendingError, match=r"did not end within 0\.01 s and continues") as raised:
+        cache.sync.fetch("ana", Q, source, timeout=0.01)
+    assert raised.value.retry_after > 0
+    source.may_return.set()
+    assert cache.sync.fetch("ana", Q, source, timeout=PATIENCE_SECONDS).value == ["a"]
+    assert source.calls == 1
+
+
+def test_fetch__forced_load_longer_than_timeout__returns_the_cached_result(
+    cache: HealthCache, source: FakeSource
+) -> None:
+    cache.sync.save_to_cache("ana", Q, ["old"])
+    source.may_return.clear()
+    assert cache.sync.fetch("ana", Q, source, force=True, timeout=0.01).value == ["old"]
+    source.may_return.set()
+
+
+def test_fetch__timeout_invalid__raises_naming_the_range(cache: HealthCache, source: FakeSource) -> None:
+    with pytest.raises(ValueError, match=r"^timeout must be 0 to .* seconds, got -1"):
+        cache.sync.fetch("ana", Q, source, timeout=-1)
+
+
 def test_fetch__no_thread_available__raises_and_the_next_call_works(
     cache: HealthCache, source: FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +173,7 @@ def test_fetch__no_thread_available__raises_and_the_next_call_works(
 
     cache.sync.save_to_cache("ana", {"q": 2}, [])
     with monkeypatch.context() as patched:
-        patched.setattr("comporta.threads.start_new_thread", none)
+        patched.setattr("comporta.runtime.start_new_thread", none)
         with pytest.raises(RuntimeError, match="could not start a thread for the loader"):
             cache.sync.fetch("ana", Q, source)
     assert cache.sync.fetch("ana", Q, source).value == ["a"]

@@ -206,7 +206,7 @@ def test_record_failure__key_of_one_user__leaves_other_users_unchanged(table: Ta
 
 
 def test_read_claim__unknown_key__has_token_zero(table: TablesHarness) -> None:
-    assert table.read_claim(HASH) == FetchClaim(False, 0, None, "", None, 0, None, 0.0)
+    assert table.read_claim(HASH) == FetchClaim(False, 0, None, "", None, 0, None, START)
 
 
 def test_claim__free_key__is_granted_for_lease_seconds(table: TablesHarness) -> None:

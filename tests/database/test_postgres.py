@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from comporta.database import postgres as postgres_module
+from comporta.database import postgres_connection as connection_module
 from comporta.database.base import Statement
 from comporta.database.postgres import PostgresDatabase
 from comporta.errors import (
@@ -152,12 +153,12 @@ def test_connection__setup_fails__is_closed(
     database = PostgresDatabase(postgres.url, timeout=2)
     opened = []
 
-    class Refused(postgres_module.PostgresConnection):
+    class Refused(connection_module.PostgresConnection):
         def execute(self, *_: object, **__: object) -> NoReturn:
             opened.append(self)
             raise psycopg.OperationalError("no")
 
-    monkeypatch.setattr(postgres_module, "PostgresConnection", Refused)
+    monkeypatch.setattr(connection_module, "PostgresConnection", Refused)
     with pytest.raises(DatabaseUnavailableError):
         database.read(ONE, {})
     assert [each.closed for each in opened] == [True]

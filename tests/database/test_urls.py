@@ -13,7 +13,7 @@ import pytest
 from comporta.database.base import Statement
 from comporta.database.postgres import PostgresDatabase
 from comporta.database.sqlite import SqliteDatabase
-from comporta.database.urls import default_path, open_database
+from comporta.database.urls import default_path, open_database, sqlite_path
 from comporta.errors import DatabaseUnavailableError
 
 ONE = Statement("SELECT 1")
@@ -73,7 +73,7 @@ def test_open__server__takes_its_options_and_passes_on_the_rest() -> None:
     assert isinstance(database, PostgresDatabase)
     assert database.address == "postgresql://db:5433/app"
     assert database.timeout == 1
-    assert "sslmode=disable" in database._conninfo
+    assert "sslmode=disable" in database._connector._conninfo
     assert open_database("postgres://me@/").address == "postgresql://localhost/me"
     assert open_database("postgresql://").address == "postgresql://localhost/"
 
@@ -129,3 +129,18 @@ def test_open__driver_missing__names_the_extra(monkeypatch: pytest.MonkeyPatch, 
     message = r"comporta\[postgres\]" if missing == "psycopg" else "No module named 'another'"
     with pytest.raises(ImportError, match=message):
         open_database("postgresql://db/app")
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///a%20b.db?timeout=1", Path("a b.db")),
+        ("sqlite:////srv/x.db", Path("/srv/x.db")),
+        ("sqlite:///", None),
+        ("sqlite:///a%00b", None),
+        ("postgresql://me:a%20password@db/name", None),
+        ("postgresql://db/name?options=-csearch_path%3Dours", None),
+    ],
+)
+def test_sqlite_path__any_url__is_the_file_or_none(url: str, path: Path | None) -> None:
+    assert sqlite_path(url) == path

@@ -28,8 +28,10 @@ def test_load__no_file__returns_an_empty_state(checkpoint: Checkpoint) -> None:
 
 def test_save__loaded_again__is_equal(checkpoint: Checkpoint) -> None:
     saved = CheckpointState(SOURCE, ConfirmedOffsets(5, [(7, 9), (12, 13)]), written=6, dead=2, complete=True)
+    saved.output_end = 700
     checkpoint.save(saved)
     loaded = checkpoint.load(SOURCE)
+    assert (loaded.run, loaded.output_end) == (saved.run, 700)
     assert (loaded.confirmed.low_watermark, loaded.confirmed.ranges()) == (5, [(7, 9), (12, 13)])
     assert (loaded.written, loaded.dead, loaded.complete) == (6, 2, True)
     assert [path.name for path in checkpoint.path.parent.iterdir()] == ["run.checkpoint"]
@@ -37,7 +39,7 @@ def test_save__loaded_again__is_equal(checkpoint: Checkpoint) -> None:
 
 def test_load__other_source__names_the_difference(checkpoint: Checkpoint) -> None:
     checkpoint.save(CheckpointState(SOURCE))
-    with pytest.raises(CheckpointError, match=r"size_bytes was 7, is 8\. Pass the source as it was"):
+    with pytest.raises(CheckpointError, match=r"size_bytes was 7, is 8\. Resume the run as it was"):
         checkpoint.load({**SOURCE, "size_bytes": 8})
     with pytest.raises(CheckpointError, match="begins was None, is 'ab'"):
         checkpoint.load({**SOURCE, "begins": "ab"})
@@ -51,17 +53,19 @@ def test_load__other_source__names_the_difference(checkpoint: Checkpoint) -> Non
         "{}",
         "nonsense",
         "[" * 100_000,
-        json.dumps({"version": 2}),
+        json.dumps({"version": 1}),
         *(
             json.dumps(
                 {
-                    "version": 1,
+                    "version": 2,
                     "source": {},
                     "done_below": 0,
                     "done_above": [],
                     "written": 0,
                     "dead": 0,
                     "complete": False,
+                    "run": "0123456789abcdef",
+                    "output_end": None,
                 }
                 | wrong
             )
@@ -73,6 +77,9 @@ def test_load__other_source__names_the_difference(checkpoint: Checkpoint) -> Non
                 {"done_above": [[1]]},
                 {"dead": "x"},
                 {"source": 5},
+                {"run": "short"},
+                {"run": "0123456789abcde/"},
+                {"output_end": -1},
             )
         ),
     ],

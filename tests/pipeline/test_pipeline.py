@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from comporta import Channel, Pipeline, Retry
-from comporta.errors import CheckpointError, DeadLettersFullError, PipelineError, SinkError, SourceError
+from comporta.errors import (
+    CheckpointError,
+    DeadLettersFullError,
+    PipelineError,
+    SinkError,
+    SinkRowError,
+    SourceError,
+)
 from comporta.events import latest_events
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.pipeline.dead_letters import DeadLetters
+from comporta.pipeline.run import executor
 from comporta.pipeline.run.report import Report
 from comporta.pipeline.run.sources import FileSource
 from comporta.pipeline.sinks import Row
@@ -44,8 +55,12 @@ class MemorySink:
         self.gate.wait(PATIENCE_SECONDS)
         if self.error is not None:
             raise self.error
+        self.check(rows)
         self.rows += [dict(row) for row in rows]
         self.batches += 1
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Accept all rows."""
 
     def close(self) -> None:
         self.closed = True
@@ -53,6 +68,19 @@ class MemorySink:
     @property
     def ids(self) -> list[Any]:
         return [row["id"] for row in self.rows]
+
+
+class AsyncMemorySink(MemorySink):
+    """The same as an asynchronous sink."""
+
+    async def open(self) -> None:  # type: ignore[override]
+        """Need nothing."""
+
+    async def write(self, rows: Sequence[Row]) -> None:  # type: ignore[override]
+        super().write(rows)
+
+    async def close(self) -> None:  # type: ignore[override]
+        super().close()
 
 
 async def to_row(item: Any) -> Row:
@@ -148,6 +176,138 @@ def test_run__no_row_or_no_sink__items_are_done_with_the_step() -> None:
     assert (without_sink.done, without_sink.written) == (10, 0)
     assert metrics.value("pipeline_items", outcome="nothing") == 15
     assert metrics.value("pipeline_items", outcome="written") == 5
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_step__several_rows_or_none__are_written_together(is_async: bool) -> None:
+    sink = AsyncMemorySink() if is_async else MemorySink()
+
+    def to_rows(item: int) -> Sequence[Row]:
+        return [{"id": item, "part": part} for part in range(item)]
+
+    report = Pipeline([3, 0, 2], to_rows, sink, workers=1, max_rows=2, number="line").sync.run()
+    assert [(row["line"], row["id"], row["part"]) for row in sink.rows] == [
+        *((0, 3, part) for part in range(3)),
+        *((2, 2, part) for part in range(2)),
+    ]
+    assert (report.done, report.written) == (3, 2)
+    assert sink.batches == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_step__one_of_several_rows_at_fault__the_item_is_a_dead_letter_without_rows(
+    is_async: bool, tmp_path: Path
+) -> None:
+    class PickySink(AsyncMemorySink if is_async else MemorySink):  # type: ignore[misc]
+        def check(self, rows: Sequence[Row]) -> None:
+            for index, row in enumerate(rows):
+                if row["id"] == 4:
+                    raise SinkRowError("four", index)
+
+    sink, path = PickySink(), tmp_path / "dead.jsonl"
+    pipeline = Pipeline(
+        range(4), lambda item: [{"id": 2 * item}, {"id": 2 * item + 1}], sink, workers=1, dead_letters=path
+    )
+    report = pipeline.sync.run()
+    assert (report.written, report.dead) == (3, 1)
+    assert sink.ids == [0, 1, 2, 3, 6, 7]
+    assert [letter["item"] for letter in dead_letters_in(path)] == [2]
+
+
+def test_sink__index_of_no_row__all_items_of_the_batch_are_dead_letters(tmp_path: Path) -> None:
+    sink, path = MemorySink(), tmp_path / "dead.jsonl"
+    sink.error = SinkRowError("wrong index", 99)
+    assert Pipeline(range(3), to_row, sink, dead_letters=path).sync.run().dead == 3
+
+
+def test_step__too_many_rows__is_a_value_error() -> None:
+    pipeline = Pipeline([1], lambda item: [{"id": 1}] * 10_001, MemorySink())
+    with pytest.raises(ValueError, match="step must return at most 10000 rows for an item, got 10001"):
+        pipeline.sync.run()
+
+
+def test_step__fast_and_blocking__calls_share_threads_and_nothing_is_lost(tmp_path: Path) -> None:
+    sink, path = MemorySink(), tmp_path / "dead.jsonl"
+    threads = set()
+
+    def step(item: int) -> Row | None:
+        threads.add(threading.get_ident())
+        if item % 100 == 7:
+            raise ValueError("seven")
+        return None if item % 2 else {"id": item}
+
+    report = Pipeline(range(5000), step, sink, workers=50, dead_letters=path).sync.run()
+    assert sorted(sink.ids) == list(range(0, 5000, 2))
+    assert (report.done, report.written, report.dead) == (5000, 2500, 50)
+    assert sorted(letter["item"] for letter in dead_letters_in(path)) == list(range(7, 5000, 100))
+    assert len(threads) < 50
+
+
+def test_step__blocking_and_the_sink_is_behind__waits_and_loses_no_row() -> None:
+    sink = MemorySink()
+    sink.gate.clear()
+    executed: list[int] = []
+
+    def step(item: int) -> Row:
+        executed.append(item)
+        if len(executed) == 2500:
+            sink.gate.set()  # more items than may wait: the rest needs the sink
+        return {"id": item}
+
+    assert Pipeline(range(4000), step, sink, workers=600).sync.run().written == 4000
+    assert sorted(sink.ids) == list(range(4000))
+
+
+def test_step__blocking_and_the_run_drains__the_thread_takes_no_more_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor, "BURST_SECONDS", PATIENCE_SECONDS)
+    sink = MemorySink()
+
+    async def main() -> Report:
+        loop = asyncio.get_running_loop()
+
+        def step(item: int) -> Row:
+            if item == 5:
+                loop.call_soon_threadsafe(pipeline.drain)
+                until(lambda: pipeline._run is not None and pipeline._run._skips_unstarted)
+            return MappingProxyType({"id": item}) if item == 0 else {"id": item}
+
+        pipeline = Pipeline(range(100), step, sink, workers=1)
+        return await pipeline.run()
+
+    report = asyncio.run(main())
+    assert (report.ended, sink.ids) == ("drained", [0, 1, 2, 3, 4, 5])
+
+
+def test_step__blocking_and_a_line_is_invalid__the_rest_is_done(tmp_path: Path) -> None:
+    source, path, sink = tmp_path / "in.jsonl", tmp_path / "dead.jsonl", MemorySink()
+    source.write_text("1\nwrong\n3\n")
+    report = Pipeline(source, lambda item: {"id": item}, sink, dead_letters=path).sync.run()
+    assert (sorted(sink.ids), report.dead) == ([1, 3], 1)
+
+
+def test_step__slow_and_blocking__as_many_run_at_once_as_there_are_workers() -> None:
+    together = threading.Barrier(10, timeout=PATIENCE_SECONDS)
+
+    def step(item: int) -> Any:
+        return together.wait()  # not a row, but without a sink nothing is written
+
+    assert Pipeline(range(20), step, workers=10).sync.run().done == 20
+
+
+def test_sync_run__inside_an_event_loop__is_refused_without_a_warning() -> None:
+    pipeline = Pipeline(range(3), to_row)
+
+    async def main() -> None:
+        pipeline.sync.run()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match=r"use `await pipeline\.run\(\)`"):
+            asyncio.run(main())
+        gc.collect()
+    assert caught == []
 
 
 def test_run__empty_source__is_complete() -> None:
@@ -334,7 +494,9 @@ def test_step__returns_no_mapping__is_a_type_error() -> None:
     async def step(item: int) -> Any:
         return item
 
-    with pytest.raises(TypeError, match="step must return a mapping \\(a row\\) or None, got 0"):
+    with pytest.raises(
+        TypeError, match=r"step must return a mapping \(a row\), a list of them or None, got 0"
+    ):
         Pipeline(range(5), step, MemorySink(), workers=1).sync.run()
 
 
@@ -554,7 +716,7 @@ def test_stop__sink_hangs__gives_up_after_some_seconds(
         assert pipeline._run is not None
         output = pipeline._run._output
         assert output is not None
-        await until_async(lambda: output._writer.statistics().rows_in_flight > 0)
+        await until_async(lambda: output._core.statistics().rows_in_flight > 0)
         pipeline.stop()
         with pytest.raises(TimeoutError, match="not closed within"):
             await running
@@ -603,7 +765,7 @@ def test_cancel__while_a_slow_sink_closes__still_writes_done_items(tmp_path: Pat
         await until_async(lambda: all(task.done() for task in run._main_tasks))
         output = run._output
         assert output is not None
-        await until_async(lambda: output._writer.statistics().state == "closing")
+        await until_async(lambda: output._core.statistics().state == "closing")
         running.cancel()
         await until_async(run._stop_requested.is_set)
         sink.gate.set()
@@ -691,7 +853,12 @@ def test_progress__function__receives_reports(monkeypatch: pytest.MonkeyPatch) -
         ({"name": "a b"}, "name must be"),
         ({"max_rows": 0}, "max_rows must be 1 to"),
         ({"max_delay": 0}, "max_delay must be"),
-        ({"source": "file.txt"}, "source must be a Path for a file"),
+        ({"source": "file.txt"}, "source must be a Path for a file, not a string, got 'file.txt'"),
+        (
+            {"sink": "rows.csv"},
+            r"sink must be a sink for a file, such as CsvSink\(path\), not a str, got 'rows.csv'",
+        ),
+        ({"sink": 5}, "sink must have the methods open, write and close, got 5"),
     ],
 )
 def test_pipeline__invalid_option__names_the_field_the_range_and_the_value(

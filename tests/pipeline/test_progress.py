@@ -13,7 +13,7 @@ import pytest
 
 from comporta import Pipeline
 from comporta.pipeline.run.progress import TerminalProgress, progress_display, progress_line
-from comporta.pipeline.run.report import Report
+from comporta.pipeline.run.report import COMPLETE, Report
 
 
 def test_report__counts__are_shown_in_one_line() -> None:
@@ -24,6 +24,23 @@ def test_report__counts__are_shown_in_one_line() -> None:
     unknown = Report("x")
     assert (unknown.rate, unknown.left, unknown.seconds_left) == (0.0, None, None)
     assert progress_line(unknown) == "0 done, 0.0/s"
+    one = Report("run", total=10, done=10, retries=1, dead=1, seconds=1.0)
+    assert str(one) == "10 of about 10 done, 10.0/s, 1 retry, 1 dead letter"
+    assert "left" not in progress_line(one)  # the total is approximate: items may follow
+    one.ended = COMPLETE
+    assert progress_line(one).startswith("10 done, ")
+
+
+def test_progress_line__narrow__leaves_out_the_least_important_parts() -> None:
+    report = Report("run", total=1_000_000, done=400_000, retries=5_000, dead=2_000, seconds=40_000.0)
+    extra = "circuit open until 12:00:00"
+    lines = [progress_line(report, extra, width) for width in (200, 110, 95, 80, 60, 20)]
+    assert lines[0].endswith(f"done, 10.0/s, 5,000 retries, 2,000 dead letters, {extra}, 16:40:00 left")
+    assert lines[1].endswith(f"done, 10.0/s, 2,000 dead letters, {extra}, 16:40:00 left")
+    assert lines[2].endswith(f"000 done, 2,000 dead letters, {extra}, 16:40:00 left")
+    assert lines[3] == f"400,000 of about 1,000,000 done, 2,000 dead letters, {extra}"
+    assert lines[4] == f"400,000 of about 1,000,000 done, {extra}"
+    assert lines[5] == "400,000 of about 1,000,000 done"
 
 
 def test_terminal_progress__report__is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,3 +97,9 @@ def test_drain__before_the_run_has_opened__starts_no_item() -> None:
 
     report = asyncio.run(main())
     assert (report.ended, report.done) == ("drained", 0)
+
+
+def test_terminal_progress__line_printed__is_shown_above_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with TerminalProgress() as progress:
+        progress.print("Finishing 1 item in progress.")
+    assert "Finishing 1 item in progress.\n" in capsys.readouterr().err

@@ -27,6 +27,7 @@ from comporta.errors import (
 )
 from comporta.events import latest_events
 from comporta.flow import Flow, run
+from comporta.limits.wait_queue import WaitForWake
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.pipeline.dead_letters import DeadLetters
 from comporta.pipeline.sinks import CsvSink, Row
@@ -94,6 +95,68 @@ def test_write__slow_sink__waits_and_loses_no_row(face: Face) -> None:
     later.join()
     face.do("close")
     assert face.sink.ids == [0, 1, 2, 3, 4, 5]
+
+
+def test_write__sink_stalls_once__callers_do_not_wait_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = 0
+    wait = WaitForWake.wait
+
+    async def count_and_wait(effect: WaitForWake) -> None:
+        nonlocal waits
+        waits += 1
+        await wait(effect)
+
+    monkeypatch.setattr(WaitForWake, "wait", count_and_wait)
+    sink = ScriptedSink()
+    sink.gate.clear()
+
+    async def main() -> None:
+        async with BatchWriter(sink, max_rows=50) as writer:
+
+            async def produce(first: int) -> None:
+                for number in range(1000):
+                    await writer.write({"id": first + number})
+                    await asyncio.sleep(0)
+
+            producers = [asyncio.create_task(produce(1000 * n)) for n in range(8)]
+            while writer.statistics().writers_waiting < 8:  # noqa: ASYNC110 - a statistic has no event
+                await asyncio.sleep(0)
+            sink.gate.set()
+            await asyncio.gather(*producers)
+
+    sink.open = lambda: None  # type: ignore[method-assign]  # only the first batch stalls
+    asyncio.run(main())
+    assert sorted(sink.ids) == list(range(8000))
+    assert waits < 800, f"{waits} waits for 8,000 rows"
+
+
+def test_write__callers_wait__later_rows_overtake_them_at_most_capacity_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core, "POLL_SECONDS", 60.0)
+    sink = ScriptedSink()
+    writer = BatchWriter(sink, max_rows=1, capacity=4)
+    wake_first = writer._core._wait_queue.wake_first
+    with writer.sync:
+        sink.gate.clear()
+        writer.sync.write_many([{"id": number} for number in range(4)])
+        waiting = threading.Thread(target=writer.sync.write, args=({"id": "first waiter"},))
+        waiting.start()
+        until(lambda: writer.statistics().writers_waiting == 1)
+        writer._core._wait_queue.wake_first = lambda key: None  # type: ignore[method-assign]
+        sink.gate.set()
+        for number in range(4, 8):
+            until(lambda: writer.statistics().rows_waiting == 0)
+            writer.sync.write({"id": number})
+        until(lambda: writer.statistics().rows_waiting == 0)
+        later = threading.Thread(target=writer.sync.write, args=({"id": "later"},))
+        later.start()
+        until(lambda: writer.statistics().writers_waiting == 2)
+        writer._core._wait_queue.wake_first = wake_first  # type: ignore[method-assign]
+        wake_first("room")
+        waiting.join()
+        later.join()
+    assert sink.ids == [*range(8), "first waiter", "later"]
 
 
 def test_statistics__during_a_batch__count_rows_and_batches(face: Face) -> None:
@@ -926,7 +989,7 @@ def test_open__no_thread_available__raises(monkeypatch: pytest.MonkeyPatch) -> N
     def none_left(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("comporta.threads.start_new_thread", none_left)
+    monkeypatch.setattr("comporta.runtime.start_new_thread", none_left)
     with pytest.raises(RuntimeError, match="cannot start a thread to write batches"):
         BatchWriter(ScriptedSink()).sync.open()
 

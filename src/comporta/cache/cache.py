@@ -1,4 +1,4 @@
-"""The cache that users call: ``HealthCache``, and ``cache.sync`` for blocking code.
+"""The cache that users call: ``HealthCache``; ``cache.sync`` is in ``sync_cache.py``.
 
 ``fetch`` is the main method. ``save_to_cache``, ``get_from_cache``, ``record_cache_fetch_failure`` and
 ``is_cache_key_degraded`` are for callers that fetch themselves. A result in the local cache is returned
@@ -7,29 +7,32 @@ directly, and so is one that a SQLite file returns without blocking. Everything 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from copy import copy
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from comporta.cache.config import BY_PARAMS, CacheConfig
 from comporta.cache.core import CacheCore
 from comporta.cache.coverage import Coverage
-from comporta.cache.entry import Cached
-from comporta.cache.loader_result import Loader, Merge
+from comporta.cache.decorator import CachedFunction, CallKeys, with_methods
+from comporta.cache.entry import Cached, Loaded
+from comporta.cache.loader_result import FetchOptions, Loader, Merge
 from comporta.cache.params import check_hash, hash_params
 from comporta.cache.repository import MUST_WAIT
 from comporta.cache.single_flight import WaitForFuture, run_in_thread
+from comporta.cache.sync_cache import CLOSE_SECONDS, SyncHealthCache
 from comporta.clock import MONOTONIC, Clock
-from comporta.flow import run, run_async
+from comporta.flow import run_async
 from comporta.stores.base import Store
 
 if TYPE_CHECKING:
     from comporta.cache.rows import KeyHealth
     from comporta.database.base import Database
 
-CLOSE_SECONDS = 5.0
-"""How long closing a cache may take."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _HOUR = 3600.0
 
@@ -48,7 +51,8 @@ class HealthCache:
     ``refresh_timeout``: how long a load may take.
     ``refreshes_max``: how many background refreshes run at once in this process.
     ``refresh_every``: seconds between two refreshes of a key (or ``fresh``, if that is less).
-    ``entries_per_user``: how many rows a user keeps.
+    ``table_entries``, ``table_bytes``: bounds of the table; the least recently used rows are evicted.
+    ``entries_per_user``: how many rows a user keeps; ``None`` for no bound per user.
     ``local_entries``, ``local_bytes``, ``local_ttl``: bounds of the in-process cache. Entries also end when
     another worker publishes a change through the store ``state``.
     ``breaker_open``: no background refresh starts while this function returns true.
@@ -70,7 +74,9 @@ class HealthCache:
         refresh_timeout: float = 180.0,
         refreshes_max: int = 3,
         refresh_every: float = 600.0,
-        entries_per_user: int = 10,
+        entries_per_user: int | None = None,
+        table_entries: int = 100_000,
+        table_bytes: int = 1024 * 1024 * 1024,
         local_entries: int = 10_000,
         local_bytes: int = 64 * 1024 * 1024,
         local_ttl: float = 60.0,
@@ -89,6 +95,8 @@ class HealthCache:
             refreshes_max=refreshes_max,
             refresh_every=refresh_every,
             entries_per_user=entries_per_user,
+            table_entries=table_entries,
+            table_bytes=table_bytes,
             local_entries=local_entries,
             local_bytes=local_bytes,
             local_ttl=local_ttl,
@@ -109,42 +117,104 @@ class HealthCache:
         self._hash_prefix = self._core.hash_prefix
         self.sync = SyncHealthCache(self._core)
 
+    @overload
     async def fetch(
         self,
-        user_id: str,
+        user_id: str | None,
+        params: Mapping[str, Any],
+        loader: Callable[..., Awaitable[Loaded[T]]],
+        **options: Unpack[FetchOptions],
+    ) -> Cached[T]: ...
+
+    @overload
+    async def fetch(
+        self,
+        user_id: str | None,
+        params: Mapping[str, Any],
+        loader: Callable[..., Awaitable[T]],
+        **options: Unpack[FetchOptions],
+    ) -> Cached[T]: ...
+
+    @overload
+    async def fetch(
+        self,
+        user_id: str | None,
+        params: Mapping[str, Any],
+        loader: Callable[..., Loaded[T]],
+        **options: Unpack[FetchOptions],
+    ) -> Cached[T]: ...
+
+    @overload
+    async def fetch(
+        self,
+        user_id: str | None,
+        params: Mapping[str, Any],
+        loader: Callable[..., T],
+        **options: Unpack[FetchOptions],
+    ) -> Cached[T]: ...
+
+    async def fetch(
+        self,
+        user_id: str | None,
         params: Mapping[str, Any],
         loader: Loader,
         *,
         force: bool = False,
+        timeout: float | None = None,
         soft_timeout: float | None = None,
         saved: bool | None = None,
         merge: Merge | None = None,
-    ) -> Cached:
+        refresh_loader: Loader | None = None,
+        key: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> Cached[Any]:
         """Return the result for ``params`` from memory, from the database, or from ``loader``.
 
         ``loader`` takes no arguments, or ``missing``: the units that a partial result lacks. It returns the
         value, or a ``Loaded`` with its coverage; a plain function runs in a thread. ``force``: load now, or
         wait for the load that is running. ``saved``: whether the user keeps this search. ``merge(old, new)``
-        combines a partial result with its missing units; lists and mappings need none. Raises
-        ``CacheUnavailableError`` if nothing is cached and the key is in backoff.
+        combines a partial result with its missing units; lists and mappings need none. ``refresh_loader``:
+        what to call instead of ``loader`` while the caller gets a cached result, such as a loader of a lower
+        priority. Raises ``CacheUnavailableError`` if nothing is cached and the key is in backoff.
+        ``timeout``: wait for the load for up to this many seconds, then raise ``CachePendingError``; the load
+        continues.
+        ``user_id`` may be ``None`` unless ``scope`` is ``"user"``.
+        ``key`` and ``tags`` name the result for ``invalidate``.
         """
+        if user_id is None:
+            user_id = self._core.resolve_user(None)
         params_hash, params_json = hash_params(params, self._hash_prefix)
         cached = None
         if not force and type(user_id) is str and user_id in self._valid_users:
-            cached = self._local_get(params_hash if self._by_params else f"{user_id}:{params_hash}")
+            fetch_key = params_hash if self._by_params else f"{user_id}:{params_hash}"
+            cached = self._local_get(fetch_key)
+            if cached is None:
+                self._core.raise_if_refused(fetch_key)
         if cached is None:
             job = self._core.prepare_job(
-                user_id, params_hash, params_json, loader, force=force, soft_timeout=soft_timeout, merge=merge
+                user_id,
+                params_hash,
+                params_json,
+                loader,
+                force=force,
+                timeout=timeout,
+                soft_timeout=soft_timeout,
+                merge=merge,
+                refresh_loader=refresh_loader,
+                key=key,
+                tags=tags,
             )
-            cached = self._core.try_fetch(job)
+            cached = self._core.jobs.try_fetch(job)
             if cached is None:
-                cached = await run_async(self._core.fetch_flow(job))
+                cached = await run_async(self._core.jobs.fetch_flow(job))
         if saved is not None:
             self._core.mark_saved(user_id, cached, saved=saved)
         return cached
 
-    async def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
+    async def get_from_cache(self, user_id: str | None, params: Mapping[str, Any] | str) -> Cached | None:
         """Return the cached result for ``params`` (or their hash), however old it is; load nothing."""
+        if user_id is None:
+            user_id = self._core.resolve_user(None)
         params_hash = (
             check_hash(params) if isinstance(params, str) else hash_params(params, self._hash_prefix)[0]
         )
@@ -155,9 +225,72 @@ class HealthCache:
         cached = self._core.try_get(user_id, params_hash)
         return await run_async(self._core.get_flow(user_id, params_hash)) if cached is MUST_WAIT else cached
 
+    async def get_many(
+        self, user_id: str | None, many: Sequence[Mapping[str, Any] | str]
+    ) -> list[Cached | None]:
+        """Return the cached results of up to 1000 parameters (or hashes), in their order; load nothing."""
+        return await run_async(self._core.get_many_flow(user_id, many))
+
+    async def delete(self, user_id: str | None, params: Mapping[str, Any] | str) -> bool:
+        """Remove a result and the failures of its key, in all workers; return whether it existed.
+
+        Raises ``DatabaseError`` if the database is unavailable.
+        """
+        return await run_async(self._core.delete_flow(user_id, params))
+
+    async def invalidate(
+        self, *, key: str | None = None, tag: str | None = None, prefix: str | None = None
+    ) -> int:
+        """Remove all results with a ``key``, with a ``tag``, or with a key that starts with ``prefix``.
+
+        Returns how many rows it removed. Raises ``DatabaseError`` if the database is unavailable.
+        """
+        return await run_async(self._core.removal.invalidate_flow(key, tag, prefix))
+
+    def cached(
+        self,
+        *,
+        fresh: float | None = None,
+        stale: float | None = None,
+        key: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> Callable[[Callable[P, Awaitable[T]]], CachedFunction[P, T]]:
+        """Return a decorator that caches the results of a coroutine function by its arguments.
+
+        The arguments must be JSON serializable, and so must the result: callers get it as decoded from JSON.
+        ``fresh`` and ``stale`` default to those of the cache. ``key`` and ``tags`` are templates in which
+        ``{name}`` stands for an argument, such as ``key="search:{q}"``; ``invalidate`` removes by them.
+        The decorated function also has ``fetch``, ``get`` and ``delete``, which take its arguments: ``fetch``
+        returns a ``Cached``, ``get`` does so without calling the function, ``delete`` removes the result.
+        """
+        cache = copy(self)
+        cache._core = self._core.with_times(fresh, stale)
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> CachedFunction[P, T]:
+            keys = CallKeys(function, key, tags)
+
+            def fetch(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Cached[T]]:
+                named = keys.for_call(args, kwargs)
+                load = partial(function, *args, **kwargs)
+                return cache.fetch(None, named.params, load, key=named.key, tags=named.tags)
+
+            async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                return (await fetch(*args, **kwargs)).value
+
+            def get(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Cached[T] | None]:
+                return cache.get_from_cache(None, keys.for_call(args, kwargs).params)
+
+            def delete(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, bool]:
+                return cache.delete(None, keys.for_call(args, kwargs).params)
+
+            complete: CachedFunction[P, T] = with_methods(call, function, fetch=fetch, get=get, delete=delete)
+            return complete
+
+        return decorate
+
     async def save_to_cache(
         self,
-        user_id: str,
+        user_id: str | None,
         params: Mapping[str, Any],
         results: Any,
         sources: Sequence[str] = (),
@@ -179,11 +312,13 @@ class HealthCache:
             )
         )
 
-    async def record_cache_fetch_failure(self, user_id: str, params: Mapping[str, Any] | str) -> KeyHealth:
+    async def record_cache_fetch_failure(
+        self, user_id: str | None, params: Mapping[str, Any] | str
+    ) -> KeyHealth:
         """Count a failure to fetch ``params`` (or their hash); return the health of the key."""
         return await run_async(self._core.record_failure_flow(user_id, params))
 
-    async def is_cache_key_degraded(self, user_id: str, params: Mapping[str, Any] | str) -> bool:
+    async def is_cache_key_degraded(self, user_id: str | None, params: Mapping[str, Any] | str) -> bool:
         """Whether ``params`` (or their hash) failed too recently to be fetched again."""
         return await run_async(self._core.is_degraded_flow(user_id, params))
 
@@ -218,100 +353,3 @@ class HealthCache:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-
-class SyncHealthCache:
-    """The methods of a cache for blocking code (``cache.sync``); loaders are plain functions."""
-
-    __slots__ = ("_by_params", "_core", "_hash_prefix", "_local_get", "_valid_users")
-
-    def __init__(self, core: CacheCore) -> None:
-        self._core = core
-        self._by_params = core.config.scope == BY_PARAMS
-        self._local_get = core.local.get
-        self._valid_users = core.valid_users
-        self._hash_prefix = core.hash_prefix
-
-    def fetch(
-        self,
-        user_id: str,
-        params: Mapping[str, Any],
-        loader: Loader,
-        *,
-        force: bool = False,
-        soft_timeout: float | None = None,
-        saved: bool | None = None,
-        merge: Merge | None = None,
-    ) -> Cached:
-        """Return the result for ``params``; see :meth:`HealthCache.fetch`."""
-        params_hash, params_json = hash_params(params, self._hash_prefix)
-        cached = None
-        if not force and type(user_id) is str and user_id in self._valid_users:
-            cached = self._local_get(params_hash if self._by_params else f"{user_id}:{params_hash}")
-        if cached is None:
-            job = self._core.prepare_job(
-                user_id, params_hash, params_json, loader, force=force, soft_timeout=soft_timeout, merge=merge
-            )
-            cached = self._core.try_fetch(job)
-            if cached is None:
-                cached = run(self._core.fetch_flow(job))
-        if saved is not None:
-            self._core.mark_saved(user_id, cached, saved=saved)
-        return cached
-
-    def get_from_cache(self, user_id: str, params: Mapping[str, Any] | str) -> Cached | None:
-        """Return the cached result, however old it is; load nothing."""
-        params_hash = (
-            check_hash(params) if isinstance(params, str) else hash_params(params, self._hash_prefix)[0]
-        )
-        if type(user_id) is str and user_id in self._valid_users:
-            local = self._local_get(params_hash if self._by_params else f"{user_id}:{params_hash}")
-            if local is not None:
-                return local
-        cached = self._core.try_get(user_id, params_hash)
-        return run(self._core.get_flow(user_id, params_hash)) if cached is MUST_WAIT else cached
-
-    def save_to_cache(
-        self,
-        user_id: str,
-        params: Mapping[str, Any],
-        results: Any,
-        sources: Sequence[str] = (),
-        *,
-        coverage: Coverage | Mapping[str, Any] | None = None,
-        fetch_duration_ms: int | None = None,
-        total_results: int | None = None,
-    ) -> bool:
-        """Store a result that was fetched elsewhere; return false if the database could not store it."""
-        return run(
-            self._core.save_flow(
-                user_id,
-                params,
-                results,
-                sources=sources,
-                coverage=coverage,
-                fetch_duration_ms=fetch_duration_ms,
-                total_results=total_results,
-            )
-        )
-
-    def record_cache_fetch_failure(self, user_id: str, params: Mapping[str, Any] | str) -> KeyHealth:
-        """Count a failure to fetch; return the health of the key."""
-        return run(self._core.record_failure_flow(user_id, params))
-
-    def is_cache_key_degraded(self, user_id: str, params: Mapping[str, Any] | str) -> bool:
-        """Whether the key failed too recently to be fetched again."""
-        return run(self._core.is_degraded_flow(user_id, params))
-
-    def refresh_due(self, loader: Callable[..., Any], limit: int = 100) -> int:
-        """Refresh keys that are due; see :meth:`HealthCache.refresh_due`."""
-        return run(self._core.refresh_due_flow(loader, limit))
-
-    def stats(self) -> dict[str, Any]:
-        """Return statistics of all keys, and of the answers of all workers in the last 24 hours."""
-        return run(self._core.stats_flow())
-
-    def close(self) -> None:
-        """End background work within 5 s, and write pending counts to the database."""
-        self._core.fetcher.single_flight.close(CLOSE_SECONDS)
-        self._core.close(CLOSE_SECONDS)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from comporta.cache import sql
+from comporta.cache import maintenance_sql, sql
 from comporta.cache.rows import (
     AccessRecord,
     AnswerCounts,
@@ -34,25 +34,26 @@ SECONDS_MAX: Final = 1e9
 
 _READ_SHARED = (sql.READ_SHARED,)
 _STORE_STATEMENTS = (sql.LOCK_ROWS_TO_RESET, sql.STORE_ROW, sql.RESET_ROWS)
-_ANSWER_STATEMENTS = (sql.ADD_ANSWERS, sql.PRUNE_ANSWERS)
+_TAG_STATEMENTS = (sql.REMOVE_TAGS, sql.INSERT_TAGS)
+_ANSWER_STATEMENTS = (maintenance_sql.ADD_ANSWERS, maintenance_sql.PRUNE_ANSWERS)
 _FAILURE_STATEMENTS = (sql.INSERT_EMPTY_ROW, sql.LOCK_ROWS, sql.COPY_FAILURE_TO_ROWS)
 
 
 def read(user_id: str, params_hash: str) -> Command[CacheRow | None]:
     """Return the user's row, or ``None``; ``has_value`` is false in a row that only records failures."""
     parameters = {"user_id": user_id, "params_hash": params_hash}
-    return Command((sql.READ,), parameters, _parse_row, writes=False, single_row=True)
+    return Command((sql.READ,), parameters, parse_row, writes=False, single_row=True)
 
 
 def read_shared(params_hash: str) -> Command[CacheRow | None]:
     """Return the freshest row with a value, whichever user it belongs to."""
     parameters = {"params_hash": params_hash}
-    return tuple.__new__(Command, (_READ_SHARED, parameters, _parse_row, False, True))  # see _parse_row
+    return tuple.__new__(Command, (_READ_SHARED, parameters, parse_row, False, True))  # see parse_row
 
 
 def read_claim(key: str) -> Command[FetchClaim]:
     """Return who fetches a key and its health, without claiming it."""
-    return Command((sql.READ_CLAIM,), {"key": key}, _parse_claim, writes=False, single_row=True)
+    return Command((sql.READ_CLAIM,), scope_of(key), _parse_claim, writes=False, single_row=True)
 
 
 def claim(
@@ -64,7 +65,7 @@ def claim(
     degraded, and for ``not_within`` seconds after its last success.
     """
     parameters = {
-        "key": key,
+        **scope_of(key),
         "owner": owner,
         "lease_seconds": _require_lease_seconds(lease_seconds),
         "lease_seconds_max": LEASE_SECONDS_MAX,
@@ -97,13 +98,14 @@ def record_success(  # noqa: PLR0917 - a row, in the order of its columns
     coverage: bytes | None = None,
     fetch_duration_ms: int | None = None,
     age: float = 0.0,
+    tags: Sequence[str] = (),
 ) -> Command[bool]:
     """Store a result; return false if a later lease was granted meanwhile.
 
     ``token`` is ``None`` if the caller fetched without a claim. ``age`` is how many seconds ago the oldest
-    part of the result was fetched.
+    part of the result was fetched. ``tags``, if any, replace those of the row.
     """
-    parameters = {
+    parameters: dict[str, Any] = {
         "key": key,
         "token": token,
         "user_id": user_id,
@@ -115,8 +117,12 @@ def record_success(  # noqa: PLR0917 - a row, in the order of its columns
         "coverage": None if coverage is None else coverage.decode(),
         "fetch_duration_ms": fetch_duration_ms,
         "age": _require_seconds("age", age),
+        "size_bytes": len(results) + len(search_params),
     }
-    return Command((sql.RECORD_SUCCESS, *_STORE_STATEMENTS), parameters, _has_rows)
+    if tags:
+        parameters["tags"] = _encode_sources(tuple(tags))
+    statements = (sql.RECORD_SUCCESS, *_STORE_STATEMENTS, *(_TAG_STATEMENTS if tags else ()))
+    return Command(statements, parameters, _has_rows)
 
 
 def record_failure(
@@ -128,7 +134,8 @@ def record_failure(
         "token": token,
         "user_id": user_id,
         "params_hash": params_hash,
-        "search_params": "{}" if search_params is None else search_params.decode(),
+        "search_params": (search_params or b"{}").decode(),
+        "size_bytes": len(search_params or b"{}"),
     }
     return Command((sql.RECORD_FAILURE, *_FAILURE_STATEMENTS, sql.READ_HEALTH), parameters, _parse_health)
 
@@ -147,7 +154,7 @@ def record_accesses(
     for n, record in enumerate(by_row.values()):
         names = (f"user_{n}", f"hash_{n}", f"accesses_{n}", f"at_{n}", f"saved_{n}")
         parameters |= zip(names, record, strict=True)
-    statements = (sql.record_accesses(len(by_row)),) if by_row else ()
+    statements = (maintenance_sql.record_accesses(len(by_row)),) if by_row else ()
     if answers is not None:
         parameters |= answers._asdict()
         statements = (*statements, *_ANSWER_STATEMENTS)
@@ -161,7 +168,21 @@ def evict(user_id: str, keep: int, protected: str = "") -> Command[int]:
     ``protected`` is a ``params_hash`` that stays: a row that was just fetched had no time to become hot.
     """
     parameters = {"user_id": user_id, "keep": require_integer("keep", keep, 0), "protected": protected}
-    return Command((sql.EVICT,), parameters, _row_count)
+    return Command((maintenance_sql.EVICT,), parameters, _row_count)
+
+
+def evict_least_recently_used(rows_max: int, bytes_max: int, limit: int = 1000) -> Command[int]:
+    """Evict rows until the table is within its bounds, at most ``limit`` of them; return how many.
+
+    Records of fetches have the same bound as rows, unless they hold a lease or a backoff.
+    """
+    parameters = {
+        "rows_max": require_integer("rows_max", rows_max, 0),
+        "bytes_max": require_integer("bytes_max", bytes_max, 0),
+        "limit": _require_limit(limit),
+    }
+    statements = (maintenance_sql.EVICT_LEAST_RECENTLY_USED, maintenance_sql.EVICT_FETCHES)
+    return Command(statements, parameters, _first_row_count)
 
 
 def remove(user_id: str, params_hash: str, key: str | None = None) -> Command[bool]:
@@ -198,7 +219,7 @@ def list_rows(
 def read_stats(fresh: float = 6 * 3600.0, stale: float = 24 * 3600.0) -> Command[dict[str, Any]]:
     """Return statistics of all rows, and how all workers answered in the last 24 hours."""
     parameters = {"fresh": _require_seconds("fresh", fresh), "stale": _require_seconds("stale", stale)}
-    statements = (sql.READ_STATS, sql.COUNT_DEGRADED, sql.COUNT_FETCHES, sql.READ_ANSWERS)
+    statements = (sql.READ_STATS, sql.COUNT_DEGRADED, sql.COUNT_FETCHES, maintenance_sql.READ_ANSWERS)
     return Command(statements, parameters, _parse_stats, writes=False)
 
 
@@ -219,7 +240,13 @@ def prune(older_than: float, limit: int = 1000) -> Command[int]:
         "older_than": _require_seconds("older_than", older_than),
         "limit": _require_limit(limit),
     }
-    return Command((sql.PRUNE_ROWS, sql.PRUNE_FETCHES), parameters, _total_row_count)
+    return Command((maintenance_sql.PRUNE_ROWS, maintenance_sql.PRUNE_FETCHES), parameters, _total_row_count)
+
+
+def scope_of(key: str) -> dict[str, Any]:
+    """Return what names the rows of a key: its hash and, if users are separate, its user."""
+    user_id, _, params_hash = key.rpartition(":")
+    return {"key": key, "user_id": user_id, "params_hash": params_hash}
 
 
 def _require_seconds(name: str, value: float) -> float:
@@ -249,7 +276,7 @@ def _bytes(value: bytes | str) -> bytes:
     return value if isinstance(value, bytes) else value.encode()
 
 
-def _parse_row(results: list[Rows]) -> CacheRow | None:
+def parse_row(results: list[Rows]) -> CacheRow | None:
     """Return the one row; every database hit passes here, so it avoids the slower ``CacheRow._make``."""
     if not results[0]:
         return None
@@ -263,10 +290,14 @@ def _parse_row(results: list[Rows]) -> CacheRow | None:
 
 @lru_cache(1024)
 def _parse_sources(text: bytes | str | None) -> tuple[str, ...]:
-    """Return source names; cached, because many rows have the same few."""
+    """Return source names, or none if another program wrote something else; cached, for they repeat."""
     from json import loads  # noqa: PLC0415 - takes milliseconds, and only a cache needs it
 
-    return tuple(loads(text)) if text else ()
+    try:
+        sources = loads(text) if text else ()
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(map(str, sources)) if isinstance(sources, list) else ()
 
 
 @lru_cache(1024)
@@ -277,11 +308,8 @@ def _encode_sources(sources: tuple[str, ...]) -> str:
 
 
 def _parse_claim(results: list[Rows]) -> FetchClaim:
-    rows = results[-1]
-    return FetchClaim(False, *rows[0]) if rows else _NO_CLAIM
-
-
-_NO_CLAIM = FetchClaim(False, 0, None, "", None, 0, None, 0.0)
+    [state] = results[-1]
+    return FetchClaim(False, *state)
 
 
 def _parse_granted_claim(results: list[Rows]) -> FetchClaim:
@@ -303,6 +331,10 @@ def _parse_nothing(results: list[Rows]) -> None:
 
 def _row_count(results: list[Rows]) -> int:
     return len(results[-1])
+
+
+def _first_row_count(results: list[Rows]) -> int:
+    return len(results[0])
 
 
 def _total_row_count(results: list[Rows]) -> int:

@@ -25,7 +25,9 @@ class CacheConfig:
     refresh_timeout: float
     refreshes_max: int
     refresh_every: float
-    entries_per_user: int
+    entries_per_user: int | None
+    table_entries: int
+    table_bytes: int
     local_entries: int
     local_bytes: int
     local_ttl: float
@@ -41,7 +43,10 @@ class CacheConfig:
         _require_seconds("refresh_every", self.refresh_every)
         _require_seconds("local_ttl", self.local_ttl, 0.001)
         require_integer("refreshes_max", self.refreshes_max, 0, 1000)
-        require_integer("entries_per_user", self.entries_per_user, 1, 100_000)
+        if self.entries_per_user is not None:
+            require_integer("entries_per_user", self.entries_per_user, 1, 100_000)
+        require_integer("table_entries", self.table_entries, 1, 1_000_000_000)
+        require_integer("table_bytes", self.table_bytes, 1, 2**50)
         require_integer("local_entries", self.local_entries, 1, 10_000_000)
         require_integer("local_bytes", self.local_bytes, 1, 2**40)
 

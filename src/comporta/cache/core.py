@@ -1,39 +1,46 @@
 """What each method of a cache does, once, as a flow for the async and the blocking cache.
 
-A SQLite file answers a read without blocking. Such a read needs no flow, which would take longer than all
-other work for the call: ``try_fetch`` and ``try_get`` serve it, and the flows continue where those cannot.
+``jobs`` runs what ``fetch`` needs. As there, a method that starts with ``try_`` serves what needs no wait and
+therefore no flow.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from comporta.cache.config import BY_PARAMS, SECONDS_MAX, CacheConfig
 from comporta.cache.coverage import Coverage
 from comporta.cache.entry import Cached, Loaded
-from comporta.cache.expiry import RECHECK_SECONDS, ExpiryPolicy
-from comporta.cache.fetch import CacheFetcher, FetchAbandonedError, FetchJob, worker_name
-from comporta.cache.health import EXPIRED, FRESH
+from comporta.cache.expiry import ExpiryPolicy
+from comporta.cache.fetch import CacheFetcher, worker_name
 from comporta.cache.invalidation import Invalidations
+from comporta.cache.job import FetchJob
+from comporta.cache.job_runner import JobRunner
 from comporta.cache.loader_result import Loader, Merge, has_parameter, validate_result
 from comporta.cache.local import LocalCache, key_digest
 from comporta.cache.maintenance import CacheMaintenance
-from comporta.cache.params import check_hash, check_user, hash_params
+from comporta.cache.params import SHARED_USER, check_hash, check_user, decode_params, hash_params
+from comporta.cache.refusals import Refusals
+from comporta.cache.removal import CacheRemoval
 from comporta.cache.repository import MUST_WAIT, UNAVAILABLE, CacheRepository, MustWait, Unavailable
-from comporta.cache.serialization import decode_json
-from comporta.cache.single_flight import SharedFuture, StartLoad, WaitForFuture
-from comporta.cache.stats import FRESH_HIT, MISS, STALE_HIT, AnswerCounter
+from comporta.cache.result_writer import ResultWriter
+from comporta.cache.single_flight import SharedFuture, WaitForFuture
+from comporta.cache.stats import AnswerCounter
+from comporta.cache.tags import MANY_MAX, stored_tags
 from comporta.clock import MONOTONIC, Clock
+from comporta.errors import CacheUnavailableError
 from comporta.flow import Flow
 from comporta.stores.base import Store
 from comporta.stores.registry import default_url, resolve_store
 from comporta.validators import require_integer, require_number
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import CacheRow, KeyHealth
+    from comporta.cache.rows import CacheRow, DueRow, KeyHealth
     from comporta.database.base import Database
 
 DEFAULT_NAME = "cache"
@@ -44,10 +51,6 @@ VALID_USERS_MAX = 100_000
 
 DURATION_MS_MAX = 2**31 - 1
 DUE_MAX = 1000
-_ATTEMPTS_MAX = 10
-_LOOP_CHECK_SECONDS = 2.0
-"""How often a waiting caller checks whether the event loop of the load still exists."""
-
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -84,6 +87,7 @@ class CacheCore:
         self.valid_users: set[str] = set()
         self.answer_counter = AnswerCounter()
         self.local = LocalCache(config.local_entries, config.local_bytes, clock)
+        self._refusals = Refusals(self.local)
         self._tables = CacheTables(
             self.database, None if clock is MONOTONIC else lambda: clock.now_ns() / 1e9
         )
@@ -94,25 +98,65 @@ class CacheCore:
             raise
         self._repository = CacheRepository(self._tables, name, clock)
         self._invalidations = Invalidations(name, store, self.local)
-        self._expiry = ExpiryPolicy(config, self.local, self._invalidations, clock)
+        self._expiry = ExpiryPolicy(
+            config, self.local, self._invalidations, clock, self._repository.publish_unreadable_row
+        )
         self._maintenance = CacheMaintenance(
             self._repository,
             self.local,
             config.lease_seconds,
             self._expiry.wall_time,
             self.answer_counter,
+            refusals=self._refusals,
             stale=config.stale,
         )
-        self.fetcher = CacheFetcher(
-            name,
-            self._repository,
-            self._expiry,
-            invalidations=self._invalidations,
-            maintenance=self._maintenance,
-            clock=clock,
-        )
+        self._name = name
         self._clock = clock
         self._breaker_open = breaker_open
+        self._writer = ResultWriter(
+            name, config, self._repository, refusals=self._refusals, invalidations=self._invalidations
+        )
+        self.fetcher = self._new_fetcher()
+        self.jobs = self._new_job_runner()
+        self.removal = CacheRemoval(
+            name, self._repository, self.local, self._invalidations, shared=self._by_params
+        )
+
+    def _new_fetcher(self) -> CacheFetcher:
+        return CacheFetcher(
+            self._name,
+            self._repository,
+            self._expiry,
+            refusals=self._refusals,
+            writer=self._writer,
+            maintenance=self._maintenance,
+            clock=self._clock,
+        )
+
+    def _new_job_runner(self) -> JobRunner:
+        return JobRunner(
+            self.fetcher,
+            self._repository,
+            self._expiry,
+            refusals=self._refusals,
+            invalidations=self._invalidations,
+            maintenance=self._maintenance,
+            answer_counter=self.answer_counter,
+            breaker_open=self._breaker_open,
+        )
+
+    def with_times(self, fresh: float | None, stale: float | None) -> CacheCore:
+        """Return this cache with other times, for a decorated function; it shares everything else."""
+        core = copy(self)
+        fresh = self.config.fresh if fresh is None else fresh
+        core.config = replace(self.config, fresh=fresh, stale=self.config.stale if stale is None else stale)
+        core._expiry = ExpiryPolicy(
+            core.config, self.local, self._invalidations, self._clock, self._repository.publish_unreadable_row
+        )
+        core.fetcher = core._new_fetcher()
+        core.fetcher.single_flight = self.fetcher.single_flight
+        core.jobs = core._new_job_runner()
+        return core
 
     def prepare_job(
         self,
@@ -122,26 +166,45 @@ class CacheCore:
         loader: Loader,
         *,
         force: bool,
+        timeout: float | None,
         soft_timeout: float | None,
         merge: Merge | None,
+        refresh_loader: Loader | None = None,
+        key: str | None = None,
+        tags: Sequence[str] = (),
     ) -> FetchJob:
         """Validate the arguments of ``fetch``, and return them as a job."""
         if not callable(loader):
             raise TypeError(f"loader must be a function, got {loader!r:.50}")
+        if timeout is not None:
+            require_number("timeout", timeout, 0, SECONDS_MAX, unit="seconds")
         if soft_timeout is not None:
             require_number("soft_timeout", soft_timeout, 0, SECONDS_MAX, unit="seconds")
         if merge is not None and not callable(merge):
             raise TypeError(f"merge must be a function, got {merge!r:.50}")
+        if refresh_loader is not None and not callable(refresh_loader):
+            raise TypeError(f"refresh_loader must be a function, got {refresh_loader!r:.50}")
         job = self._new_job(user_id, params_hash, params_json, loader)
-        job.forced, job.merge = force, merge
+        job.forced, job.merge, job.refresh_loader = force, merge, refresh_loader
+        job.tags = stored_tags(self._name, key, tags) if tags or key is not None else ()
+        job.timeout = timeout
         job.soft_timeout = self.config.soft_timeout if soft_timeout is None else soft_timeout
         return job
 
-    def try_fetch(self, job: FetchJob) -> Cached | None:
-        """Return a result that is in the database and not due for a refresh; ``None`` if it takes a flow."""
-        if not self._try_read(job) or job.cached is None or job.forced:
-            return None
-        return job.cached if self._serve_if_fresh(job.key, job.cached, job.size, job.version) else None
+    def resolve_user(self, user_id: str | None) -> str:
+        """Return the user of a row; a caller without one shares its rows, unless users are separate."""
+        if user_id is not None:
+            return user_id
+        if not self._by_params:
+            raise ValueError("user_id is required if scope is 'user', got None")
+        return SHARED_USER
+
+    def raise_if_refused(self, key: str) -> None:
+        """Raise if this process knows that a key is in backoff and has nothing to serve."""
+        refusal = self._refusals.get(key)
+        if refusal is not None:
+            seconds = max(0, refusal.retry_ns - self.local.now_ns()) / 1e9
+            raise CacheUnavailableError(refusal.text, self._name, seconds) from refusal.cause
 
     def mark_saved(self, user_id: str, cached: Cached, *, saved: bool) -> None:
         """Record whether a search is saved; any user may save it, but only its owner may undo that."""
@@ -149,25 +212,6 @@ class CacheCore:
             raise TypeError(f"saved must be true, false or None, got {saved!r:.50}")
         if saved or user_id == cached.user_id:
             self._maintenance.record_saved(cached.user_id, cached.params_hash, saved=saved)
-
-    def fetch_flow(self, job: FetchJob) -> Flow[Cached]:
-        """Return the cached result if it is usable, and start a fetch if it is not fresh."""
-        if not job.is_read:
-            yield from self._read_flow(job)
-        cached, soft_timeout = job.cached, job.soft_timeout
-        if cached is None or job.forced:
-            self.answer_counter.count(MISS)
-            self._maintenance.start()
-            return (yield from self._wait_for_fetch_flow(job, soft_timeout))
-        if self._serve_if_fresh(job.key, cached, job.size, job.version):
-            return cached
-        if cached.freshness == FRESH:
-            self.answer_counter.count(FRESH_HIT)
-            soft_timeout = None
-        else:
-            self.answer_counter.count(STALE_HIT)
-        self._maintenance.record_access(cached.user_id, cached.params_hash)
-        return (yield from self._serve_stale_flow(job, cached, soft_timeout))
 
     def try_get(self, user_id: str, params_hash: str) -> Cached | MustWait | None:
         """Return the cached result, however old; ``MUST_WAIT`` if that takes ``get_flow``."""
@@ -190,13 +234,38 @@ class CacheCore:
         if row is None or not row.has_value:
             return None
         cached, size = self._expiry.from_row(row), len(row.results) + len(row.search_params)
-        if not self._serve_if_fresh(key, cached, size, version):
+        if cached is not None and not self.jobs.serve_if_fresh(key, cached, size, version):
             self._maintenance.record_access(cached.user_id, cached.params_hash)
         return cached
 
+    def delete_flow(self, user_id: str | None, params: Mapping[str, Any] | str) -> Flow[bool]:
+        """Remove the result of a key and its failures, in all workers."""
+        user_id = self.resolve_user(user_id)
+        return self.removal.delete_flow(self._fetch_key(user_id, self._hash_and_json(params)[0]))
+
+    def get_many_flow(
+        self, user_id: str | None, many: Sequence[Mapping[str, Any] | str]
+    ) -> Flow[list[Cached | None]]:
+        """Return the cached results of several keys, with at most one read of the database."""
+        user_id = self.resolve_user(user_id)
+        if len(many) > MANY_MAX:
+            raise ValueError(f"many must be at most {MANY_MAX} parameters, got {len(many)}")
+        hashes = [self._hash_and_json(params)[0] for params in many]
+        keys = [self._fetch_key(user_id, each) for each in hashes]
+        local = {key: self.local.get(key) for key in keys}
+        missing = {each: key for each, key in zip(hashes, keys, strict=True) if local[key] is None}
+        if missing:
+            version = self.local.version
+            owner = None if self._by_params else user_id
+            rows = yield from self._repository.read_many_flow(owner, list(missing))
+            for params_hash, key in missing.items():
+                row = UNAVAILABLE if rows is None else rows.get(params_hash)
+                local[key] = self._cached_from(key, row, version)
+        return [local[key] for key in keys]
+
     def save_flow(
         self,
-        user_id: str,
+        user_id: str | None,
         params: Mapping[str, Any],
         results: Any,
         *,
@@ -206,17 +275,19 @@ class CacheCore:
         total_results: int | None,
     ) -> Flow[bool]:
         """Store a result unconditionally, even if it covers less than the cached one."""
+        user_id = self.resolve_user(user_id)
         params_hash, params_json = hash_params(params, self.hash_prefix)
         job = self._new_job(user_id, params_hash, params_json, validate_result)
         if fetch_duration_ms is not None:
             require_integer("fetch_duration_ms", fetch_duration_ms, 0, DURATION_MS_MAX)
         result = validate_result(Loaded(results, coverage, sources, total_results))
-        stored = yield from self.fetcher.store_flow(job, None, result, fetch_duration_ms)
+        stored = yield from self._writer.store_flow(job, None, result, fetch_duration_ms)
         self.local.invalidate(key_digest(job.key))
         return bool(stored)
 
-    def record_failure_flow(self, user_id: str, params: Mapping[str, Any] | str) -> Flow[KeyHealth]:
+    def record_failure_flow(self, user_id: str | None, params: Mapping[str, Any] | str) -> Flow[KeyHealth]:
         """Count a failure of a caller that fetched without ``fetch``."""
+        user_id = self.resolve_user(user_id)
         params_hash, params_json = self._hash_and_json(params)
         job = self._new_job(user_id, params_hash, params_json or b"", validate_result)
         health = yield from self._repository.record_failure_flow(
@@ -226,8 +297,9 @@ class CacheCore:
         yield from self._invalidations.publish_flow(key_digest(job.key))
         return health
 
-    def is_degraded_flow(self, user_id: str, params: Mapping[str, Any] | str) -> Flow[bool]:
+    def is_degraded_flow(self, user_id: str | None, params: Mapping[str, Any] | str) -> Flow[bool]:
         """Whether a key is in backoff."""
+        user_id = self.resolve_user(user_id)
         job = self._new_job(user_id, self._hash_and_json(params)[0], b"", validate_result)
         return (yield from self._repository.is_degraded_flow(job.key))
 
@@ -242,26 +314,32 @@ class CacheCore:
         rows = yield from self._repository.due_flow(limit, self._expiry.refresh_ahead_age)
         started: list[SharedFuture] = []
         for row in rows:
-            job = self._new_job(
-                row.user_id,
-                row.params_hash,
-                row.search_params,
-                partial(
-                    loader, decode_json(row.search_params), **({"user_id": row.user_id} if takes_user else {})
-                ),
-            )
-            job.forced = row.requested
-            if not self._try_read(job):
-                yield from self._read_flow(job)
-            future = yield from self._start_refresh_flow(job)
+            job = self._due_job(row, loader, takes_user=takes_user)
+            if job is None:
+                continue
+            if not self.jobs.try_read(job):
+                yield from self.jobs.read_flow(job)
+            future = yield from self.jobs.start_refresh_flow(job)
             if future is None and started:
                 yield WaitForFuture(started[-1])
-                future = yield from self._start_refresh_flow(job)
+                future = yield from self.jobs.start_refresh_flow(job)
             if future is not None:
                 started.append(future)
         for future in started:
             yield WaitForFuture(future)
         return len(started)
+
+    def _due_job(self, row: DueRow, loader: Loader, *, takes_user: bool) -> FetchJob | None:
+        """Return the refresh of a row; ``None`` if its parameters cannot be decoded."""
+        try:
+            user = {"user_id": row.user_id} if takes_user else {}
+            load = partial(loader, decode_params(row.search_params), **user)
+            job = self._new_job(row.user_id, row.params_hash, row.search_params, load)
+        except Exception as error:
+            self._repository.publish_unreadable_row(row.params_hash, error)
+            return None
+        job.forced = row.requested
+        return job
 
     def stats_flow(self) -> Flow[dict[str, Any]]:
         """Return statistics of all keys and workers, and of this process's memory."""
@@ -295,103 +373,3 @@ class CacheCore:
                 self.valid_users.clear()
             self.valid_users.add(user_id)
         return params_hash if self._by_params else f"{user_id}:{params_hash}"
-
-    def _serve_if_fresh(self, key: str, cached: Cached, size: int, version: int) -> bool:
-        """Count an access, and let memory serve the next ones; return false, without effect, if it is due."""
-        expires_ns = self._expiry.servable_until_ns(cached)
-        if not expires_ns:
-            return False
-        if self.local.put(key, cached, expires_ns, size, version, served=True):
-            self._invalidations.ensure_listening()
-            self._maintenance.start()
-        else:
-            self.answer_counter.count(FRESH_HIT)
-            self._maintenance.record_access(cached.user_id, cached.params_hash)
-        return True
-
-    def _try_read(self, job: FetchJob) -> bool:
-        """Read the cached result; return false if that would block."""
-        job.version = self.local.version
-        row = self._repository.try_read(None if self._by_params else job.user_id, job.params_hash)
-        if row is MUST_WAIT:
-            return False
-        self._set_cached(job, row)
-        return True
-
-    def _read_flow(self, job: FetchJob) -> Flow[None]:
-        """Read the cached result, and wait for the database."""
-        job.version = self.local.version
-        row = yield from self._repository.read_waiting_flow(
-            None if self._by_params else job.user_id, job.params_hash
-        )
-        self._set_cached(job, row)
-
-    def _set_cached(self, job: FetchJob, row: CacheRow | Unavailable | None) -> None:
-        """Give a job the cached result, if it is usable; without a database, the one in memory."""
-        job.is_read = True
-        cached = None
-        if row is UNAVAILABLE:
-            local = self.local.peek(job.key)
-            if local is not None:
-                cached, job.size = self._expiry.with_current_freshness(local[0]), local[1]
-        elif row is not None and row.has_value:
-            cached, job.size = self._expiry.from_row(row), len(row.results) + len(row.search_params)
-        job.cached = None if cached is None or cached.freshness == EXPIRED else cached
-
-    def _serve_stale_flow(self, job: FetchJob, cached: Cached, soft_timeout: float | None) -> Flow[Cached]:
-        """Start a refresh and return the cached result, or the new one if it arrives in ``soft_timeout``."""
-        pause = cached.next_retry
-        if pause or not soft_timeout:  # otherwise the next caller should wait for a fresh result, too
-            self._expiry.store_locally(job.key, cached, job.size, job.version, pause or RECHECK_SECONDS)
-        future = None if pause else (yield from self._start_refresh_flow(job))
-        if future is not None and soft_timeout:
-            yield WaitForFuture(future, soft_timeout)
-            if future.is_done and isinstance(future.result, Cached):
-                return future.result
-        return job.cached or cached
-
-    def _start_refresh_flow(self, job: FetchJob) -> Flow[SharedFuture | None]:
-        """Start a refresh, or join the running one; ``None`` if too many run or the breaker is open."""
-        if self._breaker_open is not None and self._breaker_open():
-            return None
-        future, is_new = self.fetcher.single_flight.join(job.key)
-        if future is None or not is_new:
-            return future
-        if not self.fetcher.admit_refresh(self.config.refreshes_max):
-            self.fetcher.single_flight.remove(job.key, future)
-            future.complete(error=FetchAbandonedError())
-            return None
-        job.background = True
-        yield from self._launch_flow(job, future)
-        return future
-
-    def _launch_flow(self, job: FetchJob, future: SharedFuture) -> Flow[None]:
-        future.abandon = partial(self.fetcher.abandon, job, future)
-        try:
-            yield StartLoad(self.fetcher.single_flight, self.fetcher.load_flow(job, future), future)
-        except BaseException:  # no thread could start, so nothing else completes the future
-            future.abandon()
-            raise
-
-    def _wait_for_fetch_flow(self, job: FetchJob, soft_timeout: float | None) -> Flow[Cached]:
-        """Start a fetch or join the running one, and wait for it."""
-        for _ in range(_ATTEMPTS_MAX):
-            future, is_new = self.fetcher.single_flight.join(job.key)
-            if future is None:
-                raise self.fetcher.unavailable_error("too many fetches are running", job, 1.0)
-            if is_new:
-                job.background = False
-                yield from self._launch_flow(job, future)
-            timeout = soft_timeout if job.cached is not None else None
-            is_done: bool = yield WaitForFuture(future, _LOOP_CHECK_SECONDS if timeout is None else timeout)
-            while not is_done and timeout is None:
-                self.fetcher.single_flight.abandon_if_lost(job.key)
-                is_done = yield WaitForFuture(future, _LOOP_CHECK_SECONDS)
-            result: Cached | None = future.result if is_done else job.cached
-            if result is not None:
-                return result
-            if future.error is not None and not isinstance(future.error, FetchAbandonedError):
-                if job.cached is not None:
-                    return job.cached
-                raise future.error
-        raise self.fetcher.unavailable_error("its fetches were abandoned repeatedly", job, 1.0)

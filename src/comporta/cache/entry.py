@@ -4,36 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from comporta.cache.coverage import Coverage
 from comporta.cache.rows import CacheRow
 from comporta.clock import Clock
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    V_co = TypeVar("V_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    V_co = TypeVar("V_co", covariant=True)  # Python 3.13 is the first with defaults
+
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Generic[V_co]):
     """What a loader returns if it knows more than the value.
 
     ``value`` is the result, ``coverage`` says which units of the request it covers, and ``sources`` names
     where it came from. ``total_results`` defaults to the length of the value, if it has one.
     """
 
-    value: Any
+    value: V_co
     coverage: Coverage | Mapping[str, Any] | None = None
     sources: Sequence[str] = ()
     total_results: int | None = None
 
 
-class Cached:
+class Cached(Generic[V_co]):
     """A cached result and its health. All callers in a process share it: do not modify it.
 
-    ``value`` is the result. ``freshness`` is ``fresh``, ``stale`` or ``expired``. ``source`` is where this
-    copy came from: ``origin``, ``database`` or ``memory``. ``coverage``, ``sources`` and ``total_results``
-    are what the loader reported. ``user_id`` and ``params_hash`` name the row. ``fail_streak`` counts
-    failures in a row; ``fetch_duration_ms`` is how long the last fetch took. ``priority`` is ``hot``,
-    ``warm`` or ``cold``, as last written to the database. ``fetched_at``, ``last_success_at``,
-    ``last_attempt_at`` and ``degraded_until`` are Unix seconds by the database's clock, or ``None``.
+    ``value`` is the result; ``Cached[list[str]]`` is one whose loader returns a ``list[str]``. ``freshness``
+    is ``fresh``, ``stale`` or ``expired``. ``source`` is where this copy came from: ``origin``, ``database``
+    or ``memory``. ``coverage``, ``sources`` and ``total_results`` are what the loader reported. ``user_id``
+    and ``params_hash`` name the row. ``fail_streak`` counts failures in a row; ``fetch_duration_ms`` is how
+    long the last fetch took. ``priority`` is ``hot``, ``warm`` or ``cold``, as last written to the database.
+    ``fetched_at``, ``last_success_at``, ``last_attempt_at`` and ``degraded_until`` are Unix seconds by the
+    database's clock, or ``None``.
     """
 
     __slots__ = (
@@ -60,7 +70,7 @@ class Cached:
 
     def __init__(  # noqa: PLR0917 - called for each database hit, where keywords would take longer than the rest
         self,
-        value: Any,
+        value: V_co,
         freshness: str,
         coverage: Coverage | None,
         source: str,
@@ -102,9 +112,9 @@ class Cached:
             return None
         return max(0.0, (self._retry_ns - self._clock.now_ns()) / 1e9)
 
-    def _replace(self, **changes: Any) -> Cached:
+    def _replace(self, **changes: Any) -> Cached[V_co]:
         """Return a copy with some attributes changed."""
-        copy = object.__new__(Cached)
+        copy: Cached[V_co] = object.__new__(Cached)
         for name in _FIELDS:
             setattr(copy, name, getattr(self, name))
         for name, value in changes.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from comporta.cache.config import CacheConfig
@@ -14,6 +14,7 @@ from comporta.cache.loader_result import LoaderResult
 from comporta.cache.local import LocalCache
 from comporta.cache.serialization import decode_json, json_decoder
 from comporta.clock import MONOTONIC, Clock
+from comporta.runtime import RUNTIME
 
 if TYPE_CHECKING:
     from comporta.cache.rows import CacheRow
@@ -23,22 +24,37 @@ ORIGIN, DATABASE = "origin", "database"
 REFRESH_AHEAD_SHARE = 0.1
 """Hot keys are refreshed in this last share of their fresh time."""
 
-RECHECK_SECONDS = 1.0
-"""How soon a key that is due for a refresh is checked again, if no refresh can start now."""
+RECHECK_SECONDS = 0.9
+"""How soon a key is read again that is in backoff, or due for a refresh while none can start now.
+
+With the time to read it, an edit by hand shows within 1 s.
+"""
+
+FUTURE_SECONDS_MAX = 60.0
+"""A result whose ``fetched_at`` lies further ahead is stale: the clock was set back, or a row was edited."""
 
 _RECHECK_NS = round(RECHECK_SECONDS * 1e9)
 
 
 class ExpiryPolicy:
-    """Builds ``Cached`` objects, and stores them in the local cache for as long as they may be served."""
+    """Builds ``Cached`` objects, and stores them in the local cache for as long as they may be served.
+
+    ``on_unreadable`` is called with the ``params_hash`` of a row that cannot be decoded, and the error.
+    """
 
     def __init__(
-        self, config: CacheConfig, local: LocalCache, invalidations: Invalidations, clock: Clock
+        self,
+        config: CacheConfig,
+        local: LocalCache,
+        invalidations: Invalidations,
+        clock: Clock,
+        on_unreadable: Callable[[str, Exception], object],
     ) -> None:
         self.config = config
         self.local = local
         self._invalidations = invalidations
         self._clock = clock
+        self._on_unreadable = on_unreadable
         self._decode = json_decoder()
         self.refresh_ahead_age = config.fresh * (1 - REFRESH_AHEAD_SHARE)
         self._refresh_ahead_ns = round(self.refresh_ahead_age * 1e9)
@@ -49,22 +65,30 @@ class ExpiryPolicy:
 
     def wall_time(self) -> float:
         """Return Unix seconds by this machine; a test clock stands in for it."""
-        return time.time() if self._clock is MONOTONIC else self._clock.now_ns() / 1e9
+        return RUNTIME.unix_time() if self._clock is MONOTONIC else self._clock.now_ns() / 1e9
 
-    def from_row(self, row: CacheRow) -> Cached:
-        """Return the result in a row."""
+    def from_row(self, row: CacheRow) -> Cached | None:
+        """Return the result in a row; ``None`` if it cannot be decoded, because another program wrote it."""
         now_ns, now, until, coverage = self._clock.now_ns(), row.now, row.degraded_until, row.coverage
-        age_ns = max(0, int((now - row.fetched_at) * 1e9))
-        return Cached(
-            self._decode(row.results),
-            FRESH if age_ns < self._fresh_ns else freshness(age_ns, self._fresh_ns, self._stale_ns),
-            None if coverage is None else _parse_coverage(coverage),
-            DATABASE,
-            row,
-            self._clock,
-            now_ns - age_ns,
-            None if until is None or until <= now else now_ns + int((until - now) * 1e9),
-        )
+        try:
+            age_ns = int((now - row.fetched_at) * 1e9) if row.fetched_at <= now else self._age_ahead_ns(row)
+            return Cached(
+                self._decode(row.results),
+                FRESH if age_ns < self._fresh_ns else freshness(age_ns, self._fresh_ns, self._stale_ns),
+                None if coverage is None else _coverage_of(row, coverage),
+                DATABASE,
+                row,
+                self._clock,
+                now_ns - age_ns,
+                None if until is None or until <= now else now_ns + int((until - now) * 1e9),
+            )
+        except Exception as error:
+            self._on_unreadable(row.params_hash, error)
+            return None
+
+    def _age_ahead_ns(self, row: CacheRow) -> int:
+        """Return the age of a row that was fetched in the future: none, or stale beyond a tolerance."""
+        return 0 if row.fetched_at - row.now <= FUTURE_SECONDS_MAX else self._fresh_ns
 
     def from_result(self, result: LoaderResult, row: CacheRow, age: float) -> Cached:
         """Return what a loader just returned; ``row`` is how it is or would have been stored."""
@@ -103,7 +127,8 @@ class ExpiryPolicy:
         lifetime_ns = self._refresh_ahead_ns if cached.priority == HOT else self._fresh_ns
         if cached.coverage is not None and not cached.coverage.is_complete:
             merged_after = max(0.0, (cached.last_success_at or 0.0) - cached.fetched_at)
-            lifetime_ns = min(round(merged_after * 1e9) + self._refresh_pause_ns, self._fresh_ns)
+            lifetime_ns = round(min(merged_after, self.config.fresh) * 1e9) + self._refresh_pause_ns
+            lifetime_ns = min(lifetime_ns, self._fresh_ns)
         due_ns, now_ns = cached._fetched_ns + lifetime_ns, self._clock.now_ns()
         return 0 if due_ns <= now_ns else min(due_ns, now_ns + self._local_ttl_ns)
 
@@ -124,8 +149,12 @@ class ExpiryPolicy:
         self._invalidations.ensure_listening()
 
 
-def _parse_coverage(text: bytes) -> Coverage | None:
-    """Return the coverage in a column; ``None`` if another program wrote something invalid there."""
+def _coverage_of(row: CacheRow, text: bytes) -> Coverage | None:
+    """Return the coverage of a row; ``None`` if another program wrote something invalid into its column.
+
+    A partial result is due by its last success: raise if that is not a number.
+    """
+    float(row.last_success_at or 0.0)
     try:
         return Coverage.parse(decode_json(text))
     except (TypeError, ValueError):

@@ -7,38 +7,33 @@ successor stored.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comporta import events, fork_safety
 from comporta.cache.config import BY_PARAMS
 from comporta.cache.entry import Cached
-from comporta.cache.expiry import ExpiryPolicy
+from comporta.cache.expiry import RECHECK_SECONDS, ExpiryPolicy
 from comporta.cache.health import EXPIRED, is_better
-from comporta.cache.invalidation import Invalidations
+from comporta.cache.job import FetchJob
 from comporta.cache.last_errors import LastErrors
 from comporta.cache.loader_result import (
-    Loader,
     LoaderResult,
-    Merge,
     bind_missing,
     merge_result,
     missing_units,
     validate_result,
 )
-from comporta.cache.local import key_digest
 from comporta.cache.maintenance import CacheMaintenance
+from comporta.cache.refusals import Refusals
 from comporta.cache.repository import UNAVAILABLE, CacheRepository, backoff_remaining
-from comporta.cache.rows import CacheRow
-from comporta.cache.serialization import VALUE_BYTES_MAX, encode_json
+from comporta.cache.result_writer import ResultWriter, row_from
 from comporta.cache.single_flight import CallLoader, SharedFuture, SingleFlight
 from comporta.clock import Clock
-from comporta.errors import CacheUnavailableError, RefusedError
+from comporta.errors import CachePendingError, CacheUnavailableError, RefusedError
 from comporta.flow import Flow
 from comporta.jitter import uniform
+from comporta.runtime import RUNTIME
 from comporta.stores.effects import Sleep
 from comporta.threads import run_cleanup
 
@@ -54,30 +49,6 @@ _REASON_CHARS_MAX = 200
 
 class FetchAbandonedError(Exception):
     """A load was ended from outside; one of its waiting callers has to start another."""
-
-
-@dataclass(slots=True)
-class FetchJob:
-    """What to load and for which user, and the cached result so far.
-
-    ``size`` is that of the cached result and its parameters in bytes. ``version`` is that of the local cache
-    before the database was read. ``is_read`` is true once it has been read.
-    """
-
-    key: str
-    user_id: str
-    params_hash: str
-    params_json: bytes
-    loader: Loader
-    started_ns: int
-    cached: Cached | None = None
-    size: int = 0
-    version: int = 0
-    is_read: bool = False
-    soft_timeout: float | None = None
-    forced: bool = False
-    background: bool = False
-    merge: Merge | None = None
 
 
 class FetchLease(NamedTuple):
@@ -101,7 +72,8 @@ class CacheFetcher:
         repository: CacheRepository,
         expiry: ExpiryPolicy,
         *,
-        invalidations: Invalidations,
+        refusals: Refusals,
+        writer: ResultWriter,
         maintenance: CacheMaintenance,
         clock: Clock,
     ) -> None:
@@ -113,7 +85,8 @@ class CacheFetcher:
         self._repository = repository
         self._expiry = expiry
         self._config = expiry.config
-        self._invalidations = invalidations
+        self._refusals = refusals
+        self._writer = writer
         self._maintenance = maintenance
         self._clock = clock
         self._name = name
@@ -157,12 +130,23 @@ class CacheFetcher:
         fork_safety.reinit_lock(self._lock)
         self._refresh_count = 0
 
-    def unavailable_error(self, reason: str, job: FetchJob, seconds: float) -> CacheUnavailableError:
+    def unavailable_error(self, reason: str, params_hash: str, seconds: float) -> CacheUnavailableError:
         """Return the error for a caller that can be served nothing."""
-        text = f"{self._name}: nothing to serve for {job.params_hash[:16]}: {reason}"
-        return CacheUnavailableError(text, self._name, seconds)
+        return CacheUnavailableError(self._nothing_to_serve(reason, params_hash), self._name, seconds)
+
+    def pending_error(self, reason: str, params_hash: str, seconds: float) -> CachePendingError:
+        """Return the error for a caller whose load has not ended, or could not begin, in time."""
+        return CachePendingError(self._nothing_to_serve(reason, params_hash), self._name, seconds)
+
+    def _nothing_to_serve(self, reason: str, params_hash: str) -> str:
+        return f"{self._name}: nothing to serve for {params_hash[:16]}: {reason}"
 
     def _fetch_flow(self, job: FetchJob, future: SharedFuture) -> Flow[Cached | None]:
+        if not job.is_read:  # a key that had nothing to serve; another worker may have stored something
+            stored = yield from self._reread_flow(job)
+            if stored is not None:
+                self._refusals.forget(job.key)
+                return stored
         lease, cached = yield from self._acquire_lease_flow(job)
         if lease is None:
             return cached
@@ -177,9 +161,10 @@ class CacheFetcher:
         deadline_ns = job.started_ns + round(2e9 * self._config.refresh_timeout)
         reread = waited = False
         while True:
+            version = self._expiry.local.version
             claim = yield from self._claim_flow(job, forced=job.forced and not waited, reread=reread)
             if claim is None:
-                self._check_local_backoff(job)
+                self._check_local_backoff(job, version)
                 return FetchLease(None, self._expiry.wall_time(), self._clock.now_ns()), None
             if claim.granted:
                 return FetchLease(claim.token, claim.now, self._clock.now_ns()), None
@@ -189,12 +174,13 @@ class CacheFetcher:
                     return None, None
                 if self._clock.now_ns() >= deadline_ns:
                     reason = "another worker has been fetching it for too long"
-                    raise self.unavailable_error(reason, job, remaining)
+                    raise self.pending_error(reason, job.params_hash, remaining)
                 yield from self._wait_for_lease_flow(job, remaining, deadline_ns)
                 waited = True  # a result that arrives during the wait satisfies force=True, too
                 continue
             if claim.degraded_until is not None and claim.degraded_until > claim.now:
-                raise self._backoff_error(job, claim.fail_streak, claim.degraded_until - claim.now)
+                seconds = claim.degraded_until - claim.now
+                raise self._refuse(job, claim.fail_streak, seconds, version)
             cached = yield from self._reread_flow(job)
             if cached is not None or job.background:
                 return None, cached
@@ -209,8 +195,14 @@ class CacheFetcher:
     def _claim_flow(self, job: FetchJob, *, forced: bool, reread: bool) -> Flow[FetchClaim | None]:
         """Claim the lease once; a success since the caller started makes it unnecessary.
 
-        ``reread`` is true if there was such a success, but its row could not be read.
+        ``reread`` is true if there was such a success, but its row could not be read. A key that was refused
+        before is only read while it is in backoff: reading takes no write transaction.
         """
+        if not forced and self._refusals.is_known(job.key):
+            known = yield from self._repository.read_claim_flow(job.key)
+            if known is not None and backoff_remaining(known) > 0:
+                return known
+            self._refusals.forget(job.key)
         recent = (self._clock.now_ns() - job.started_ns) / 1e9 + _LATENCY_MARGIN_SECONDS
         if job.background:
             recent = self._config.refresh_pause
@@ -223,23 +215,31 @@ class CacheFetcher:
         )
         return claim
 
-    def _check_local_backoff(self, job: FetchJob) -> None:
+    def _check_local_backoff(self, job: FetchJob, version: int) -> None:
         remaining = self._repository.local_backoff.remaining(job.key)
         if remaining > 0 and not job.forced:
-            raise self._backoff_error(job, 0, remaining)
+            raise self._refuse(job, 0, remaining, version)
 
-    def _backoff_error(self, job: FetchJob, streak: int, seconds: float) -> CacheUnavailableError:
-        """Return the error for a key in backoff, and mark its cached result."""
-        self._mark_failed(job, streak, seconds)
+    def _refuse(self, job: FetchJob, streak: int, seconds: float, version: int) -> CacheUnavailableError:
+        """Return the error for a key in backoff, and remember the backoff in this process."""
+        self._mark_failed(job, streak, seconds, version)
+        return self._backoff_error(job, seconds)
+
+    def _backoff_error(self, job: FetchJob, seconds: float) -> CacheUnavailableError:
+        """Return the error for a key in backoff that has nothing to serve."""
         reason = f"the source failed and is tried again in {seconds:.0f} s"
-        unavailable = self.unavailable_error(reason, job, seconds)
+        unavailable = self.unavailable_error(reason, job.params_hash, seconds)
         unavailable.__cause__ = self._last_errors.get(job.key)
         return unavailable
 
-    def _mark_failed(self, job: FetchJob, streak: int, seconds: float) -> None:
+    def _mark_failed(self, job: FetchJob, streak: int, seconds: float, version: int) -> None:
+        """Mark the cached result, or refuse the next callers of a key that has none."""
         if job.cached is not None:
             job.cached = self._expiry.with_failure(job.cached, streak, seconds)
+            seconds = min(seconds, RECHECK_SECONDS)
             self._expiry.store_locally(job.key, job.cached, job.size, self._expiry.local.version, seconds)
+        elif seconds > 0:
+            self._refusals.record(job.key, seconds, self._backoff_error(job, seconds), version)
 
     def _reread_flow(self, job: FetchJob) -> Flow[Cached | None]:
         """Return the result that another worker has stored meanwhile."""
@@ -249,7 +249,7 @@ class CacheFetcher:
         if row is UNAVAILABLE or row is None or not row.has_value:
             return None
         cached = self._expiry.from_row(row)
-        if cached.freshness == EXPIRED:
+        if cached is None or cached.freshness == EXPIRED:
             return None
         self._expiry.store_locally(job.key, cached, len(row.results) + len(row.search_params), version)
         return cached
@@ -296,13 +296,14 @@ class CacheFetcher:
         return given
 
     def _record_failure_flow(self, job: FetchJob, lease: FetchLease, reason: Exception | str) -> Flow[None]:
+        version = self._expiry.local.version
         health = yield from self._repository.record_failure_flow(
             job.key, lease.token, job.user_id, job.params_hash, job.params_json, now=self._expiry.wall_time()
         )
         if isinstance(reason, Exception):
             self._last_errors.record(job.key, reason)
         streak, seconds = health.fail_streak, backoff_remaining(health)
-        self._mark_failed(job, streak, seconds)
+        self._mark_failed(job, streak, seconds, version)
         times = "once" if streak == 1 else f"{streak} times in a row"
         text = f"{job.params_hash[:16]} failed {times}, next retry in {seconds:.0f} s: {_printable(reason)}"
         events.publish("cache_fetch_failed", self._name, text, "warning")
@@ -311,79 +312,13 @@ class CacheFetcher:
         self, job: FetchJob, lease: FetchLease, result: LoaderResult, duration_ms: int, age: float
     ) -> Flow[Cached | None]:
         now = lease.now + (self._clock.now_ns() - lease.granted_ns) / 1e9
-        cached = self._expiry.from_result(result, _row_from(job, result, duration_ms, now, age), age)
+        cached = self._expiry.from_result(result, row_from(job, result, duration_ms, now, age), age)
         version = self._expiry.local.version  # an invalidation from now on is newer than this result
-        stored = yield from self.store_flow(job, lease.token, result, duration_ms, age)
+        stored = yield from self._writer.store_flow(job, lease.token, result, duration_ms, age)
         if stored is False:
             return (yield from self._reread_flow(job)) or cached
         self._expiry.store_locally(job.key, cached, len(result.body) + len(job.params_json), version)
         return cached
-
-    def store_flow(
-        self,
-        job: FetchJob,
-        token: int | None,
-        result: LoaderResult,
-        duration_ms: int | None,
-        age: float = 0.0,
-    ) -> Flow[bool | None]:
-        """Store a result and invalidate it in other workers.
-
-        Return false if a later lease was granted, and ``None`` if the result could not be stored.
-        """
-        if len(result.body) > VALUE_BYTES_MAX:
-            text = (
-                f"{job.params_hash[:16]} is too large to store: "
-                f"{len(result.body)} bytes, at most {VALUE_BYTES_MAX} are allowed"
-            )
-            events.publish("cache_write_failed", self._name, text, "error")
-            yield from self._repository.release_flow(job.key, token)
-            return None
-        coverage = None if result.coverage is None else encode_json(result.coverage.as_dict())
-        stored = yield from self._repository.record_success_flow(
-            job.key,
-            token,
-            job.user_id,
-            job.params_hash,
-            job.params_json,
-            result.body,
-            result.total_results,
-            list(result.sources),
-            coverage,
-            duration_ms,
-            age,
-        )
-        if stored:
-            yield from self._invalidations.publish_flow(key_digest(job.key))
-            if job.cached is None:
-                limit = self._config.entries_per_user
-                yield from self._repository.evict_flow(job.user_id, limit, job.params_hash)
-        return stored
-
-
-def _row_from(job: FetchJob, result: LoaderResult, duration_ms: int, now: float, age: float) -> CacheRow:
-    """Return the row that stores a result, without the body, which ``Cached`` does not need."""
-    return CacheRow(
-        user_id=job.user_id,
-        params_hash=job.params_hash,
-        search_params=job.params_json,
-        results=b"",
-        total_results=result.total_results,
-        sources=result.sources,
-        fetched_at=now - age,
-        created_at=now,
-        last_success_at=now,
-        last_attempt_at=now,
-        fail_streak=0,
-        degraded_until=None,
-        coverage=None,
-        fetch_duration_ms=duration_ms,
-        has_value=True,
-        priority=None,
-        access_count=0,
-        last_accessed_at=None,
-        now=now,
-    )
 
 
 def _printable(reason: Exception | str) -> str:
@@ -392,11 +327,6 @@ def _printable(reason: Exception | str) -> str:
     return "".join(char if char.isprintable() else " " for char in text[:_REASON_CHARS_MAX])
 
 
-@cache
-def _host() -> str:
-    return os.uname().nodename[:64] or "localhost"
-
-
 def worker_name() -> str:
     """Return the ``host:pid`` of this worker, which operators see as the owner of its leases."""
-    return f"{_host()}:{os.getpid()}"
+    return f"{RUNTIME.host()}:{RUNTIME.pid()}"

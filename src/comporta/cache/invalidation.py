@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from comporta.cache.local import DIGEST_CHARS, LocalCache
 from comporta.errors import StateError
 from comporta.flow import Flow
-from comporta.stores.base import HeartbeatSubscriber, Operation, Script, State, StateKey, Store
+from comporta.stores.base import Operation, Script, State, StateKey, Store
 from comporta.stores.effects import Apply
+from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 from comporta.stores.lua import lua
 from comporta.stores.records import RECORD, ReadRecord
 

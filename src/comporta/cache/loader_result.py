@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from comporta.cache.coverage import Coverage
 from comporta.cache.entry import Cached, Loaded
@@ -21,6 +21,19 @@ TOTAL_MAX = 2**31 - 1
 
 Loader = Callable[..., Any]
 Merge = Callable[[Any, Any], Any]
+
+
+class FetchOptions(TypedDict, total=False):
+    """The keyword arguments of ``fetch``, for the overloads that know what a loader returns."""
+
+    force: bool
+    timeout: float | None
+    soft_timeout: float | None
+    saved: bool | None
+    merge: Merge | None
+    refresh_loader: Loader | None
+    key: str | None
+    tags: Sequence[str]
 
 
 class LoaderResult(NamedTuple):

@@ -146,6 +146,10 @@ class LocalCache:
             for key in (keys,) if isinstance(keys, str) else tuple(keys):
                 self._remove(key)
 
+    def is_invalidated(self, key: str, version: int) -> bool:
+        """Whether a key was invalidated since ``version``."""
+        return self._invalidated.get(key_digest(key), self._version_floor) > version
+
     def clear(self) -> None:
         """Remove all entries."""
         with self._lock:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 from comporta import events, fork_safety
 from comporta.cache.rows import AccessRecord
-from comporta.cache.stats import FRESH_HIT, STALE_HIT, AnswerCounter
+from comporta.cache.stats import FRESH_HIT, MISS, STALE_HIT, AnswerCounter
 from comporta.jitter import fraction
+from comporta.runtime import RUNTIME
 from comporta.threads import BackgroundThread
 
 if TYPE_CHECKING:
     from comporta.cache.local import LocalCache
+    from comporta.cache.refusals import Refusals
     from comporta.cache.repository import CacheRepository
 
 FLUSH_SECONDS = 5.0
@@ -62,10 +63,12 @@ class CacheMaintenance:
         wall_time: Callable[[], float],
         answer_counter: AnswerCounter,
         *,
+        refusals: Refusals,
         stale: float,
     ) -> None:
         self._repository = repository
         self._local = local
+        self._refusals = refusals
         self._lease_seconds = lease_seconds
         self._retention_seconds = max(RETENTION_SECONDS, stale)
         self._wall_time = wall_time
@@ -76,7 +79,7 @@ class CacheMaintenance:
         self._lock = Lock()
         self._thread: BackgroundThread | None = None
         self._flush_at = 0.0
-        self._prune_at = monotonic() + PRUNE_SECONDS * fraction()
+        self._prune_at = RUNTIME.monotonic() + PRUNE_SECONDS * fraction()
         self._closed = False
         fork_safety.register(self)
 
@@ -84,7 +87,8 @@ class CacheMaintenance:
         """Renew a fetch lease from now on, while its fetch runs."""
         if token is not None:
             with self._lock:
-                self._leases[key] = HeldLease(token, monotonic() + self._lease_seconds / 3, is_running)
+                renew_at = RUNTIME.monotonic() + self._lease_seconds / 3
+                self._leases[key] = HeldLease(token, renew_at, is_running)
             self.start()
             if self._thread is not None:
                 self._thread.wake.set()
@@ -117,7 +121,7 @@ class CacheMaintenance:
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 return
-            self._flush_at = monotonic() + FLUSH_SECONDS
+            self._flush_at = RUNTIME.monotonic() + FLUSH_SECONDS
             self._thread = thread = BackgroundThread()
         thread.start(_run_loop, ref(self), thread, name="comporta-cache")
 
@@ -133,6 +137,8 @@ class CacheMaintenance:
         accesses = self._local.drain_accesses()
         stale, self._local.stale_hits = self._local.stale_hits, 0
         self._answer_counter.count(STALE_HIT, stale)
+        refused, self._refusals.count = self._refusals.count, 0
+        self._answer_counter.count(MISS, refused)
         self._answer_counter.count(FRESH_HIT, sum(accesses.values()) - stale)
         with self._lock:
             more, self._accesses = self._accesses, {}
@@ -153,7 +159,7 @@ class CacheMaintenance:
         """Do the work that is due; return the seconds until more is, or ``None`` once the cache is closed."""
         if self._closed:
             return None
-        now = monotonic()
+        now = RUNTIME.monotonic()
         if now >= self._flush_at:
             self._flush_at = now + FLUSH_SECONDS
             self.flush()
@@ -165,7 +171,7 @@ class CacheMaintenance:
             self._renew(key, lease)
         with self._lock:
             renewals = [lease.renew_at for lease in self._leases.values()]
-        return max(0.01, min([self._flush_at, *renewals]) - monotonic())
+        return max(0.01, min([self._flush_at, *renewals]) - RUNTIME.monotonic())
 
     def after_fork(self) -> None:
         """Drop the parent's work in a forked child."""
@@ -186,7 +192,7 @@ class CacheMaintenance:
         with self._lock:
             if self._leases.get(key) is lease:
                 if renewed:
-                    self._leases[key] = lease._replace(renew_at=monotonic() + self._lease_seconds / 3)
+                    self._leases[key] = lease._replace(renew_at=RUNTIME.monotonic() + self._lease_seconds / 3)
                 else:  # another worker has the key; the fetcher finds out when it stores its result
                     del self._leases[key]
 

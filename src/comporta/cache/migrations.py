@@ -155,11 +155,64 @@ _ANSWERS = _migration(
     """,
 )
 
+LAST_USED: Final = (
+    "CASE WHEN last_accessed_at > last_success_at THEN last_accessed_at"
+    " ELSE COALESCE(last_success_at, last_accessed_at, last_attempt_at, fetched_at, created_at) END"
+)
+"""When a row was last read, stored or, without a result, tried. An index has this expression as it is."""
+
+_SIZES = _migration(
+    6,
+    "the size of every row",
+    ("size_bytes INTEGER NOT NULL DEFAULT 0",),
+    f"CREATE INDEX IF NOT EXISTS idx_search_cache_used ON search_results_cache (({LAST_USED}), size_bytes)",
+    "CREATE INDEX IF NOT EXISTS idx_search_fetches_attempt ON search_fetches (last_attempt_at)",
+)
+_SET_SIZES = "UPDATE search_results_cache SET size_bytes = "
+_SET_SIZES_IN_SQLITE = "length(CAST(results AS BLOB)) + length(CAST(search_params AS BLOB))"
+_SET_SIZES_IN_POSTGRESQL = "octet_length(CAST(results AS text)) + octet_length(CAST(search_params AS text))"
+
+_TAGS_TABLE = """
+    CREATE TABLE search_cache_tags (
+        tag TEXT{} NOT NULL,
+        user_id TEXT NOT NULL,
+        params_hash TEXT NOT NULL,
+        PRIMARY KEY (tag, user_id, params_hash){}
+    )
+"""
+_TAGS_INDEX = "CREATE INDEX idx_search_cache_tags_row ON search_cache_tags (user_id, params_hash)"
+_TAGS = Migration(
+    7,
+    "the tags of results",
+    (
+        _TAGS_TABLE.format("", ""),
+        _TAGS_INDEX,
+        """
+        CREATE TRIGGER search_cache_tags_removed AFTER DELETE ON search_results_cache BEGIN
+            DELETE FROM search_cache_tags WHERE user_id = OLD.user_id AND params_hash = OLD.params_hash;
+        END
+        """,
+    ),
+    (
+        _TAGS_TABLE.format(
+            ' COLLATE "C"',  # prefixes are ranges only in the order of code points
+            ", FOREIGN KEY (user_id, params_hash)"
+            " REFERENCES search_results_cache (user_id, params_hash) ON DELETE CASCADE",
+        ),
+        _TAGS_INDEX,
+    ),
+)
+
 MIGRATIONS: Final = (
     _RESULTS,
     _HEALTH,
     _ACCESSES,
     _FETCHES._replace(postgresql=(_TYPES, *_FETCHES.postgresql)),
     _ANSWERS,
+    _SIZES._replace(
+        sqlite=(*_SIZES.sqlite, _SET_SIZES + _SET_SIZES_IN_SQLITE),
+        postgresql=(*_SIZES.postgresql, _SET_SIZES + _SET_SIZES_IN_POSTGRESQL),
+    ),
+    _TAGS,
 )
 """All migrations of the cache, in order."""

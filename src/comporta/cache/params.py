@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from math import isfinite
 from typing import Any, Final
 
-from comporta.cache.serialization import canonical_json
+from comporta.cache.serialization import canonical_json, decode_json
 
 PARAMS_BYTES_MAX: Final = 65_536
 USER_CHARS_MAX: Final = 200
+
+SHARED_USER: Final = "shared"
+"""The ``user_id`` of rows that were stored without one."""
+
+RECENT_MAX: Final = 10_000
+RECENT_BYTES_MAX: Final = 1024
+"""The hashes of this many recent parameters are remembered, of up to so many bytes: at most 12 MB."""
 
 _is_hash = re.compile(r"[0-9a-f]{64}").fullmatch
 _DEPTH_MAX = 50
@@ -33,9 +41,24 @@ def hash_params(params: Mapping[str, Any], prefix: bytes = b"") -> tuple[str, by
         raise ValueError(f"params must be at most {PARAMS_BYTES_MAX} bytes as JSON, got {len(text)}")
     if b"null" in text:  # msgspec writes infinity and nan as null, too
         _check_finite("params", params)
+    return (_recent_hash if len(text) <= RECENT_BYTES_MAX else _hash)(prefix + text), text
+
+
+def _hash(text: bytes) -> str:
     from hashlib import sha256  # noqa: PLC0415 - takes 3 ms, and only a cache needs it
 
-    return sha256(prefix + text).hexdigest(), text
+    return sha256(text).hexdigest()
+
+
+_recent_hash = lru_cache(RECENT_MAX)(_hash)
+
+
+def decode_params(text: bytes) -> dict[str, Any]:
+    """Return the parameters in a JSON text; raise if it is none, or not an object."""
+    params = decode_json(text)
+    if not isinstance(params, dict):
+        raise ValueError(f"params must be a JSON object, got {params!r:.100}")
+    return params
 
 
 def check_hash(params_hash: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from comporta.cache import sql
+from comporta.cache import maintenance_sql, sql
 from comporta.cache.rows import AnswerCounts
 from comporta.database.base import Rows, Statement
 from comporta.database.command import Command
@@ -81,8 +81,20 @@ def count_fetches_by_worker() -> Command[dict[str, int]]:
 
 def read_summary() -> Command[dict[str, Any]]:
     """Return those statistics that need not read every row, which takes seconds in a large table."""
-    statements = (_COUNT_ROWS, sql.COUNT_DEGRADED, sql.COUNT_FETCHES, sql.READ_ANSWERS)
+    statements = (_COUNT_ROWS, sql.COUNT_DEGRADED, sql.COUNT_FETCHES, maintenance_sql.READ_ANSWERS)
     return Command(statements, {}, _parse_summary, writes=False)
+
+
+def decode_column(text: bytes | None) -> Any:
+    """Return the value of a JSON column, or its text if another program wrote something else."""
+    from json import loads  # noqa: PLC0415 - takes milliseconds, and only pages need it
+
+    if text is None:
+        return None
+    try:
+        return loads(text)
+    except (ValueError, RecursionError):
+        return text.decode(errors="replace")
 
 
 def _parse_summary(results: list[Rows]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from comporta import events, fork_safety
-from comporta.cache import commands
+from comporta.cache import commands, tags
 from comporta.cache.health import calculate_backoff_minutes
 from comporta.cache.rows import KeyHealth
 from comporta.clock import MONOTONIC, Clock
@@ -37,6 +37,7 @@ ERROR_PAUSE_NS = 1_000_000_000
 READ, WRITE = "read", "write"
 _EVENT_KINDS = {READ: "cache_read_failed", WRITE: "cache_write_failed"}
 
+_TEXT_CHARS_MAX = 300
 _EVENT_INTERVAL_NS = 60_000_000_000
 """An action that keeps failing publishes one event in this time."""
 
@@ -64,6 +65,7 @@ class CacheRepository:
 
     def __init__(self, tables: CacheTables, name: str, clock: Clock) -> None:
         self.tables = tables
+        self._reads_directly = tables.database.reads_directly
         self.local_backoff = LocalBackoff(clock)
         self._name = name
         self._published_ns: dict[str, int] = {}
@@ -76,9 +78,9 @@ class CacheRepository:
         ``user_id`` is ``None`` to read the row of any user. Returns ``MUST_WAIT`` if that would block; then
         use ``read_waiting_flow``.
         """
-        if user_id is None:
-            return self._try_execute("read", commands.read_shared(params_hash))
-        return self._try_execute("read", commands.read(user_id, params_hash))
+        if not self._reads_directly:
+            return MUST_WAIT
+        return self._try_execute("read", _read_command(user_id, params_hash))
 
     def read_waiting_flow(self, user_id: str | None, params_hash: str) -> Flow[CacheRow | Unavailable | None]:
         """Read a row for which ``try_read`` returned ``MUST_WAIT``."""
@@ -99,10 +101,15 @@ class CacheRepository:
         self.local_backoff.forget(key)
         return claim
 
+    def read_claim_flow(self, key: str) -> Flow[FetchClaim | None]:
+        """Return the lease and the health of a key; ``None`` if the database is unavailable."""
+        claim = yield from self._execute_flow(READ, "read a key", commands.read_claim(key))
+        return None if claim is UNAVAILABLE else claim
+
     def lease_remaining_flow(self, key: str) -> Flow[float]:
         """Return for how many more seconds another worker's lease lasts."""
-        claim = yield from self._execute_flow(READ, "read a key", commands.read_claim(key))
-        return 0.0 if claim is UNAVAILABLE or claim.lease_until is None else claim.lease_until - claim.now
+        claim = yield from self.read_claim_flow(key)
+        return 0.0 if claim is None or claim.lease_until is None else claim.lease_until - claim.now
 
     def release_flow(self, key: str, token: int | None) -> Flow[None]:
         """End a lease; if the database is unavailable, the lease expires by its deadline."""
@@ -137,13 +144,31 @@ class CacheRepository:
 
     def is_degraded_flow(self, key: str) -> Flow[bool]:
         """Whether a key is in backoff."""
-        claim = yield from self._execute_flow(READ, "read a key", commands.read_claim(key))
-        remaining = self.local_backoff.remaining(key) if claim is UNAVAILABLE else backoff_remaining(claim)
+        claim = yield from self.read_claim_flow(key)
+        remaining = self.local_backoff.remaining(key) if claim is None else backoff_remaining(claim)
         return remaining > 0
 
     def evict_flow(self, user_id: str, keep: int, protected: str) -> Flow[None]:
         """Remove a user's surplus rows, but not the ``protected`` one."""
         yield from self._execute_flow(WRITE, "evict rows", commands.evict(user_id, keep, protected))
+
+    def evict_least_recently_used_flow(self, rows_max: int, bytes_max: int, limit: int) -> Flow[int]:
+        """Remove the surplus rows of the whole table, at most ``limit``; return how many."""
+        command = commands.evict_least_recently_used(rows_max, bytes_max, limit)
+        evicted = yield from self._execute_flow(WRITE, "evict rows", command)
+        return 0 if evicted is UNAVAILABLE else evicted
+
+    def remove_flow(self, command: Command[list[str]]) -> Flow[list[str]]:
+        """Remove rows, and return their hashes; raise if the database cannot, because they stay in use."""
+        removed: list[str] = yield Perform(
+            partial(self.tables.execute, command), partial(self.tables.execute_async, command)
+        )
+        return removed
+
+    def read_many_flow(self, user_id: str | None, hashes: list[str]) -> Flow[dict[str, CacheRow] | None]:
+        """Return the rows of some hashes; ``None`` if the database is unavailable."""
+        rows = yield from self._execute_flow(READ, "read rows", tags.read_many(user_id, hashes))
+        return None if rows is UNAVAILABLE else rows
 
     def due_flow(self, limit: int, age: float) -> Flow[list[DueRow]]:
         """Return the rows to refresh; none if the database is unavailable."""
@@ -218,6 +243,11 @@ class CacheRepository:
             self._read_error = str(error)
         self._publish_event(_EVENT_KINDS[mode], f"could not {action}: {error}", action)
         return UNAVAILABLE
+
+    def publish_unreadable_row(self, params_hash: str, error: Exception) -> None:
+        """Publish that a row is treated as missing, because its columns cannot be decoded."""
+        text = f"could not decode the row of {params_hash[:16]}: {type(error).__name__}: {error}"
+        self._publish_event(_EVENT_KINDS[READ], text[:_TEXT_CHARS_MAX], "decode a row")
 
     def _publish_event(self, kind: str, text: str, action: str) -> None:
         """Publish an event, at most one a minute for each action."""

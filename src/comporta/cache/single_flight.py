@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from threading import Lock
-from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from comporta import fork_safety
 from comporta.flow import Flow, run, run_async, running_loop
+from comporta.runtime import RUNTIME
 from comporta.threads import AutoResetEvent, BackgroundThread, run_cleanup
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SharedFuture:
         if self.task is None or self.is_done or self.is_running():
             self.stopped_at = None
             return False
-        now = monotonic()
+        now = RUNTIME.monotonic()
         self.stopped_at = self.stopped_at or now
         return self.task.get_loop().is_closed() or now - self.stopped_at >= stopped_seconds_max
 
@@ -106,7 +106,10 @@ class WaitForFuture:
         loop, event = running_loop(), asyncio.Event()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(event.set)
+            if asyncio._get_running_loop() is loop:
+                event.set()  # a crowd of callers: the other way is a system call for each
+            else:
+                loop.call_soon_threadsafe(event.set)
 
         if not self._future.add_callback(wake):
             try:
@@ -295,9 +298,9 @@ class SingleFlight:
     def close(self, seconds: float) -> None:
         """Cancel the tasks of all event loops, and wait for threads."""
         self._cancel_tasks()
-        deadline = monotonic() + seconds
+        deadline = RUNTIME.monotonic() + seconds
         for thread in list(self._threads):
-            WaitForFuture(thread, max(0.0, deadline - monotonic())).block()
+            WaitForFuture(thread, max(0.0, deadline - RUNTIME.monotonic())).block()
 
     async def aclose(self, seconds: float) -> None:
         """Cancel the tasks of all event loops, and wait for those of this loop and for threads."""
@@ -306,11 +309,11 @@ class SingleFlight:
         loop = asyncio.get_running_loop()
         own_tasks = [task for task in list(self._tasks) if task.get_loop() is loop]
         self._cancel_tasks()
-        deadline = monotonic() + seconds
+        deadline = RUNTIME.monotonic() + seconds
         if own_tasks:
             await asyncio.wait(own_tasks, timeout=seconds)
         for thread in list(self._threads):
-            await WaitForFuture(thread, max(0.0, deadline - monotonic())).wait()
+            await WaitForFuture(thread, max(0.0, deadline - RUNTIME.monotonic())).wait()
 
     def after_fork(self) -> None:
         """Forget the parent's loads in a forked child."""

@@ -10,8 +10,6 @@ well remove a row later skips locked rows. Both avoid deadlocks, which cost Post
 
 from __future__ import annotations
 
-from functools import cache
-
 from comporta.database.base import Statement
 
 ROWS_IN_SCOPE = """
@@ -38,19 +36,16 @@ _NOT_LATE = "(CAST(:token AS BIGINT) IS NULL OR search_fetches.token <= CAST(:to
 _ACCESSES = """
     CASE WHEN last_accessed_at IS NULL OR last_accessed_at <= AT(:now - 86400) THEN 0 ELSE access_count END
 """
-_PRIORITY = f"""
+PRIORITY = f"""
     CASE WHEN {_ACCESSES} >= CASE WHEN saved THEN 3 ELSE 10 END THEN 'hot'
     WHEN saved OR {_ACCESSES} >= 3 THEN 'warm' ELSE 'cold' END
 """
-_PRIORITY_COUNTED = _PRIORITY
-for _name, _column in (("last_accessed_at", "last_at"), ("access_count", "accesses"), ("saved", "saved")):
-    _PRIORITY_COUNTED = _PRIORITY_COUNTED.replace(_name, f"counted.{_column}")
 
 # A backoff that ends later than any can was written before the clock was set back. The bound is 30 minutes
 # and one of tolerance: a transaction that waited for a record started before the one that changed it.
 _BACKOFF = "CASE WHEN degraded_until <= AT(:now + 1860) THEN UNIX(degraded_until) END"
 
-_SELECT_ROW = f"""
+SELECT_ROW = f"""
     SELECT user_id, params_hash, COALESCE(total_results, 0),
         COALESCE(UNIX(fetched_at), UNIX(created_at), 0.0), UNIX(last_success_at), UNIX(last_attempt_at),
         fail_streak, {_BACKOFF}, fetch_duration_ms, priority, TEXT(sources_json), has_value,
@@ -59,16 +54,38 @@ _SELECT_ROW = f"""
     FROM search_results_cache
 """
 
-READ = Statement(f"{_SELECT_ROW} WHERE user_id = :user_id AND params_hash = :params_hash")
+READ = Statement(f"{SELECT_ROW} WHERE user_id = :user_id AND params_hash = :params_hash")
 
 READ_SHARED = Statement(
-    f"{_SELECT_ROW} WHERE params_hash = :params_hash AND has_value ORDER BY fetched_at DESC LIMIT 1"
+    f"{SELECT_ROW} WHERE params_hash = :params_hash AND has_value ORDER BY fetched_at DESC LIMIT 1"
 )
+
+# Every failure is copied into the rows of its key. Operators and other programs may edit it there, so rows
+# decide; the record decides while no row has its last attempt, because all were removed, or because the
+# snapshot of this statement is older than the record that it waited for.
+_IS_COPIED = f"""
+    EXISTS (
+        SELECT 1 FROM search_results_cache
+        WHERE {ROWS_IN_SCOPE} AND last_attempt_at = search_fetches.last_attempt_at
+    )
+"""
+_DEGRADED_ROW = f"""
+    SELECT 1 FROM search_results_cache
+    WHERE {ROWS_IN_SCOPE} AND degraded_until > AT(:now) AND degraded_until <= AT(:now + 1860)
+"""
 
 READ_CLAIM = Statement(
     f"""
-    SELECT token, UNIX(lease_until), owner, {_BACKOFF}, fail_streak, UNIX(last_success_at), :now
-    FROM search_fetches WHERE fetch_key = :key
+    SELECT COALESCE(token, 0), UNIX(lease_until), COALESCE(owner, ''),
+        (
+            SELECT MAX(until) FROM (
+                SELECT {_BACKOFF} AS until FROM search_results_cache WHERE {ROWS_IN_SCOPE}
+                UNION ALL
+                SELECT {_BACKOFF} FROM search_fetches WHERE fetch_key = :key AND NOT {_IS_COPIED}
+            ) AS known
+        ),
+        COALESCE(fail_streak, 0), UNIX(last_success_at), :now
+    FROM (SELECT 1) AS one LEFT JOIN search_fetches ON fetch_key = :key
     """
 )
 
@@ -76,7 +93,8 @@ READ_CLAIM = Statement(
 CLAIM = Statement(
     f"""
     INSERT INTO search_fetches (fetch_key, token, owner, lease_until)
-    VALUES (:key, {_FIRST_TOKEN}, :owner, AT(:now + :lease_seconds))
+    SELECT CAST(:key AS TEXT), {_FIRST_TOKEN}, CAST(:owner AS TEXT), AT(:now + :lease_seconds)
+    WHERE :forced OR NOT EXISTS ({_DEGRADED_ROW})
     ON CONFLICT (fetch_key) DO UPDATE SET
         token = search_fetches.token + 1, owner = excluded.owner, lease_until = excluded.lease_until
     WHERE (
@@ -87,7 +105,7 @@ CLAIM = Statement(
         :forced
         OR (
             search_fetches.degraded_until IS NULL OR search_fetches.degraded_until <= AT(:now)
-            OR search_fetches.degraded_until > AT(:now + 1860)
+            OR search_fetches.degraded_until > AT(:now + 1860) OR {_IS_COPIED}
         )
         AND (
             search_fetches.last_success_at IS NULL
@@ -124,7 +142,9 @@ LOCK_KEY = Statement("SELECT token FROM search_fetches WHERE fetch_key = :key LO
 
 LOCK_ROWS = Statement(f"SELECT id FROM search_results_cache WHERE {ROWS_IN_SCOPE} ORDER BY id LOCK()")
 
-_NEEDS_RESET = "(fail_streak > 0 OR degraded_until IS NOT NULL OR due_at IS NOT NULL)"
+# Without a fetched_at of the past, a row of another user would be read instead of the one just stored.
+_IS_AHEAD = "(fetched_at IS NULL OR fetched_at > AT(:now + 60))"
+_NEEDS_RESET = f"(fail_streak > 0 OR degraded_until IS NOT NULL OR due_at IS NOT NULL OR {_IS_AHEAD})"
 
 LOCK_ROWS_TO_RESET = Statement(
     f"""
@@ -137,11 +157,12 @@ STORE_ROW = Statement(
     f"""
     INSERT INTO search_results_cache (
         id, user_id, params_hash, search_params, results, total_results, sources_json, fetched_at, created_at,
-        last_success_at, last_attempt_at, fail_streak, degraded_until, coverage, fetch_duration_ms, has_value
+        last_success_at, last_attempt_at, fail_streak, degraded_until, coverage, fetch_duration_ms, has_value,
+        size_bytes
     )
     SELECT NEW_ID(), :user_id, :params_hash, JSON(:search_params), JSON(:results),
         CAST(:total_results AS INTEGER), JSON(:sources), AT(:now - :age), AT(:now), AT(:now), AT(:now), 0,
-        NULL, JSON(:coverage), CAST(:fetch_duration_ms AS INTEGER), TRUE
+        NULL, JSON(:coverage), CAST(:fetch_duration_ms AS INTEGER), TRUE, CAST(:size_bytes AS INTEGER)
     WHERE {_CURRENT}
     ON CONFLICT (user_id, params_hash) DO UPDATE SET
         search_params = excluded.search_params, results = excluded.results,
@@ -149,7 +170,7 @@ STORE_ROW = Statement(
         fetched_at = excluded.fetched_at, last_success_at = excluded.last_success_at,
         last_attempt_at = excluded.last_attempt_at, fail_streak = 0, degraded_until = NULL,
         coverage = excluded.coverage, fetch_duration_ms = excluded.fetch_duration_ms, has_value = TRUE,
-        due_at = NULL
+        due_at = NULL, size_bytes = excluded.size_bytes
     """
 )
 
@@ -157,21 +178,46 @@ STORE_ROW = Statement(
 RESET_ROWS = Statement(
     f"""
     UPDATE search_results_cache
-    SET fail_streak = 0, degraded_until = NULL, due_at = NULL, last_attempt_at = AT(:now)
+    SET fail_streak = 0, degraded_until = NULL, due_at = NULL, last_attempt_at = AT(:now),
+        fetched_at = CASE WHEN {_IS_AHEAD} THEN AT(0) ELSE fetched_at END
     WHERE {ROWS_IN_SCOPE} AND user_id <> :user_id AND {_CURRENT}
     AND {_NEEDS_RESET}
+    """
+)
+
+_BACKOFF_SECONDS = "WHEN 0 THEN 60 WHEN 1 THEN 300 WHEN 2 THEN 900 ELSE 1800"
+
+# The streak is the longer one of the record, which other workers may have changed meanwhile, and of the rows.
+_STREAK_BEFORE = """
+    CASE WHEN search_fetches.fail_streak >= excluded.fail_streak THEN search_fetches.fail_streak
+    ELSE excluded.fail_streak - 1 END
+"""
+
+REMOVE_TAGS = Statement(
+    f"DELETE FROM search_cache_tags WHERE user_id = :user_id AND params_hash = :params_hash AND {_CURRENT}"
+)
+
+INSERT_TAGS = Statement(
+    f"""
+    INSERT INTO search_cache_tags (tag, user_id, params_hash)
+    SELECT given.item, user_id, params_hash FROM search_results_cache CROSS JOIN EACH(:tags) AS given
+    WHERE user_id = :user_id AND params_hash = :params_hash AND {_CURRENT}
+    ON CONFLICT (tag, user_id, params_hash) DO NOTHING
     """
 )
 
 RECORD_FAILURE = Statement(
     f"""
     INSERT INTO search_fetches (fetch_key, token, last_attempt_at, fail_streak, degraded_until)
-    VALUES (:key, COALESCE(CAST(:token AS BIGINT), {_FIRST_TOKEN}), AT(:now), 1, AT(:now + 60))
+    SELECT CAST(:key AS TEXT), COALESCE(CAST(:token AS BIGINT), {_FIRST_TOKEN}), AT(:now), streak + 1,
+        AT(:now + CASE streak {_BACKOFF_SECONDS} END)
+    FROM (
+        SELECT COALESCE(MAX(fail_streak), 0) AS streak FROM search_results_cache WHERE {ROWS_IN_SCOPE}
+    ) AS known WHERE TRUE
     ON CONFLICT (fetch_key) DO UPDATE SET
         token = {_LATEST_TOKEN}, lease_until = {_LEASE_AFTER}, last_attempt_at = excluded.last_attempt_at,
-        fail_streak = search_fetches.fail_streak + 1,
-        degraded_until = AT(:now + CASE search_fetches.fail_streak
-            WHEN 0 THEN 60 WHEN 1 THEN 300 WHEN 2 THEN 900 ELSE 1800 END)
+        fail_streak = {_STREAK_BEFORE} + 1,
+        degraded_until = AT(:now + CASE {_STREAK_BEFORE} {_BACKOFF_SECONDS} END)
     WHERE {_NOT_LATE}
     """
 )
@@ -180,10 +226,10 @@ INSERT_EMPTY_ROW = Statement(
     f"""
     INSERT INTO search_results_cache (
         id, user_id, params_hash, search_params, results, total_results, sources_json, fetched_at, created_at,
-        has_value
+        has_value, size_bytes
     )
     SELECT NEW_ID(), :user_id, :params_hash, JSON(:search_params), JSON('null'), 0, JSON('[]'), AT(:now),
-        AT(:now), FALSE
+        AT(:now), FALSE, CAST(:size_bytes AS INTEGER)
     WHERE {_CURRENT}
     ON CONFLICT (user_id, params_hash) DO NOTHING
     """
@@ -201,21 +247,6 @@ COPY_FAILURE_TO_ROWS = Statement(
 
 READ_HEALTH = Statement(
     "SELECT fail_streak, UNIX(degraded_until), :now FROM search_fetches WHERE fetch_key = :key"
-)
-
-EVICT = Statement(
-    f"""
-    DELETE FROM search_results_cache WHERE user_id = :user_id AND id IN (
-        SELECT id FROM search_results_cache WHERE user_id = :user_id AND id IN (
-        SELECT id FROM search_results_cache WHERE user_id = :user_id
-        ORDER BY params_hash = :protected DESC, has_value DESC,
-            CASE {_PRIORITY} WHEN 'hot' THEN 2 WHEN 'warm' THEN 1 ELSE 0 END DESC,
-            COALESCE(last_accessed_at, fetched_at, created_at) DESC
-        LIMIT 1000000000 OFFSET :keep
-        ) FREE()
-    )
-    RETURNING id
-    """
 )
 
 REMOVE = Statement(
@@ -248,7 +279,7 @@ LIST_DUE = Statement(
     FROM search_results_cache
     WHERE due_at <= AT(:now)
         OR last_accessed_at > AT(:now - 86400) AND has_value AND fetched_at <= AT(:now - :age)
-        AND {_PRIORITY} = 'hot'
+        AND {PRIORITY} = 'hot'
         AND (degraded_until IS NULL OR degraded_until <= AT(:now) OR degraded_until > AT(:now + 1860))
     ORDER BY due_at IS NULL, fetched_at LIMIT :limit
     """
@@ -256,7 +287,7 @@ LIST_DUE = Statement(
 
 _LIST = f"""
     SELECT user_id, params_hash, total_results, has_value, UNIX(fetched_at), UNIX(last_success_at),
-        UNIX(last_attempt_at), fail_streak, UNIX(degraded_until), fetch_duration_ms, {_PRIORITY},
+        UNIX(last_attempt_at), fail_streak, UNIX(degraded_until), fetch_duration_ms, {PRIORITY},
         access_count, UNIX(last_accessed_at), UNIX(due_at), :now
     FROM search_results_cache
     WHERE (CAST(:user_id AS TEXT) IS NULL OR user_id = CAST(:user_id AS TEXT))
@@ -271,7 +302,7 @@ READ_STATS = Statement(
     f"""
     SELECT COUNT(*), COUNT(CASE WHEN has_value THEN 1 END), CAST(COALESCE(AVG(fail_streak), 0) AS REAL),
         MAX(fail_streak),
-        COUNT(CASE WHEN {_PRIORITY} = 'hot' THEN 1 END), COUNT(CASE WHEN {_PRIORITY} = 'warm' THEN 1 END),
+        COUNT(CASE WHEN {PRIORITY} = 'hot' THEN 1 END), COUNT(CASE WHEN {PRIORITY} = 'warm' THEN 1 END),
         COUNT(CASE WHEN has_value AND fetched_at > AT(:now - :fresh) THEN 1 END),
         COUNT(CASE WHEN has_value AND fetched_at > AT(:now - :stale) THEN 1 END),
         :now
@@ -308,95 +339,3 @@ CLEAR_FETCHES = Statement(
 COUNT_DEGRADED = Statement("SELECT COUNT(*) FROM search_results_cache WHERE degraded_until > AT(:now)")
 
 COUNT_FETCHES = Statement("SELECT COUNT(*) FROM search_fetches WHERE lease_until > AT(:now)")
-
-PRUNE_FETCHES = Statement(
-    """
-    DELETE FROM search_fetches WHERE fetch_key IN (
-        SELECT fetch_key FROM search_fetches
-        WHERE COALESCE(last_attempt_at, lease_until, AT(0)) <= AT(:now - :older_than)
-        AND (lease_until IS NULL OR lease_until <= AT(:now - :older_than))
-        AND (degraded_until IS NULL OR degraded_until <= AT(:now))
-        LIMIT :limit FREE()
-    )
-    RETURNING fetch_key
-    """
-)
-
-PRUNE_ROWS = Statement(
-    """
-    DELETE FROM search_results_cache WHERE id IN (
-        SELECT id FROM search_results_cache
-        WHERE COALESCE(last_accessed_at, last_attempt_at, fetched_at) <= AT(:now - :older_than)
-        AND fetched_at <= AT(:now - :older_than) AND (degraded_until IS NULL OR degraded_until <= AT(:now))
-        AND NOT saved
-        LIMIT :limit FREE()
-    )
-    RETURNING id
-    """
-)
-
-
-_HOUR = "CAST(ROUND(:now / 3600 - 0.5) AS BIGINT)"
-
-ADD_ANSWERS = Statement(
-    f"""
-    INSERT INTO search_cache_answers (hour, hits, stale, misses) VALUES ({_HOUR}, :hits, :stale, :misses)
-    ON CONFLICT (hour) DO UPDATE SET hits = search_cache_answers.hits + excluded.hits,
-        stale = search_cache_answers.stale + excluded.stale,
-        misses = search_cache_answers.misses + excluded.misses
-    """
-)
-
-# Hours in the future were counted before the clock was set back.
-PRUNE_ANSWERS = Statement(
-    f"""
-    DELETE FROM search_cache_answers WHERE hour IN (
-        SELECT hour FROM search_cache_answers WHERE hour <= {_HOUR} - 24 OR hour > {_HOUR} + 1 FREE()
-    )
-    """
-)
-
-READ_ANSWERS = Statement(
-    f"""
-    SELECT CAST(COALESCE(SUM(hits), 0) AS BIGINT), CAST(COALESCE(SUM(stale), 0) AS BIGINT),
-        CAST(COALESCE(SUM(misses), 0) AS BIGINT)
-    FROM search_cache_answers WHERE hour > {_HOUR} - 24 AND hour <= {_HOUR} + 1
-    """
-)
-
-
-@cache
-def record_accesses(count: int) -> Statement:
-    """Return the statement that adds accesses to ``count`` rows, and sets their priority.
-
-    A count decays to zero over 24 hours without an access, so that it approximates the accesses of the last
-    24 hours. Only rows that the statement has locked, in the order of their ids, are updated: rows inserted
-    since then could cause a deadlock.
-    """
-    values = ", ".join(
-        f"(CAST(:user_{n} AS TEXT), CAST(:hash_{n} AS TEXT), CAST(:accesses_{n} AS INTEGER),"
-        f" CAST(:at_{n} AS DOUBLE PRECISION), CAST(:saved_{n} AS BOOLEAN))"
-        for n in range(count)
-    )
-    elapsed = "added.at - UNIX(cached.last_accessed_at)"
-    return Statement(
-        f"""
-        WITH added (user_id, params_hash, accesses, at, saved) AS (VALUES {values}),
-        counted AS (
-            SELECT cached.id AS id, COALESCE(added.saved, cached.saved) AS saved,
-                CASE WHEN cached.last_accessed_at > AT(added.at) THEN cached.last_accessed_at
-                    ELSE AT(added.at) END AS last_at,
-                added.accesses + CASE
-                    WHEN cached.last_accessed_at IS NULL OR {elapsed} >= 86400 THEN 0
-                    WHEN {elapsed} <= 0 THEN cached.access_count
-                    ELSE CAST(ROUND(cached.access_count * (1 - ({elapsed}) / 86400)) AS INTEGER)
-                    END AS accesses
-            FROM search_results_cache AS cached JOIN added
-            ON cached.user_id = added.user_id AND cached.params_hash = added.params_hash
-            ORDER BY cached.id LOCK()
-        )
-        UPDATE search_results_cache SET access_count = counted.accesses, last_accessed_at = counted.last_at,
-            saved = counted.saved, priority = {_PRIORITY_COUNTED}
-        FROM counted WHERE search_results_cache.id = counted.id
-        """
-    )

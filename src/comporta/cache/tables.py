@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from comporta import events
-from comporta.cache import commands, queries
+from comporta.cache import commands, queries, tags
 from comporta.cache.migrations import MIGRATIONS
 from comporta.database.base import Database, Rows
 from comporta.database.command import Command, execute, execute_async
@@ -72,9 +72,9 @@ class CacheTables:
         """Run a command, and block until it is done."""
         return execute(self.database, self._at_clock(command))
 
-    async def execute_async(self, command: Command[T]) -> T:
-        """Run a command on a thread of the database."""
-        return await execute_async(self.database, self._at_clock(command))
+    def execute_async(self, command: Command[T]) -> Coroutine[Any, Any, T]:
+        """Run a command without blocking the event loop."""
+        return execute_async(self.database, self._at_clock(command))
 
     def _at_clock(self, command: Command[T]) -> Command[T]:
         if self._clock is None:
@@ -91,6 +91,7 @@ class CacheTables:
     record_failure, record_failure_async = _methods(commands.record_failure)
     record_accesses, record_accesses_async = _methods(commands.record_accesses)
     evict, evict_async = _methods(commands.evict)
+    evict_least_recently_used, evict_least_recently_used_async = _methods(commands.evict_least_recently_used)
     remove, remove_async = _methods(commands.remove)
     mark_due, mark_due_async = _methods(commands.mark_due)
     list_due, list_due_async = _methods(commands.list_due)
@@ -101,6 +102,9 @@ class CacheTables:
     list_recent_coverage, list_recent_coverage_async = _methods(queries.list_recent_coverage)
     count_fetches_by_worker, count_fetches_by_worker_async = _methods(queries.count_fetches_by_worker)
     read_summary, read_summary_async = _methods(queries.read_summary)
+    remove_tagged, remove_tagged_async = _methods(tags.remove_tagged)
+    remove_key, remove_key_async = _methods(tags.remove_key)
+    read_many, read_many_async = _methods(tags.read_many)
     clear, clear_async = _methods(commands.clear)
     prune, prune_async = _methods(commands.prune)
 

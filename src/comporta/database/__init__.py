@@ -1,11 +1,15 @@
 """SQL databases behind one small protocol: a SQLite file or a PostgreSQL server.
 
-==================  ===================================================================================
-``base.py``         ``Database``, the protocol, and ``Statement``, one SQL text for both databases
-``command.py``      ``Command``: statements, parameters and how to read the result, as one value
-``sqlite.py``       a SQLite file
-``postgres.py``     a PostgreSQL server
-``urls.py``         opens the database that a URL names
-``migrations.py``   creates and updates tables, once, however many processes start together
-==================  ===================================================================================
+==========================  ============================================================================
+``base.py``                 ``Database``, the protocol, and ``Statement``, one SQL text for both databases
+``command.py``              ``Command``: statements, parameters and how to read the result, as one value
+``sqlite.py``               a SQLite file
+``postgres.py``             a PostgreSQL server
+``postgres_async.py``       its connections for awaiting callers, a pool for each event loop
+``postgres_connection.py``  connections whose calls end at a deadline
+``postgres_errors.py``      its errors as ``DatabaseError``
+``urls.py``                 opens the database that a URL names
+``leases.py``               SQL of leases on rows
+``migrations.py``           creates and updates tables, once, however many processes start together
+==========================  ============================================================================
 """

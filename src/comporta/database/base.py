@@ -34,6 +34,8 @@ Parameters = Mapping[str, Any]
 Rows = list[tuple[Any, ...]]
 Execute = Callable[[str], Rows]
 """Run a text in the database's own dialect, inside a transaction that the caller does not end."""
+RunStatement = Callable[["Statement", Parameters], Rows]
+"""Run a statement inside a transaction that the caller does not end."""
 
 TIMEOUT_SECONDS: Final = 5.0
 """How long a call may take by default; ``?timeout=`` in the URL changes it."""
@@ -55,7 +57,7 @@ _IN_SQLITE = {
 }
 _IN_POSTGRESQL = {
     "AT": "to_timestamp({})",
-    "UNIX": "CAST(extract(epoch FROM {}) AS float8)",
+    "UNIX": "date_part('epoch', {})",
     "JSON": "CAST({} AS json)",
     "TEXT": "CAST({} AS text)",
     "NEW_ID": "gen_random_uuid()",
@@ -66,7 +68,7 @@ _IN_POSTGRESQL = {
         " WITH ORDINALITY AS listed (item, place))"
     ),
 }
-_NOW_IN_POSTGRESQL = "COALESCE(CAST(%(now)s AS float8), CAST(extract(epoch FROM now()) AS float8))"
+_NOW_IN_POSTGRESQL = "COALESCE(CAST(%(now)s AS float8), date_part('epoch', now()))"
 
 
 class Statement:
@@ -98,6 +100,10 @@ class Database(Protocol):
     def address(self) -> str:
         """Its URL for messages, without user and password."""
 
+    @property
+    def reads_directly(self) -> bool:
+        """Whether ``try_read`` ever returns rows."""
+
     def try_read(self, statement: Statement, parameters: Parameters) -> Rows | None:
         """Return the rows of a short read if that takes microseconds; safe on an event loop.
 
@@ -108,13 +114,19 @@ class Database(Protocol):
         """Return the rows of a statement that changes nothing."""
 
     async def read_async(self, statement: Statement, parameters: Parameters) -> Rows:
-        """Do what ``read`` does, on a thread of the database."""
+        """Do what ``read`` does, without blocking the event loop."""
 
     def write(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
         """Run statements in one transaction, and return the rows of each."""
 
     async def write_async(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
-        """Do what ``write`` does, on a thread of the database."""
+        """Do what ``write`` does, without blocking the event loop.
+
+        It runs to its end even if the caller is cancelled.
+        """
+
+    def statement_transaction(self, seconds: float) -> AbstractContextManager[RunStatement]:
+        """Open a write transaction of up to ``seconds``; the end of the block commits it."""
 
     def transaction(self, seconds: float) -> AbstractContextManager[Execute]:
         """Open an exclusive transaction for migrations, which may take up to ``seconds``."""

@@ -36,7 +36,7 @@ def execute(database: Database, command: Command[T]) -> T:
 
 
 async def execute_async(database: Database, command: Command[T]) -> T:
-    """Run a command on a thread of the database."""
+    """Run a command without blocking the event loop."""
     statements, parameters = command.statements, command.parameters
     if command.writes:
         return command.parse(await database.write_async(statements, parameters))

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from time import monotonic
 from typing import Final
 
 from comporta import fork_safety
-from comporta.database.base import TIMEOUT_SECONDS, Execute, Parameters, Rows, Statement, check_timeout
+from comporta.database.base import (
+    TIMEOUT_SECONDS,
+    Execute,
+    Parameters,
+    Rows,
+    RunStatement,
+    Statement,
+    check_timeout,
+)
 from comporta.errors import (
     DatabaseBusyError,
     DatabaseError,
@@ -29,6 +35,7 @@ from comporta.errors import (
     DatabaseSchemaError,
     DatabaseUnavailableError,
 )
+from comporta.runtime import RUNTIME
 from comporta.thread_pool import ThreadPool
 
 SQLITE_VERSION_MIN: Final = (3, 35, 0)
@@ -92,6 +99,7 @@ class SqliteDatabase:
     """See :class:`comporta.database.base.Database`."""
 
     dialect = "sqlite"
+    reads_directly = True
 
     def __init__(
         self,
@@ -158,14 +166,14 @@ class SqliteDatabase:
     @contextmanager
     def write_transaction(self, seconds: float) -> Iterator[sqlite3.Connection]:
         """Hold the lock of this process and SQLite's lock; commit at the end, or roll back on an error."""
-        deadline = monotonic() + seconds
+        deadline = RUNTIME.monotonic() + seconds
         if not self._lock.acquire(timeout=seconds):
             reason = f"other threads of this process were writing for {round(seconds, 3):g} s"
             raise DatabaseBusyError(f"{self.address}: {reason}")
         try:
             with self._translate_errors():
                 writer = self._current_writer()
-                _set_busy_timeout(writer, max(deadline - monotonic(), 0))
+                _set_busy_timeout(writer, max(deadline - RUNTIME.monotonic(), 0))
                 writer.execute("BEGIN IMMEDIATE")
                 try:
                     yield writer
@@ -176,12 +184,24 @@ class SqliteDatabase:
         finally:
             self._lock.release()
 
+    @contextmanager
+    def statement_transaction(self, seconds: float) -> Iterator[RunStatement]:
+        """Open a write transaction for statements that depend on each other's rows."""
+        with self.write_transaction(seconds) as connection:
+            yield partial(self.run_in, connection)
+
+    @staticmethod
+    def run_in(connection: sqlite3.Connection, statement: Statement, parameters: Parameters) -> Rows:
+        """Run a statement in a transaction of ``write_transaction``."""
+        values = {"now": RUNTIME.unix_time(), **parameters}
+        return connection.execute(statement.sqlite, values).fetchall()
+
     def close(self) -> None:
         """Stop the threads, and close the file; reads that are under way have up to ``timeout`` to end."""
         self._pool.close(wait=True)
         with self._lock:
             self._close()
-        self._close_readers(monotonic() + self.timeout)
+        self._close_readers(RUNTIME.monotonic() + self.timeout)
 
     def before_fork(self) -> None:
         """Close all connections before a fork.
@@ -189,9 +209,9 @@ class SqliteDatabase:
         SQLite tracks open files per process. A child would take its parent's connections for its own and lock
         nothing; and the parent, believing to be the last user, would remove the log that the child writes.
         """
-        deadline = monotonic() + self.timeout
+        deadline = RUNTIME.monotonic() + self.timeout
         for lock in (self._lock, self._open_lock):
-            if lock.acquire(timeout=max(deadline - monotonic(), 0)):
+            if lock.acquire(timeout=max(deadline - RUNTIME.monotonic(), 0)):
                 self._fork_locks.append(lock)
         if self._lock in self._fork_locks:
             self._close()
@@ -220,7 +240,7 @@ class SqliteDatabase:
                 reader = self._open(seconds)
             if seconds:
                 _set_busy_timeout(reader, seconds)
-            rows = reader.execute(statement.sqlite, {"now": time.time(), **parameters}).fetchall()
+            rows = reader.execute(statement.sqlite, {"now": RUNTIME.unix_time(), **parameters}).fetchall()
             if seconds:
                 _set_busy_timeout(reader, 0)
         except BaseException as error:
@@ -233,7 +253,7 @@ class SqliteDatabase:
 
     def _write(self, statements: Sequence[Statement], parameters: Parameters, seconds: float) -> list[Rows]:
         with self.write_transaction(seconds) as writer:
-            values = {"now": time.time(), **parameters}  # read the clock after the wait for the lock
+            values = {"now": RUNTIME.unix_time(), **parameters}  # read the clock after the wait for the lock
             return [writer.execute(statement.sqlite, values).fetchall() for statement in statements]
 
     def _current_writer(self) -> sqlite3.Connection:
@@ -271,8 +291,8 @@ class SqliteDatabase:
 
     def _close_readers(self, deadline: float) -> None:
         """Close the idle readers, and those in use as soon as they are idle."""
-        while self._readers.close() and monotonic() < deadline:
-            time.sleep(0.001)
+        while self._readers.close() and RUNTIME.monotonic() < deadline:
+            RUNTIME.sleep(0.001)
 
     def _close(self) -> None:
         self._readers.close()

@@ -6,7 +6,8 @@
 ``postgresql://user:password@host/db``  a server; other libpq options are passed on
 ======================================  ==========================================
 
-Both take ``?timeout=`` (seconds that a call may take); a server also takes ``?connections=``.
+Both take ``?timeout=`` (seconds that a call may take); a server also takes ``?connections=`` (how many each
+event loop has, and how many all blocking callers together).
 """
 
 from __future__ import annotations
@@ -42,27 +43,37 @@ def default_path() -> Path:
 def sqlite_path(url: str) -> Path | None:
     """Return the file that a URL names; ``None`` if it names a server, or no file."""
     rest, _ = _split_options(url)
+    if not rest.startswith("sqlite:///"):
+        return None
     name = unquote(rest.removeprefix("sqlite:///"))
-    return None if rest == name or not name or "\0" in name else Path(name)
+    return None if not name or "\0" in name else Path(name)
 
 
-def open_database(url: str | None = None) -> Database:
-    """Return the database that a URL names; it connects on first use."""
+def without_options(url: str) -> str:
+    """Return a URL without the options ``timeout`` and ``connections``."""
+    return _split_options(url)[0]
+
+
+def open_database(url: str | None = None, timeout: float = TIMEOUT_SECONDS) -> Database:
+    """Return the database that a URL names; it connects on first use.
+
+    A call may take ``timeout`` seconds, unless the URL says otherwise.
+    """
     if url is None:
         url = default_url()
     if not isinstance(url, str):
         raise TypeError(f"database must be a URL or a database, got {type(url).__name__}")
     scheme = url.partition("://")[0]
     if scheme == "sqlite":
-        return _sqlite(url)
+        return _sqlite(url, timeout)
     if scheme in ("postgresql", "postgres"):
-        return _postgres(url)
+        return _postgres(url, timeout)
     raise ValueError(
         f"database must start with sqlite:/// or postgresql://, got {_printable_scheme(scheme)!r}"
     )
 
 
-def _sqlite(url: str) -> Database:
+def _sqlite(url: str, timeout: float) -> Database:
     from comporta.database.sqlite import SqliteDatabase  # noqa: PLC0415 - costs 5 ms
 
     path, (_, options) = sqlite_path(url), _split_options(url)
@@ -72,11 +83,11 @@ def _sqlite(url: str) -> Database:
         )
     if "connections" in options:
         raise ValueError("sqlite:// takes only the option timeout, got 'connections'")
-    timeout = _parse_number(options, "timeout", float, TIMEOUT_SECONDS)
+    timeout = _parse_number(options, "timeout", float, timeout)
     return SqliteDatabase(path, timeout, create_folder=path == default_path())
 
 
-def _postgres(url: str) -> Database:
+def _postgres(url: str, timeout: float) -> Database:
     try:
         from comporta.database.postgres import CONNECTIONS, PostgresDatabase  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
@@ -84,7 +95,7 @@ def _postgres(url: str) -> Database:
             raise
         raise ImportError("postgresql:// needs psycopg: pip install 'comporta[postgres]'") from None
     rest, options = _split_options(url)
-    timeout = _parse_number(options, "timeout", float, TIMEOUT_SECONDS)
+    timeout = _parse_number(options, "timeout", float, timeout)
     return PostgresDatabase(rest, timeout, _parse_number(options, "connections", int, CONNECTIONS))
 
 

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import time
 from typing import Any, Final
 
 from comporta.errors import DeadLettersError, DeadLettersFullError
 from comporta.pipeline.files.append_only import AppendOnlyFile
 from comporta.pipeline.files.torn_tail import complete_lines_size, is_complete_json
 from comporta.pipeline.strict_json import dump_json
+from comporta.runtime import RUNTIME
 from comporta.validators import require_integer
 
 BYTES_MAX: Final = 1 << 30
@@ -34,7 +34,8 @@ FILE_PREFIX: Final = b'{"at":'
 class DeadLetter:
     """One item or row that failed: what, why, after how many attempts, and ``at`` which time (Unix seconds).
 
-    ``key`` and ``position`` identify it for its pipeline or writer; ``line`` is its line in the file.
+    ``key`` and ``position`` identify it for its pipeline or writer; ``line`` is its line in the file. ``id``
+    is the run and the index of an item of a run with a checkpoint: a run that resumes repeats none of them.
     """
 
     item: Any
@@ -44,6 +45,7 @@ class DeadLetter:
     position: Any = None
     at: float = 0.0
     line: int = 0
+    id: str | None = None
 
 
 class DeadLetters:
@@ -71,7 +73,7 @@ class DeadLetters:
 
     def extend(self, dead_letters: Iterable[DeadLetter]) -> None:
         """Append several dead letters, all or none, at the cost of one."""
-        data = b"".join(map(_encode_line, dead_letters))
+        data = b"".join(encode_dead_letter(each).encode() + b"\n" for each in dead_letters)
         with self._locked_file() as descriptor:
             size = self._repair_tail(descriptor)
             if size + len(data) > self.max_bytes:
@@ -100,6 +102,19 @@ class DeadLetters:
         except OSError as error:
             raise DeadLettersError(f"{path}: {error.strerror}") from error
 
+    def positions_of(self, run: str) -> Iterator[int]:
+        """Yield the indexes of the items of which a run has dead letters in the file."""
+        prefix = f"{run}-"
+        try:
+            with self.path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if prefix.encode() in line and line.endswith(b"\n"):
+                        name = str(_parse_line(line, number, self.path).id)
+                        if name.startswith(prefix) and name[len(prefix) :].isdecimal():
+                            yield int(name[len(prefix) :])
+        except OSError as error:
+            raise DeadLettersError(f"{self.path}: {error.strerror}") from error
+
     def _repair_tail(self, descriptor: int) -> int:
         """Remove the incomplete line of a killed process and return the size; raises for other files."""
         size = os.fstat(descriptor).st_size
@@ -124,13 +139,15 @@ class DeadLetters:
             raise DeadLettersError(f"{self.path}: {error.strerror}") from error
 
 
-def _encode_line(dead_letter: DeadLetter) -> bytes:
+def encode_dead_letter(dead_letter: DeadLetter) -> str:
+    """Return a dead letter as JSON, in one line."""
     record = {
-        "at": dead_letter.at or round(time(), 3),
+        "at": dead_letter.at or round(RUNTIME.unix_time(), 3),
         "reason": dead_letter.reason[:REASON_CHARS_MAX],
         "attempts": dead_letter.attempts,
         "key": dead_letter.key,
         "position": dead_letter.position,
+        **({} if dead_letter.id is None else {"id": dead_letter.id}),
         "item": dead_letter.item,
     }
     try:
@@ -142,7 +159,7 @@ def _encode_line(dead_letter: DeadLetter) -> bytes:
     ):  # a key that is no string, or a cycle
         key = None if dead_letter.key is None else repr(dead_letter.key)
         text = dump_json({**record, "key": key, "item": repr(dead_letter.item)}, default=_as_text)
-    return text.encode() + b"\n"
+    return text
 
 
 def _as_text(value: object) -> str:
@@ -163,6 +180,7 @@ def _parse_line(line: bytes, number: int, path: str | os.PathLike[str]) -> DeadL
             record.get("position"),
             record.get("at", 0.0),
             number,
+            record.get("id"),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = str(error) if isinstance(error, ValueError) else "no item or no reason"

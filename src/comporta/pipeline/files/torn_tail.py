@@ -45,9 +45,12 @@ def is_complete_json(descriptor: int, start: int, size: int) -> bool:
     return True
 
 
-def complete_records_size(descriptor: int) -> int:
-    """Return how many bytes of a CSV file are complete records; a newline in quotes does not end one."""
-    complete, start, quoted = 0, 0, False
+def complete_records_size(descriptor: int, start: int = 0) -> int:
+    """Return how many bytes of a CSV file are complete records; a newline in quotes does not end one.
+
+    ``start`` is the end of a record: it reads only from there.
+    """
+    complete, quoted = start, False
     while chunk := os.pread(descriptor, CHUNK_BYTES, start):
         at = start
         for part in chunk.split(b'"'):

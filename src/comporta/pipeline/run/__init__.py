@@ -6,6 +6,8 @@
 - ``executor.py``: the step of one item, with its retries
 - ``per_key_order.py``: items of one key one after another; pure
 - ``output.py``: rows on their way to the sink, with the items they came from
+- ``item_sink.py``: sinks that take the rows of items
+- ``item_log.py``: the protocol of what records finished items
 - ``progress_log.py``, ``checkpoint.py``, ``offsets.py``: which items are done, and the file that says so
 - ``progress.py``, ``report.py``: progress for people and programs
 - ``signals.py``: Ctrl-C and SIGTERM

@@ -14,14 +14,16 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from comporta.errors import CheckpointError
+from comporta.pipeline.files.journal import RUN_CHARS
 from comporta.pipeline.run.offsets import ConfirmedOffsets
+from comporta.runtime import RUNTIME
 
-VERSION = 1
+VERSION = 2
 POSITIONS_MAX = 2**53
 """No source has more items; a number in an edited file must not fill the memory."""
 
@@ -34,17 +36,23 @@ SourceIdentity = Mapping[str, Any]
 
 @dataclass(slots=True)
 class CheckpointState:
-    """The content of a checkpoint: which items of which source are done, and the counts of the run."""
+    """The content of a checkpoint: which items of which source are done, and the counts of the run.
+
+    ``run`` identifies the run. ``output_end`` is how far the file of the sink holds the rows of done items
+    and nothing else; ``None`` for a sink that replaces rows instead.
+    """
 
     source: SourceIdentity
     confirmed: ConfirmedOffsets = field(default_factory=ConfirmedOffsets)
     written: int = 0
     dead: int = 0
     complete: bool = False
+    run: str = field(default_factory=lambda: RUNTIME.random_bytes(RUN_CHARS // 2).hex())
+    output_end: int | None = None
 
     def copy(self) -> CheckpointState:
         """Return a copy, to be saved while the run goes on."""
-        return CheckpointState(self.source, self.confirmed.copy(), self.written, self.dead, self.complete)
+        return replace(self, confirmed=self.confirmed.copy())
 
 
 class Checkpoint:
@@ -54,6 +62,7 @@ class Checkpoint:
         self.path = Path(path)
         self._draft_path = self.path.with_name(self.path.name + ".new")
         self._lock_path = self.path.with_name(self.path.name + ".lock")
+        self.journal_path = self.path.with_name(self.path.name + ".journal")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -125,6 +134,8 @@ class Checkpoint:
                 _parse_count("written", data["written"]),
                 _parse_count("dead", data["dead"]),
                 bool(data["complete"]),
+                _parse_run(data["run"]),
+                None if data["output_end"] is None else _parse_count("output_end", data["output_end"]),
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(
@@ -141,8 +152,8 @@ class Checkpoint:
         ]
         if different:
             raise CheckpointError(
-                f"the checkpoint {self.path} belongs to another source: {'; '.join(different)}. "
-                "Pass the source as it was, or remove the checkpoint to start again."
+                f"the checkpoint {self.path} belongs to another run: {'; '.join(different)}. "
+                "Resume the run as it was, or remove the checkpoint to start again."
             )
 
 
@@ -155,6 +166,8 @@ def _to_json(state: CheckpointState) -> dict[str, Any]:
         "written": state.written,
         "dead": state.dead,
         "complete": state.complete,
+        "run": state.run,
+        "output_end": state.output_end,
     }
 
 
@@ -165,6 +178,12 @@ def _parse_offsets(low: Any, above: Any) -> ConfirmedOffsets:
     if sum(max(0, after - first) for first, after in ranges) > _ABOVE_POSITIONS_MAX:
         raise ValueError(f"done_above must hold at most {_ABOVE_POSITIONS_MAX} positions")
     return ConfirmedOffsets(_parse_count("done_below", low), ranges)
+
+
+def _parse_run(value: Any) -> str:
+    if not isinstance(value, str) or len(value) != RUN_CHARS or not value.isalnum() or not value.isascii():
+        raise ValueError(f"run must be {RUN_CHARS} letters and digits, got {value!r:.50}")
+    return value
 
 
 def _parse_count(name: str, value: Any) -> int:

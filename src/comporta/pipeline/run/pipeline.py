@@ -13,7 +13,7 @@ This module validates the options, once. ``runner.py`` has the run; it is import
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from comporta.names import validate_name
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from comporta.pipeline.run.report import Report
     from comporta.pipeline.run.runner import PipelineRun
     from comporta.pipeline.run.sources import EntrySource
+    from comporta.pipeline.shared_run.source import TableSource
     from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
+
+    Rows = Row | Sequence[Row] | None
+    """What a step returns: one row, several or none."""
 
 WORKERS_MAX = 10_000
 CAPACITY_MAX = 1_000_000
@@ -39,9 +43,10 @@ class Pipeline:
     """Executes a step for every item of a source and writes the rows it returns, losing none.
 
     - ``source``: anything to iterate over, also with ``async for``; a ``Path`` (a file of lines, CSV or JSON
-      lines, by its name); a :class:`Channel` that others send to; or a ``FileSource``.
-    - ``step``: a function of an item that returns a row, or ``None`` for no row. A plain function runs on
-      threads, a coroutine function on the event loop.
+      lines, by its name); a :class:`Channel` that others send to; a ``FileSource``; or a ``TableSource``
+      whose lines are shared with other processes and machines.
+    - ``step``: a function of an item that returns a row, a list of rows, or ``None`` for no row. A plain
+      function runs on threads, a coroutine function on the event loop.
     - ``sink``: receives the rows, ``max_rows`` at a time or after ``max_delay`` seconds, under a ``limiter``
       if there is one, retried according to ``sink_retry`` (``False``: never). Without a sink an item is
       done when its step is.
@@ -61,8 +66,8 @@ class Pipeline:
 
     def __init__(
         self,
-        source: Iterable[Any] | AsyncIterable[Any] | os.PathLike[str] | EntrySource,
-        step: Callable[[Any], Row | Awaitable[Row | None] | None],
+        source: Iterable[Any] | AsyncIterable[Any] | os.PathLike[str] | EntrySource | TableSource,
+        step: Callable[[Any], Rows | Awaitable[Rows]],
         sink: Sink | AsyncSink | None = None,
         *,
         workers: int = 10,
@@ -94,6 +99,10 @@ class Pipeline:
         if not isinstance(sink_retry, Retry | bool):
             raise TypeError(f"sink_retry must be a Retry or a bool, got {sink_retry!r:.50}")
         is_async_callable(step)  # raises for a generator function
+        if sink is not None:
+            from comporta.pipeline.writer.writer import is_async_sink  # noqa: PLC0415 - a run needs it, too
+
+            is_async_sink(sink)  # raises for what is not a sink
         self.source = source
         self.step = step
         self.sink = sink
@@ -153,6 +162,8 @@ class SyncPipeline:
 
     def run(self, *, signals: bool = True) -> Report:
         """Process all items and return the report; Ctrl-C drains, a second one stops."""
-        from asyncio import run  # noqa: PLC0415 - imported only by programs that run one
+        from asyncio import _get_running_loop, run  # noqa: PLC0415 - imported only by programs that run one
 
+        if _get_running_loop() is not None:  # the public function raises where no loop runs
+            raise RuntimeError("sync.run() would block the running event loop; use `await pipeline.run()`")
         return run(self._pipeline.run(signals=signals))

@@ -10,10 +10,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
-from comporta.pipeline.run.report import Report
+from comporta.pipeline.run.report import Report, quantity
 
 Progress = Callable[[Report], None]
 """Receives the report of a run four times a second; it must return quickly."""
+
+
+_BAR_CHARS_MIN = 8
+_GAPS_CHARS = 2
 
 
 class TerminalProgress:
@@ -27,9 +31,12 @@ class TerminalProgress:
     def __enter__(self) -> Self:
         from rich.console import Console  # noqa: PLC0415 - only for programs that show progress
         from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415 - see above
+        from rich.table import Column  # noqa: PLC0415 - see above
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
-        self._bar = Progress(*columns, console=Console(stderr=True))
+        figures = TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+        bar = BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=_BAR_CHARS_MIN))
+        self._bar = Progress(TextColumn("{task.description}"), bar, figures, console=Console(stderr=True))
+        self._bar.expand = True  # the bar takes the width that the figures leave
         self._task = self._bar.add_task("", total=None, figures="")
         self._bar.start()
         return self
@@ -37,14 +44,19 @@ class TerminalProgress:
     def __exit__(self, *exc_info: object) -> None:
         self._bar.stop()
 
+    def print(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(text, markup=False, highlight=False)
+
     def __call__(self, report: Report) -> None:
         """Draw the report."""
+        width = self._bar.console.width - len(report.name) - _BAR_CHARS_MIN - _GAPS_CHARS
         self._bar.update(
             self._task,
             description=report.name,
             total=report.total,
             completed=report.skipped + report.done,
-            figures=progress_line(report, self._extra() if self._extra else ""),
+            figures=progress_line(report, self._extra() if self._extra else "", width),
         )
 
 
@@ -61,14 +73,23 @@ def show_nothing(report: Report) -> None:
     """Show nothing."""
 
 
-def progress_line(report: Report, extra: str = "") -> str:
-    """Return a report in one line."""
-    parts = [str(report)]
-    if extra:
-        parts.append(extra)
-    if report.seconds_left is not None:
-        parts.append(f"{format_duration(report.seconds_left)} left")
-    return ", ".join(parts)
+def progress_line(report: Report, extra: str = "", width: int | None = None) -> str:
+    """Return a report in one line of at most ``width`` characters; the least important parts are left out."""
+    left = report.seconds_left or 0.0
+    parts = {
+        "done": report.done_text,
+        "rate": f"{report.rate:,.1f}/s",
+        "retries": quantity(report.retries, "retry", "retries") if report.retries else "",
+        "dead": quantity(report.dead, "dead letter") if report.dead else "",
+        "extra": extra,
+        "left": f"{format_duration(left)} left" if left >= 1 else "",  # the total is approximate
+    }
+    for name in ("", "retries", "rate", "left", "dead", "extra"):
+        parts.pop(name, None)
+        line = ", ".join(filter(None, parts.values()))
+        if width is None or len(line) <= width:
+            break
+    return line
 
 
 def format_duration(seconds: float) -> str:

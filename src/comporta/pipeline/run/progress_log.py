@@ -7,15 +7,20 @@ item was confirmed and the checkpoint before is on the disk, so there is never a
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeVar
 
-from comporta import events, metrics
 from comporta.pipeline.dead_letters import DeadLetter, DeadLetters
 from comporta.pipeline.run.checkpoint import Checkpoint, CheckpointState
+from comporta.pipeline.run.item_log import OutcomeCounter
+from comporta.pipeline.run.item_sink import AsyncItemSink, BlockingItemSink
+from comporta.pipeline.run.reader import EntryReader, open_reader
 from comporta.pipeline.run.report import Report
+from comporta.pipeline.run.sources import SourceEntry
+from comporta.pipeline.sinks.base import ResumePoint
+from comporta.runtime import RUNTIME
 from comporta.thread_pool import ThreadPool
 
 T = TypeVar("T")
@@ -25,8 +30,6 @@ SAVE_SECONDS = 0.05
 
 CALLS_MAX = 100_000
 """How many dead letters and checkpoints may be queued for the disk: more than there can be workers."""
-
-_EVENT_SECONDS = 10.0
 
 
 class ProgressLog:
@@ -43,11 +46,29 @@ class ProgressLog:
         self._held_lock = ExitStack()
         self._changed = asyncio.Event()
         self._advanced = asyncio.Event()
-        self._next_event_at = 0.0
+        self._counter = OutcomeCounter(report)
+        self.publish_dead_letter = self._counter.publish_dead_letter
 
     async def open(self, identity: Mapping[str, Any]) -> None:
         """Open the files and load the state of the run."""
         await self._on_thread(lambda: self._open_files(identity))
+
+    @property
+    def accepts_dead_letters(self) -> bool:
+        """Whether there is a file for dead letters."""
+        return self.dead_letters is not None
+
+    async def open_reader(self, source: Any, ahead: int) -> EntryReader:
+        """Start to read the source, at most ``ahead`` entries ahead."""
+        return await open_reader(source, ahead)
+
+    def item_sink(self, sink: Any, *, is_async: bool) -> AsyncItemSink | BlockingItemSink:
+        """Return the sink to which the rows of items are written, from where the run left off."""
+        return AsyncItemSink(sink) if is_async else BlockingItemSink(sink, self.resume_point)
+
+    def background_jobs(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the job that saves checkpoints."""
+        return [self.save_continuously()]
 
     def is_done(self, position: int) -> bool:
         """Return whether an item is confirmed, by this run or an earlier one."""
@@ -59,49 +80,76 @@ class ProgressLog:
             self._advanced.clear()
             await self._advanced.wait()
 
-    def confirm(self, positions: Iterable[int], *, written: int = 0, dead: int = 0) -> None:
-        """Record that items are done."""
+    def confirm(
+        self,
+        positions: Iterable[int],
+        *,
+        written: int = 0,
+        dead: int = 0,
+        output_end: int | None = None,
+    ) -> None:
+        """Record that items are done, and how far the file of the sink holds their rows."""
         count = 0
         for count, position in enumerate(positions, start=1):  # noqa: B007 - used after the loop
             self._state.confirmed.add(position)
         self._state.written += written
         self._state.dead += dead
-        self._report.done += count
-        self._report.written += written
-        self._report.dead += dead
+        if output_end is not None:
+            self._state.output_end = output_end
         self._changed.set()
         self._advanced.set()
-        self._count(written=written, dead=dead, nothing=count - written - dead)
+        self._counter.count(written=written, dead=dead, nothing=count - written - dead)
+
+    @property
+    def resume_point(self) -> ResumePoint | None:
+        """Where the run continues in the file of its sink; ``None`` without a checkpoint.
+
+        A complete run has nothing to remove: what follows its rows belongs to others.
+        """
+        if self._checkpoint is None:
+            return None
+        end = None if self._state.complete else self._state.output_end
+        return ResumePoint(self._state.run, end, self._checkpoint.journal_path)
+
+    async def save_output_end(self, end: int | None) -> None:
+        """Save where the rows of this run begin in the file of its sink, before it writes the first one."""
+        if end is not None:
+            self._state.output_end = end
+            await self._save()
+
+    def dead_letter_of(
+        self, entry: SourceEntry, reason: str, attempts: int = 0, key: Hashable = None
+    ) -> DeadLetter:
+        """Return the dead letter of an item; its ``id`` is that of the run and of the item."""
+        item_id = None if self._checkpoint is None else f"{self._state.run}-{entry.position}"
+        return DeadLetter(entry.item, reason, attempts, key, entry.number, id=item_id)
 
     async def record_dead_letter(self, position: int, dead_letter: DeadLetter) -> None:
         """Write a dead letter and confirm its item."""
         await self._on_thread(lambda: self._required_dead_letters().extend([dead_letter]))
         self.confirm([position], dead=1)
-        self.publish_dead_letter(dead_letter.position, dead_letter.reason)
-
-    def publish_dead_letter(self, number: Any, reason: str) -> None:
-        """Publish an event for a dead letter, at most one in 10 s."""
-        now = time.monotonic()
-        if now >= self._next_event_at:
-            self._next_event_at = now + _EVENT_SECONDS
-            text = f"gave up item {number}: {reason} ({self._report.dead} dead letters in this run)"
-            events.publish("pipeline_dead_letter", self._report.name, text)
+        self.publish_dead_letter(dead_letter.position, dead_letter.reason, dead_letter.key)
 
     async def save_continuously(self) -> None:
         """Save the checkpoint whenever an item was confirmed, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            began = time.monotonic()
+            began = RUNTIME.monotonic()
             await self._save()
-            await asyncio.sleep(min(SAVE_SECONDS, time.monotonic() - began))  # at most half of the time
+            await asyncio.sleep(min(SAVE_SECONDS, RUNTIME.monotonic() - began))  # at most half of the time
 
-    async def close(self, *, complete: bool) -> None:
-        """Save the final checkpoint and close the files."""
+    async def close(self, *, complete: bool, failed: bool) -> None:
+        """Save the final checkpoint and close the files.
+
+        A run that failed keeps its journal: its sink may have written rows that are not confirmed.
+        """
         try:
             self._state.complete = complete
             if self._state.source:
                 await self._save()
+                if self._checkpoint is not None and not failed:
+                    await self._on_thread(partial(self._checkpoint.journal_path.unlink, missing_ok=True))
         finally:
             await self._on_thread(self._close_files)
             self._pool.close()
@@ -112,13 +160,22 @@ class ProgressLog:
             await self._on_thread(lambda: checkpoint.save(standing))
 
     def _open_files(self, identity: Mapping[str, Any]) -> None:
-        if self.dead_letters is not None:
-            self.dead_letters.open()
         if self._checkpoint is not None:
             self._held_lock.enter_context(self._checkpoint.locked())
             self._state = self._checkpoint.load(identity)
+        if self.dead_letters is not None:
+            self.dead_letters.open()
+            self._confirm_dead_letters(self.dead_letters)
+        if self._checkpoint is not None:
             self._report.dead_before = self._state.dead
             self._checkpoint.save(self._state)  # so that a run that is killed at once can resume
+
+    def _confirm_dead_letters(self, dead_letters: DeadLetters) -> None:
+        """Confirm the items whose dead letters a killed run wrote after its last checkpoint."""
+        for position in dead_letters.positions_of(self._state.run):
+            if position not in self._state.confirmed:
+                self._state.confirmed.add(position)
+                self._state.dead += 1
 
     def _close_files(self) -> None:
         self._held_lock.close()
@@ -132,8 +189,3 @@ class ProgressLog:
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work on the thread, to its end even if the caller is cancelled."""
         return await asyncio.shield(self._pool.submit(work))
-
-    def _count(self, **outcomes: int) -> None:
-        for outcome, number in outcomes.items():
-            if number:
-                metrics.count("pipeline_items", number, pipeline=self._report.name, outcome=outcome)

@@ -11,12 +11,12 @@ from abc import abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count, islice
-from threading import Thread
 from typing import Any
 
 from comporta.errors import ChannelClosedError
 from comporta.pipeline.channel import Channel
 from comporta.pipeline.run.sources import EntrySource, FileSource, IterableSource, SourceEntry, source_of
+from comporta.runtime import RUNTIME
 from comporta.thread_pool import run_in_thread
 
 CHUNK_ENTRIES_MAX = 512
@@ -123,7 +123,7 @@ class ThreadReader(ChannelReader):
         )
         self._source = source
         self._error: BaseException | None = None
-        Thread(target=self._run, name="comporta-source", daemon=True).start()
+        RUNTIME.start_thread(self._run, "comporta-source")
 
     async def __anext__(self) -> list[SourceEntry]:
         try:

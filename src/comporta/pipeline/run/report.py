@@ -43,10 +43,22 @@ class Report:
         """The approximate time that is left, if it can be estimated."""
         return None if self.left is None or self.rate == 0 else self.left / self.rate
 
-    def __str__(self) -> str:
+    @property
+    def done_text(self) -> str:
+        """How many items are done, of how many: ``400 of about 1,000 done``."""
         of = "" if self.total is None else f" of about {self.total:,}"
-        parts = [f"{self.skipped + self.done:,}{of} done", f"{self.rate:,.1f}/s"]
-        for what, number in (("retries", self.retries), ("dead letters", self.dead)):
+        if self.ended == COMPLETE:
+            of = ""
+        return f"{self.skipped + self.done:,}{of} done"
+
+    def __str__(self) -> str:
+        parts = [self.done_text, f"{self.rate:,.1f}/s"]
+        for number, one, several in ((self.retries, "retry", "retries"), (self.dead, "dead letter", None)):
             if number:
-                parts.append(f"{number:,} {what}")
+                parts.append(quantity(number, one, several))
         return ", ".join(parts)
+
+
+def quantity(count: int, one: str, several: str | None = None) -> str:
+    """Return a count with its noun: ``1 row``, ``1,200 rows``."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"

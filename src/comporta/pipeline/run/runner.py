@@ -8,24 +8,29 @@ is it confirmed; otherwise the next run reads it again.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Coroutine, Hashable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from comporta import events
-from comporta.errors import PipelineError
+from comporta.errors import ChannelClosedError, PipelineError
 from comporta.pipeline.channel import Channel
 from comporta.pipeline.dead_letters import DeadLetters
 from comporta.pipeline.run.checkpoint import Checkpoint
 from comporta.pipeline.run.executor import StepExecutor
+from comporta.pipeline.run.item_log import ItemLog
 from comporta.pipeline.run.output import PipelineOutput
 from comporta.pipeline.run.per_key_order import KeyOrder
 from comporta.pipeline.run.progress import Progress, progress_display, show_nothing
 from comporta.pipeline.run.progress_log import ProgressLog
-from comporta.pipeline.run.reader import CHUNK_ENTRIES_MAX, EntryReader, open_reader, source_identity
+from comporta.pipeline.run.reader import CHUNK_ENTRIES_MAX, EntryReader, source_identity
 from comporta.pipeline.run.report import COMPLETE, DRAINED, STOPPED, Report
 from comporta.pipeline.run.signals import SignalHandlers
 from comporta.pipeline.run.sources import SourceEntry
+from comporta.pipeline.shared_run.progress_log import SharedProgressLog
+from comporta.pipeline.shared_run.source import TableSource
+from comporta.runtime import RUNTIME
 from comporta.threads import run_cleanup
 
 if TYPE_CHECKING:
@@ -47,7 +52,7 @@ class PipelineRun:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self.report = Report(pipeline.name)
-        self._progress_log = ProgressLog(self.report, _checkpoint_of(pipeline), _dead_letters_of(pipeline))
+        self._progress_log = _item_log_of(pipeline, self.report)
         self._output: PipelineOutput | None = None
         self._executor: StepExecutor | None = None
         self._reader: EntryReader | None = None
@@ -55,6 +60,8 @@ class PipelineRun:
         self._window = pipeline.window
         self._key_order: KeyOrder[SourceEntry] = KeyOrder()
         self._backlog_shrank = asyncio.Event()
+        self._burst_lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
         self._feeder: _Task | None = None
         self._main_tasks: set[_Task] = set()
         self._background_tasks: set[_Task] = set()
@@ -62,14 +69,14 @@ class PipelineRun:
         self._end_state = COMPLETE
         self._skips_unstarted = False
         self._stop_requested = asyncio.Event()
-        self._started_at = time.monotonic()
+        self._started_at = RUNTIME.monotonic()
 
     async def execute(self, *, signals: bool) -> Report:
         """Run to the end and return the report."""
         with SignalHandlers(self.drain, self.stop, enabled=signals):
             await self._await_and_keep_error(self._open_and_work())
             await self._shut_down()
-        self.report.seconds = time.monotonic() - self._started_at
+        self.report.seconds = RUNTIME.monotonic() - self._started_at
         if self._error is not None:
             raise self._error
         self.report.ended = self._end_state
@@ -102,11 +109,9 @@ class PipelineRun:
         await asyncio.wait(opening)
         if self._end_state == COMPLETE:  # neither drained nor stopped meanwhile
             [self._feeder] = self._start_tasks([self._feed()], self._main_tasks)
+            self._start_tasks([self._work() for _ in range(self._pipeline.workers)], self._main_tasks)
             self._start_tasks(
-                [self._execute_entries() for _ in range(self._pipeline.workers)], self._main_tasks
-            )
-            self._start_tasks(
-                [self._progress_log.save_continuously(), self._report_progress()], self._background_tasks
+                [*self._progress_log.background_jobs(), self._report_progress()], self._background_tasks
             )
             await asyncio.wait(self._main_tasks)
 
@@ -120,7 +125,7 @@ class PipelineRun:
             self._output = output
             self._window = max(self._window, 2 * pipeline.max_rows)  # otherwise no batch would ever be full
         self._executor = StepExecutor(pipeline, self.report, self._progress_log, self._output)
-        self._reader = await open_reader(pipeline.source, pipeline.capacity)
+        self._reader = await self._progress_log.open_reader(pipeline.source, pipeline.capacity)
         self.report.total = self._reader.total
 
     def _start_tasks(self, jobs: list[Coroutine[Any, Any, None]], group: set[_Task]) -> list[_Task]:
@@ -182,14 +187,55 @@ class PipelineRun:
 
     # -- executing
 
-    async def _execute_entries(self) -> None:
+    async def _work(self) -> None:
         assert self._executor is not None  # noqa: S101 - set by _open
+        if self._executor.runs_bursts:
+            await self._execute_bursts(self._executor)
+        else:
+            await self._execute_entries(self._executor)
+
+    async def _execute_bursts(self, executor: StepExecutor) -> None:
+        """Execute items on a thread, several at a time if they are fast.
+
+        One task at a time takes an item and waits until its thread begins. Otherwise all tasks would take an
+        item each before the first thread, which may be fast enough for all of them, could take the second.
+        """
+        while True:
+            begun = asyncio.Event()
+            async with self._burst_lock:
+                try:
+                    first, _ = await self._channel.receive()
+                except ChannelClosedError:
+                    return
+                if self._skips_unstarted:
+                    continue
+                burst = executor.start_burst(first, self._take_next, partial(self._set_from_thread, begun))
+                await begun.wait()
+            await executor.finish_burst(await burst)
+
+    def _take_next(self) -> SourceEntry | None:
+        """Return the next item for a thread that can go on, if there is one; threads call it."""
+        if self._skips_unstarted or self._stop_requested.is_set():
+            return None
+        taken = self._channel._take(1)
+        return taken[0][0] if taken else None
+
+    def _set_from_thread(self, event: asyncio.Event) -> None:
+        with suppress(RuntimeError):  # the event loop was closed
+            self._loop.call_soon_threadsafe(event.set)
+
+    async def _execute_entries(self, executor: StepExecutor) -> None:
         has_key = self._pipeline.key is not None
-        async for first, key in self._channel:
-            entry: SourceEntry | None = first
+        execute, receive = executor.execute, self._channel.receive
+        while True:
+            entry: SourceEntry | None
+            try:
+                entry, key = await receive()
+            except ChannelClosedError:
+                return
             while entry is not None:
                 if not self._skips_unstarted:
-                    await self._executor.execute(entry, key)
+                    await execute(entry, key)
                 entry = self._next_of_key(key) if has_key else None
 
     def _next_of_key(self, key: Hashable) -> SourceEntry | None:
@@ -203,14 +249,24 @@ class PipelineRun:
         next_event_at = self._started_at + EVENT_SECONDS
         with progress_display(self._pipeline.progress) as display:
             show = display
-            while True:
-                now = time.monotonic()
-                self.report.seconds = now - self._started_at
-                show = self._try_show(show)
-                if now >= next_event_at:
-                    next_event_at = now + EVENT_SECONDS
-                    self._publish("pipeline_progress", str(self.report))
-                await asyncio.sleep(SHOW_SECONDS)
+            try:
+                while True:
+                    now = RUNTIME.monotonic()
+                    self.report.seconds = now - self._started_at
+                    show = self._try_show(show)
+                    if now >= next_event_at:
+                        next_event_at = now + EVENT_SECONDS
+                        self._publish("pipeline_progress", str(self.report))
+                    await asyncio.sleep(SHOW_SECONDS)
+            finally:
+                self._show_last(show)
+
+    def _show_last(self, show: Progress) -> None:
+        """Show the final numbers; a complete run has processed all items, however many were expected."""
+        if self._end_state == COMPLETE and self._error is None:
+            self.report.total = self.report.skipped + self.report.done
+            self.report.ended = COMPLETE
+        self._try_show(show)
 
     def _try_show(self, show: Progress) -> Progress:
         """Show progress; if that fails, such as on a closed terminal, show none for the rest of the run."""
@@ -240,7 +296,8 @@ class PipelineRun:
         if self._output is not None:
             await self._await_and_keep_error(self._close_output(self._output))
         await self._await_and_keep_error(_cancel_and_wait(self._background_tasks))
-        await self._await_and_keep_error(self._progress_log.close(complete=self._end_state == COMPLETE))
+        complete, failed = self._end_state == COMPLETE, self._error is not None
+        await self._await_and_keep_error(self._progress_log.close(complete=complete, failed=failed))
 
     async def _close_output(self, output: PipelineOutput) -> None:
         """Write the remaining rows, without a time limit unless the run is stopped."""
@@ -270,6 +327,12 @@ async def _cancel_and_wait(tasks: set[asyncio.Task[None]]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
+
+
+def _item_log_of(pipeline: Pipeline, report: Report) -> ItemLog:
+    if isinstance(pipeline.source, TableSource):
+        return SharedProgressLog(report, pipeline, pipeline.source)
+    return ProgressLog(report, _checkpoint_of(pipeline), _dead_letters_of(pipeline))
 
 
 def _checkpoint_of(pipeline: Pipeline) -> Checkpoint | None:

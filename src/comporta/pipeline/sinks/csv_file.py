@@ -1,8 +1,8 @@
 """A sink that appends rows to a CSV file, which can be read while it grows.
 
 A batch is appended as a whole, as far as the system allows; an incomplete row of a killed process is removed
-when the file is opened again. Nothing is ever overwritten: a resumed run appends, and with a key it marks the
-rows that it writes again.
+when the file is opened again. A run that resumes from a checkpoint also removes the rows beyond it. Without a
+checkpoint rows are appended, and with a key the sink marks those that are in the file already.
 
 Text from outside cannot become a formula in the program that opens the file (``formula_escaping.py``).
 """
@@ -12,13 +12,13 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from comporta.errors import SinkRowError, SinkUnavailableError
 from comporta.pipeline.files.torn_tail import complete_records_size, lines_before
-from comporta.pipeline.sinks.base import Row
+from comporta.pipeline.sinks.base import ResumePoint, Row
 from comporta.pipeline.sinks.columns import SinkColumns, batch_columns, validate_columns, validate_key
 from comporta.pipeline.sinks.formula_escaping import Cell, csv_cell
 from comporta.pipeline.sinks.sink_file import REPEATED_COLUMN, SinkFile
@@ -60,7 +60,19 @@ class CsvSink:
 
     def open(self) -> None:
         """Open the file, or create it, read its header and keys, and remove an incomplete row."""
-        with self._file.open_exclusive() as descriptor:
+        self._open(None)
+
+    def open_run(self, point: ResumePoint) -> None:
+        """Open the file and remove what the run wrote after its last checkpoint."""
+        self._open(point)
+
+    @property
+    def end(self) -> int:
+        """The size of the file."""
+        return self._file.size
+
+    def _open(self, point: ResumePoint | None) -> None:
+        with self._file.open_exclusive(point) as descriptor:
             complete = self._complete_size(descriptor)
             self._header = self._load_existing(descriptor, complete)
             self._file.truncate_torn_row(descriptor, complete)
@@ -75,7 +87,7 @@ class CsvSink:
             encoded_header = b"" if self._header else self._encoded_header(header)
             records = [list(map(csv_cell, values)) for values in SinkColumns(self._name, header).values(rows)]
             keys = self._mark_repeated(records, _key_indexes(header, self.key)) if self.key else {}
-            data = _encode(records)
+            data = encode_csv(records)
             if len(data) > CELL_CHARS_MAX:
                 self._check_lengths(records)
             self._file.append(encoded_header + data)
@@ -131,7 +143,7 @@ class CsvSink:
         return (*cells, REPEATED_COLUMN) if self.key else cells
 
     def _encoded_header(self, columns: tuple[str, ...]) -> bytes:
-        return _encode([list(self._header_cells(columns))])
+        return encode_csv([list(self._header_cells(columns))])
 
     def _first_batch_columns(self, rows: Sequence[Row]) -> tuple[str, ...]:
         columns = batch_columns(rows)
@@ -161,7 +173,7 @@ class CsvSink:
                 raise SinkRowError(f"{self._name}: row {index} of the batch: {text}", index)
 
 
-def _encode(records: list[Any]) -> bytes:
+def encode_csv(records: Iterable[Sequence[Cell]]) -> bytes:
     """Return records as CSV with all text in quotes, so that a comma or a newline is text."""
     text = io.StringIO(newline="")
     csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n").writerows(records)

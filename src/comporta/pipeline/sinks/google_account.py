@@ -6,7 +6,6 @@ takes one from a pool and returns it.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from os import PathLike, fspath
@@ -22,6 +21,7 @@ from comporta.errors import (
 )
 from comporta.headers import parse_retry_after
 from comporta.pipeline.fork_reset import ForkReset
+from comporta.runtime import RUNTIME
 from comporta.validators import require_number
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -245,7 +245,7 @@ def _sink_error(error: BaseException, about: str) -> SinkError | None:
 def _http_sink_error(error: Any, about: str) -> SinkError:
     status, reason = int(error.resp.status), str(error.reason)
     text = f"{about}: {status} {reason}"
-    wait = parse_retry_after(error.resp.get("retry-after"), time.time())
+    wait = parse_retry_after(error.resp.get("retry-after"), RUNTIME.unix_time())
     if status == 429 or (status == 403 and any(word in str(error.content) for word in _QUOTA_REASONS)):
         return SinkBusyError(text, QUOTA_SECONDS if wait is None else wait)
     if status >= 500 or status == 408:

@@ -1,7 +1,8 @@
 """A sink that appends rows as JSON, one object per line, to a file that can be read while it grows.
 
 A batch is appended as a whole, as far as the system allows; an incomplete line of a killed process is removed
-when the file is opened again. A resumed run appends, and with a key it marks the rows that it writes again.
+when the file is opened again. A run that resumes from a checkpoint also removes the rows beyond it. Without a
+checkpoint rows are appended, and with a key the sink marks those that are in the file already.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from comporta.errors import SinkRowError, SinkUnavailableError
 from comporta.pipeline.files.torn_tail import complete_lines_size, is_complete_json, lines_before
-from comporta.pipeline.sinks.base import Row
+from comporta.pipeline.sinks.base import ResumePoint, Row
 from comporta.pipeline.sinks.columns import validate_key
 from comporta.pipeline.sinks.sink_file import REPEATED_COLUMN, SinkFile
 from comporta.pipeline.strict_json import dump_json
@@ -36,7 +37,19 @@ class JsonLinesSink:
 
     def open(self) -> None:
         """Open the file, or create it, read its keys, and remove an incomplete line."""
-        with self._file.open_exclusive() as descriptor:
+        self._open(None)
+
+    def open_run(self, point: ResumePoint) -> None:
+        """Open the file and remove what the run wrote after its last checkpoint."""
+        self._open(point)
+
+    @property
+    def end(self) -> int:
+        """The size of the file."""
+        return self._file.size
+
+    def _open(self, point: ResumePoint | None) -> None:
+        with self._file.open_exclusive(point) as descriptor:
             size = os.fstat(descriptor).st_size
             complete = complete_lines_size(descriptor, size)
             lacks_newline = is_complete_json(descriptor, complete, size)

@@ -14,6 +14,8 @@ from typing import Final
 from comporta.errors import SinkFullError, SinkUnavailableError
 from comporta.events import publish
 from comporta.pipeline.files.append_only import AppendOnlyFile
+from comporta.pipeline.files.journal import AppendJournal
+from comporta.pipeline.sinks.base import ResumePoint
 
 REPEATED_COLUMN: Final = "repeated"
 """The column, or field, that marks a row whose key is in the file already."""
@@ -36,19 +38,36 @@ class SinkFile:
         self._size = 0
         self._torn = False
         self._keys: dict[int, None] = {}
+        self._journal: AppendJournal | None = None
+        self._durable = durable
+
+    @property
+    def size(self) -> int:
+        """How many bytes the file has, without a batch that is being appended."""
+        return self._size
 
     @contextmanager
-    def open_exclusive(self) -> Iterator[int]:
-        """Open and lock the file; the caller reads it before it truncates anything."""
+    def open_exclusive(self, point: ResumePoint | None) -> Iterator[int]:
+        """Open and lock the file; the caller reads it before it truncates anything.
+
+        With a ``point``, the file ends there: what the run wrote beyond is removed.
+        """
         with self._file.lock, self._translated_errors(), self._file.open_exclusive() as descriptor:
             self._keys.clear()
             self._size, self._torn = os.fstat(descriptor).st_size, False
+            journal = None
+            if point is not None:
+                journal = AppendJournal(point.journal, point.run, durable=self._durable)
+                self._truncate_to(descriptor, point.end, journal)
             try:
                 yield descriptor
             except PARSE_ERRORS as error:
                 raise SinkUnavailableError(
                     f"{self.name}: the file is not one of this kind of sink: {error}; choose another path"
                 ) from error
+            if journal is not None:
+                journal.start(self._size)
+            self._journal = journal
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -64,6 +83,8 @@ class SinkFile:
         self._check_unchanged(os.fstat(descriptor))
         if self._torn:
             os.ftruncate(descriptor, self._size)
+        if self._journal is not None:
+            self._journal.announce(self._size, data)
         self._torn = True
         self._size = self._file.append(descriptor, self._size, data)
         self._torn = False
@@ -80,6 +101,9 @@ class SinkFile:
         """Close the file."""
         with self._file.lock:
             self._file.close()
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
 
     def has_key(self, key: int) -> bool:
         """Return whether a row of this key is in the file."""
@@ -92,6 +116,28 @@ class SinkFile:
         if over > KEYS_MAX // 10:
             for key in list(islice(self._keys, over)):
                 del self._keys[key]
+
+    def _truncate_to(self, descriptor: int, end: int | None, journal: AppendJournal) -> None:
+        """Remove what a run wrote beyond the ``end`` that its checkpoint knows."""
+        size = self._size
+        if end is None:
+            return
+        if size < end:
+            raise SinkUnavailableError(
+                f"{self.name}: the file has {size} bytes, but the checkpoint knows {end}: confirmed rows are "
+                "missing; restore the file, or remove the checkpoint to start again"
+            )
+        if size > end:
+            if not journal.wrote_tail(descriptor, end, size):
+                raise SinkUnavailableError(
+                    f"{self.name}: this run did not write the last {size - end} bytes, which are beyond the "
+                    f"{end} bytes that the checkpoint knows; move them to another file, or remove the "
+                    "checkpoint to start again"
+                )
+            os.ftruncate(descriptor, end)
+            text = f"removed {size - end} bytes that were written after the last checkpoint"
+            publish("sink_repaired", self.name, text, "info")
+            self._size = end
 
     def _check_unchanged(self, status: os.stat_result) -> None:
         if status.st_nlink == 0:

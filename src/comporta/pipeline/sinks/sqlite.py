@@ -13,18 +13,19 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
 
+from comporta.database.base import Parameters, Rows, Statement
 from comporta.database.sqlite import SqliteDatabase
-from comporta.errors import (
-    DatabaseError,
-    DatabaseFullError,
-    SinkColumnError,
-    SinkFullError,
-    SinkRowError,
-    SinkUnavailableError,
-)
-from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.sinks.columns import SinkColumns, batch_columns, validate_columns, validate_key
+from comporta.errors import SinkRowError
+from comporta.pipeline.sinks.base import Row, SinkTransaction
+from comporta.pipeline.sinks.columns import SinkColumns, batch_columns
 from comporta.pipeline.sinks.formula_escaping import as_text, clean_text
+from comporta.pipeline.sinks.sql_table import (
+    keyed_values,
+    require_existing_columns,
+    require_key_columns,
+    sink_errors,
+    validate_key_and_columns,
+)
 
 TIMEOUT_SECONDS: Final = 30.0
 VARIABLES_MAX: Final = 30_000
@@ -60,10 +61,7 @@ class SqliteSink:
             raise ValueError(f"table must be a name that SQLite does not reserve, got {table!r:.50}")
         self.path = os.fspath(path)
         self.table = table
-        self.key = validate_key(key)
-        self.columns = None if columns is None else validate_columns("columns", columns)
-        if self.columns is not None and not set(self.key) <= set(self.columns):
-            raise ValueError(f"key must be among the columns {self.columns}, got {self.key}")
+        self.key, self.columns = validate_key_and_columns(key, columns)
         self._database = SqliteDatabase(self.path, timeout, durable=durable)
         self._table_writer: _TableWriter | None = None
 
@@ -80,14 +78,21 @@ class SqliteSink:
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write a batch in one transaction."""
+        with self.transaction() as transaction:
+            transaction.write(rows)
+
+    @property
+    def database_address(self) -> str:
+        """The URL of the file."""
+        return self._database.address
+
+    @contextmanager
+    def transaction(self) -> Iterator[SinkTransaction]:
+        """Open a transaction for rows and other changes."""
         with self._transaction() as connection:
-            writer = (
-                self._table_writer
-                or self._find_table(connection)
-                or self._create_table(connection, batch_columns(rows))
-            )
-            writer.write(connection, rows)
-        self._table_writer = writer
+            transaction = _SqliteTransaction(self, connection)
+            yield transaction
+        self._table_writer = transaction.writer
 
     def close(self) -> None:
         """Close the file."""
@@ -97,18 +102,13 @@ class SqliteSink:
         existing = [row[1] for row in connection.execute(f"PRAGMA table_info({_quote(self.table)})")]
         if not existing:
             return None
-        missing = [column for column in (*self.key, *(self.columns or ())) if column not in existing]
-        if missing:
-            raise SinkUnavailableError(
-                f"{self._name}: expected a column {missing[0]!r}, got the columns {existing}"
-            )
+        require_existing_columns(self._name, (*self.key, *(self.columns or ())), existing)
         writer = _TableWriter(self._name, self.table, self.key, self.columns or tuple(existing))
         connection.execute(f"EXPLAIN {writer.statement(1)}", [None] * len(writer.columns))
         return writer
 
     def _create_table(self, connection: sqlite3.Connection, columns: tuple[str, ...]) -> _TableWriter:
-        if not set(self.key) <= set(columns):
-            raise SinkColumnError(f"{self._name}: key {self.key} must be among the columns {columns}", 0)
+        require_key_columns(self._name, self.key, columns)
         shown = ", ".join(
             f"{_quote(column)} NOT NULL" if column in self.key else _quote(column) for column in columns
         )
@@ -122,12 +122,32 @@ class SqliteSink:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with self._database.write_transaction(self._database.timeout) as connection:
-                yield connection
-        except DatabaseError as error:
-            kind = SinkFullError if isinstance(error, DatabaseFullError) else SinkUnavailableError
-            raise kind(f"{self._name}: {error.__cause__ or error}") from error
+        with (
+            sink_errors(self._name),
+            self._database.write_transaction(self._database.timeout) as connection,
+        ):
+            yield connection
+
+
+class _SqliteTransaction:
+    """Writes rows to the table of a sink, which it creates if need be."""
+
+    def __init__(self, sink: SqliteSink, connection: sqlite3.Connection) -> None:
+        self._sink = sink
+        self._connection = connection
+        self.writer = sink._table_writer
+
+    def execute(self, statement: Statement, parameters: Parameters) -> Rows:
+        return SqliteDatabase.run_in(self._connection, statement, parameters)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        sink, connection = self._sink, self._connection
+        self.writer = (
+            self.writer
+            or sink._find_table(connection)
+            or sink._create_table(connection, sink.columns or batch_columns(rows))
+        )
+        self.writer.write(connection, rows)
 
 
 class _TableWriter:
@@ -138,7 +158,6 @@ class _TableWriter:
         self._name = name
         self._table = table
         self._key = key
-        self._key_indexes = [list(columns).index(column) for column in key]
         self._chunks = [size for size in CHUNKS if size * len(columns) <= VARIABLES_MAX]
         self._statements = {size: self.statement(size) for size in (*self._chunks, 1)}
         self._sink_columns = SinkColumns(name, columns)
@@ -156,7 +175,7 @@ class _TableWriter:
 
     def write(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         """Write rows; raises an error that names the row that cannot be stored."""
-        values = self._values(rows)
+        values = keyed_values(self._name, self._sink_columns, self._key, rows)
         try:
             done = 0
             for size in self._chunks:
@@ -190,17 +209,6 @@ class _TableWriter:
                 self._execute(connection, 1, [each])
             except _ROW_ERRORS as error:
                 raise SinkRowError(f"{self._name}: row {index} of the batch: {error}", index) from error
-
-    def _values(self, rows: Sequence[Row]) -> list[Values]:
-        values = self._sink_columns.values(rows)
-        for column in self._key_indexes:
-            for index, each in enumerate(values):
-                if each[column] is None:
-                    key = self.columns[column]
-                    raise SinkRowError(
-                        f"{self._name}: row {index} of the batch has no value for the key {key!r}", index
-                    )
-        return values
 
 
 def _storable(value: Any) -> Any:

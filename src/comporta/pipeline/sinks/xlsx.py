@@ -13,24 +13,24 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from comporta.database.sqlite import SqliteDatabase
 from comporta.errors import (
-    DatabaseError,
-    DatabaseFullError,
     SinkFullError,
     SinkRowError,
     SinkUnavailableError,
 )
-from comporta.pipeline.sinks.base import Row
+from comporta.pipeline.sinks.base import ResumePoint, Row
 from comporta.pipeline.sinks.columns import SinkColumns, batch_columns, validate_columns
 from comporta.pipeline.sinks.formula_escaping import Cell, cell
 from comporta.pipeline.sinks.sink_file import DISK_FULL_ERRNOS
+from comporta.pipeline.sinks.sql_table import sink_errors
 
 ROWS_MAX: Final = 1_048_575
 """How many rows a sheet can have below its header."""
@@ -45,6 +45,11 @@ _SHEET_NAME = re.compile(r"(?!'|.*'\Z)[^\[\]:*?/\\]{1,31}", re.DOTALL)
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS columns (place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
     "CREATE TABLE IF NOT EXISTS cells (number INTEGER PRIMARY KEY, key TEXT UNIQUE, row TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, last_number INTEGER NOT NULL)",
+)
+_LAST_NUMBER = "SELECT coalesce(max(number), 0) FROM cells"
+_SAVE_RUN = (
+    "INSERT INTO runs VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET last_number = excluded.last_number"
 )
 _UPSERT = "INSERT INTO cells (key, row) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row = excluded.row"
 _OPTIONS = {
@@ -86,10 +91,24 @@ class XlsxSink:
         self.rows_path = self.path.with_name(self.path.name + ROWS_SUFFIX)
         self._database = SqliteDatabase(self.rows_path, TIMEOUT_SECONDS, durable=durable)
         self._header: tuple[str, ...] | None = None
+        self._run: str | None = None
+        self._last_number = 0
         self._changed = False
 
     def open(self) -> None:
         """Open the rows of an earlier run, or start new ones; refuses a workbook whose rows are gone."""
+        self._open(None)
+
+    def open_run(self, point: ResumePoint) -> None:
+        """Open the rows and remove those that the run wrote after its last checkpoint."""
+        self._open(point)
+
+    @property
+    def end(self) -> int:
+        """The number of the last row."""
+        return self._last_number
+
+    def _open(self, point: ResumePoint | None) -> None:
         _xlsxwriter()
         if self.path.exists() and not self.rows_path.exists():
             raise SinkUnavailableError(
@@ -98,16 +117,42 @@ class XlsxSink:
             )
         try:
             with self._transaction() as connection:
+                for table in _TABLES:
+                    connection.execute(table)
+                (self._last_number,) = connection.execute(_LAST_NUMBER).fetchone()
+                is_cut = point is not None and self._remove_rows_beyond(connection, point)
                 self._header = self._load_header(connection)
         except BaseException:
             self._database.close()  # a sink that is refused is never closed by its caller
             raise
-        self._changed = not self.path.exists()
+        self._run = None if point is None else point.run
+        self._changed = is_cut or not self.path.exists()
+
+    def _remove_rows_beyond(self, connection: sqlite3.Connection, point: ResumePoint) -> bool:
+        """Remove the rows that a run wrote after its last checkpoint; false if there are none."""
+        last, end = self._last_number, point.end
+        if end is None or last == end:
+            return False
+        if last < end:
+            raise SinkUnavailableError(
+                f"{self._name}: {self.rows_path.name} has {last} rows, but the checkpoint knows {end}: "
+                "confirmed rows are missing; restore the file, or remove the checkpoint to start again"
+            )
+        query = "SELECT last_number FROM runs WHERE run = ?"
+        if connection.execute(query, (point.run,)).fetchone() != (last,):
+            raise SinkUnavailableError(
+                f"{self._name}: this run did not write the last {last - end} rows, which are beyond the "
+                f"{end} rows that the checkpoint knows; choose another path, or remove the checkpoint to "
+                "start again"
+            )
+        connection.execute("DELETE FROM cells WHERE number > ?", (end,))
+        if not end:
+            connection.execute("DELETE FROM columns")
+        self._last_number = end
+        return True
 
     def _load_header(self, connection: sqlite3.Connection) -> tuple[str, ...] | None:
         """Return the columns of an earlier run, or save those of this one."""
-        for table in _TABLES:
-            connection.execute(table)
         existing = tuple(name for (name,) in connection.execute("SELECT name FROM columns ORDER BY place"))
         if existing and self.columns not in (None, existing):
             expected = ", ".join(self.columns or ())
@@ -126,10 +171,12 @@ class XlsxSink:
                 _save_columns(connection, header)
             values = SinkColumns(self._name, header).values(rows)
             connection.executemany(_UPSERT, [self._encode_row(*each, header) for each in enumerate(values)])
-            (last,) = connection.execute("SELECT max(number) FROM cells").fetchone()
+            (last,) = connection.execute(_LAST_NUMBER).fetchone()
             if last > ROWS_MAX:
                 raise SinkFullError(f"{self._name}: a sheet can have {ROWS_MAX} rows, got {last}")
-        self._header = header
+            if self._run is not None:
+                connection.execute(_SAVE_RUN, (self._run, last))
+        self._header, self._last_number = header, last
         self._changed = True
 
     def close(self) -> None:
@@ -161,26 +208,13 @@ class XlsxSink:
         try:
             with TemporaryDirectory(dir=self.path.parent, prefix=f".{self.path.name}.") as folder:
                 part = Path(folder, "part.xlsx")
-                self._fill(_xlsxwriter().Workbook(part, {**_OPTIONS, "tmpdir": folder}))
+                with self._transaction() as connection:
+                    rows = connection.execute("SELECT row FROM cells ORDER BY number")
+                    records = (json.loads(text) for (text,) in rows)
+                    write_workbook(part, self.sheet, self._header or (), records)
                 part.replace(self.path)
         except OSError as error:
             raise self._sink_error(error) from error
-
-    def _fill(self, workbook: Any) -> None:
-        header = self._header or ()
-        workbook.use_zip64()  # without it a file ends at 4 GB
-        sheet = workbook.add_worksheet(self.sheet)
-        try:
-            _write_cells(sheet, 0, header)
-            with self._transaction() as connection:
-                rows = connection.execute("SELECT row FROM cells ORDER BY number")
-                for number, (text,) in enumerate(rows, start=1):
-                    _write_cells(sheet, number, json.loads(text))
-            workbook.close()
-        except _xlsxwriter().exceptions.FileCreateError as error:
-            raise error.args[0] from None  # the OSError that the library wraps
-        finally:
-            workbook.fileclosed = True  # else its finalizer tries to close it again
 
     def _sink_error(self, error: OSError) -> SinkFullError | SinkUnavailableError:
         kind = SinkFullError if error.errno in DISK_FULL_ERRNOS else SinkUnavailableError
@@ -192,12 +226,31 @@ class XlsxSink:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with self._database.write_transaction(TIMEOUT_SECONDS) as connection:
-                yield connection
-        except DatabaseError as error:
-            kind = SinkFullError if isinstance(error, DatabaseFullError) else SinkUnavailableError
-            raise kind(f"{self._name}: {self.rows_path.name}: {error.__cause__ or error}") from error
+        with (
+            sink_errors(f"{self._name}: {self.rows_path.name}"),
+            self._database.write_transaction(TIMEOUT_SECONDS) as connection,
+        ):
+            yield connection
+
+
+def write_workbook(path: Path, sheet: str, header: Sequence[str], records: Iterable[Sequence[Cell]]) -> None:
+    """Write a workbook with one sheet, in constant memory; temporary files are in the folder of ``path``.
+
+    At most :data:`ROWS_MAX` records of cells with at most :data:`CELL_CHARS_MAX` characters.
+    """
+    workbook = _xlsxwriter().Workbook(path, {**_OPTIONS, "tmpdir": str(path.parent)})
+    workbook.use_zip64()  # without it a file ends at 4 GB
+    worksheet = workbook.add_worksheet(sheet)
+    try:
+        for number, record in enumerate(chain((header,), records)):
+            _write_cells(worksheet, number, record)
+        workbook.close()
+    except _xlsxwriter().exceptions.FileCreateError as error:
+        raise error.args[0] from None  # the OSError that the library wraps
+    finally:
+        workbook.fileclosed = True  # else its finalizer tries to close it again
+        with suppress(OSError):
+            worksheet.row_data_fh.close()  # the library leaves its temporary file open when it fails
 
 
 def _save_columns(connection: sqlite3.Connection, columns: Sequence[str]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Lock
-from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from comporta import fork_safety
@@ -24,6 +23,7 @@ from comporta.limits.wait_queue import WAITERS_MAX, Waiter, WaitForWake, WaitQue
 from comporta.pipeline.writer.buffers import BatchOptions, RowBuffer, RowKey, count_rows, group_by_buffer
 from comporta.pipeline.writer.delivery import Delivery, WriterAbandonedError, call_effect
 from comporta.pipeline.writer.stats import WriterStatistics, count_dead, count_written
+from comporta.runtime import RUNTIME
 from comporta.threads import run_cleanup
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class WriterCore:
         self._buffers = [RowBuffer() for _ in range(options.threads)]
         self._wait_queue = WaitQueue()
         self._queued = self._wait_queue.waiters_by_key
+        self._overtakes_left = options.capacity
         self._watchers: list[Waiter] = []
         self._state = NEW
         self._running = 0
@@ -80,40 +81,53 @@ class WriterCore:
 
     # -- callers that write
 
-    def try_put(self, rows: Sequence[Row]) -> bool:
+    def try_put(self, rows: Sequence[Row], *, is_first_waiter: bool = False) -> bool:
         """Accept all of these rows, or none if there is no room; raises an earlier failure, if there is one.
 
         There is room while fewer than ``capacity`` rows wait: one call with many rows may exceed it.
         """
         groups = group_by_buffer(rows, self._buffers, self._key)
         with self._lock:
-            if self._state is not OPEN or self._errors:
-                self._raise_refusal()
-            if count_rows(self._buffers) >= self.options.capacity:
+            if not self._admits(len(rows), is_first_waiter=is_first_waiter):
                 return False
-            due = [buffer for buffer, its in groups if buffer.add(its, self.options.max_rows, monotonic_ns)]
+            max_rows, now_ns = self.options.max_rows, RUNTIME.monotonic_ns
+            due = [buffer for buffer, its in groups if buffer.add(its, max_rows, now_ns)]
         for buffer in due:
             buffer.waiter.wake()
         return True
 
-    def try_put_unqueued(self, rows: Sequence[Row]) -> bool:
-        """Accept rows like ``try_put``, but not ahead of callers that wait."""
-        return not self._queued and self.try_put(rows)
-
     def try_put_one(self, row: Row) -> bool:
-        """Accept one row like ``try_put_unqueued``: the hot path."""
-        if self._queued:
-            return False
+        """Accept one row like ``try_put``: the hot path."""
         buffers, key = self._buffers, self._key
         buffer = buffers[0] if key is None else buffers[hash(key(row)) % len(buffers)]
         with self._lock:
-            if self._state is not OPEN or self._errors:
-                self._raise_refusal()
-            if count_rows(buffers) >= self.options.capacity:
+            if self._state is not OPEN or self._errors or self._queued:
+                if not self._admits(1):
+                    return False
+            elif count_rows(buffers) >= self.options.capacity:
                 return False
-            is_due = buffer.add((row,), self.options.max_rows, monotonic_ns)
+            is_due = buffer.add((row,), self.options.max_rows, RUNTIME.monotonic_ns)
         if is_due:
             buffer.waiter.wake()
+        return True
+
+    def _admits(self, count: int, *, is_first_waiter: bool = False) -> bool:
+        """Return whether a caller may add rows now; the caller holds the lock.
+
+        While callers wait, others are admitted if there is room, because a caller that comes at the right
+        moment needs no wake-up. They overtake: the first waiter is passed by at most ``capacity`` rows, then
+        all others queue behind it until it is served.
+        """
+        if self._state is not OPEN or self._errors:
+            self._raise_refusal()
+        if count_rows(self._buffers) >= self.options.capacity:
+            return False
+        if is_first_waiter:
+            self._overtakes_left = self.options.capacity
+        elif self._queued:
+            if self._overtakes_left <= 0:
+                return False
+            self._overtakes_left -= count
         return True
 
     def write_flow(self, rows: Sequence[Row]) -> Flow[None]:
@@ -122,7 +136,9 @@ class WriterCore:
         if waiter is None:
             raise SinkFullError(f"{self.name}: {WAITERS_MAX} callers wait to write already")
         try:
-            while not (self._wait_queue.is_first(_QUEUE_KEY, waiter) and self.try_put(rows)):
+            while not (
+                self._wait_queue.is_first(_QUEUE_KEY, waiter) and self.try_put(rows, is_first_waiter=True)
+            ):
                 yield WaitForWake(MONOTONIC, waiter, POLL_SECONDS)
         finally:
             run_cleanup(self._wait_queue.leave, _QUEUE_KEY, waiter)
@@ -285,7 +301,7 @@ class WriterCore:
         while True:
             with self._lock:
                 closing = self._state is CLOSING
-                wait_ns = buffer.wait_ns(monotonic_ns(), self.options, flush_now=closing)
+                wait_ns = buffer.wait_ns(RUNTIME.monotonic_ns(), self.options, flush_now=closing)
                 if closing and (wait_ns is None or buffer.paused):
                     return False
             if wait_ns == 0 and not buffer.paused:
@@ -380,7 +396,7 @@ class WriterCore:
 
     def _watch_flow(self, is_over: Callable[[], bool], timeout: float | None) -> Flow[None]:
         """Wait until something is over; raises failures, and gives up after ``timeout`` seconds."""
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = None if timeout is None else RUNTIME.monotonic() + timeout
         waiter = Waiter()
         self._watchers.append(waiter)
         try:
@@ -388,7 +404,7 @@ class WriterCore:
                 if self._state in (OPENING, OPEN):
                     self._raise_error()
                 self._check_alive()
-                left = POLL_SECONDS if deadline is None else deadline - monotonic()
+                left = POLL_SECONDS if deadline is None else deadline - RUNTIME.monotonic()
                 if left <= 0:
                     self.abandoned = True
                     raise TimeoutError(f"{self.name}: not closed within {timeout:g} s; see unwritten()")
@@ -425,8 +441,12 @@ class WriterCore:
             del error  # its traceback refers to this frame, which would refer to it
 
     def _wake_after_change(self) -> None:
+        """Wake those that watch for a change, and the first waiter if it is worth it.
+
+        It is once half of the capacity is free. Waking a waiter for each batch would cost more than the rows.
+        """
         self._wake_watchers()
-        if self._queued:
+        if self._queued and (self._errors or 2 * count_rows(self._buffers) <= self.options.capacity):
             self._wait_queue.wake_first(_QUEUE_KEY)
 
     def _wake_buffers(self) -> None:

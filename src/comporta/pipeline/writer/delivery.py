@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from comporta.errors import LimitReachedError, SinkRowError
 from comporta.flow import Flow, Perform
 from comporta.retry.retry import FailedAttempt, Retry
+from comporta.runtime import RUNTIME
 from comporta.thread_pool import run_in_thread
 
 if TYPE_CHECKING:
-    from comporta.pipeline.dead_letters import DeadLetters
+    from comporta.pipeline.dead_letters import DeadLetter, DeadLetters
     from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
-    from comporta.pipeline.writer.buffers import RowBuffer, RowKey
+    from comporta.pipeline.writer.buffers import RowBuffer
+
+    DeadLetterOf = Callable[[Row, str, int], DeadLetter]
+    """Returns the dead letter for a row, the reason and the number of attempts."""
 
 
 class WriteLimiter(Protocol):
@@ -137,21 +140,21 @@ class Delivery:
         retry: Retry | None,
         limiter: WriteLimiter | None,
         dead_letters: DeadLetters | None,
-        key: RowKey | None,
+        dead_letter_of: DeadLetterOf,
     ) -> None:
         self.sink = sink
         self.retry = retry
         self.limiter = limiter
         self.dead_letters = dead_letters
-        self._key = key
+        self._dead_letter_of = dead_letter_of
 
     def deliver_flow(self, ledger: BatchLedger, buffer: RowBuffer) -> Flow[Exception | None]:
         """Write the next batch of a buffer; returns the error if its rows stay there."""
         attempt = WriteAttempt(self, ledger, buffer)
-        began_ns = monotonic_ns()
+        began_ns = RUNTIME.monotonic_ns()
         failed = yield from self._attempt_flow(attempt)
         if failed is None:
-            ledger.record_written(buffer, attempt.rows, (monotonic_ns() - began_ns) / 1e9)
+            ledger.record_written(buffer, attempt.rows, (RUNTIME.monotonic_ns() - began_ns) / 1e9)
             return None
         error = failed.error
         if self.dead_letters is None:
@@ -178,13 +181,8 @@ class Delivery:
     def _dead_letter_call(
         self, dead_letters: DeadLetters, rows: Sequence[Row], error: Exception, attempts: int
     ) -> Callable[[], None]:
-        from comporta.pipeline.dead_letters import DeadLetter  # noqa: PLC0415 - imports json and files
-
         reason = f"{type(error).__name__}: {error}"
-        key = self._key or (lambda row: None)
-        return lambda: dead_letters.extend(
-            [DeadLetter(dict(row), reason, attempts, key(row)) for row in rows]
-        )
+        return lambda: dead_letters.extend([self._dead_letter_of(row, reason, attempts) for row in rows])
 
 
 def call_effect(function: Callable[[], Any], *, is_async: bool = False) -> Perform:

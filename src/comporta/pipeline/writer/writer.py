@@ -6,6 +6,8 @@ A row that finds room is accepted without a flow; everything else is a flow of `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from comporta.flow import Flow, run, run_async, running_loop
@@ -21,10 +23,9 @@ from comporta.signatures import is_async_callable
 from comporta.threads import BackgroundThread
 
 if TYPE_CHECKING:
-    import os
     from types import TracebackType
 
-    from comporta.pipeline.dead_letters import DeadLetters
+    from comporta.pipeline.dead_letters import DeadLetter, DeadLetters
     from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 
 _DEFAULT: Any = object()
@@ -68,7 +69,7 @@ class BatchWriter:
         threads: int | None = None,
         retry: Retry | None = _DEFAULT,
         limiter: WriteLimiter | None = None,
-        dead_letters: DeadLetters | str | os.PathLike[str] | None = None,
+        dead_letters: DeadLetters | str | PathLike[str] | None = None,
         on_written: OnWritten | None = None,
         on_dead: OnDead | None = None,
         on_error: OnError | None = None,
@@ -86,9 +87,15 @@ class BatchWriter:
         self._core = WriterCore(
             self.name,
             options,
-            Delivery(sink, retry=retry, limiter=limiter, dead_letters=self.dead_letters, key=key),
+            Delivery(
+                sink,
+                retry=retry,
+                limiter=limiter,
+                dead_letters=self.dead_letters,
+                dead_letter_of=partial(_row_dead_letter, key),
+            ),
             key,
-            is_async=_is_async_sink(sink),
+            is_async=is_async_sink(sink),
             on_written=on_written,
             on_dead=on_dead,
             on_error=on_error,
@@ -98,16 +105,7 @@ class BatchWriter:
 
     async def open(self) -> None:
         """Open the sink; ``async with writer:`` does this for you."""
-        if not self._core.is_async:
-            await run_async(self._core.open_flow(_start_thread))
-        else:
-            loop = running_loop()
-
-            def start_task(flow: Flow[None]) -> None:
-                self._tasks.append(loop.create_task(run_async(flow)))  # a loop keeps no task alive
-
-            await run_async(self._core.open_flow(start_task, loop.is_closed))
-        close_at_exit(self._core)
+        await open_core(self._core, self._tasks)
 
     async def write(self, row: Row) -> None:
         """Accept a row, waiting while there is no room; a call cancelled while it waits wrote nothing."""
@@ -117,7 +115,7 @@ class BatchWriter:
     async def write_many(self, rows: Sequence[Row]) -> None:
         """Accept all of these rows at once; a call cancelled while it waits wrote none of them."""
         rows = [_require_mapping(row) for row in rows]
-        if rows and not self._core.try_put_unqueued(rows):
+        if rows and not self._core.try_put(rows):
             await run_async(self._core.write_flow(rows))
 
     async def flush(self) -> None:
@@ -178,7 +176,7 @@ class SyncBatchWriter:
     def write_many(self, rows: Sequence[Row]) -> None:
         """Accept all of these rows at once."""
         rows = [_require_mapping(row) for row in rows]
-        if rows and not self._core.try_put_unqueued(rows):
+        if rows and not self._core.try_put(rows):
             run(self._core.write_flow(rows))
 
     def flush(self) -> None:
@@ -203,6 +201,20 @@ class SyncBatchWriter:
         self.close()
 
 
+async def open_core(core: WriterCore, tasks: list[object]) -> None:
+    """Open a writer from a coroutine; ``tasks`` keeps its tasks alive, which an event loop does not."""
+    if not core.is_async:
+        await run_async(core.open_flow(_start_thread))
+    else:
+        loop = running_loop()
+
+        def start_task(flow: Flow[None]) -> None:
+            tasks.append(loop.create_task(run_async(flow)))
+
+        await run_async(core.open_flow(start_task, loop.is_closed))
+    close_at_exit(core)
+
+
 def _start_thread(flow: Flow[None]) -> None:
     if not BackgroundThread().start(run, flow, name="comporta-writer"):
         raise RuntimeError(
@@ -217,7 +229,13 @@ def _require_mapping(row: Row) -> Row:
     return row
 
 
-def _is_async_sink(sink: Any) -> bool:
+def is_async_sink(sink: Any) -> bool:
+    """Return whether a sink is asynchronous; raises for an object that is not a sink."""
+    if isinstance(sink, str | bytes | PathLike):
+        raise TypeError(
+            "sink must be a sink for a file, such as CsvSink(path), not a "
+            f"{type(sink).__name__}, got {sink!r:.100}"
+        )
     for method in ("open", "write", "close"):
         if not callable(getattr(sink, method, None)):
             raise TypeError(f"sink must have the methods open, write and close, got {sink!r:.50}")
@@ -229,7 +247,13 @@ def _is_async_sink(sink: Any) -> bool:
     return is_async
 
 
-def _dead_letters_of(given: DeadLetters | str | os.PathLike[str] | None) -> DeadLetters | None:
+def _row_dead_letter(key: RowKey | None, row: Row, reason: str, attempts: int) -> DeadLetter:
+    from comporta.pipeline.dead_letters import DeadLetter  # noqa: PLC0415 - imports json and files
+
+    return DeadLetter(dict(row), reason, attempts, None if key is None else key(row))
+
+
+def _dead_letters_of(given: DeadLetters | str | PathLike[str] | None) -> DeadLetters | None:
     if given is None:
         return None
     from comporta.pipeline.dead_letters import DeadLetters  # noqa: PLC0415 - imports json and files
