@@ -52,7 +52,7 @@ state = "{state}"
 
 [service]
 database = "{database}"
-sheets = "{folder}/sheets"
+sheets_folder = "{folder}/sheets"
 allow_private_addresses = true
 client_limit = false
 close_seconds = 1
@@ -64,6 +64,7 @@ timeout = 8
 
 [service.batch]
 processor = "tests.service.batch.rig:greet"
+sheets = "files"
 
 [service.addresses]
 pncp = "{portals.pncp.url}"

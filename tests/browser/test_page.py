@@ -28,7 +28,7 @@ def test_card__portal_dies_and_recovers__goes_closed_open_half_open_closed(
         expect(watched.card("pncp").locator("path.part.ok")).to_have_attribute("d", ANYTHING)
         watched.press_demo_button("pncp", "Kill")
         watched.wait_phase("pncp", "open")
-    expect(watched.card("pncp").locator("[data-f=reason]")).to_contain_text("failures in a row")
+    expect(watched.card("pncp").locator("[data-f=reason]")).to_contain_text("failed attempts in a row")
     expect(page.locator("#status-words")).to_contain_text("pncp")
     expect(page.locator("#events")).to_contain_text("open for")
     watched.wait_phase("pncp", "half-open")  # no calls: it waits for the next one
@@ -55,16 +55,21 @@ def test_breaker__reset_by_an_operator__is_closed_for_the_whole_fleet(
     page = watched.open()
     watched.operate(TOKEN)
     card = watched.card("pcp")
-    card.get_by_role("button", name="Force open").click()
+    card.get_by_role("button", name="Hold open").click()
     expect(page.get_by_role("dialog")).to_contain_text("No worker of the fleet calls pcp")
     page.get_by_label("Reason").fill("we are testing")
-    page.get_by_role("button", name="Force it open").click()
-    watched.wait_phase("pcp", "open")
-    expect(card.locator("[data-f=meaning]")).to_contain_text("Forced open by an operator")
+    page.get_by_role("button", name="Hold it open").click()
+    watched.wait_phase("pcp", "open", "Held open")
+    expect(card.locator("[data-f=meaning]")).to_contain_text("By an operator: no call passes")
     expect(card.locator("[data-f=reason]")).to_have_text("We are testing.")
+    expect(card.get_by_role("button", name="Hold open")).to_be_hidden()
 
     card.get_by_role("button", name="Reset breaker").click()
-    page.get_by_role("button", name="Reset it").click()
+    expect(page.locator("#toast")).to_have_text("")  # the notice of the action before is gone
+    page.keyboard.press("Escape")
+    expect(page.locator("#toast")).to_have_text("Nothing changed.")
+    card.get_by_role("button", name="Reset breaker").click()
+    page.keyboard.press("Enter")
     watched.wait_phase("pcp", "closed")
     expect(page.locator("#toast")).to_have_text("The breaker of pcp was reset.")
     page.get_by_role("button", name="Stop operating").click()
@@ -81,6 +86,32 @@ def test_limit__invalid_value__says_what_is_allowed_and_changes_nothing(watched:
     expect(page.get_by_role("alert")).to_contain_text("many")
     page.keyboard.press("Escape")
     expect(watched.card("pcp").locator("[data-f=limit]")).to_have_text("5/s")
+
+
+def test_limit__changed_and_revoked__says_before_and_after(watched: WatchedPage) -> None:
+    page = watched.open()
+    watched.operate(TOKEN)
+    expect(page.locator("#operating")).to_have_text("Operating")
+    card = watched.card("pcp")
+    revoke = card.get_by_role("button", name="Revoke limit")
+    expect(revoke).to_be_hidden()
+    card.get_by_role("button", name="Change limit").click()
+    expect(page.get_by_label("Limit", exact=True)).to_have_value("5/s")
+    page.keyboard.type("6/s burst 2")  # the old limit is selected
+    page.keyboard.press("Enter")
+    expect(page.locator("#toast")).to_have_text("The limit of pcp: 5/s → 6/s burst 2.")
+    expect(card).to_have_attribute("data-tone", "warn")
+    expect(page.locator("#status-words")).to_have_text("an operator changed the limit of pcp to 6/s burst 2")
+    card.get_by_role("button", name="Change limit").click()
+    expect(page.get_by_role("dialog")).to_contain_text("It is 6/s burst 2 now, and 5/s is configured.")
+    page.get_by_label("Limit", exact=True).fill("7/s")
+    page.keyboard.press("Enter")
+    expect(page.locator("#toast")).to_have_text("The limit of pcp: 6/s burst 2 → 7/s burst 2.")
+    revoke.click()
+    page.keyboard.press("Enter")
+    expect(page.locator("#toast")).to_have_text("The limit of pcp: 7/s burst 2 → 5/s, as configured.")
+    expect(revoke).to_be_hidden()
+    expect(card).to_have_attribute("data-tone", "calm")
 
 
 def test_pause__set_by_an_operator__counts_down_and_can_be_ended(watched: WatchedPage) -> None:
@@ -193,9 +224,9 @@ def test_phone__everything_shown__needs_no_sideways_scrolling_and_is_readable(
         page = watched.open()
         watched.operate(TOKEN)
         expect(watched.card("pncp").get_by_role("button", name="Reset breaker")).to_be_visible()
-        watched.card("pcp").get_by_role("button", name="Force open").click()
-        page.get_by_role("button", name="Force it open").click()
-        watched.wait_phase("pcp", "open")
+        watched.card("pcp").get_by_role("button", name="Hold open").click()
+        page.get_by_role("button", name="Hold it open").click()
+        watched.wait_phase("pcp", "open", "Held open")
         assert watched.sideways_overflow() <= 0
         assert page.evaluate(_script("contrast.js")) == []
         assert page.evaluate(_script("names.js")) == []

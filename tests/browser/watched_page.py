@@ -57,11 +57,11 @@ class WatchedPage:
         """Wait until it is connected."""
         expect(self.page.locator("#live")).to_have_attribute("data-live", "live")
 
-    def wait_phase(self, upstream: str, phase: str) -> None:
+    def wait_phase(self, upstream: str, phase: str, text: str = "") -> None:
         """Wait until a card is in a phase, by attribute and by text."""
         card = self.card(upstream)
         expect(card).to_have_attribute("data-phase", phase)
-        expect(card.locator("[data-f=phase]")).to_have_text(phase.capitalize())
+        expect(card.locator("[data-f=phase]")).to_have_text(text or phase.capitalize())
 
     def card(self, upstream: str) -> Any:
         """Return the card of an upstream."""

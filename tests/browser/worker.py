@@ -8,8 +8,8 @@ import uvicorn
 
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
-from comporta.service.listener import open_listener
-from comporta.service.server import _listener_url, uvicorn_config
+from comporta.service.listener import listener_url, open_listener
+from comporta.service.server import uvicorn_config
 
 
 def main(port: str, control: str) -> None:
@@ -17,7 +17,7 @@ def main(port: str, control: str) -> None:
     config = ServiceConfig.load()
     app = create_app(config, demo_url=control)
     with open_listener(config.host, int(port)) as listener:
-        print(f"Serving at {_listener_url(listener)}", flush=True)  # noqa: T201 - the parent process reads it
+        print(f"Serving at {listener_url(listener)}", flush=True)  # noqa: T201 - the parent process reads it
         uvicorn.Server(uvicorn_config(config, app)).run([listener])
 
 

@@ -89,7 +89,16 @@ def test_batch__invalid_name__fails_with_one_sentence(tmp_path: Path, words: lis
 
 
 def test_batch__tables_missing__recommends_the_migration(tmp_path: Path) -> None:
+    (tmp_path / "x.db").touch()
     ran = run_process("batch", "allow", "ana", "--database", f"sqlite:///{tmp_path}/x.db")
     assert ran.returncode == 1
     assert "comporta db migrate" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("words", [["batch", "list"], ["batch", "allow", "ana"], ["cache", "list"]])
+def test_command__mistyped_sqlite_path__fails_and_creates_no_file(tmp_path: Path, words: list[str]) -> None:
+    ran = run(*words, "--database", f"sqlite:///{tmp_path}/typo.db")
+    assert ran.exit_code == 1
+    assert f"sqlite:///{tmp_path}/typo.db does not exist. Check the path, or create it with" in ran.stderr
+    assert list(tmp_path.iterdir()) == []

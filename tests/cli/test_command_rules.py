@@ -102,7 +102,15 @@ def test_help__command_and_options__are_complete_sentences(words: str) -> None:
     options = [each.help or "" for each in command.params if isinstance(each, click.Option)]
     for text in (summary, *options):
         sentence = text.partition("  [default")[0]
-        assert re.fullmatch(r"[A-Z][a-z]+[ ,].+\.", sentence), f"comporta {words}: {text!r}"
+        assert re.fullmatch(r"(?!With )[A-Z][a-z]+[ ,].+\.", sentence), f"comporta {words}: {text!r}"
+    assert not re.search(r"(^ *|\. )(Exits|Runs|Starts|Prints|Never) ", command.help or "", re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", sorted(pages.commands()))
+def test_help__list_of_commands__cuts_no_sentence_off(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, *lines = run(*words.split(), "--help").stdout.splitlines()
+    assert not [line for line in lines if line.endswith("...")]
 
 
 def test_command__interrupted__reports_it_and_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +179,7 @@ def test_command__extra_missing__names_the_extra_to_install(
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         return real(name, *rest, **named)
 
-    for name in [name for name in sys.modules if name in (f"{package}", "comporta.service.server")]:
+    for name in [name for name in sys.modules if name in (f"{package}", "comporta.service.supervisor")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
     (tmp_path / "in.txt").write_text("1\n")

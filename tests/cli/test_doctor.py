@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,7 +34,7 @@ KEYS = (
     *("~rate_limiter:*", "~rate_limiter_change:*", "~circuit_breaker:*", "~circuit_breaker_change:*"),
     *("~concurrency:*", "~retry_budget:*", "~cache_changes:*", "~comporta_history:*", "~comporta_journal:*"),
     *("~comporta_upstreams:*", "~comporta_turns:*", "~comporta_fleet:*", "~comporta_story:*"),
-    *("~comporta_workers", "~comporta_return"),
+    *("~rate_limiter_reports:*", "~comporta_rejoin:*", "~comporta_changes", "~comporta_workers"),
 )
 
 
@@ -127,12 +130,13 @@ def test_doctor__key_not_allowed__is_named(server: Server) -> None:
         "keys": "fail: this user may not use required keys: "
         "rate_limiter_change:*, circuit_breaker:*, circuit_breaker_change:*, concurrency:*, retry_budget:*, "
         "cache_changes:*, comporta_history:*, comporta_journal:*, comporta_upstreams:*, comporta_turns:*, "
-        "comporta_fleet:*, comporta_story:*, comporta_workers, comporta_return"
+        "comporta_fleet:*, comporta_story:*, rate_limiter_reports:*, comporta_rejoin:*, comporta_workers, "
+        "comporta_changes"
     }
 
 
 def test_doctor__key_may_only_be_read__is_named(valkey: Server) -> None:
-    with user(valkey, *KEYS[:-2], "%R~comporta_workers", "~comporta_return", "+@all") as url:
+    with user(valkey, *KEYS[:-1], "%R~comporta_workers", "+@all") as url:
         found = problems(url)
     assert found == {"keys": "fail: this user may not use required keys: comporta_workers"}
 
@@ -229,13 +233,37 @@ def test_doctor__directory_in_use__passes_all_checks(shared_name: str) -> None:
         store.apply(RecordHeartbeat(Worker.new()))
         before = store.table.usage().keys
         found = findings_by_check(f"shared://{shared_name}?lock_timeout=5")
-        assert list(found) == ["directory", "usage", "latency", "decisions", "workers"]
+        assert list(found) == ["directory", "processes", "usage", "latency", "decisions", "workers"]
         assert {finding.status for finding in found.values()} == {"ok"}
         assert found["directory"].detail == f"{directory_path(shared_name)}, mode 0700"
+        assert found["processes"].detail == "1 use the table"
         assert found["workers"].detail.startswith("1 alive")
         assert store.table.usage().keys == before
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_doctor__process_uses_a_removed_table__fails(shared_name: str, *, is_replaced: bool) -> None:
+    store = SharedStore(shared_name, memory=8)
+    try:
+        shutil.rmtree(store.path)
+        if is_replaced:
+            child = f"from comporta.stores.shared.store import SharedStore; SharedStore({shared_name!r})"
+            subprocess.run([sys.executable, "-c", child], check=True)
+        found = problems(f"shared://{shared_name}")
+        assert f"1 of 1 processes use a table that was removed ({os.getpid()})" in found["processes"]
+        store.verify()
+        assert findings_by_check(f"shared://{shared_name}")["processes"].status == "ok"
+    finally:
+        store.close()
+
+
+def test_doctor__truncated_table__fails(shared_name: str) -> None:
+    SharedStore(shared_name, memory=8).close()
+    os.truncate(Path(directory_path(shared_name)) / "table", 5000)
+    found = problems(f"shared://{shared_name}")
+    assert found["table"].startswith(f"fail: {directory_path(shared_name)}/table has 5000 bytes, ")
 
 
 def test_doctor__missing_directory__is_reported_and_not_created(shared_name: str) -> None:

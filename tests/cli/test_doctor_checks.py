@@ -127,3 +127,17 @@ def test_check_directory__owned_by_another_user__fails(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 12345)
     assert "belongs to user" in doctor_shared.check_directory(str(tmp_path)).detail
+
+
+def test_processes__many_use_a_removed_table__names_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for pid in range(1, 8):
+        (tmp_path / str(pid)).mkdir()
+        line = f"7f00-7f01 rw-s 00000000 00:1a {pid}   /x/comporta-0-n-v2.1.2/table (deleted)\n"
+        (tmp_path / str(pid) / "maps").write_text(line)
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8" / "maps").mkdir()  # cannot be read
+    monkeypatch.setattr(doctor_shared, "_PROCESSES", tmp_path)
+    [finding] = doctor_shared.check_processes("/x/comporta-0-n-v2")
+    assert "7 of 7 processes use a table that was removed (1, 2, 3, 4, 5, …)" in finding.detail

@@ -8,10 +8,13 @@ import gzip
 import json
 import os
 import pty
+import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,10 +23,14 @@ from typing import Any
 import pytest
 from click.testing import Result
 from tests.cli.cli_runner import run
-from tests.support import wait_until
+from tests.cli.pseudo_terminal import PseudoTerminal
+from tests.support import assert_within, wait_until
 
+from comporta.breaker.config import BreakerConfig
+from comporta.cli import run as run_command
 from comporta.cli.run_url_template import ColumnError, UrlTemplate
-from comporta.events import latest_events
+from comporta.events import Event, latest_events, listen
+from comporta.pipeline.dead_letters import DeadLetters
 from comporta.testing import SimulatedUpstream
 from comporta.testing.http_server import Disconnect, HttpRequest, HttpServer
 
@@ -423,6 +430,74 @@ def test_run__terminal__shows_its_progress(server: SimulatedUpstream, tmp_path: 
     assert b"limit 100000/s" in drawn
 
 
+def test_run__circuit_open_at_80_columns__says_until_when_and_what_ctrl_c_does(tmp_path: Path) -> None:
+    source = lines(tmp_path, 200)
+    words = ("--url", "http://127.0.0.1:1/{line}", "--output", str(tmp_path / "out.jsonl"))
+    with PseudoTerminal("run", str(source), *words, "--state", "memory://", columns=80) as terminal:
+        drawn = terminal.wait_for("circuit open until ")
+        terminal.type(b"\x03")
+        drawn += terminal.wait_for("press Ctrl-C again to stop at once.")
+        assert "Finishing 10 items in progress; " in drawn
+        terminal.type(b"\x03")
+        code, rest = terminal.wait()
+    assert code == 130
+    assert "Stopped: 0 items in " in rest
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn).replace("^C", "")  # which the terminal shows
+    bars = [line for line in re.split(r"[\r\n]", text) if "━" in line]
+    assert bars
+    assert [bar for bar in bars if len(bar) > 80] == []
+    assert "0:00:00" not in drawn
+
+
+def test_run__first_ctrl_c_in_a_pipe__says_what_it_finishes(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    server.delay = 0.1
+    with subprocess.Popen(
+        command(str(lines(tmp_path, 300)), *options(server, tmp_path / "out.jsonl")),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until(lambda: server.accepted >= 10)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    text = r"Finishing \d+ items? in progress; press Ctrl-C again to stop at once\.\n"
+    assert re.search(text, errors)
+
+
+def test_run__failed_items__dead_letters_count_attempts_and_name_line_and_key(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text("id\na-1\n")
+    server.status = 500
+    events: list[Event] = []
+    stop_listening = listen(events.append)
+    ran = run_file(
+        source, *options(server, output, "--retries", "2", "--backoff", "0", "--key", "id", path="/{id}")
+    )
+    stop_listening()
+    [letter] = DeadLetters.read(f"{output}.dead.jsonl")
+    assert (letter.attempts, letter.position, letter.key) == (3, 2, "a-1")
+    [event] = [each for each in events if each.kind == "pipeline_dead_letter"]
+    assert event.text.startswith("gave up item 2 (key 'a-1'): HttpStatusError: 500 ")
+    assert event.text.endswith("(1 dead letter in this run)")
+    assert ran.stdout.splitlines()[0].startswith("Complete: 1 item in ")
+    assert "1 dead letter; to retry it, use this file as INPUT." in ran.stdout
+
+
+def test_run__url_without_columns__needs_yes(server: SimulatedUpstream, tmp_path: Path) -> None:
+    source, output = lines(tmp_path, 3), tmp_path / "out.jsonl"
+    same = ["--url", server.url, "--output", str(output), "--state", "memory://"]
+    refused = run_file(source, *same)
+    assert refused.exit_code == 2
+    assert "has no column in braces, so every item of INPUT would make the same call" in refused.stderr
+    assert not output.exists()
+    assert run_file(source, *same, "--yes").exit_code == 0
+    assert len(rows_in(output)) == 3
+
+
 # URL templates --------------------------------------------------------------------------------------------
 
 
@@ -561,12 +636,128 @@ def test_run__resumed_with_another_table__names_both_and_creates_none(
     run_file(source, *options(server, output, "--table", "companies"))
     refused = run_file(source, *options(server, output, "--table", "others", "--resume"))
     assert refused.exit_code == 1
-    assert "table was 'companies', is 'others'" in refused.stderr
+    assert "--table was 'companies', is 'others'" in refused.stderr
     with closing(sqlite3.connect(output)) as database:
         assert database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [
             ("companies",)
         ]
     assert run_file(source, *options(server, output, "--table", "companies", "--resume")).exit_code == 0
+
+
+def test_run__another_run_appended__only_a_complete_run_can_be_resumed(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    source, other, output = lines(tmp_path, 3), tmp_path / "other.txt", tmp_path / "out.jsonl"
+    other.write_text("o1\n")
+    run_file(source, *options(server, output))
+    run_file(other, *options(server, output, "--append"))
+    assert run_file(source, *options(server, output, "--resume")).exit_code == 0
+    checkpoint = tmp_path / "out.jsonl.other.txt.checkpoint"
+    checkpoint.write_text(checkpoint.read_text().replace('"complete": true', '"complete": false'))
+    with output.open("a") as file:
+        file.write("{}\n")
+    refused = run_file(other, *options(server, output, "--resume"))
+    assert refused.exit_code == 1
+    assert "this run did not write the last 3 bytes" in refused.stderr
+    assert (len(rows_in(output)), server.accepted) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--url", "http://localhost/other/{line}"], "--url was 'http://"),
+        (["--method", "DELETE"], "--method was 'GET', is 'DELETE'"),
+        (["--dead-letters", "other.dead.jsonl"], "--dead-letters was '"),
+    ],
+)
+def test_run__resumed_with_another_option__names_both_and_creates_no_file(
+    server: SimulatedUpstream,
+    tmp_path: Path,
+    changed: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, output = lines(tmp_path, 3), tmp_path / "out.jsonl"
+    run_file(source, *options(server, output))
+    before = sorted(tmp_path.iterdir())
+    refused = run_file(source, *options(server, output, "--resume", *changed))
+    assert refused.exit_code == 1
+    assert message in refused.stderr
+    assert "Resume the run as it was" in refused.stderr
+    assert sorted(tmp_path.iterdir()) == before
+    assert server.accepted == 3
+
+
+def test_run__failure_opens_the_circuit__the_item_still_gets_its_retries(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    server.next_statuses = [500] * 5
+    result = run_file(lines(tmp_path, 5), *options(server, output, "--in-flight", "5", "--json"))
+    assert result.exit_code == 0, result.output
+    assert (summary(result)["dead"], summary(result)["retries"], server.accepted) == (0, 5, 10)
+    assert [row["attempts"] for row in rows_in(output)] == [2] * 5
+
+
+def test_run__server_always_fails__every_item_has_all_retries_and_no_more(
+    server: SimulatedUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_command, "BREAKER", BreakerConfig(cooldown_seconds=0.05))
+    server.status = 500
+    output = tmp_path / "out.jsonl"
+    result = run_file(lines(tmp_path, 4), *options(server, output, "--in-flight", "2", "--json"))
+    assert (result.exit_code, summary(result)["dead"]) == (3, 4)
+    assert (summary(result)["retries"], server.accepted) == (12, 16)
+
+
+def test_run__post_fails_and_opens_the_circuit__is_not_sent_again(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    server.status = 500
+    given = options(server, tmp_path / "out.jsonl", "--method", "POST", "--in-flight", "1", "--json")
+    result = run_file(lines(tmp_path, 5), *given)
+    assert (summary(result)["dead"], server.accepted) == (5, 5)
+
+
+def test_run__server_down_for_5_s__costs_at_most_15_s_and_no_dead_letter(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    server.delay, server.status = 0.01, 500
+    given = ["--url", f"{server.url}/{{line}}", "--output", str(output), "--state", "memory://", "--json"]
+    recovery = threading.Timer(5.0, lambda: setattr(server, "status", 200))
+    recovery.start()
+    result = run_file(lines(tmp_path, 40), *given, "--limit", "1000/s")
+    recovery.join()
+    assert result.exit_code == 0, result.output
+    assert summary(result)["written"] == 40
+    assert summary(result)["seconds"] < 15.5
+
+
+def test_run__connections_refused_for_5_s__costs_at_most_15_s_and_no_dead_letter(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    server.delay = 0.01
+    outage = threading.Thread(target=refuse_connections, args=(server, 5.0))
+    outage.start()
+    given = ["--url", f"{server.url}/{{line}}", "--output", str(tmp_path / "out.jsonl"), "--json"]
+    result = run_file(lines(tmp_path, 100), *given, "--state", "memory://", "--limit", "50/s")
+    outage.join()
+    assert result.exit_code == 0, result.output
+    assert summary(result)["written"] == 100
+    assert_within(summary(result)["seconds"], 2 + 15, "a run of 2 s with an outage of 5 s")
+
+
+def refuse_connections(server: SimulatedUpstream, seconds: float) -> None:
+    """Close the port of a server for some time, once it has accepted five requests."""
+    wait_until(lambda: server.accepted >= 5)
+    server.close()
+    with socket.socket() as holder:  # nothing else gets the port meanwhile
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", server.port))
+        threading.Event().wait(seconds)
+        server.start()
 
 
 def test_run__csv_resumed_with_another_table__ignores_the_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from io import StringIO
 from pathlib import Path
@@ -16,7 +17,8 @@ from tests.support import redis_store
 
 from comporta import HealthCache
 from comporta.cli import top_render
-from comporta.cli.top_render import BARS, BARS_ASCII, Canvas, TopSnapshot, render, sparkline
+from comporta.cli.console import clock_time
+from comporta.cli.top_render import BARS, BARS_ASCII, Canvas, TopSnapshot, fair_shares, render, sparkline
 from comporta.cli.top_source import FleetNotFoundError, FleetSource, FleetUnavailableError
 from comporta.database.command import execute
 from comporta.database.migrations import migrate
@@ -50,7 +52,7 @@ def test_render__shadow_mode__shows_what_would_have_been_refused() -> None:
 
 
 def test_render__wide__shows_the_state_of_each_upstream_and_the_reason() -> None:
-    output = "\n".join(rendered_lines())
+    output = "\n".join(rendered_lines(width=165))
     for heading in (
         "limit",
         "tokens",
@@ -59,15 +61,16 @@ def test_render__wide__shows_the_state_of_each_upstream_and_the_reason() -> None
         "refused",
         "held back",
         "retries",
+        "latency p95",
         "wait p50",
-        "p95",
+        "wait p95",
         "last ",
     ):
         assert heading in output
-    [row] = [line for line in rendered_lines() if line.startswith(" pncp ")]
-    figures = ["5", "of", "10/s", "10/10", "2/10", "1,204", "1,100", "80", "24", "302", "33"]
+    [row] = [line for line in rendered_lines(width=165) if line.startswith(" pncp ")]
+    figures = ["5", "of", "10/s", "10/10", "2/10", "1,204", "1,100", "80", "24", "302", "33", "250", "ms"]
     assert row.split()[:-1] == ["pncp", "open", "23", "s", *figures, "12", "ms", "1.4", "s"]
-    until = top_render.clock_time(NOW + 23)
+    until = clock_time(NOW + 23)
     assert f"pncp: Open until {until} (23 s left): 50 failures in a row, the last: HTTP 503." in output
     assert " pcp: Paused for 12 s" in output
     assert " slow: Half-open" in output
@@ -84,8 +87,8 @@ def test_render__wide__shows_the_state_of_each_upstream_and_the_reason() -> None
         ({"forced": "closed"}, True),
         ({"paused": 3.0}, True),
         ({"limit": 5.0}, True),
-        ({"configured": 20.0}, True),
-        ({"configured": 10.0}, False),
+        ({"limit_text": "10/s", "configured_text": "20/s"}, True),
+        ({"limit_text": "10/s", "configured_text": "10/s"}, False),
         ({"phase": "half-open"}, True),
         ({"phase": "half-open", "in_words": ""}, False),
     ],
@@ -95,6 +98,13 @@ def test_render__upstream__is_explained_only_if_its_state_is_unusual(
 ) -> None:
     lines = rendered_lines(upstreams=[card("pncp", **{"in_words": "The explanation.", **changes})])
     assert (" pncp: The explanation." in lines) is is_explained
+
+
+@pytest.mark.parametrize(("forced", "phase"), [("closed", "closed"), ("open", "open")])
+def test_render__held_by_an_operator__says_so_in_the_state(forced: str, phase: str) -> None:
+    held = card("pncp", forced=forced, phase=phase, in_words=f"Held {forced} by an operator.")
+    [row] = [line for line in rendered_lines(upstreams=[held]) if line.startswith(" pncp ")]
+    assert row.split()[1:3] == ["held", forced]
 
 
 def test_render__workers__are_shown_with_what_they_hold() -> None:
@@ -110,7 +120,7 @@ def test_render__workers__are_shown_with_what_they_hold() -> None:
 
 def test_render__events__are_sentences_with_their_workers() -> None:
     output = "\n".join(rendered_lines())
-    assert f" {top_render.clock_time(NOW - 3)}  pncp: opened for 30 s  web-1:4001 and 2 more" in output
+    assert f" {clock_time(NOW - 3)}  pncp: opened for 30 s  web-1:4001 and 2 more" in output
     assert "pncp: a note  web-1:4001\n" in output + "\n"
     assert "Latest events" not in "\n".join(rendered_lines(events=[]))
 
@@ -130,7 +140,7 @@ def test_render__any_size__fits_the_width_and_the_height(width: int, height: int
 
 def test_render__narrow__keeps_the_columns_of_lowest_rank() -> None:
     [heads] = [line for line in rendered_lines(60) if "upstream" in line]
-    assert heads.split() == ["upstream", "state", "limit", "calls", "failed"]
+    assert heads.split() == ["upstream", "state", "limit", "calls/min", "failed"]
 
 
 def test_render__error__is_shown_and_the_rest_is_dimmed() -> None:
@@ -159,12 +169,17 @@ def test_render__cache_and_jobs__are_one_line_each() -> None:
     job = {"id": "3f2a91bc", "status": "running", "total": 100, "succeeded": 7, "failed": 1}
     output = rendered_lines(
         cache={**cache, "minute": {"hits": 12, "stale": 1, "misses": 0}},
-        jobs=[{**job, "worker": "web-1:4001", "backfill": {"status": "done"}}, job | {"failed": 0}],
+        jobs=[
+            {**job, "worker": "web-1:4001", "workers": 1, "backfill": {"status": "done"}},
+            {**job, "worker": "web-1:4001", "workers": 2},
+            job | {"failed": 0},
+        ],
         database={"status": "ok"},
     )
     figures = "last minute: 12 hits, 1 stale, 0 misses; last 24 h: 90% hits, 5% stale"
     assert f"Cache: 1,200 entries, 2 degraded; {figures}" in output
     assert "Job: 3f2a91bc running, 8 of 100, 1 failed, by web-1:4001, backfill done" in output
+    assert "Job: 3f2a91bc running, 8 of 100, 1 failed, by 2 workers" in output
     assert "Job: 3f2a91bc running, 7 of 100" in output
     assert "Database: it is gone" in rendered_lines(database={"status": "fail", "reason": "it is gone"})
 
@@ -361,3 +376,45 @@ def test_top__unknown_kind_of_database__is_a_usage_error(shared_name: str) -> No
     ran = run("top", f"shared://{shared_name}", "--database", "mysql://x")
     assert ran.exit_code == 2
     assert "--database" in ran.stderr
+
+
+def test_render__sixty_upstreams_at_24_lines__every_section_has_its_share() -> None:
+    cards = [card(f"source-{number:02}") for number in range(59)]
+    words = "Open until 22:13:43: 50 failures in a row."
+    cards.append(card("zz-dead", phase="open", until=NOW + 23, in_words=words))
+    workers = [worker(number) for number in range(40)]
+    lines = rendered_lines(80, 24, upstreams=cards, workers=workers, events=[event("it opened")] * 30)
+    assert len(lines) <= 24
+    assert any(line.startswith(" zz-dead ") for line in lines)
+    assert sum("web-" in line and "up 2 h" in line for line in lines) >= 3
+    assert sum("it opened" in line for line in lines) >= 3
+    shown = sum(line.startswith(" source-") for line in lines) + 1
+    assert f" and {60 - shown} more" in [line.rstrip() for line in lines]
+
+
+def test_render__no_upstream_on_a_low_terminal__says_so() -> None:
+    assert any("No upstream was used" in line for line in rendered_lines(80, 3, upstreams=[]))
+
+
+def test_render__80_columns__headings_say_what_they_measure() -> None:
+    [heading] = [line for line in rendered_lines(80) if line.startswith(" upstream ")]
+    assert re.split(r"  +", heading.strip()) == [
+        *("upstream", "state", "limit", "calls/min", "failed", "wait p95"),
+        *(word for word in re.split(r"  +", heading.strip()) if word.startswith("last ")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted", "shares"),
+    [
+        (30, [5, 6, 7], [5, 6, 7]),
+        (30, [60, 40, 30], [10, 10, 10]),
+        (30, [60, 4, 40], [13, 4, 13]),
+        (2, [60, 40, 30], [1, 1, 0]),
+        (-3, [1, 1], [0, 0]),
+    ],
+)
+def test_fair_shares__lines__are_divided_between_the_sections(
+    lines: int, wanted: list[int], shares: list[int]
+) -> None:
+    assert fair_shares(lines, wanted) == shares

@@ -29,7 +29,11 @@ def test_top__terminal__is_live_follows_its_size_and_quits_on_q(shared_name: str
         first = terminal.wait_for("Latest events")
         assert ENTER_SCREEN in first
         assert "wait p50" not in first
-        terminal.resize(150, 40)
+        terminal.type(b"?")
+        assert "Ctrl-C, Ctrl-D   Quit." in terminal.wait_for("Calls in progress")
+        terminal.type(b"?")
+        terminal.wait_for("Latest events")
+        terminal.resize(170, 40)
         assert "dead" in terminal.wait_for("wait p50")
         terminal.type(CTRL_Z)
         terminal.resize(30, 6)

@@ -19,6 +19,7 @@ from comporta import events
 from comporta.cache.queries import DegradedKey, KeyCoverage
 from comporta.cache.tables import CacheTables
 from comporta.fleet import fleet_history_flow
+from comporta.fleet.reader import STORY, STORY_NOW
 from comporta.flow import Flow
 from comporta.service.dashboard import database_snapshot
 from comporta.service.dashboard import document as documents
@@ -30,11 +31,12 @@ from comporta.service.dashboard.database_snapshot import (
 )
 from comporta.service.dashboard.redaction import redact_event, redact_upstream
 from comporta.stores.base import Store
+from comporta.stores.records import WriteRecord
 from comporta.testing import ProcurementServer, Server
 
 MEMBERS = {
     *("at", "version", "status", "reasons", "state", "database", "upstreams", "workers", "cache", "jobs"),
-    *("events", "story", "demo", "admin", "recent"),
+    *("events", "story", "demo", "admin", "recent", "as_of", "worker"),
 }
 CARD = {
     *("name", "phase", "reason", "since", "until", "forced", "failures", "threshold", "share", "tokens"),
@@ -91,7 +93,7 @@ def test_document__service_in_use__has_every_section(state: str, tmp_path: Path)
         assert answer["complete"] is False
         await rig.body(user=USER)
         rig.server.pcp.set(mode="dead")
-        await rig.search("TO", user=USER)
+        await rig.search("TO", user=USER, date_from="2026-02-01", date_to="2026-02-02")
         document = await wait_for_document(
             service, lambda document: document["events"] and document["upstreams"][1]["minute"]["calls"] > 9
         )
@@ -107,7 +109,8 @@ def test_document__service_in_use__has_every_section(state: str, tmp_path: Path)
         assert document["admin"] is True
         past = (await rig.client.get("/v1/dashboard/history")).json()
         assert sum(past["series"]["pncp"]["calls"]) > 0
-        assert past["series"].keys() == {"pncp", "pcp", "cache", "service"}
+        assert past["series"].keys() == {"pncp", "pcp", "latency.pncp", "latency.pcp", "cache", "service"}
+        assert document["upstreams"][1]["minute"]["latency_p99"] > 0
         assert USER not in json.dumps([document, past])
 
     async def run() -> None:
@@ -125,7 +128,7 @@ async def test_document__breaker_forced_open__gives_the_reason(tmp_path: Path) -
         path = "/v1/admin/breakers/pncp/open"
         await service.client.post(path, json={"reason": "maintenance"}, headers=OPERATOR)
         document = await wait_for_document(service, lambda document: document["status"] == "warn")
-        assert document["reasons"] == ["pncp is open"]
+        assert document["reasons"] == ["pncp is held open by an operator"]
         assert document["upstreams"][1]["in_words"] == "Held open by an operator: maintenance."
         document = await wait_for_document(service, lambda document: document["events"])
     assert {"admin"} <= {event["kind"] for event in document["events"]}
@@ -149,20 +152,31 @@ async def test_document__database_gone__has_the_rest(tmp_path: Path, monkeypatch
 
 
 @async_test
-async def test_document__store_unreachable__says_so_and_shows_this_worker(tmp_path: Path) -> None:
+async def test_document__store_unreachable__says_so_and_shows_what_was_known(tmp_path: Path) -> None:
     with Server(password="hidden-word") as server:  # noqa: S106 - of this test only
         url = f"redis://:hidden-word@127.0.0.1:{server.port}/0?timeout=5"
         async with run_service(tmp_path, COMPORTA_STATE=url) as service:
-            before = await wait_for_document(service, lambda document: document["workers"])
+            service.container.upstreams["pncp"].sync.call(lambda: None)
+            story = b'{"title": "Before the outage"}'
+            service.container.store.apply(WriteRecord(STORY, STORY_NOW, story, 600))
+            before = await wait_for_document(
+                service, lambda document: document["workers"] and document["upstreams"][1]["minute"]["calls"]
+            )
+            series = (await service.client.get("/v1/dashboard/history")).json()["series"]
             server.kill()
-            document = await wait_for_document(service, lambda document: document["state"]["fallback"])
+            document = await wait_for_document(service, lambda document: document["as_of"])
             past = await service.client.get("/v1/dashboard/history")
     assert (before["status"], before["state"]) == ("ok", {"engine": "redis", "fallback": None})
     assert (document["status"], document["reasons"]) == ("warn", ["the shared state is out of reach"])
     assert document["state"]["fallback"].keys() == {"since", "reason", "workers"}
-    assert (document["workers"], document["events"], document["story"]) == (None, None, None)
+    assert before["as_of"] is None
+    assert before["at"] <= document["as_of"] <= document["at"]
+    assert [one["name"] for one in document["workers"]] == [one["name"] for one in before["workers"]]
+    assert document["story"] == {"title": "Before the outage"}
+    assert document["events"][0]["kind"] == "state_fallback"
     assert [card["name"] for card in document["upstreams"]] == ["pcp", "pncp"]
-    assert (past.status_code, past.json()["series"]) == (200, {})
+    assert document["upstreams"][1]["minute"]["calls"] == 1
+    assert (past.status_code, past.json()["series"]) == (200, series)
     assert "hidden-word" not in json.dumps(document)
 
 
@@ -386,3 +400,9 @@ async def test_history__many_upstreams__is_encoded_off_the_event_loop(
     assert (reply.status_code, reply.json()["slot_seconds"]) == (200, 10)
     assert on
     assert threading.get_ident() not in on
+
+
+def test_workers__never_read__are_not_available() -> None:
+    container: Any = None
+    fleet: dict[str, Any] = {"workers": None, "upstreams": []}
+    assert documents._workers_json(container, fleet, Snapshot(None), Snapshot(None)) is None

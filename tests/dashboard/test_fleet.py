@@ -45,7 +45,7 @@ def wait_for_document(worker: ServedProcess, condition: Callable[[dict[str, Any]
 
 
 def shows_workers(all_of_them: list[ServedProcess]) -> Callable[[dict[str, Any]], bool]:
-    pids = {worker.process.pid for worker in all_of_them}
+    pids = set().union(*(worker.worker_pids() for worker in all_of_them))
     return lambda document: {each["pid"] for each in document["workers"]} == pids
 
 

@@ -134,7 +134,7 @@ async def test_page_events__slow_reader__gets_only_the_newest(monkeypatch: pytes
         await take_events(page_events, 2)
         await wait_for_version(live, 20)
         [newest] = await take_events(page_events, 1)
-        assert newest is live._latest
+        assert newest is live._latest.data
         assert int(newest.removeprefix(b"event: document\ndata: ")) >= 20
 
 
@@ -251,8 +251,8 @@ def test_stream__over_a_connection__reconnects_and_ends_with_the_service(tmp_pat
     with serve_on_thread(app) as (address, server):
         with open_stream(address) as events_of_page:
             kinds = [next(events_of_page) for _ in range(3)]
-            assert [kind for kind, _ in kinds] == ["history", "document", "document"]
-            assert kinds[1][1]["at"] < kinds[2][1]["at"]
+            assert [kind for kind, _ in kinds] == ["history", "document", "changes"]
+            assert kinds[1][1]["at"] < kinds[2][1]["parts"]["at"]
             assert CLIENT.get(f"{address}/v1/health/cache").status_code == 200  # a page is not a call
         live = app.state.container.dashboard.live
         wait_until(lambda: live.page_count == 0)

@@ -80,6 +80,9 @@ AFTER = {
     "The state server is killed": snapshot(fallback=1),
     "Searches continue within the limit": snapshot(fresh=120, stale=10, fallback=6),
     "The state server returns empty": snapshot(),
+    "Twelve people search at once": snapshot(answered=12, parts=12),
+    "One more person needs a single state": snapshot(single=1, single_ms=1500, waiting=12),
+    "Everybody has the whole answer": snapshot(whole=12),
 }
 
 
@@ -104,7 +107,7 @@ def test_recovery__probe_in_flight_when_the_portal_recovers__waits_for_a_later_o
 @pytest.mark.parametrize("step", STEPS)
 def test_step__actions__are_known_to_the_runner(step: ScenarioStep) -> None:
     for action in step.actions:
-        assert action.kind in ("portal", "state", "kill-worker")
+        assert action.kind in ("portal", "state", "kill-worker", "crowd")
         assert action.kind != "portal" or (action.name in LIMITS and action.switches["mode"] in MODES)
         assert action.kind != "state" or action.name in ("kill", "start")
 
@@ -152,7 +155,7 @@ def test_status_line__snapshot__is_one_line() -> None:
     now = snapshot(phase="half_open", fresh=7, stale=2, partial=1, over=3, broken=1)
     assert status_line(now) == (
         "PNCP half-open, 4.0/s of 10, 60 calls in the last minute; PCP closed, 4.0/s of 5, 60 calls in the "
-        "last minute; answers: 7 fresh, 2 stale, 1 partial, 3 over a client's limit, 1 failed"
+        "last minute; answers: 7 fresh, 2 stale, 1 partial, 0 pending, 3 over a client's limit, 1 failed"
     )
     assert now.are_portals_healthy()
     assert (now.pause_seconds("pncp"), now.rejected_count("pcp"), procurement.WINDOW_SECONDS) == (

@@ -19,10 +19,11 @@ from comporta.service.config import ServiceConfig
 from comporta.service.container import Container, open_container
 from comporta.service.search.search import Search
 from comporta.testing import ManualClock, ProcurementServer
+from comporta.testing.procurement import SimulatedPortal
 
 DAYS = {"date_from": "2026-01-01", "date_to": "2026-01-10"}
 NINE = "AC,BA,CE,MA,MG,PR,RJ,SC,SP"
-FRESH, STALE, REFRESH_EVERY = 100, 1000, 50
+FRESH, STALE, REFRESH_EVERY, LISTING_FRESH = 100, 1000, 50, 40
 PATIENCE_SECONDS = 120.0
 
 TOML = """
@@ -122,6 +123,22 @@ class SearchRig:
                 await asyncio.sleep(0.02)
 
 
+class Gate:
+    """Holds the requests to a portal until it is opened, except the first ones."""
+
+    def __init__(self, portal: SimulatedPortal, passes: int = 0) -> None:
+        self.open = False
+        self.came = 0
+        self._passes = passes
+        portal._simulate_latency = self._wait  # type: ignore[method-assign]
+
+    async def _wait(self) -> None:
+        self.came += 1
+        number = self.came
+        while number > self._passes and not self.open:  # noqa: ASYNC110 - another thread opens it
+            await asyncio.sleep(0.02)  # sleeps: the simulated portal holds its reply until it is opened
+
+
 def parse_events(text: str) -> list[tuple[str, Any]]:
     events = []
     for block in text.split("\n\n"):
@@ -139,17 +156,15 @@ async def open_rig(
     clock = ManualClock(1_800_000_000)
     app = create_app(config)
     async with open_container(config) as container:
+        shared: Any = {"state": "memory://", "clock": clock, "migrate": False}
         cache = HealthCache(
-            container.database,
-            fresh=FRESH,
-            stale=STALE,
-            refresh_every=REFRESH_EVERY,
-            state="memory://",
-            clock=clock,
-            migrate=False,
+            container.database, fresh=FRESH, stale=STALE, refresh_every=REFRESH_EVERY, **shared
+        )
+        listings = HealthCache(
+            container.database, name="listings", fresh=LISTING_FRESH, stale=LISTING_FRESH, **shared
         )
         container.search.close()
-        container.search = Search(container.sources, cache, config.search)
+        container.search = Search(container.sources, cache, listings, config.search)
         app.state.container = container
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
         async with httpx2.AsyncClient(
@@ -159,3 +174,4 @@ async def open_rig(
                 yield SearchRig(server, app, container, client, clock)
             finally:
                 await cache.aclose()
+                await listings.aclose()

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comporta.service.search.merge import filter_notices, fold_text, merge_notices
-from comporta.service.sources.base import TEXT_CHARS_MAX, Notice, truncated_text, web_link
+from comporta.service.search.merge import filter_notices, merge_notices
+from comporta.service.sources.base import TEXT_CHARS_MAX, Notice, fold_text, truncated_text, web_link
 
 
 def notice(name: str, source: str = "pncp", **more: Any) -> Notice:
@@ -37,6 +37,18 @@ def test_merge_notices__in_both_sources__first_source_wins() -> None:
     assert (merged["value"], merged["city"], merged["sources"]) == (5.0, "Here", ["pncp", "pcp"])
     assert first["sources"] == ["pncp"]
     assert first["city"] is None
+
+
+def test_merge_notices__same_buyer_and_object__is_the_same_notice() -> None:
+    first, second = notice("1", cnpj="12345678000195"), notice("pcp:9", "pcp", cnpj="12.345.678/0001-95")
+    [merged] = merge_notices([[first], [second, second]])
+    assert (merged["id"], merged["sources"]) == ("1", ["pncp", "pcp"])
+
+
+def test_merge_notices__buyer_and_object_of_several_or_no_buyer__stays_apart() -> None:
+    first = [notice("1", cnpj="5"), notice("2", cnpj="5"), notice("3"), notice("4", cnpj="6", object="")]
+    second = [notice("a", "pcp", cnpj="5"), notice("b", "pcp"), notice("c", "pcp", cnpj="6", object="")]
+    assert len(merge_notices([first, second])) == 7
 
 
 def test_merge_notices__many__are_sorted_by_date_then_id() -> None:

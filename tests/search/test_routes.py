@@ -125,7 +125,12 @@ def test_request_refresh__marked_by_an_operator__does_not_wait_for_the_interval(
 
 def test_search__many_anonymous_queries__are_all_cached(tmp_path: Path) -> None:
     async def scenario(rig: SearchRig) -> None:
-        rig.container.search = Search(rig.container.sources, rig.container.cache, rig.container.config.search)
+        rig.container.search = Search(
+            rig.container.sources,
+            rig.container.cache,
+            rig.container.listings,
+            rig.container.config.search,
+        )
         for uf in UFS[:12]:
             await rig.body(uf)
         rig.container.cache.clear_local_cache()

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.search.rig import FRESH, NINE, REFRESH_EVERY, STALE, SearchRig, open_rig
+from tests.search.rig import FRESH, LISTING_FRESH, NINE, REFRESH_EVERY, STALE, SearchRig, open_rig
 
 from comporta import events
 from comporta.cache.entry import Cached
 from comporta.errors import DatabaseUnavailableError
 from comporta.limits.priority import Caller, resolve_caller
-from comporta.service.search import search
+from comporta.service.search import fetcher, search
 from comporta.service.search.query import parse_query
-from comporta.service.sources.base import NoticePage, UfQuery
+from comporta.service.sources.base import Listing, NoticePage, PortalError
 from comporta.service.sources.portal import PortalSource
 from comporta.testing import ProcurementServer
 from comporta.testing.postgres_server import PostgresServer
@@ -206,7 +206,7 @@ def test_search__one_circuit_open__skips_it_and_serves_its_stale_results(
         pncp = rig.container.upstreams["pncp"].breaker
         assert pncp is not None
         await pncp.force("open", "maintenance")
-        refused = await rig.search("AC")
+        refused = await rig.search("TO")
         assert refused.status_code == 503
         assert "retry-after" not in refused.headers
         assert "retry_after" not in refused.json()
@@ -243,6 +243,37 @@ def test_search__pages_bounded__names_the_truncated_ufs(server: ProcurementServe
     run_scenario(server, tmp_path, scenario, search="pages_max = 1")
 
 
+def test_search__pages_of_a_day_bounded__names_the_truncated_days(
+    server: ProcurementServer, tmp_path: Path
+) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        body = await rig.body("SP,RJ", date_to="2026-01-02")
+        assert body["sources"]["pcp"]["truncated_days"] == ["2026-01-01", "2026-01-02"]
+        assert body["warnings"] == ["pcp: only the first pages of 2026-01-01, 2026-01-02"]
+        assert (body["complete"], body["coverage"]["text"], server.pcp.accepted) == (False, "2 of 2 UFs", 2)
+
+    run_scenario(server, tmp_path, scenario, search="pcp_pages_max = 1")
+
+
+def test_search__day_fails__keeps_the_others_and_names_it(server: ProcurementServer, tmp_path: Path) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        server.pcp.set(failing_days=["2026-01-02"])
+        body = await rig.body("SP,RJ", date_to="2026-01-03")
+        assert body["sources"]["pcp"]["missing_days"] == ["2026-01-02"]
+        assert body["warnings"][0] == "pcp: without all notices of 2026-01-02"
+        days = {one["published_at"][:10] for one in body["notices"] if one["sources"] == ["pcp"]}
+        assert days == {"2026-01-01", "2026-01-03"}
+        server.pcp.set(failing_days=[])
+        rig.clock.advance(REFRESH_EVERY + 1)
+
+        async def whole() -> bool:
+            return bool((await rig.body("SP,RJ", date_to="2026-01-03"))["complete"])
+
+        await rig.wait_until(whole)
+
+    run_scenario(server, tmp_path, scenario)
+
+
 def test_search__limit_and_offset__select_a_slice(server: ProcurementServer, tmp_path: Path) -> None:
     async def scenario(rig: SearchRig) -> None:
         whole = (await rig.body())["notices"]
@@ -263,24 +294,50 @@ def test_search__slow_source__serves_the_other_source(server: ProcurementServer,
     run_scenario(server, tmp_path, scenario, page_timeout=1)
 
 
-def test_search__nothing_within_the_timeout__counts_as_failed(
+def test_search__listings_that_others_read__are_not_read_again(
     server: ProcurementServer, tmp_path: Path
 ) -> None:
     async def scenario(rig: SearchRig) -> None:
-        server.pcp.set(mode="slow", delay=30)
-        assert (await rig.body("SP"))["sources"]["pcp"]["status"] == "failed"
+        before = await rig.body("SP,RJ", date_to="2026-01-03")
+        days, server.pncp.requests_by_uf["SP"] = server.pcp.accepted, 0
+        await asyncio.gather(*(rig.body(f"SP,{uf}", date_to="2026-01-03", user=uf) for uf in ("MA", "AC")))
+        assert server.pncp.requests_by_uf == {"RJ": 1, "SP": 0, "MA": 1, "AC": 1}
+        assert server.pcp.accepted == days
+        assert before["complete"]
+        rig.clock.advance(LISTING_FRESH + 1)
+        await rig.body("SP,PR", date_to="2026-01-03")
+        assert (server.pncp.requests_by_uf["SP"], server.pcp.accepted) == (1, 2 * days)
 
-    run_scenario(server, tmp_path, scenario, timeout=0.5)
+    run_scenario(server, tmp_path, scenario)
 
 
-def test_search__source_paused__is_skipped_and_named(server: ProcurementServer, tmp_path: Path) -> None:
+def test_refresh__listing__is_read_again_in_the_background(server: ProcurementServer, tmp_path: Path) -> None:
     async def scenario(rig: SearchRig) -> None:
-        await rig.container.upstreams["pcp"].limiter.pause(600)
-        body = await rig.body("SP")
-        assert body["sources"]["pcp"] == {"status": "skipped", "reason": "it has no room for more calls"}
-        assert server.pcp.accepted == 0
+        await rig.body("SP", date_to="2026-01-01")
+        search = rig.container.search
+        loaded = await search.refresh(
+            {"listing": "pncp", "days": ["2026-01-01", "2026-01-01"], "modality": 6, "uf": "SP"}
+        )
+        assert {one["uf"] for one in loaded.value["notices"]} == {"SP"}
+        assert server.pncp.requests_by_uf["SP"] == 2
+        with pytest.raises(PortalError, match="listing must be one of pncp, pcp"):
+            await search.refresh({"listing": "other"})
 
-    run_scenario(server, tmp_path, scenario, max_wait=0.1)
+    run_scenario(server, tmp_path, scenario)
+
+
+def test_search__more_notices_than_the_maximum__reads_first_pages(
+    server: ProcurementServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "NOTICES_MAX", 1)
+    monkeypatch.setattr(fetcher, "LISTING_CONCURRENCY", 1)
+
+    async def scenario(rig: SearchRig) -> None:
+        body = await rig.body("SP", date_to="2026-01-03")
+        assert body["sources"]["pcp"]["truncated_days"] == ["2026-01-02", "2026-01-03"]
+        assert not body["complete"]
+
+    run_scenario(server, tmp_path, scenario)
 
 
 def test_search__more_queries_than_cached_responses__answers_all(
@@ -349,17 +406,42 @@ def test_fetch__for_a_user_or_scheduled__has_its_class_and_owner(
     callers: set[Caller] = set()
     fetch_page = PortalSource.fetch_page
 
-    async def record(source: PortalSource, query: UfQuery, number: int) -> NoticePage:
+    async def record(source: PortalSource, listing: Listing, number: int) -> NoticePage:
         callers.add(resolve_caller(None, None))
-        return await fetch_page(source, query, number)
+        return await fetch_page(source, listing, number)
 
     async def scenario(rig: SearchRig) -> None:
         monkeypatch.setattr(PortalSource, "fetch_page", record)
         await rig.search("SP,RJ", user="ana")
         assert callers == {Caller(0, "ana")}
         callers.clear()
-        scope = parse_query(b"date_from=2026-01-01&date_to=2026-01-10&ufs=SP", 366).scope
+        scope = parse_query(b"date_from=2026-01-01&date_to=2026-01-10&ufs=MG", 366).scope
         await rig.container.search.refresh(scope.cache_params("pncp"))
+        assert callers == {Caller(1, "scheduled refresh")}
+
+    run_scenario(server, tmp_path, scenario)
+
+
+def test_fetch__behind_a_stale_answer__has_the_class_of_a_refresh(
+    server: ProcurementServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers: set[Caller] = set()
+    fetch_page = PortalSource.fetch_page
+
+    async def record(source: PortalSource, listing: Listing, number: int) -> NoticePage:
+        callers.add(resolve_caller(None, None))
+        return await fetch_page(source, listing, number)
+
+    async def scenario(rig: SearchRig) -> None:
+        await rig.body("SP", user="ana")
+        monkeypatch.setattr(PortalSource, "fetch_page", record)
+        rig.clock.advance(FRESH + 1)
+        assert (await rig.body("SP", user="ana"))["freshness"] == "stale"
+
+        async def fresh() -> bool:
+            return bool((await rig.body("SP", user="ana"))["freshness"] == "fresh")
+
+        await rig.wait_until(fresh)
         assert callers == {Caller(1, "scheduled refresh")}
 
     run_scenario(server, tmp_path, scenario)

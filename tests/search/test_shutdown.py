@@ -128,7 +128,7 @@ def test_serve__sigterm_holding_probe_permit_and_lease__releases_all_of_them(
             before = pncp.accepted
             probing = pool.submit(search, one, "SE")
             wait_until(lambda: pncp.accepted > before)
-            assert get_health(one.address)["sources"]["pncp"]["calls_in_flight"] == 1
+            wait_until(lambda: get_health(one.address)["sources"]["pncp"]["calls_in_flight"] == 1)
             began = time.monotonic()
             status = one.end()
             seconds = time.monotonic() - began

@@ -34,7 +34,7 @@ def test_stream__nothing_cached__sends_progress_then_the_result(tmp_path: Path) 
         assert kinds[-2:] == ["result", "end"]
         assert set(kinds[:-2]) == {"progress"}
         latest = {data["source"]: data for kind, data in events if kind == "progress"}
-        assert latest["pncp"]["ufs_total"] == 9
+        assert latest["pncp"]["listings_total"] == 9
         assert events[-2][1] == {**(await rig.body()), "sources": events[-2][1]["sources"]}
         assert [kind for kind, _ in await rig.events()] == ["result", "end"]
 

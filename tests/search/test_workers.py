@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import urllib.request
@@ -15,13 +14,12 @@ from urllib.parse import urlencode
 
 import pytest
 from tests.processes.fleet import new_state_name, remove_shared_state, shared_url
-from tests.search.rig import DAYS, NINE, PATIENT, write_config
+from tests.search.rig import DAYS, NINE, PATIENT, Gate, write_config
 from tests.service.harness import CLIENT, serve_processes
 
 from comporta.service.search.query import UFS
 from comporta.stores.registry import close_stores
 from comporta.testing import ProcurementServer, Server
-from comporta.testing.procurement import SimulatedPortal
 
 PATIENCE_SECONDS = 120.0
 SKIPPED = {"status": "skipped", "reason": "its circuit is open"}
@@ -33,8 +31,10 @@ def no_worker_in_this_process() -> None:
     close_stores()
 
 
-def search(url: str, ufs: str = NINE) -> tuple[int, Any]:
-    params = urlencode({**DAYS, "ufs": ufs})
+def search(url: str, ufs: str = NINE, month: int = 1) -> tuple[int, Any]:
+    """Search the first ten days of a month; each month has its own listings."""
+    days = {name: day.replace("-01-", f"-{month:02}-") for name, day in DAYS.items()}
+    params = urlencode({**days, "ufs": ufs})
     try:
         with urllib.request.urlopen(f"{url}/v1/search?{params}", timeout=PATIENCE_SECONDS) as answer:  # noqa: S310 - loopback
             return answer.status, json.loads(answer.read())
@@ -47,7 +47,7 @@ def test_workers__two__share_answers_breakers_and_stale_results(
     state: str, valkey: Server, tmp_path: Path
 ) -> None:
     with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server, ExitStack() as stack:
-        options = {"threshold": 40, "cooldown": 300, "search": "fresh = 4", **PATIENT}
+        options = {"threshold": 25, "cooldown": 300, "search": "fresh = 4", **PATIENT}
         database = f"sqlite:///{tmp_path}/search.db"
         config = write_config(tmp_path, server, state=state, database=database, **options)
         both = stack.enter_context(
@@ -62,32 +62,33 @@ def test_workers__two__share_answers_breakers_and_stale_results(
         assert (server.pncp.accepted, server.pcp.accepted) == calls
 
         server.pcp.set(mode="dead")
-        _, partial = search(first, ",".join(UFS))
+        _, partial = search(first, ",".join(UFS), month=2)
         assert partial["missing_sources"] == ["pcp"]
-        search(first, ",".join(UFS[:3]))
+        search(first, ",".join(UFS[:3]), month=3)
         for url in (first, second):
-            expected = {"failures": 30, "degraded": False, "degraded_until": None}
-            assert health(url)["pcp_circuit_breaker"] == expected
+            expected = {"failures": 20, "degraded": False, "degraded_until": None}
+            wait_until(lambda url=url, expected=expected: health(url)["pcp_circuit_breaker"] == expected)
             wait_until(
                 lambda url=url: health(url)["workers"]["alive"] == 2, lambda url=url: health(url)["workers"]
             )
         if state.startswith("redis"):
             valkey.command("SET", "circuit_breaker:pncp:failures", "30")
-            assert [health(url)["pncp_circuit_breaker"]["failures"] for url in (first, second)] == [30, 30]
+            for url in (first, second):  # within a second
+                wait_until(lambda url=url: health(url)["pncp_circuit_breaker"]["failures"] == 30)
             valkey.command("DEL", "circuit_breaker:pncp:failures")
-        search(second, ",".join(UFS[:10]))
+        search(second, ",".join(UFS[:10]), month=4)
         for url in (first, second):
-            assert health(url)["pcp_circuit_breaker"]["degraded"] is True
-            wait_until(lambda url=url: search(url, "RO")[1]["sources"]["pcp"] == SKIPPED)
+            wait_until(lambda url=url: health(url)["pcp_circuit_breaker"]["degraded"])
+            wait_until(lambda url=url: search(url, "RO", month=5)[1]["sources"]["pcp"] == SKIPPED)
 
         server.pncp.set(mode="dead")
-        search(first, ",".join(UFS[1:]))
-        search(first, ",".join(UFS[:14]))
+        search(first, ",".join(UFS[1:]), month=6)
+        search(first, ",".join(UFS[:14]), month=7)
         wait_until(lambda: search(second)[1]["freshness"] == "stale")
         wait_until(lambda: str(search(second)[1]["warnings"]).count("its circuit is open") == 2)
         status, stale = search(second)
         assert (status, stale["total"]) == (200, whole["total"])
-        status, problem = search(second, "SE")
+        status, problem = search(second, "SE", month=8)
         assert (status, problem["status"]) == (503, 503)
         assert problem["sources"]["pncp"] == problem["sources"]["pcp"] == SKIPPED
         assert problem["retry_after"] >= 1
@@ -111,11 +112,11 @@ def test_stream__stale_and_refreshed_by_another_worker__is_revalidated(tmp_path:
         first, second = (one.address for one in both)
         assert search(first, "SP")[1]["complete"]
         gates = [Gate(portal) for portal in server.portals.values()]
-        wait_until(lambda: search(second, "SP")[1]["freshness"] == "stale")  # so this worker refreshes it
-        wait_until(lambda: all(gate.came for gate in gates))
+        wait_until(lambda: are_all_stale(search(second, "SP")[1]))  # so this worker refreshes both
+        wait_until(lambda: [gate.came for gate in gates] == [1, 10])  # one UF, ten days
         events = stack.enter_context(closing(stream_events(first, "SP")))
         kind, stale = next(events)
-        assert (kind, stale["freshness"], [gate.came for gate in gates]) == ("result", "stale", [1, 1])
+        assert (kind, stale["freshness"], gates[0].came, gates[1].came) == ("result", "stale", 1, 10)
         for gate in gates:
             gate.open = True
         kind, newer = next(events)
@@ -127,18 +128,8 @@ def test_stream__stale_and_refreshed_by_another_worker__is_revalidated(tmp_path:
         assert [kind for kind, _ in events] == ["end"]
 
 
-class Gate:
-    """Holds all requests to a portal until it is opened."""
-
-    def __init__(self, portal: SimulatedPortal) -> None:
-        self.open = False
-        self.came = 0
-        portal._simulate_latency = self._wait  # type: ignore[method-assign]
-
-    async def _wait(self) -> None:
-        self.came += 1
-        while not self.open:  # noqa: ASYNC110 - another thread opens it
-            await asyncio.sleep(0.02)  # sleeps: the simulated portal holds its reply until it is opened
+def are_all_stale(body: Any) -> bool:
+    return all(source["status"] == "stale" for source in body["sources"].values())
 
 
 def stream_events(url: str, ufs: str) -> Generator[tuple[str, Any]]:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
-import uvicorn
 from fastapi import FastAPI
 
 from comporta.service.app import create_app
 from comporta.service.config import ServiceConfig
 from comporta.service.container import Container
+from comporta.service.health import CachedHealth
 from comporta.service.listener import open_listener
-from comporta.service.server import uvicorn_config
+from comporta.service.server import ServiceServer, uvicorn_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 120.0
@@ -59,7 +59,11 @@ def service_config(folder: Path, **variables: str) -> ServiceConfig:
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
     """Return the environment for such variables, by default with a store and a database for this test."""
-    environ = {"COMPORTA_STATE": f"memory://{folder.name}", "DATABASE_URL": f"sqlite:///{folder}/service.db"}
+    environ = {
+        "COMPORTA_STATE": f"memory://{folder.name}",
+        "DATABASE_URL": f"sqlite:///{folder}/service.db",
+        "COMPORTA_SERVICE_DRAIN_SECONDS": "0",
+    }
     for name, value in variables.items():
         environ[name if name.isupper() else f"COMPORTA_SERVICE_{name.upper()}"] = value
     return environ
@@ -74,6 +78,7 @@ async def run_service(folder: Path, **variables: str) -> AsyncIterator[RunningSe
         app.router.lifespan_context(app),
         httpx2.AsyncClient(transport=transport, base_url="http://service") as client,
     ):
+        app.state.container.health = CachedHealth(0)  # tests do not wait a second for a change
         yield RunningService(app, client)
 
 
@@ -83,6 +88,11 @@ class ServedProcess(NamedTuple):
     address: str
     process: subprocess.Popen[str]
     errors: Path
+
+    def worker_pids(self) -> set[int]:
+        """Return the process ids of its workers."""
+        pid = self.process.pid
+        return {int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
     def end(self, sent: int = signal.SIGTERM) -> int:
         """Send it a signal and return its exit status."""
@@ -173,10 +183,10 @@ def lose_database(service: RunningService, folder: Path) -> None:
 
 
 @contextmanager
-def serve_on_thread(app: FastAPI) -> Iterator[tuple[str, uvicorn.Server]]:
+def serve_on_thread(app: FastAPI) -> Iterator[tuple[str, ServiceServer]]:
     """Serve like ``comporta serve``, but on a thread of this process; yields the address."""
     listener = open_listener("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn_config(app.state.config, app))
+    server = ServiceServer(uvicorn_config(app.state.config, app))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:

@@ -17,6 +17,7 @@ from comporta.service.search.search import Search
 
 A_HASH = "a" * 64
 ROUTES = [
+    ("GET", "/v1/admin/upstreams"),
     ("POST", "/v1/admin/breakers/pncp/open"),
     ("POST", "/v1/admin/breakers/pncp/close"),
     ("POST", "/v1/admin/breakers/pncp/reset"),
@@ -107,7 +108,7 @@ async def test_breaker__opened_closed_and_reset__changes_for_all_workers(tmp_pat
         reset = await admin_request(service, "POST", "/breakers/pncp/reset")
         logged = await audited_actions(service)
     assert (opened.json()["degraded"], opened.json()["forced"]) == (True, "open")
-    assert (health["status"], health["reasons"]) == ("warn", ["pncp is open"])
+    assert (health["status"], health["reasons"]) == ("warn", ["pncp is held open by an operator"])
     assert (closed.json()["degraded"], closed.json()["forced"]) == (False, "closed")
     assert (reset.json()["degraded"], reset.json()["forced"]) == (False, None)
     assert logged == [
@@ -129,6 +130,28 @@ async def test_limit__changed_and_revoked__takes_effect_immediately(tmp_path: Pa
     assert "got '2'" in wrong.json()["detail"]
     assert revoked.json()["limiter"]["limit"] == 10
     assert [one[0] for one in logged] == ["change limit", "revoke limit"]
+
+
+@pytest.mark.parametrize(
+    ("configured", "given", "text", "capacity"),
+    [
+        ("5/s burst 3", "8/s", "8/s burst 3", 3),
+        ("5/s burst 3", "8/s burst 4", "8/s burst 4", 4),
+        ("5/s", "8/s", "8/s", 8),
+    ],
+)
+@async_test
+async def test_limit__without_a_burst__keeps_that_of_the_limit(
+    configured: str, given: str, text: str, capacity: int, tmp_path: Path
+) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN, COMPORTA_UPSTREAM_PCP_LIMIT=configured) as service:
+        changed = (await admin_request(service, "PUT", "/limits/pcp", {"limit": given})).json()
+        health = (await service.client.get("/v1/health")).json()
+    assert (changed["limit_text"], changed["configured_text"]) == (text, configured)
+    assert changed["limit_before"] == configured
+    assert changed["limiter"]["limit"] == capacity
+    assert health["reasons"] == [f"an operator changed the limit of pcp to {text}"]
+    assert health["sources"]["pcp"]["limit"] == text
 
 
 @async_test

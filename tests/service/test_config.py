@@ -60,7 +60,7 @@ def test_config__empty__uses_embedded_stores(tmp_path: Path) -> None:
     assert (config.host, config.port, config.workers) == ("127.0.0.1", 8000, 1)
     assert config.state == "shared://"
     assert config.database == f"sqlite:///{tmp_path}/data/comporta/comporta.db"
-    assert config.sheets == tmp_path / "data" / "comporta" / "sheets"
+    assert config.sheets_folder == tmp_path / "data" / "comporta" / "sheets"
     assert (config.admin_token, config.allow_private_addresses, config.share_breakers) == (None, False, True)
     assert config.addresses["pncp"] == "https://pncp.gov.br"
     limits = {name: one.limit.limit for name, one in config.settings.upstreams.items() if one.limit}
@@ -89,7 +89,7 @@ def test_config__file_and_variables__explains_the_origin_of_each_value(tmp_path:
         "COMPORTA_SERVICE_PORT": "9001",
         "COMPORTA_SERVICE_SEARCH_STALE": "600",
         "COMPORTA_SERVICE_DATABASE": "sqlite:///ours.db",
-        "COMPORTA_SERVICE_SHEETS": str(tmp_path),
+        "COMPORTA_SERVICE_SHEETS_FOLDER": str(tmp_path),
         "COMPORTA_SERVICE_ALLOW_PRIVATE_ADDRESSES": "true",
         "COMPORTA_SERVICE_HOST": "",
         "DATABASE_URL": "mysql://user:other@db",
@@ -103,6 +103,8 @@ def test_config__file_and_variables__explains_the_origin_of_each_value(tmp_path:
     assert settings["service.search.stale"] == (600, "COMPORTA_SERVICE_SEARCH_STALE")
     assert settings["service.database"] == ("sqlite:///ours.db", "COMPORTA_SERVICE_DATABASE")
     assert settings["service.admin_token"] == ("***", f"{path}:9")
+    assert settings["service.sheets_folder"] == (str(tmp_path), "COMPORTA_SERVICE_SHEETS_FOLDER")
+    assert settings["service.batch.sheets"] == ("database", "default")
     assert settings["service.host"] == ("127.0.0.1", "default")
     assert settings["upstreams.pncp.timeout"] == (5, f"{path}:5")
     assert settings["upstreams.pncp.limit.limit"] == ("10/s", "default")
@@ -145,6 +147,21 @@ def test_config__file_and_variables__explains_the_origin_of_each_value(tmp_path:
             "[service.addresses]\npncp = 'ftp://x'",
             "pncp must be a URL such as 'https://host/path', got 'ftp://x'",
         ),
+        (
+            "[service]\ndatabase = 'postgresql://db/name'\n[service.batch]\nsheets = 'files'",
+            ":4: [service.batch]: sheets must be 'database' or 'google' if the database is PostgreSQL, got",
+        ),
+        (
+            "[service.batch]\nsheets = 'excel'",
+            "sheets must be one of 'database', 'files', 'google', got 'excel'",
+        ),
+        ("[service]\npublic_url = 'example.org'", "public_url must be a URL such as 'https://host/path'"),
+        (
+            "[service]\npublic_url = 'https://me:secret@example.org'",
+            ":2: [service]: public_url must be a URL such as 'https://host/path' without user, query and",
+        ),
+        ("[service]\npublic_url = 'https://example.org/?a=b'", "without user, query and fragment, got"),
+        ("[service]\npublic_url = 'https:///path'", "without user, query and fragment, got"),
         ("service = 3", ":1: service must be a table, got 3"),
         ("[service]\nsearch = 3", "[service.search] must be a table, got 3"),
         ("upstreams = 3", ":1: [upstreams.pncp] must be a table, got 3"),
@@ -161,9 +178,7 @@ def test_config__invalid_value__is_reported_with_its_location(
 
 
 def test_config__unknown_variable__is_reported() -> None:
-    with pytest.raises(
-        ValueError, match="COMPORTA_SERVICE_PRT must be one of 'COMPORTA_SERVICE_ADDRESSES_PCP'"
-    ):
+    with pytest.raises(ValueError, match="COMPORTA_SERVICE_PRT must be one of 'COMPORTA_SERVICE_ACCESS_LOG'"):
         ServiceConfig.load(environ={"COMPORTA_SERVICE_PRT": "1"})
 
 
@@ -274,13 +289,13 @@ async def test_app__close_times_out__publishes_an_event(
 
 def test_serve__address_not_available__fails_with_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    ran = CliRunner().invoke(comporta, ["serve", "--host", "203.0.113.1", "--port", "0", "--workers", "1"])
+    ran = CliRunner().invoke(comporta, ["serve", "--host", "203.0.113.1", "--port", "0", "--open"])
     assert ran.exit_code == 1
     assert ran.output.startswith("Error: cannot listen on 203.0.113.1:0: ")
 
 
 def test_serve__without_the_extra__says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "comporta.service.server", None)
+    monkeypatch.setitem(sys.modules, "comporta.service.supervisor", None)
     ran = CliRunner().invoke(comporta, ["serve"])
     assert ran.exit_code == 1
     assert "pip install 'comporta[service]'" in ran.output
@@ -319,7 +334,7 @@ def test_serve__processor_in_the_current_directory__is_imported(
     def serving(config: ServiceConfig, _: object) -> None:
         processors.append(load_processor(str(config.batch.processor)))
 
-    monkeypatch.setattr("comporta.service.server.serve", serving)
+    monkeypatch.setattr("comporta.service.supervisor.serve", serving)
     ran = CliRunner().invoke(comporta, ["serve", "--config", "comporta.toml"])
     assert ran.exit_code == 0, ran.output
     assert [each("1001") for each in processors] == ["1001"]

@@ -92,6 +92,16 @@ async def test_health__upstream_without_a_breaker__is_never_open(tmp_path: Path)
 
 
 @async_test
+async def test_health__upstream_with_several_limits__has_the_numbers_of_each(tmp_path: Path) -> None:
+    async with run_service(tmp_path, COMPORTA_UPSTREAM_PNCP_LIMIT="10/s; 1000/day") as service:
+        limiter = (await read_health(service))["rate_limiter"]
+    limits = limiter["sources"]["pncp"]["limits"]
+    assert {name: one["tokens_available"] for name, one in limits.items()} == {"pncp": 10, "pncp.2": 1000}
+    assert limits["pncp"]["paused_seconds"] == 0
+    assert "limits" not in limiter["sources"]["pcp"]
+
+
+@async_test
 async def test_health__database_gone__fails_with_the_reason(
     tmp_path: Path,
 ) -> None:

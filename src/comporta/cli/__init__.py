@@ -1,15 +1,19 @@
 """The command line, ``comporta``. It needs the extra ``cli``.
 
-Each command is a module of the same name: ``top``, ``workers``, ``doctor``, ``cache``, ``run``, ``serve``,
-``demo``, ``config``, ``db``, ``batch`` and ``completion``. The others support them:
+Each command is a module of the same name: ``top``, ``workers``, ``doctor``, ``upstream``, ``cache``, ``run``,
+``runs``, ``sim``, ``serve``, ``demo``, ``config``, ``db``, ``tokens``, ``batch`` and ``completion``. The
+others support them:
 
 - ``root_command``: the list of commands, which it imports on demand, and the handling of errors
 - ``console``: tables, JSON and the spinner
 - ``state_option``: the argument STATE, and a store to inspect without becoming one of its workers
 - ``redis_connection``: a plain connection for commands that the store itself never sends
-- ``doctor_checks``, ``doctor_redis``, ``doctor_shared``: the checks of ``doctor``
-- ``run_files``, ``run_step``, ``run_transport``, ``run_url_template``: the parts of ``run``
+- ``doctor_checks``, ``doctor_redis``, ``doctor_shared``, ``doctor_portals``: the checks of ``doctor``
+- ``run_files``, ``run_plan``, ``run_report``, ``run_step``, ``run_transport``,
+  ``run_url_template``: the parts of ``run``
+- ``sim_options``, ``sim_report``, ``sim_charts``: the parts of ``sim``
 - ``top_source``, ``top_database``, ``top_render``, ``top_screen``: the parts of ``top``
+- ``upstream_targets``: where ``upstream`` reads and changes upstreams, a store or a service
 """
 
 from __future__ import annotations

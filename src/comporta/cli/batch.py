@@ -20,7 +20,7 @@ from comporta.cli.console import (
     print_table,
     printable_text,
 )
-from comporta.cli.db import DATABASE_OPTION_HELP, connect_database
+from comporta.cli.db import DATABASE_OPTION_HELP, connect_existing
 from comporta.database.migrations import check_applied
 from comporta.service.batch.migrations import MIGRATIONS
 from comporta.service.batch.whitelist import Whitelist, WhitelistEntry
@@ -109,7 +109,7 @@ def _set_permission(name: str, database: str | None, *, is_team: bool, digital: 
 
 @contextmanager
 def _open_whitelist(url: str | None) -> Iterator[Whitelist]:
-    with connect_database(url) as database:
+    with connect_existing(url) as database:
         check_applied(database, MIGRATIONS)
         try:
             yield Whitelist(database)

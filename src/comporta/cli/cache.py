@@ -16,6 +16,7 @@ from rich.table import Table
 from comporta.cache.invalidation import PublishInvalidation
 from comporta.cache.local import key_digest
 from comporta.cache.params import check_hash, check_user
+from comporta.cache.queries import decode_column
 from comporta.cache.rows import CacheRow, ListedRow
 from comporta.cache.tables import CacheTables
 from comporta.cli.completion import complete_state
@@ -29,7 +30,7 @@ from comporta.cli.console import (
     printable_text,
     rough_duration,
 )
-from comporta.cli.db import DATABASE_OPTION_HELP, connect_database
+from comporta.cli.db import DATABASE_OPTION_HELP, connect_existing
 from comporta.cli.state_option import inspect_store, shared_url, state_url
 from comporta.errors import StateError
 
@@ -49,7 +50,7 @@ def cache() -> None:
 @json_option
 def list_entries(database: str | None, user: str | None, degraded: bool, limit: int, as_json: bool) -> None:
     """List the entries, the most recently fetched first."""
-    with connect_database(database) as connection:
+    with connect_existing(database) as connection:
         rows = _open_table(connection).list_rows(limit, user_id=user, degraded=degraded)
     if as_json:
         print_json([row._asdict() for row in rows])
@@ -68,7 +69,7 @@ def list_entries(database: str | None, user: str | None, degraded: bool, limit: 
 def show(user: str, params_hash: str, database: str | None, with_value: bool, as_json: bool) -> None:
     """Show the health of one entry of a user."""
     _check_arguments(user, params_hash)
-    with connect_database(database) as connection:
+    with connect_existing(database) as connection:
         entry = _open_table(connection).read(user, params_hash)
     if entry is None:
         raise _not_found(f" for {user}", params_hash)
@@ -91,7 +92,7 @@ def refresh(params_hash: str, database: str | None, user: str | None, as_json: b
     The next worker that calls refresh_due fetches it.
     """
     _check_arguments(user, params_hash)
-    with connect_database(database) as connection:
+    with connect_existing(database) as connection:
         marked = _open_table(connection).mark_due(params_hash, user)
     if not marked:
         raise _not_found("", params_hash)
@@ -127,7 +128,7 @@ def remove(
     Without --state, the command uses COMPORTA_STATE, or else REDIS_URL, or else shared://.
     """
     _check_arguments(user, params_hash)
-    with connect_database(database) as connection:
+    with connect_existing(database) as connection:
         table = _open_table(connection)
         removed = table.remove(user, params_hash)
         table.remove(user, params_hash, f"{user}:{params_hash}")  # the key of a cache that separates users
@@ -207,8 +208,8 @@ def _as_dict(entry: CacheRow) -> dict[str, Any]:
     """Return the fields of an entry without its value."""
     fields = entry._asdict()
     del fields["results"]
-    fields["search_params"] = json.loads(entry.search_params)
-    fields["coverage"] = None if entry.coverage is None else json.loads(entry.coverage)
+    fields["search_params"] = decode_column(entry.search_params)
+    fields["coverage"] = decode_column(entry.coverage)
     fields["size_bytes"] = len(entry.results) if entry.has_value else 0
     return fields
 

@@ -34,7 +34,7 @@ def config() -> None:
 def check(file: str | None, everything: bool, as_json: bool) -> None:
     """Check the configuration of the service and show its values.
 
-    Exits with 2 if the configuration is invalid. Never shows a password or a token.
+    The command exits with 2 if the configuration is invalid. It never shows a password or a token.
     """
     service_config = load_service_config(file)
     _check_limits(service_config.settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -107,3 +108,8 @@ def rough_duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
     return "0 s"
+
+
+def clock_time(at: float) -> str:
+    """Return the local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(at))

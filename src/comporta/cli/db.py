@@ -57,10 +57,10 @@ def migrate(database: str | None, as_json: bool) -> None:
 def status(database: str | None, as_json: bool) -> None:
     """Show which migrations have run.
 
-    Exits with 1 if a migration is pending.
+    The command exits with 1 if a migration is pending.
     """
     with connect_database(database) as connection:
-        rows = _all_pending() if _is_missing(connection) else migrations.status(connection, MIGRATIONS)
+        rows = _all_pending() if is_missing(connection) else migrations.status(connection, MIGRATIONS)
     _print_rows(rows, as_json=as_json)
     pending = sum(each.applied_at is None for each in rows)
     if not as_json:
@@ -97,7 +97,19 @@ def connect_database(url: str | None) -> Iterator[Database]:
         database.close()
 
 
-def _is_missing(database: Database) -> bool:
+@contextmanager
+def connect_existing(url: str | None) -> Iterator[Database]:
+    """Open a database for a command that must not create it: a mistyped path is an error."""
+    with connect_database(url) as database:
+        if is_missing(database):
+            raise click.ClickException(
+                f"{database.address} does not exist. Check the path, or create it with `comporta db migrate`."
+            )
+        yield database
+
+
+def is_missing(database: Database) -> bool:
+    """Whether the database is a file that does not exist, which opening would create."""
     path: Path | None = getattr(database, "path", None)
     return path is not None and not path.exists()
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import click
 
 _REQUIRED_MODULES = ("fastapi", "httpx2", "msgspec", "prometheus_client", "uvicorn")
-_SCENARIOS = ("outage", "throttled", "slow", "redis-dies")
+_SCENARIOS = ("outage", "throttled", "slow", "redis-dies", "crowd")
 
 
 @click.command()
@@ -39,7 +39,7 @@ _SCENARIOS = ("outage", "throttled", "slow", "redis-dies")
 def demo(scenario: str | None, workers: int, port: int | None, seconds: float | None) -> None:
     """Run a demo: several workers, failing portals and a live dashboard.
 
-    Starts the real service with simulated portals and users on this machine,
+    The command starts the real service with simulated portals and users on this machine,
     breaks things, and explains in the terminal and on the dashboard what
     happens and where to look. Ctrl-C ends everything and leaves no files and
     no processes behind.
@@ -49,8 +49,9 @@ def demo(scenario: str | None, workers: int, port: int | None, seconds: float | 
     throttled   a portal rejects requests with 429
     slow        a portal answers too slowly
     redis-dies  the state server dies and returns empty
+    crowd       twelve people search at once on a slow portal
 
-    Exits with 1 if a portal received more requests than its limit allows, or
+    The command exits with 1 if a portal received more requests than its limit allows, or
     if a step of a scenario failed.
     """  # noqa: D301 - \b makes click keep the line breaks
     missing = [name for name in _REQUIRED_MODULES if find_spec(name) is None]

@@ -13,6 +13,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from comporta.cli.config import load_service_config
 from comporta.cli.console import json_option, new_table, print_json, print_table, printable_text, show_spinner
 from comporta.cli.doctor_checks import Finding, check_decisions, check_workers, ok, warn
 from comporta.cli.doctor_shared import check_shared
@@ -32,15 +33,25 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 @click.command(epilog=STATE_HELP)
 @state_argument
+@click.option(
+    "--portals", is_flag=True, help="Ask each portal of the service once instead, and say what came."
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False),
+    help="Read the addresses of the portals from this TOML file. Default: COMPORTA_CONFIG.",
+)
 @json_option
-def doctor(state: str | None, as_json: bool) -> None:
+def doctor(state: str | None, portals: bool, config_file: str | None, as_json: bool) -> None:
     """Check whether a state is fit for limits, and say what to fix.
 
-    Exits with 1 if a check fails. The checks use only temporary keys of their own.
+    The command exits with 1 if a check fails. The checks use only temporary keys of their own.
     """
-    url = state_url(state)
+    if portals and state is not None:
+        raise click.UsageError(f"--portals checks no state, got {state!r:.100}")
     with show_spinner("Checking"):
-        findings = list(findings_for(url))
+        findings = _portal_findings(config_file) if portals else list(findings_for(state_url(state)))
     if as_json:
         print_json([finding._asdict() for finding in findings])
     elif len(findings) == 1 and findings[0].status == "fail":
@@ -50,6 +61,12 @@ def doctor(state: str | None, as_json: bool) -> None:
         click.echo(_summary(findings))
     if any(finding.status == "fail" for finding in findings):
         raise click.exceptions.Exit(1)
+
+
+def _portal_findings(config_file: str | None) -> list[Finding]:
+    from comporta.cli.doctor_portals import check_portals  # noqa: PLC0415 - an extra
+
+    return check_portals(load_service_config(config_file))
 
 
 def findings_for(url: str) -> Iterator[Finding]:

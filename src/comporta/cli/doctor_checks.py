@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 from comporta.clock import MONOTONIC
 from comporta.errors import StateError
 from comporta.limits.config import LimitConfig, LimitStrategy
-from comporta.limits.limiter import BaseLimiter, SyncLimiter
+from comporta.limits.limiter import BaseLimiter
+from comporta.limits.sync_limiter import SyncLimiter
 from comporta.stores.base import Store
 from comporta.stores.failover.worker_registry import ListWorkers
 

@@ -31,11 +31,12 @@ from comporta.cli.redis_connection import CommandWord, DiagnosticConnection
 from comporta.cli.state_option import DIAGNOSTIC_TIMEOUT_SECONDS
 from comporta.clock import MONOTONIC
 from comporta.fleet import reader
-from comporta.limits.concurrency import operation
-from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE
+from comporta.limits.concurrency import permits
+from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE, REPORT_SPACE
 from comporta.retry import budget
 from comporta.stores import history, journal
-from comporta.stores.failover.worker_registry import REGISTRY_KEY, REJOIN_KEY
+from comporta.stores.changes import CHANGES_KEY
+from comporta.stores.failover.worker_registry import REGISTRY_KEY, REJOIN_SPACE
 from comporta.stores.redis.store import RedisStore
 
 VERSION_MIN = (6, 2)
@@ -46,8 +47,9 @@ _TRIVIAL = "return 1"
 _TRIVIAL_SHA = sha1(_TRIVIAL.encode(), usedforsecurity=False).hexdigest()
 _SAFE_POLICIES = ("noeviction", "volatile-ttl")
 _OTHER_SPACES = (
-    *(breaker.SPACE, breaker.FORCED_SPACE, operation.PERMIT_SPACE, budget.SPACE, invalidation.NAMESPACE),
+    *(breaker.SPACE, breaker.FORCED_SPACE, permits.PERMIT_SPACE, budget.SPACE, invalidation.NAMESPACE),
     *(history.SPACE, journal.SPACE, reader.SUMMARIES, reader.TURNS, reader.FLEET, reader.STORY),
+    *(REPORT_SPACE, REJOIN_SPACE),
 )
 _NO_COMMAND = re.compile(r"permissions to run|unknown command", re.IGNORECASE)
 _NO_KEY = re.compile(r"permissions to access", re.IGNORECASE)
@@ -254,7 +256,7 @@ def check_keys(connection: DiagnosticConnection) -> Finding:
         f"{OVERRIDE_SPACE}:*": [("GET", f"{OVERRIDE_SPACE}:{name}"), ("DEL", f"{OVERRIDE_SPACE}:{name}")],
         **{f"{space}:*": [("GET", f"{space}:{name}"), ("DEL", f"{space}:{name}")] for space in _OTHER_SPACES},
         REGISTRY_KEY: [("ZCARD", REGISTRY_KEY), ("ZREM", REGISTRY_KEY, name)],
-        REJOIN_KEY: [("GET", REJOIN_KEY), ("HDEL", REJOIN_KEY, name)],  # not a hash, so HDEL deletes nothing
+        CHANGES_KEY: [("ZCARD", CHANGES_KEY), ("ZREM", CHANGES_KEY, name)],
     }
     refusals = {
         pattern: [_refusal(connection, words) for words in commands] for pattern, commands in trials.items()

@@ -1,4 +1,4 @@
-"""The checks of ``comporta doctor`` for ``shared://``: its directory, its free slots and its locks.
+"""The checks of ``comporta doctor`` for ``shared://``: its directory, who uses it, its room and its locks.
 
 The checks never create the directory: the first worker that uses the name does.
 """
@@ -6,6 +6,7 @@ The checks never create the directory: the first worker that uses the name does.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -30,17 +31,20 @@ from comporta.cli.state_option import SharedUrl, inspect_store
 from comporta.errors import StateTimeoutError
 from comporta.limits.config import LimitStrategy
 from comporta.stores.base import Store
+from comporta.stores.shared.directory import TABLE_NAME
 from comporta.stores.shared.layout import MEMORY_MB_MIN
 from comporta.stores.shared.store import SharedStore
 from comporta.stores.shared.table import TableUsage
 
-_FULL_SHARE = 0.8
+_PROCESSES = Path("/proc")  # where the kernel shows what each process has mapped; not on macOS
+_PIDS_SHOWN_MAX = 5
 
 
 def check_shared(url: str, shared: SharedUrl) -> Iterator[Finding]:
     """Check the directory, and the table in it if the directory is safe to use."""
     directory = check_directory(shared.path)
     yield directory
+    yield from check_processes(shared.path)
     if not os.path.lexists(shared.path):
         yield check_space(shared, shutil.disk_usage(Path(shared.path).parent).free)
     elif directory.status != "fail":
@@ -75,6 +79,40 @@ def check_directory(path: str) -> Finding:
     if mode & 0o077:
         return fail("directory", f"{path} has mode {mode:04o}, so other users may change it: run chmod 700")
     return ok("directory", f"{path}, mode {mode:04o}")
+
+
+def check_processes(path: str) -> Iterator[Finding]:
+    """Check that the processes of this user that use the table use the one in place, not a removed one."""
+    inodes_by_pid = _mapped_tables(path)
+    try:
+        inode = (Path(path) / TABLE_NAME).stat().st_ino
+    except OSError:
+        inode = None
+    others = sorted(pid for pid, inodes in inodes_by_pid.items() if inode not in inodes)
+    if others:
+        shown = ", ".join(map(str, others[:_PIDS_SHOWN_MAX])) + (", …" if others[_PIDS_SHOWN_MAX:] else "")
+        yield fail(
+            "processes",
+            f"{len(others)} of {len(inodes_by_pid)} processes use a table that was removed ({shown}), and "
+            "share no limits with the others: they should notice within 2 s; restart those that do not",
+        )
+    elif inodes_by_pid:
+        yield ok("processes", f"{len(inodes_by_pid)} use the table")
+
+
+def _mapped_tables(path: str) -> dict[int, set[int]]:
+    """Return the inodes of the tables of this directory, removed ones included, that each process maps."""
+    table = rf"{re.escape(path)}(?:\.\d+\.\d+)?/{TABLE_NAME}(?: \(deleted\))?"
+    mapped = re.compile(rf" (\d+) +{table}$", re.MULTILINE)
+    found = {}
+    for maps in _PROCESSES.glob("[0-9]*/maps"):
+        try:
+            inodes = {int(inode) for inode in mapped.findall(maps.read_text(errors="replace"))}
+        except OSError:  # of another user, or it has ended
+            continue
+        if inodes:
+            found[int(maps.parent.name)] = inodes
+    return found
 
 
 def check_space(shared: SharedUrl, free: int) -> Finding:

@@ -7,52 +7,50 @@ or killed and then resumed. Items that fail go to a dead-letter file, which is v
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import click
 
-from comporta.cli import EXIT_INTERRUPTED
+from comporta.breaker.config import BreakerConfig
 from comporta.cli.completion import complete_state
-from comporta.cli.run_files import (
-    LINE,
-    RunFiles,
-    build_sink,
-    check_columns,
-    os_error_text,
-    parse_option,
-    resolve_files,
-)
+from comporta.cli.console import clock_time
+from comporta.cli.run_files import check_columns, os_error_text, parse_option
+from comporta.cli.run_plan import LOCAL_STATE_WARNING, RunPlan, plan_file_run, plan_shared_run
+from comporta.cli.run_report import print_report
 from comporta.cli.run_step import HttpStep
 from comporta.cli.run_transport import BufferedTransport
-from comporta.cli.run_url_template import UrlTemplate, fields_of
+from comporta.cli.run_url_template import UrlTemplate
 from comporta.cli.state_option import state_url
 from comporta.errors import ComportaError
+from comporta.events import Event, listen
 from comporta.limits.config import LimitConfig
 from comporta.limits.overrides.record import rate_text
 from comporta.pipeline.run.pipeline import WORKERS_MAX, Pipeline
-from comporta.pipeline.run.progress import TerminalProgress, format_duration
-from comporta.pipeline.run.report import COMPLETE, Report
+from comporta.pipeline.run.progress import TerminalProgress
+from comporta.pipeline.run.report import Report, quantity
 from comporta.pipeline.run.sources import FORMS
-from comporta.pipeline.sinks import JsonLinesSink, Sink
+from comporta.pipeline.sinks import JsonLinesSink
 from comporta.retry.retry import Retry
 from comporta.stores.registry import close_stores, open_store
 from comporta.upstream.registry import Upstreams
 from comporta.upstream.upstream import Upstream
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
-EXIT_DEAD_LETTERS = 3
+
+BREAKER = BreakerConfig(cooldown_seconds=1.0, cooldown_factor=2.0, cooldown_max_seconds=30.0)
+"""A run has nothing else to do than to wait for the server, so it probes soon, and less often over time."""
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 _EPILOG = (
     "Exit status: 0 if every item succeeded; 3 if all items are done but some are dead letters; 130 if "
-    "interrupted (continue with --resume); 1 if the run could not continue; 2 if an option is wrong."
+    "interrupted (continue with --resume; a shared run with the same command); 1 if the run could not "
+    "continue; 2 if an option is wrong."
 )
 
 
@@ -64,9 +62,9 @@ _EPILOG = (
 @click.option(
     "--output",
     required=True,
-    metavar="FILE",
+    metavar="FILE|URL",
     type=click.Path(),
-    help="Write the results to this file: .jsonl, .csv or .db (SQLite).",
+    help="Write the results to this file (.jsonl, .csv or .db), or with --shared to this database.",
 )
 @click.option(
     "--format",
@@ -161,13 +159,31 @@ _EPILOG = (
     show_default=True,
     help="Reject answers longer than this many bytes.",
 )
-@click.option("--table", default="results", show_default=True, help="Write rows to this SQLite table.")
+@click.option("--table", default="results", show_default=True, help="Write rows to this table of a database.")
 @click.option(
     "--dead-letters",
     "dead_letters",
     metavar="FILE",
     type=click.Path(),
     help="Write items that failed to this file.  [default: the name of the output + .dead.jsonl]",
+)
+@click.option(
+    "--shared",
+    is_flag=True,
+    help="Share the run with all processes that start the same command, on any machine.",
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(1, 3600),
+    help="Take over lines of a worker that is silent for this many seconds; needs --shared.  [default: 30]",
+)
+@click.option(
+    "--idempotency-key",
+    is_flag=True,
+    help="Send a header Idempotency-Key, the same for every attempt of a line; needs --shared.",
+)
+@click.option(
+    "--yes", is_flag=True, help="Make the same call for every item if the URL has no column in braces."
 )
 @click.option("--resume", is_flag=True, help="Continue an earlier run of the same files.")
 @click.option("--append", is_flag=True, help="Add rows to an output that exists.")
@@ -182,14 +198,17 @@ def run(
     standard input. Ctrl-C finishes the calls in flight and stops; a second Ctrl-C stops at once.
     """
     template = parse_option("--url", lambda: UrlTemplate(options["url"]))
-    files = resolve_files(input, options)
-    check_columns(
-        files.source, {"--url": template.columns, "--key": [options["key"]] if options["key"] else []}
-    )
-    sink = build_sink(files.output, options["table"])
+    if not (template.columns or options["send_json"] or options["yes"]):
+        raise click.BadParameter(
+            "has no column in braces, so every item of INPUT would make the same call; add a column, such as "
+            "{line}, or use --yes",
+            param_hint="--url",
+        )
+    plan = plan_shared_run(input, options) if options["shared"] else plan_file_run(input, options)
+    check_columns(plan.file, {"--url": template.columns, "--key": [options["key"]] if options["key"] else []})
     headers = _parse_headers(options["headers"], options["secrets"])
     try:
-        report = asyncio.run(_run_pipeline(files, template, sink, headers, options))
+        report = asyncio.run(_run_pipeline(plan, template, headers, options))
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"`comporta run` needs {error.name}: pip install 'comporta[httpx2]'"
@@ -200,38 +219,43 @@ def run(
         raise click.ClickException(os_error_text(error, "read or write")) from None
     finally:
         close_stores()
-    _print_report(report, files, as_json=options["as_json"])
+    print_report(report, plan, as_json=options["as_json"])
 
 
 async def _run_pipeline(
-    files: RunFiles, template: UrlTemplate, sink: Sink, headers: dict[str, str], options: dict[str, Any]
+    plan: RunPlan, template: UrlTemplate, headers: dict[str, str], options: dict[str, Any]
 ) -> Report:
     async with _open_client(template, headers, options) as (client, upstream):
+        if plan.warns_of(upstream.store.address):
+            click.echo(LOCAL_STATE_WARNING, err=True)
         calls = HttpStep(
             client,
+            upstream,
             template,
             method=options["method"],
             send_item=options["send_json"],
             accepted=frozenset(options["accept"]),
             patience=options["patience"],
-            parse_json=isinstance(sink, JsonLinesSink),
+            parse_json=isinstance(plan.sink, JsonLinesSink),
+            has_idempotency_key=options["idempotency_key"],
         )
         is_terminal = sys.stderr.isatty()
         progress = TerminalProgress(lambda: _progress_suffix(upstream, calls)) if is_terminal else None
         pipeline = Pipeline(
-            files.source,
-            calls,
-            sink,
+            plan.source,
+            plan.step_of(calls),
+            plan.sink,
             workers=options["in_flight"],
-            key=_key_function(options["key"]),
-            number=LINE,
-            dead_letters=files.dead_letters,
-            checkpoint=files.checkpoint,
             capacity=2 * options["in_flight"],
             progress=progress,
             name="run",
+            **plan.pipeline_options,
         )
-        report = await pipeline.run(signals=True)
+        stop_listening = listen(lambda event: _announce_drain(event, calls, progress))
+        try:
+            report = await pipeline.run(signals=True)
+        finally:
+            stop_listening()
     report.retries = calls.retries
     return report
 
@@ -269,6 +293,7 @@ def _build_upstream(template: UrlTemplate, options: dict[str, Any]) -> Upstream:
             max_wait=options["patience"],
             retry=Retry(options["retries"], options["backoff"], budget=None),
             timeout=options["timeout"],
+            breaker=BREAKER,
             degradation=not options["no_degradation"],
             state=store,
         ),
@@ -309,56 +334,24 @@ def _check_header(option: str, name: str, value: str) -> str:
     return value
 
 
-def _key_function(column: str | None) -> Callable[[Any], Any] | None:
-    return None if column is None else lambda item: fields_of(item)[column]
+def _announce_drain(event: Event, calls: HttpStep, progress: TerminalProgress | None) -> None:
+    """Say what the first Ctrl-C does, as soon as it is pressed."""
+    if event.kind == "pipeline_draining":
+        begun = quantity(calls.items_begun, "item")
+        text = f"Finishing {begun} in progress; press Ctrl-C again to stop at once."
+        if progress is None:
+            click.echo(text, err=True)
+        else:
+            progress.print(text)
 
 
 def _progress_suffix(upstream: Upstream, calls: HttpStep) -> str:
-    """Return the limit and the number of retries, for the progress line."""
+    """Return the limit and the number of retries, or why no call is made, for the progress line."""
+    breaker = upstream.breaker
+    if breaker is not None and breaker.is_degraded:
+        until = breaker.degraded_until
+        return "circuit open" if until is None else f"circuit open until {clock_time(until)}"
     degradation = upstream.degradation
     rate = upstream.limiter.config.rate if degradation is None else degradation.current
-    retries = f", {calls.retries:,} retries" if calls.retries else ""
+    retries = f", {quantity(calls.retries, 'retry', 'retries')}" if calls.retries else ""
     return f"limit {rate_text(rate)}/s{retries}"
-
-
-def _print_report(report: Report, files: RunFiles, *, as_json: bool) -> NoReturn:
-    if as_json:
-        click.echo(json.dumps(_summary(report, files)))
-    else:
-        for line in _report_lines(report, files):
-            click.echo(line)
-    if report.ended != COMPLETE:
-        sys.exit(EXIT_INTERRUPTED)
-    sys.exit(EXIT_DEAD_LETTERS if report.dead + report.dead_before else 0)
-
-
-def _summary(report: Report, files: RunFiles) -> dict[str, Any]:
-    return {
-        "ended": report.ended,
-        "done": report.done,
-        "written": report.written,
-        "dead": report.dead,
-        "dead_before": report.dead_before,
-        "skipped": report.skipped,
-        "retries": report.retries,
-        "seconds": round(report.seconds, 3),
-        "output": str(files.output),
-        "dead_letters": str(files.dead_letters),
-        "checkpoint": None if files.checkpoint is None else str(files.checkpoint),
-    }
-
-
-def _report_lines(report: Report, files: RunFiles) -> list[str]:
-    before = f", {report.skipped:,} done earlier" if report.skipped else ""
-    took = f"{format_duration(report.seconds)} ({report.rate:,.1f}/s)"
-    lines = [
-        f"{report.ended.capitalize()}: {report.done:,} items in {took}{before}.",
-        f"{files.output}: {report.written:,} rows"
-        + (f", {report.retries:,} retries." if report.retries else "."),
-    ]
-    dead = report.dead + report.dead_before
-    if dead:
-        lines.append(f"{files.dead_letters}: {dead:,} dead letters; to retry them, use this file as INPUT.")
-    if report.ended != COMPLETE and files.checkpoint is not None:
-        lines.append("To continue, run the same command with --resume.")
-    return lines

@@ -26,16 +26,20 @@ DATABASE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
 
 class InputFile(FileSource):
-    """INPUT, whose identity includes the SQLite table: resuming into another table would lack rows."""
+    """INPUT, whose identity includes the options that a resumed run must not change.
 
-    def __init__(self, path: str, form: str | None, table: str | None) -> None:
+    With another table or URL the output would have rows of both, with other dead letters it would repeat
+    some.
+    """
+
+    def __init__(self, path: str, form: str | None, fixed_options: Mapping[str, str | None]) -> None:
         super().__init__(path, form)
-        self._table = table
+        self._fixed_options = fixed_options
 
     def identity(self) -> Mapping[str, Any] | None:
-        """Return what identifies the file and its table in a checkpoint."""
+        """Return what identifies the file and its run in a checkpoint."""
         identity = super().identity()
-        return None if identity is None else {**identity, "table": self._table}
+        return None if identity is None else {**identity, **self._fixed_options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,17 @@ def resolve_files(given: str, options: dict[str, Any]) -> RunFiles:
     """Return the files of a run; raise a usage error if one of them would be overwritten."""
     output = Path(options["output"])
     table = options["table"] if output.suffix.lower() in DATABASE_SUFFIXES else None
-    source = parse_option("INPUT", lambda: InputFile(given, options["form"], table))
+    dead_letters = Path(options["dead_letters"] or f"{output}.dead.jsonl")
+    fixed_options = {
+        "--table": table,
+        "--url": options["url"],
+        "--method": options["method"],
+        "--dead-letters": str(dead_letters.absolute()),
+    }
+    source = parse_option("INPUT", lambda: InputFile(given, options["form"], fixed_options))
     if options["resume"] and not source.rereadable:
         raise click.BadParameter(f"cannot resume {given}: it is a pipe", param_hint="--resume")
     checkpoint = Path(f"{output}.{source.path.name}.checkpoint") if source.rereadable else None
-    dead_letters = Path(options["dead_letters"] or f"{output}.dead.jsonl")
     files = RunFiles(source, output, dead_letters, checkpoint)
     _check_paths(files, given)
     _check_existing(files, resume=options["resume"], append=options["append"])

@@ -10,12 +10,16 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from comporta.cli.config import FILE_HELP, load_service_config
 from comporta.database.urls import default_path, sqlite_path
 from comporta.settings import CONFIG_VARIABLE, service_variable
+
+if TYPE_CHECKING:
+    from comporta.service.config import ServiceConfig
 
 
 @click.command(epilog=FILE_HELP)
@@ -29,15 +33,32 @@ from comporta.settings import CONFIG_VARIABLE, service_variable
 @click.option(
     "--config", "file", metavar="FILE", type=click.Path(dir_okay=False), help="Read this settings file."
 )
+@click.option(
+    "--open",
+    "is_open",
+    is_flag=True,
+    help="Allow a host other than loopback without authentication.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="Write the log in this format.  [default: text]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Log this and what is more severe.  [default: info]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
-def serve(host: str | None, port: int | None, workers: int | None, file: str | None, as_json: bool) -> None:
+def serve(file: str | None, is_open: bool, as_json: bool, **options: str | int | None) -> None:
     """Serve searches and batch jobs over HTTP.
 
     By default the state is in shared:// and the data in a SQLite file in your
     data directory; set REDIS_URL and DATABASE_URL to use servers. On SIGTERM
-    the service finishes the requests in flight and exits.
+    the service finishes the requests in flight and exits; on SIGHUP it reads
+    the settings again and replaces its workers one after the other.
     """
-    options = {"host": host, "port": port, "workers": workers}
+    options["open"] = "true" if is_open else None
     for field, value in options.items():
         if value is not None:
             os.environ[service_variable(field)] = str(value)
@@ -45,10 +66,11 @@ def serve(host: str | None, port: int | None, workers: int | None, file: str | N
         os.environ[CONFIG_VARIABLE] = os.path.abspath(file)  # noqa: PTH100 - keeps symbolic links
     config = load_service_config(None)
     _check_directory(config.database)
+    _check_exposure(config)
     sys.path.append(str(Path.cwd()))  # for a processor in this directory; installed packages come first
     try:
-        from comporta.service.server import serve as run  # noqa: PLC0415 - an extra
         from comporta.service.sources.ssrf_guard import PrivateAddressError  # noqa: PLC0415 - likewise
+        from comporta.service.supervisor import serve as run  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise click.ClickException(f"serving needs {error.name}: pip install 'comporta[service]'") from None
     try:
@@ -60,6 +82,15 @@ def serve(host: str | None, port: int | None, workers: int | None, file: str | N
         ) from None
     except PrivateAddressError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _check_exposure(config: ServiceConfig) -> None:
+    from comporta.service.config import check_exposure  # noqa: PLC0415 - slow to import
+
+    try:
+        check_exposure(config)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _check_directory(database: str) -> None:

@@ -28,7 +28,7 @@ _PIPED_WIDTH_CHARS = 160
     type=click.FloatRange(0.2, 3600),
     default=1.0,
     show_default=True,
-    help="Refresh every this many seconds.",
+    help="Wait this many seconds between two refreshes.",
 )
 @click.option("--once", is_flag=True, help="Print one snapshot and exit, as in a pipe.")
 @database_option
@@ -36,8 +36,8 @@ _PIPED_WIDTH_CHARS = 160
 def top(state: str | None, every: float, once: bool, database: str | None, as_json: bool) -> None:
     """Watch a fleet live: upstreams, workers and events.
 
-    Press q or Ctrl-C to quit. Counts are those of the whole fleet in the last minute. With --database, or
-    DATABASE_URL, it also shows the cache and the batch jobs.
+    Press q or Ctrl-C to quit, and ? for the keys. Counts are those of the whole fleet in the last minute.
+    With --database, or DATABASE_URL, it also shows the cache and the batch jobs.
     """
     url = state_url(state)
     if url.startswith("memory://"):

@@ -6,8 +6,8 @@ lines; without a height it renders everything.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -15,7 +15,8 @@ from rich.padding import Padding
 from rich.styled import Styled
 from rich.text import Text
 
-from comporta.cli.console import new_table, printable, rough_duration
+from comporta.cli.console import clock_time, new_table, printable, rough_duration
+from comporta.fleet.summary import has_override
 from comporta.limits.overrides.record import rate_text
 
 Document = dict[str, Any]
@@ -30,7 +31,9 @@ STALE_STYLE = "dim"
 _PHASES = {"closed": "green", "half-open": "yellow", "open": "bold red"}
 _STATUSES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _SEVERITIES = {"warning": "yellow", "error": "red", "critical": "bold red"}
-_EVENTS_MIN = 3
+_TITLE_LINES = 2
+"""The lines of a list besides its rows: an empty one and the title."""
+
 _NAME_CHARS_MAX = 24
 _GAP = 2
 _SPARK_CHARS, _SPARK_CHARS_MAX = 10, 60
@@ -58,7 +61,7 @@ class UpstreamColumn(NamedTuple):
 
     heading: str
     width: int
-    rank: int
+    rank: float
     cell: Callable[[Document], Text]
     right: bool = True
 
@@ -69,14 +72,16 @@ def render(snapshot: TopSnapshot, canvas: Canvas, where: str, error: str = "") -
     snapshot = snapshot._replace(document=document)
     header = _header(document, where, live=canvas.height is not None)
     top = [header, *_demo_step(document)] if not error else [header, Text(printable(error), style="bold red")]
-    upstreams = _upstreams(snapshot, canvas)
     database = _database_lines(document)
-    lines_left = (
-        None
-        if canvas.height is None
-        else canvas.height - _line_count([*top, *upstreams, *database], canvas.width)
-    )
-    workers, events = _visible_rows(len(document["workers"]), len(document["events"]), lines_left)
+    upstreams = _upstreams(snapshot, canvas)
+    workers, events = WORKERS_MAX, EVENTS_MAX
+    if canvas.height is not None:
+        lines_left = canvas.height - _line_count([*top, *database], canvas.width)
+        wanted = [len(document["workers"]) + _TITLE_LINES, len(document["events"]) + _TITLE_LINES]
+        share, *_ = fair_shares(lines_left, [_line_count(upstreams, canvas.width), *wanted])
+        upstreams = _upstreams(snapshot, canvas, share)
+        lines_left -= _line_count(upstreams, canvas.width)
+        workers, events = _visible_rows(len(document["workers"]), fair_shares(lines_left, wanted))
     parts = [*upstreams, *_workers(document, workers), *database, *_events(document, events)]
     return Group(*top, *(Styled(part, STALE_STYLE) for part in parts) if error else parts)
 
@@ -90,18 +95,23 @@ def _printable(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _visible_rows(workers: int, events: int, lines_left: int | None) -> tuple[int, int]:
-    """Return how many workers and events fit: workers come first, but leave room for some events.
+def fair_shares(lines: int, wanted: Sequence[int]) -> list[int]:
+    """Divide lines between sections: one that wants less than an equal share leaves the rest to others."""
+    shares, left = [0] * len(wanted), max(lines, 0)
+    for position, number in enumerate(sorted(range(len(wanted)), key=lambda each: wanted[each])):
+        shares[number] = min(wanted[number], left // (len(wanted) - position))
+        left -= shares[number]
+    return shares
+
+
+def _visible_rows(workers: int, shares: Sequence[int]) -> tuple[int, int]:
+    """Return how many workers and events fit into their shares.
 
     Each list has an empty line and a title; one more line counts the workers that do not fit.
     """
-    if lines_left is None:
-        return WORKERS_MAX, EVENTS_MAX
-    reserved = min(events, _EVENTS_MIN) + 2 if events else 0
-    room = min(max(lines_left - 2 - reserved, 0), WORKERS_MAX)
-    shown = workers if workers <= room else max(room - 1, 0)
-    taken = 2 + shown + (shown < workers)
-    return shown, min(max(lines_left - taken - 2, 0), EVENTS_MAX)
+    room, events = (max(share - _TITLE_LINES, 0) for share in shares)
+    room = min(room, WORKERS_MAX)
+    return workers if workers <= room else max(room - 1, 0), min(events, EVENTS_MAX)
 
 
 def _header(document: Document, where: str, *, live: bool) -> Text:
@@ -110,7 +120,7 @@ def _header(document: Document, where: str, *, live: bool) -> Text:
     summary = f"{status}: {', '.join(reasons)}" if reasons else status
     return Text.assemble(
         ("comporta top", "bold"),
-        (" (q quits)" if live else "", "dim"),
+        (" (? shows keys)" if live else "", "dim"),
         f"  {where}  {clock_time(document['at'])}  ",
         (summary, _STATUSES.get(status, "")),
         overflow="ellipsis",
@@ -126,8 +136,26 @@ def _demo_step(document: Document) -> list[Text]:
     return [Text(f"{story.get('title', '')}: {story.get('text', '')}", style="cyan")]
 
 
-def _upstreams(snapshot: TopSnapshot, canvas: Canvas) -> list[RenderableType]:
+def _upstreams(snapshot: TopSnapshot, canvas: Canvas, lines: int | None = None) -> list[RenderableType]:
+    """Return the table of upstreams and what is unusual about them, in about ``lines`` lines.
+
+    If not all upstreams fit, those that are unusual come first, and a last line counts the others.
+    """
     cards = snapshot.document["upstreams"]
+    parts = _upstream_table(snapshot, canvas, cards)
+    if not cards or lines is None or _line_count(parts, canvas.width) <= lines:
+        return parts
+    ranked = sorted(cards, key=lambda card: not _is_restricted(card))
+    at = snapshot.document["at"]
+    line_counts = [1 + _line_count(filter(None, [_explanation(card, at)]), canvas.width) for card in ranked]
+    lines -= _line_count(_upstream_table(snapshot, canvas, ranked[:1]), canvas.width) - line_counts[0] + 1
+    used = list(accumulate(line_counts))
+    count = max(sum(each <= lines for each in used), 1)
+    more = Text(f" and {len(cards) - count:,} more", style="dim")
+    return [*_upstream_table(snapshot, canvas, ranked[:count]), more]
+
+
+def _upstream_table(snapshot: TopSnapshot, canvas: Canvas, cards: list[Document]) -> list[RenderableType]:
     if not cards:
         return [Text("\nNo upstream was used in the last 30 s.", style="dim")]
     at = snapshot.document["at"]
@@ -195,7 +223,9 @@ def _state(card: Document) -> Text:
     """Return the state of the upstream in a word or two."""
     phase, until = card.get("phase"), card.get("until")
     text = Text(phase or "no breaker", _PHASES.get(str(phase), ""))
-    if phase == "open" and until:
+    if card.get("forced"):
+        text = Text(f"held {card['forced']}", _PHASES["open" if phase == "open" else "half-open"])
+    elif phase == "open" and until:
         text.append(f" {rough_duration(until - card['at'])}")
     elif card.get("paused"):
         text = Text(f"paused {rough_duration(card['paused'])}", "yellow")
@@ -218,13 +248,12 @@ def _explanation(card: Document, now: float) -> RenderableType | None:
 
 def _is_restricted(card: Document) -> bool:
     """Whether the breaker, a pause, a lowered limit or an operator holds calls back."""
-    limit, original, configured = card.get("limit"), card.get("original"), card.get("configured")
     return bool(
         card.get("phase") not in (None, "closed")
         or card.get("forced")
         or card.get("paused")
-        or limit != original
-        or configured not in (None, original)
+        or card.get("limit") != card.get("original")
+        or has_override(card)
     )
 
 
@@ -268,15 +297,16 @@ _COLUMNS = (
     UpstreamColumn("limit", 11, 3, _limit),
     UpstreamColumn("tokens", 7, 7, _ratio("tokens", "capacity")),
     UpstreamColumn("in flight", 9, 8, _ratio("in_flight", "in_flight_max")),
-    UpstreamColumn("calls", 7, 1, _count("calls")),
+    UpstreamColumn("calls/min", 9, 1, _count("calls")),
     UpstreamColumn("ok", 7, 9, _count("ok")),
     UpstreamColumn("failed", 6, 2, _count("failed", "red")),
     UpstreamColumn("refused", 7, 5, _count("refused", "yellow")),
     UpstreamColumn("held back", 9, 6, _held_back),
     UpstreamColumn("would refuse", 12, 12, _count("would_refuse", "yellow")),
     UpstreamColumn("retries", 7, 10, _count("retries")),
+    UpstreamColumn("latency p95", 11, 6.5, _wait("latency_p95")),
     UpstreamColumn("wait p50", 8, 11, _wait("wait_p50")),
-    UpstreamColumn("p95", 6, 4, _wait("wait_p95")),
+    UpstreamColumn("wait p95", 8, 4, _wait("wait_p95")),
 )
 
 
@@ -341,7 +371,8 @@ def _cache(cache: Document) -> Text:
 def _job(job: Document) -> Text:
     done = job["succeeded"] + job["failed"]
     failed = f", {job['failed']:,} failed" if job["failed"] else ""
-    worker = f", by {job['worker']}" if job.get("worker") else ""
+    several = f", by {job['workers']:,} workers" if job.get("workers", 0) > 1 else ""
+    worker = several or (f", by {job['worker']}" if job.get("worker") else "")
     backfill = f", backfill {job['backfill']['status']}" if job.get("backfill") else ""
     return Text(f"{job['id']} {job['status']}, {done:,} of {job['total']:,}{failed}{worker}{backfill}")
 
@@ -365,11 +396,6 @@ def _title(text: str) -> Text:
 def _line_count(parts: Iterable[RenderableType], width: int) -> int:
     console = Console(width=width)
     return sum(len(console.render_lines(part, console.options)) for part in parts)
-
-
-def clock_time(at: float) -> str:
-    """Return the local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def short_duration(seconds: float | None) -> str:

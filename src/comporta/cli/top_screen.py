@@ -22,8 +22,8 @@ from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from comporta.cli.console import rough_duration
-from comporta.cli.top_render import BARS, BARS_ASCII, Canvas, TopSnapshot, clock_time, render
+from comporta.cli.console import clock_time, rough_duration
+from comporta.cli.top_render import BARS, BARS_ASCII, Canvas, TopSnapshot, render
 from comporta.cli.top_source import FleetSource
 from comporta.threads import BackgroundThread
 
@@ -38,6 +38,26 @@ _SIGNAL_EXIT_BASE = 128
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NO_KEY = b"\0"  # disables a special character of the terminal
 _QUIT_KEYS = (b"q", b"Q", b"\x04")
+_HELP_KEY = b"?"
+_HELP = """\
+Keys
+
+  q, Ctrl-C, Ctrl-D   Quit.
+  ?                   Show or hide this page.
+
+Columns
+
+  state               The circuit: closed, open or half-open, or the rest of a pause.
+  limit               Calls per second now, and without degradation if that differs.
+  tokens              Calls that may start at once, of the burst.
+  in flight           Calls in progress, of the most allowed.
+  calls/min           Calls of the whole fleet in the last minute, like the next ones:
+  ok, failed          calls that succeeded, and those that failed,
+  refused             answers that refused a call (429),
+  held back           calls that were not made: circuit open, or no token in time,
+  retries             repeated attempts.
+  wait p50, wait p95  How long half and 95 % of the calls waited for the limit, at most.
+"""
 
 
 class TopPoller:
@@ -112,15 +132,19 @@ def run_live(source: FleetSource, interval: float, where: str) -> None:
 
 def _draw_loop(screen: Live, console: Console, poller: TopPoller, where: str, flag: SignalFlag) -> None:
     last: object = None
+    shows_help = False
     while not flag.number:
         size = os.get_terminal_size(console.file.fileno())
-        state = (poller.snapshot, poller.error, size, int(time.time()) if poller.error else 0)
+        state = (poller.snapshot, poller.error, size, int(time.time()) if poller.error else 0, shows_help)
         if state != last:
             console.size = ConsoleDimensions(*size)
-            screen.update(render_screen(poller, console, where), refresh=True)
+            content = Text(_HELP) if shows_help else render_screen(poller, console, where)
+            screen.update(content, refresh=True)
             last = state
-        if _read_key(FRAME_SECONDS) in _QUIT_KEYS:
+        key = _read_key(FRAME_SECONDS)
+        if key in _QUIT_KEYS:
             return
+        shows_help = shows_help != (key == _HELP_KEY)
 
 
 def render_screen(poller: TopPoller, console: Console, where: str) -> RenderableType:

@@ -12,4 +12,5 @@ in ``comporta serve``.
 - ``child_process``: the entry point of each child process
 - ``app``: the application that the workers serve
 - ``simulated_users``: the load
+- ``crowd``: people who search at once, for one of the scenarios
 """

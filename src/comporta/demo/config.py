@@ -15,6 +15,9 @@ WORKERS: Final = 3
 CONCURRENT_CALLS_MAX: Final = 8
 """The limit on concurrent calls to each portal, for the whole fleet."""
 
+PEOPLE: Final = 12
+"""How many people search at once in the scenario ``crowd``."""
+
 LATENCY_SECONDS: Final = 0.15
 """The mean response time of a healthy simulated portal."""
 
@@ -116,7 +119,6 @@ state = "{state}"
 host = "{host}"
 workers = {workers}
 database = "sqlite:///{folder}/service.db"
-sheets = "{folder}/sheets"
 trusted_proxies = ["127.0.0.0/8"]
 allow_private_addresses = true
 client_limit = "10/s burst 20"

@@ -6,6 +6,7 @@ It knows only the public routes of the service and the control route of the port
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 
+from comporta.demo.config import LIMITS, PortalLimit
+from comporta.demo.crowd import DemoCrowd
 from comporta.demo.snapshot import EMPTY_SNAPSHOT, DemoSnapshot
 
 if TYPE_CHECKING:
@@ -25,10 +28,16 @@ FALLBACK_SAMPLE: Final = 6
 
 
 class DemoPoller:
-    """Keeps ``snapshot`` up to date, and lets callers wait for a condition on it."""
+    """Keeps ``snapshot`` up to date, and lets callers wait for a condition on it.
+
+    ``highest_limits`` are the highest limits that were in force, ``overridden`` the portals whose limit or
+    breaker an operator changed at any time.
+    """
 
     def __init__(self, processes: DemoProcesses) -> None:
         self.snapshot = EMPTY_SNAPSHOT
+        self.highest_limits = dict(LIMITS)
+        self.overridden: set[str] = set()
         self._processes = processes
         self._updated = asyncio.Event()
         self._worker_pids: set[int] = set()
@@ -40,6 +49,7 @@ class DemoPoller:
             ),  # a new connection each time, so that any worker may answer
             trust_env=False,
         )
+        self.crowd = DemoCrowd(self._client, processes.address)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -57,6 +67,16 @@ class DemoPoller:
                 return True
         return False
 
+    def _record_limits(self) -> None:
+        """Remember the highest limit that was in force, by which the demo is judged."""
+        for name, highest in self.highest_limits.items():
+            limit = self.snapshot.limit_in_force(name)
+            self.highest_limits[name] = PortalLimit(
+                max(highest.rate, limit.rate), max(highest.burst, limit.burst)
+            )
+            if self.snapshot.is_overridden(name):
+                self.overridden.add(name)
+
     async def set_portal_mode(self, portal: str, switches: Mapping[str, Any]) -> None:
         """Change the behaviour of a portal."""
         await self._client.put(f"{self._processes.control}/control/{portal}", json=dict(switches))
@@ -64,14 +84,16 @@ class DemoPoller:
     async def _poll(self) -> None:
         """Poll once; on a failure, keep the previous snapshot."""
         processes = self._processes
-        with suppress(httpx2.HTTPError, ValueError):
+        with suppress(httpx2.HTTPError, ValueError, KeyError):  # a refused poll is a problem document
             portals = (await self._client.get(f"{processes.control}/control")).json()
             health = (await self._client.get(f"{processes.address}/v1/health")).json()
             self._fallback_flags.append(health["state"]["fallback"] is not None)
             self._worker_pids.add(int(health["worker"]["name"].rpartition(":")[2]))
             replaced = len(self._worker_pids & processes.replacement_pids)
+            counts = {**processes.user_counts, **self.crowd.counts}
             self.snapshot = DemoSnapshot(
-                health, portals, processes.user_counts, replaced, sum(self._fallback_flags)
+                health, portals, counts, replaced, sum(self._fallback_flags), time.time()
             )
+            self._record_limits()
         self._updated.set()
         self._updated = asyncio.Event()

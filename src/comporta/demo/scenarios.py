@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from comporta.demo.config import PEOPLE
 from comporta.demo.snapshot import DemoSnapshot
 
 Condition = Callable[[DemoSnapshot, DemoSnapshot], bool]
@@ -19,7 +20,7 @@ Condition = Callable[[DemoSnapshot, DemoSnapshot], bool]
 
 @dataclass(frozen=True)
 class Action:
-    """One intervention: ``kind`` is ``portal``, ``kill-worker`` or ``state``."""
+    """One intervention: ``kind`` is ``portal``, ``kill-worker``, ``state`` or ``crowd``."""
 
     kind: str
     name: str = ""
@@ -70,7 +71,7 @@ HEALTHY: Final = ScenarioStep(
     "both breakers are closed and users get answers",
     _is_healthy,
     "{workers} workers have answered {fresh_total} searches with fresh results. PNCP receives {pncp_rate} "
-    "of the 10 requests per second that it allows.",
+    "of the {pncp_original} requests per second that its limit allows.",
 )
 
 WORKER_KILLED: Final = ScenarioStep(
@@ -133,7 +134,7 @@ _OUTAGE: Final = (
         "The card of PNCP: open, with the reason and the end of the cooldown.",
         "the breaker of PNCP opens",
         lambda now, _: now.phase("pncp") == "open",
-        "After {seconds} s the breaker is open for the whole fleet, until {pncp_until}.",
+        "After {seconds} s the breaker is open for the whole fleet, for another {pncp_left} s.",
         (_portal("pncp", "dead"),),
     ),
     _CACHE_SERVES,
@@ -144,7 +145,7 @@ _OUTAGE: Final = (
         "The card of PNCP: half-open for a moment, then open again with a new cooldown.",
         "a probe fails and the breaker opens again",
         lambda now, before: now.open_until("pncp") > before.open_until("pncp") + 0.5,
-        "The probe failed. The breaker is open again, until {pncp_until}.",
+        "The probe failed. The breaker is open again, for another {pncp_left} s.",
     ),
     _PNCP_RECOVERS,
     _CIRCUIT_CLOSES,
@@ -159,7 +160,8 @@ _THROTTLED: Final = (
         "The card of PNCP: paused, and a limit below the original.",
         "the limit of PNCP is lowered",
         lambda now, _: now.is_limit_lowered("pncp"),
-        "After {seconds} s the limit is {pncp_limit} of 10 requests per second, for all workers.",
+        "After {seconds} s the limit is {pncp_limit} of {pncp_original} requests per second, for all "
+        "workers.",
         (_portal("pncp", "rate-limited"),),
     ),
     ScenarioStep(
@@ -167,8 +169,11 @@ _THROTTLED: Final = (
         "Each round of 429s lowers the limit by a fifth. Between two pauses only a few calls check whether "
         "PNCP accepts requests again. Users get cached results.",
         "The chart: the limit line goes down in steps. The card counts 429s separately from failures.",
-        "the limit of PNCP is at most 7 per second, and the service answers from the cache",
-        lambda now, before: 0 < now.limit("pncp") <= 7 and now.counts_since(before)["stale"] >= 5,
+        "the limit of PNCP is at most 70 % of the original one, and the service answers from the cache",
+        lambda now, before: (
+            0 < now.limit("pncp") <= 0.7 * now.original_limit("pncp")
+            and now.counts_since(before)["stale"] >= 5
+        ),
         "The limit is {pncp_limit} per second. Meanwhile: {stale} stale and {partial} partial answers, "
         "{failed} failures.",
     ),
@@ -200,8 +205,8 @@ _SLOW: Final = (
         "The card of PNCP: calls in flight and waiting times rise, then failures: the calls time out.",
         "time-outs open the breaker of PNCP",
         lambda now, _: now.phase("pncp") == "open",
-        "After {seconds} s, ten calls in a row had timed out: the breaker is open for the whole fleet, until "
-        "{pncp_until}.",
+        "After {seconds} s, ten calls in a row had timed out: the breaker is open for the whole fleet, for "
+        "another {pncp_left} s.",
         (_portal("pncp", "slow", delay=3.0),),
     ),
     _CACHE_SERVES,
@@ -230,8 +235,8 @@ _REDIS_DIES: Final = (
         lambda now, before: (
             sum(now.counts_since(before)[kind] for kind in ("fresh", "stale", "partial")) >= 30
         ),
-        "{served} answers in {seconds} s, {failed} failures. PNCP receives {pncp_rate} of 10 requests per "
-        "second, PCP {pcp_rate} of 5.",
+        "{served} answers in {seconds} s, {failed} failures. PNCP receives {pncp_rate} of {pncp_original} "
+        "requests per second, PCP {pcp_rate} of {pcp_original}.",
     ),
     ScenarioStep(
         "The state server returns empty",
@@ -253,6 +258,43 @@ _REDIS_DIES: Final = (
     ),
 )
 
+_CROWD: Final = (
+    HEALTHY,
+    ScenarioStep(
+        "Twelve people search at once",
+        "PNCP takes half a second for each answer. Twelve people search all 27 states, each on another day: "
+        "324 calls, for which the limit of 10 per second needs half a minute. A search waits for 8 s. Then "
+        "it answers with what there is, and says when the rest is expected.",
+        "The card of PNCP: requests at the limit line, and long waits. No failures: to wait is no error.",
+        "everybody has a first answer",
+        lambda now, before: now.count("answered") >= before.count("answered") + PEOPLE,
+        "After {seconds} s everybody has an answer, {parts} of them a part. The rest is read in the "
+        "background.",
+        (_portal("pncp", "slow", delay=0.5), Action("crowd", "all")),
+    ),
+    ScenarioStep(
+        "One more person needs a single state",
+        "The calls of different people take turns, so a search with one call waits for one turn of each "
+        "person and not for the 324 calls. People come first (class interactive), then refreshes of cached "
+        "answers (class normal), then batch jobs (class batch).",
+        "The cache: stale answers increase, because refreshes come after the people who wait.",
+        "the search for one state is answered",
+        lambda now, before: now.count("single") > before.count("single"),
+        "It took {single_seconds} s, while {waiting} people wait for the rest of their answers.",
+        (Action("crowd", "one"),),
+    ),
+    ScenarioStep(
+        "Everybody has the whole answer",
+        "The whole fleet reads each page once, however many people need it. People ask again at the time "
+        "that their answer named.",
+        "The card of PNCP: the waits become short again, and the requests fall below the limit line.",
+        "no one waits any more",
+        lambda now, _: now.count("whole") >= PEOPLE and not now.count("waiting"),
+        "All answers are complete. In its busiest 10 s PNCP received {pncp_busiest} requests.",
+        (_portal("pncp", "ok"),),
+    ),
+)
+
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     {
         scenario.name: scenario
@@ -261,6 +303,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
             Scenario("throttled", "a portal rejects requests with 429", _THROTTLED),
             Scenario("slow", "a portal answers too slowly", _SLOW),
             Scenario("redis-dies", "the state server dies and returns empty", _REDIS_DIES, needs_server=True),
+            Scenario("crowd", "twelve people search at once on a slow portal", _CROWD),
         )
     }
 )

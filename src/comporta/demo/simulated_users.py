@@ -164,7 +164,7 @@ class _SimulatedUsers:
         """Return a random search; it is most likely new, because there are so many."""
         last: date = self._today - timedelta(generator.randint(1, 700))
         return {
-            "date_from": (last - timedelta(generator.randint(2, 6))).isoformat(),
+            "date_from": (last - timedelta(generator.randint(0, 1))).isoformat(),
             "date_to": last.isoformat(),
             "modality": str(generator.choice((4, 5, 6, 8))),
             "ufs": ",".join(sorted(generator.sample(_STATES, generator.randint(1, 2)))),
@@ -186,6 +186,8 @@ def _answer_kind(answer: httpx2.Response) -> str:
     if answer.status_code != 200:
         sys.stderr.write(f"{answer.status_code}: {answer.text[:300]}\n")
         return "failed"
+    if answer.headers.get("comporta-pending-sources"):
+        return "pending"
     if answer.headers.get("comporta-missing-sources"):
         return "partial"
     return answer.headers["comporta-freshness"]

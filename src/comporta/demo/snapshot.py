@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from math import ceil
 from typing import Any, Final
 
-from comporta.demo.config import LIMITS
+from comporta.demo.config import LIMITS, PortalLimit
+from comporta.limits.config import LimitConfig
 
 WINDOW_SECONDS: Final = 10.0
 """The length of the window over which a portal counts ``recent`` and ``busiest``."""
 
-ANSWER_KINDS: Final = ("fresh", "stale", "partial", "nothing", "failed", "over", "broken", "watched", "jobs")
-"""What the simulated users count: ``fresh``, ``stale`` and ``partial`` answers; ``nothing``: 503, no source
-and no cached result; ``failed``: any other error; ``over``: 429, the client exceeded its limit; ``broken``:
-connections that were cut off; ``watched``: searches followed as a stream; ``jobs``: batch jobs completed."""
+ANSWER_KINDS: Final = (
+    *("fresh", "stale", "partial", "pending", "nothing", "failed", "over", "broken", "watched", "jobs"),
+)
+"""What the simulated users count: ``fresh``, ``stale`` and ``partial`` answers; ``pending``: a part, because
+the rest is still being read; ``nothing``: 503, no source and no cached result; ``failed``: any other error;
+``over``: 429, the client exceeded its limit; ``broken``: connections that were cut off; ``watched``: searches
+followed as a stream; ``jobs``: batch jobs completed."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class DemoSnapshot:
     """The state of the demo at one moment.
 
     ``replaced_count``: workers that replaced others and have answered. ``fallback_count``: how many of the
-    latest health answers came from a worker without the shared state.
+    latest health answers came from a worker without the shared state. ``at`` is the time in Unix seconds.
     """
 
     health: Mapping[str, Any]
@@ -35,6 +39,7 @@ class DemoSnapshot:
     counts: Mapping[str, int]
     replaced_count: int = 0
     fallback_count: int = 0
+    at: float = 0.0
 
     def phase(self, name: str) -> str:
         """Return the phase of an upstream's breaker."""
@@ -52,9 +57,27 @@ class DemoSnapshot:
         """Return the current limit, in requests per second."""
         return float(self._source(name).get("limit_per_second") or 0.0)
 
+    def original_limit(self, name: str) -> float:
+        """Return the limit without degradation, in requests per second: the configured or an operator's."""
+        return float(self._source(name).get("original_limit_per_second") or LIMITS[name].rate)
+
     def is_limit_lowered(self, name: str) -> bool:
         """Whether the current limit is below the original one."""
-        return 0 < self.limit(name) < LIMITS[name].rate
+        return 0 < self.limit(name) < self.original_limit(name)
+
+    def limit_in_force(self, name: str) -> PortalLimit:
+        """Return the limit that the fleet has to keep: the configured one, or an operator's."""
+        text = self._source(name).get("limit")
+        if not text:
+            return LIMITS[name]
+        limit = LimitConfig.parse(text)
+        return PortalLimit(ceil(limit.rate), limit.capacity)
+
+    def is_overridden(self, name: str) -> bool:
+        """Whether an operator changed the limit or holds the breaker."""
+        source = self._source(name)
+        is_changed = source.get("limit") != source.get("configured_limit")
+        return bool(is_changed or source.get("forced"))
 
     def pause_seconds(self, name: str) -> float:
         """Return the remaining seconds of the fleet's pause; 0 if there is no pause."""
@@ -112,15 +135,20 @@ def template_values(now: DemoSnapshot, before: DemoSnapshot, seconds: float) -> 
     values: dict[str, Any] = {
         **since,
         "fresh_total": now.count("fresh"),
-        "served": since["fresh"] + since["stale"] + since["partial"],
+        "served": since["fresh"] + since["stale"] + since["partial"] + since["pending"],
         "lost": since["failed"] + since["broken"],
         "seconds": f"{seconds:.1f}",
         "workers": now.workers,
         "replaced": now.replaced_count,
+        "parts": now.count("parts") - before.count("parts"),
+        "waiting": now.count("waiting"),
+        "whole": now.count("whole"),
+        "single_seconds": f"{now.count('single_ms') / 1000:.1f}",
     }
     for name in LIMITS:
         values |= {
-            f"{name}_until": datetime.fromtimestamp(now.open_until(name)).astimezone().strftime("%H:%M:%S"),
+            f"{name}_left": f"{max(0.0, now.open_until(name) - now.at):.0f}",
+            f"{name}_original": f"{now.original_limit(name):.4g}",
             f"{name}_limit": f"{now.limit(name):.4g}",
             f"{name}_rate": f"{now.request_rate(name):.1f}",
             f"{name}_busiest": now.busiest_count(name),
@@ -136,7 +164,10 @@ def status_line(now: DemoSnapshot) -> str:
         f"{now.calls_last_minute(name)} calls in the last minute"
         for name in LIMITS
     ]
-    labels = {"fresh": "fresh", "stale": "stale", "partial": "partial", "over": "over a client's limit"}
+    labels = {
+        **{kind: kind for kind in ("fresh", "stale", "partial", "pending")},
+        "over": "over a client's limit",
+    }
     answers = [f"{now.count(kind)} {label}" for kind, label in labels.items()]
     lost = now.count("failed") + now.count("broken")
     return f"{'; '.join(portals)}; answers: {', '.join(answers)}, {lost} failed"

@@ -15,8 +15,9 @@ from comporta.service.batch.factory import BatchComponents
 from comporta.service.config import ServiceConfig
 from comporta.service.container import open_container
 from comporta.service.middleware import ServiceMiddleware
+from comporta.service.openapi import install_openapi
 from comporta.service.problems import install_error_handlers
-from comporta.service.routes import admin, batch, dashboard, health, metrics, search
+from comporta.service.routes import admin, batch, dashboard, health, metrics, search, sheets
 from comporta.service.routes import demo as demonstration
 
 
@@ -46,14 +47,20 @@ def create_app(
     app.state.config = settings
     install_error_handlers(app)
     app.add_middleware(
-        ServiceMiddleware, body_bytes_max=settings.body_bytes_max, calls_max=settings.calls_max
+        ServiceMiddleware,
+        body_bytes_max=settings.body_bytes_max,
+        calls_max=settings.calls_max,
+        trusted_proxies=settings.trusted_proxies,
+        fast_endpoints={search.FAST_ROUTE.path: search.search},
     )
     app.router.routes.insert(0, search.FAST_ROUTE)
-    for module in (search, health, metrics, batch, dashboard, admin):  # routes are tried in this order
+    # routes are tried in this order
+    for module in (search, health, metrics, batch, sheets, dashboard, admin):
         app.include_router(module.router)
     if demo_url is not None:
         app.include_router(demonstration.router)
     _warm_up_routes(app)
+    install_openapi(app, has_users=settings.auth != "none")
     return app
 
 

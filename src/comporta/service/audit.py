@@ -70,7 +70,9 @@ class AuditLog:
             "kept": self._entries_max,
         }
         [[[entry_id]], _] = await self._database.write_async((_BEGIN, _TRIM), entry)
-        events.publish("admin", entry["target"], f"{action} {entry['detail']}".strip(), "info")
+        events.publish(
+            "admin", entry["target"], f"{action} {entry['detail']}".strip(), "info", label="operators"
+        )
         return int(entry_id)
 
     async def finish(self, entry_id: int, outcome: str) -> None:

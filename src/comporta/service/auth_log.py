@@ -32,4 +32,4 @@ class AuthFailureLog:
                 return
             count, self._published_at, self._count = self._count, now, 0
         tokens = "a wrong token" if count == 1 else f"{count} wrong tokens, the last"
-        events.publish(self._kind, client, f"{tokens} for {self._protected}")
+        events.publish(self._kind, client, f"{tokens} for {self._protected}", label="clients")

@@ -5,12 +5,12 @@ The admin routes call these; authentication and the audit log are theirs.
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from comporta.cache.invalidation import LOG_MAX, PublishInvalidation
 from comporta.cache.local import key_digest
+from comporta.cache.queries import decode_column
 from comporta.cache.tables import CacheTables
 from comporta.errors import StateError
 
@@ -37,8 +37,8 @@ async def read_key(container: Container, user: str, params_hash: str) -> dict[st
         return None
     row = entry._asdict()
     row["size_bytes"] = len(row.pop("results")) if entry.has_value else 0
-    row["search_params"] = json.loads(entry.search_params)
-    row["coverage"] = None if entry.coverage is None else json.loads(entry.coverage)
+    row["search_params"] = decode_column(entry.search_params)
+    row["coverage"] = decode_column(entry.coverage)
     return row
 
 

@@ -1,7 +1,8 @@
 """Health of the service, read from the shared store and the database rather than from local memory.
 
-``ok``: everything works. ``warn``: the service works but is impaired: a source is open, paused or slowed
-down, or this worker is in fallback. ``fail``: the database is unreachable.
+``ok``: everything works. ``warn``: the service works but is impaired or overridden: a source is not closed,
+paused, slowed down or does not answer, an operator holds its breaker or changed its limit, this worker is in
+fallback, or a disk is full. ``fail``: the database is unreachable.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from comporta import __version__
 from comporta.breaker.admission import worker_name
 from comporta.cache.tables import CacheTables
+from comporta.clock import MONOTONIC
 from comporta.database.base import Statement
 from comporta.errors import DatabaseError, StateError
+from comporta.fleet.summary import status_reasons, upstream_summary
+from comporta.service.sources.last_answers import LastAnswers, read_answers
 from comporta.stores.base import Fallback
 from comporta.stores.failover.worker_registry import ListWorkers
 
 if TYPE_CHECKING:
+    from comporta.limits.decision import Stats
     from comporta.service.container import Container
     from comporta.stores.base import Store
     from comporta.upstream.health import UpstreamState
@@ -27,6 +32,7 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 MAIN_SOURCE: Final = "pncp"
 """The source whose numbers also appear at the top level of ``rate_limiter``."""
 
+CACHE_SECONDS: Final = 1.0
 TOP_KEYS: Final = 10
 DATABASE_TIMEOUT_SECONDS: Final = 2.0
 
@@ -34,10 +40,32 @@ _PING = Statement("SELECT 1")
 _SEVERITY = (OK, WARN, FAIL)
 
 
+class CachedHealth:
+    """The document of ``/v1/health``, computed at most once a second however many clients ask."""
+
+    def __init__(self, seconds: float = CACHE_SECONDS) -> None:
+        self._seconds = seconds
+        self._computed_at = float("-inf")
+        self._computing: asyncio.Task[dict[str, Any]] | None = None
+
+    async def get(self, container: Container) -> dict[str, Any]:
+        """Return a document that is at most a second old; clients that come meanwhile share one."""
+        now = MONOTONIC.now_ns() / 1e9
+        if self._computing is None or now - self._computed_at >= self._seconds:
+            self._computed_at = now
+            self._computing = asyncio.create_task(read_health(container))
+        return await asyncio.shield(self._computing)
+
+
 async def read_health(container: Container) -> dict[str, Any]:
     """Return the document of ``/v1/health``."""
-    upstreams, database = await asyncio.gather(read_upstream_states(container), _database_status(container))
-    summary = HealthSummary.from_states(upstreams, container.store.fallback, database)
+    upstreams, answers, database, disk = await asyncio.gather(
+        read_upstream_states(container),
+        read_source_answers(container),
+        _database_status(container),
+        container.disk_check.run(),
+    )
+    summary = HealthSummary.from_states(upstreams, answers, container.store.fallback, database, disk)
     return {
         "status": summary.status,
         "reasons": summary.reasons,
@@ -47,6 +75,7 @@ async def read_health(container: Container) -> dict[str, Any]:
         "workers": {"alive": await live_worker_count(container.store)},
         "state": {"status": WARN if summary.fallback else OK, **store_status(container)},
         "database": database,
+        "disk": {"status": WARN if disk else OK, "reasons": disk},
         "worker": {"name": worker_name(), "started": container.started_at},
         "version": __version__,
     }
@@ -62,23 +91,39 @@ class HealthSummary(NamedTuple):
 
     @classmethod
     def from_states(
-        cls, upstreams: Sequence[UpstreamState], fallback: Fallback | None, database: Mapping[str, Any]
+        cls,
+        upstreams: Sequence[UpstreamState],
+        answers: Mapping[str, LastAnswers],
+        fallback: Fallback | None,
+        database: Mapping[str, Any],
+        disk: Sequence[str] = (),
     ) -> HealthSummary:
-        """Summarize the upstreams, the store and the database: the worst status is the overall one."""
-        sources = {state.name: _source_json(state) for state in upstreams}
+        """Summarize the upstreams, the store, the database and the disk: the worst status is the overall one.
+
+        ``disk`` says where nothing can be written, and why.
+        """
+        sources = {state.name: _source_json(state, answers.get(state.name)) for state in upstreams}
         reasons = [
             *(reason for source in sources.values() for reason in source["reasons"]),
             *(["the shared state is out of reach"] if fallback else []),
             *(["the database is out of reach"] if database["status"] != OK else []),
+            *disk,
         ]
         statuses = [OK, *(str(source["status"]) for source in sources.values())]
-        worst = max(WARN if fallback else OK, database["status"], *statuses, key=_SEVERITY.index)
+        worst = max(WARN if fallback or disk else OK, database["status"], *statuses, key=_SEVERITY.index)
         return cls(worst, reasons, sources, fallback)
 
 
 async def read_upstream_states(container: Container) -> list[UpstreamState]:
     """Read the state of each upstream from the store."""
     return await asyncio.gather(*(upstream.get_state() for upstream in container.upstreams.values()))
+
+
+async def read_source_answers(container: Container) -> dict[str, LastAnswers]:
+    """Read what each source answered last from the store."""
+    names = list(container.sources)
+    read = await asyncio.gather(*(read_answers(container.store, name) for name in names))
+    return dict(zip(names, read, strict=True))
 
 
 def store_status(container: Container) -> dict[str, Any]:
@@ -130,12 +175,7 @@ def _breaker_json(state: UpstreamState) -> dict[str, Any]:
 
 def _limiters_json(upstreams: list[UpstreamState]) -> dict[str, Any]:
     sources = {
-        state.name: {
-            "tokens_available": state.limiter.tokens_available,
-            "requests_last_minute": state.limiter.requests_last_minute,
-            "limit_per_second": state.limit,
-            "paused_seconds": state.limiter.paused,
-        }
+        state.name: {**_limit_json(state.limiter, state.limit), **_all_limits_json(state)}
         for state in upstreams
     }
     main = sources.get(MAIN_SOURCE, {"tokens_available": None, "requests_last_minute": None})
@@ -143,12 +183,34 @@ def _limiters_json(upstreams: list[UpstreamState]) -> dict[str, Any]:
     return {**top_level, "sources": sources}
 
 
-def _source_json(state: UpstreamState) -> dict[str, Any]:
+def _limit_json(stats: Stats, per_second: float) -> dict[str, Any]:
+    return {
+        "tokens_available": stats.tokens_available,
+        "requests_last_minute": stats.requests_last_minute,
+        "limit_per_second": per_second,
+        "paused_seconds": stats.paused,
+    }
+
+
+def _all_limits_json(state: UpstreamState) -> dict[str, Any]:
+    """Return the limits by name of an upstream that has several."""
+    if not state.limits:
+        return {}
+    return {"limits": {limit.name: _limit_json(limit.stats, limit.limit) for limit in state.limits}}
+
+
+def answer_problem(state: UpstreamState, answers: LastAnswers | None) -> str | None:
+    """Return what is wrong with the answers of a source, unless its open circuit says so already."""
+    is_open = state.breaker is not None and state.breaker.degraded
+    return None if answers is None or is_open else answers.problem()
+
+
+def _source_json(state: UpstreamState, answers: LastAnswers | None) -> dict[str, Any]:
     breaker = state.breaker
+    problem = answer_problem(state, answers)
     reasons = [
-        *([f"{state.name} is open"] if breaker and breaker.degraded else []),
-        *([f"{state.name} is paused"] if state.limiter.paused else []),
-        *([f"{state.name} is slowed down"] if state.limit < state.original else []),
+        *status_reasons(upstream_summary(state, {})),
+        *([f"{state.name} {problem}"] if problem else []),
     ]
     return {
         "status": WARN if reasons else OK,
@@ -158,8 +220,11 @@ def _source_json(state: UpstreamState) -> dict[str, Any]:
         "limit_per_second": state.limit,
         "original_limit_per_second": state.original,
         "configured_limit_per_second": state.configured,
+        "limit": state.limit_text,
+        "configured_limit": state.configured_text,
         "calls_in_flight": state.calls_in_flight,
         "retries_last_minute": state.retries_last_minute,
+        "last_page_at": None if answers is None else answers.page_at,
     }
 
 

@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -19,12 +19,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from comporta.errors import DatabaseError
 from comporta.integrations.prometheus import PrometheusMetrics
-from comporta.service.health import read_cache_health, read_health
+from comporta.service.config import MULTIPROCESS_DIR_VARIABLE
+from comporta.service.health import read_cache_health
 
 if TYPE_CHECKING:
     from comporta.service.container import Container
-
-MULTIPROCESS_DIR_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class ServiceMetrics:
@@ -39,7 +38,7 @@ class ServiceMetrics:
     async def render(self, container: Container) -> bytes:
         """Return the metrics page; a separate thread reads the files of other workers."""
         shared = _StaticCollector(
-            [*_health_metrics(await read_health(container)), *await _cache_metrics(container)]
+            [*_health_metrics(await container.health.get(container)), *await _cache_metrics(container)]
         )
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._encode, shared)
 

@@ -31,6 +31,21 @@ def _audit_table(id_type: str, timestamp_type: str) -> tuple[str, ...]:
     )
 
 
+def _token_table(timestamp_type: str) -> tuple[str, ...]:
+    return (
+        f"""
+        CREATE TABLE service_tokens (
+            name TEXT PRIMARY KEY,
+            digest TEXT NOT NULL UNIQUE,
+            user_id TEXT NOT NULL,
+            is_admin INTEGER NOT NULL,
+            created_at {timestamp_type} NOT NULL,
+            revoked_at {timestamp_type}
+        )
+        """,
+    )
+
+
 _AUDIT = Migration(
     100,
     "what operators did",
@@ -38,5 +53,10 @@ _AUDIT = Migration(
     _audit_table("BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "TIMESTAMPTZ"),
 )
 
-MIGRATIONS: Final = (*CACHE_MIGRATIONS, *SHEET_MIGRATIONS, _AUDIT, *BATCH_MIGRATIONS)
+_TOKENS = Migration(101, "API tokens", _token_table("REAL"), _token_table("TIMESTAMPTZ"))
+
+SERVICE_MIGRATIONS: Final = (_AUDIT, _TOKENS)
+"""The migrations of the service itself."""
+
+MIGRATIONS: Final = (*CACHE_MIGRATIONS, *SHEET_MIGRATIONS, *SERVICE_MIGRATIONS, *BATCH_MIGRATIONS)
 """All migrations of the service, in order."""

@@ -15,7 +15,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from comporta.errors import DatabaseError, RefusedError, SinkAuthError, SinkError, StateError
+from comporta.errors import (
+    DatabaseError,
+    DatabaseUnavailableError,
+    RefusedError,
+    SinkAuthError,
+    SinkError,
+    StateError,
+)
 from comporta.headers import retry_after_header
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -110,7 +117,10 @@ async def _handle_refusal(_: Request, error: Exception) -> Response:
 
 
 async def _handle_outage(request: Request, error: Exception) -> Response:
-    _log_error(request, error)
+    if isinstance(error, DatabaseUnavailableError):
+        request.app.state.container.database_outage.record(error)  # logs it once
+    else:
+        _log_error(request, error)
     what = "database" if isinstance(error, DatabaseError) else "state store"
     detail = f"the service's own {what} is currently not available"
     return HttpProblem(503, _title(503), detail, retry_after=RETRY_SECONDS).response()

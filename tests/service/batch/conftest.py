@@ -14,7 +14,10 @@ from comporta.database.urls import open_database
 from comporta.service.migrations import MIGRATIONS
 from comporta.testing import PostgresServer
 
-TABLES = "batch_jobs, batch_results, batch_sheets, batch_teams, batch_users, sheet_rows, sheet_headers"
+TABLES = (
+    "batch_jobs, batch_chunks, batch_results, batch_sheets, batch_teams, batch_users, "
+    "sheet_rows, sheet_headers"
+)
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +37,26 @@ from comporta.database.command import execute
 from comporta.errors import DatabaseUnavailableError
 from comporta.limits.priority import resolve_caller
 from comporta.pipeline.sinks import GoogleAccount
-from comporta.pipeline.writer.core import CLOSED
 from comporta.service.batch import batches as faces
-from comporta.service.batch import job_leases, local_sheets
+from comporta.service.batch import job_leases, sheet_turn
 from comporta.service.batch import runner as runs
-from comporta.service.batch.backfill import Backfill
 from comporta.service.batch.batches import Batches
-from comporta.service.batch.commands import claim_backfill, claim_job
-from comporta.service.batch.local_sheets import LocalSheet, LocalSheets
+from comporta.service.batch.chunk_commands import claim_chunk, store_results
+from comporta.service.batch.commands import claim_sheet, release_sheet
+from comporta.service.batch.local_sheets import LocalSheets
 from comporta.service.batch.models import (
     COMPLETED,
     FAILED,
     FIRST_CURSOR,
+    AccountResult,
     BatchJob,
-    JobLease,
-    SheetConfig,
-    SheetTarget,
+    SheetLease,
     StoredResult,
 )
-from comporta.service.batch.sheet_writer import SheetWriter
+from comporta.service.batch.sheet_turn import SINKS_MAX, OpenSheets, SheetTurn
 from comporta.testing import SheetsServer
+
+LEASE_US = 60_000_000
 
 
 async def follow_all(batches: Batches, job_id: str = "job") -> list[StoredResult | BatchJob]:
@@ -138,17 +137,20 @@ async def test_job__no_processor_configured__waits(plain: Database, tmp_path: Pa
 async def test_job__more_than_may_run_at_once__waits_in_the_database(plain: Database, tmp_path: Path) -> None:
     gate = Gate()
     async with run_batches(plain, LocalSheets(tmp_path), gate, jobs_max=1) as batches:
-        await add_job(batches, 2, "one")
-        await wait_until(lambda: _is_claimed(plain, "one"))
-        await add_job(batches, 2, "two")
+        for job_id in ("one", "two"):  # one place, and one more for a job that has had no turn
+            await add_job(batches, 2, job_id)
+            await wait_until(lambda job_id=job_id: _is_claimed(plain, job_id))  # type: ignore[misc]
+        await add_job(batches, 2, "three")
         await wait_polled(batches)
-        assert not await _is_claimed(plain, "two")
-        gate.open(4)
-        assert (await wait_finished(batches, "two")).succeeded == 2
+        assert not await _is_claimed(plain, "three")
+        gate.open(6)
+        assert (await wait_finished(batches, "three")).succeeded == 2
 
 
 async def _is_claimed(database: Database, job_id: str) -> bool:
-    rows = database.read(Statement("SELECT token FROM batch_jobs WHERE job_id = :job_id"), {"job_id": job_id})
+    rows = database.read(
+        Statement("SELECT served_us FROM batch_jobs WHERE job_id = :job_id"), {"job_id": job_id}
+    )
     return bool(rows[0][0])
 
 
@@ -309,6 +311,25 @@ async def test_sheet__formulas_and_failures__has_successes_as_text_only(
 
 
 @async_test
+async def test_sheet__more_than_may_be_filled_at_once__are_filled_in_turns(
+    plain: Database, tmp_path: Path
+) -> None:
+    async def fail(account: str) -> str:
+        raise ValueError(account)
+
+    sheets, jobs = LocalSheets(tmp_path), [f"job-{number}" for number in range(3)]
+    async with run_batches(plain, sheets, fail, backfills_max=1) as batches:
+        for job_id in jobs:
+            await add_job(batches, 60, job_id)
+            await configure_sheet(batches, job_id)
+        for job_id in jobs:
+            assert (await wait_finished(batches, job_id)).failed == 60
+            config = await wait_backfilled(batches, job_id)
+            assert (config.backfill_status, config.backfilled_rows) == (COMPLETED, 0)
+            assert file_accounts(sheets, config.spreadsheet_id) == {}
+
+
+@async_test
 async def test_configure_sheet__again__returns_the_same_sheet(plain: Database, tmp_path: Path) -> None:
     async with run_batches(plain, LocalSheets(tmp_path)) as batches:
         assert await batches.configure_sheet("job", "ana", None) is None
@@ -358,7 +379,7 @@ async def test_backfill__access_denied__fails_and_completes_when_retried(
 
 
 @async_test
-async def test_sheet_writer__access_denied_during_a_job__rest_is_written_when_retried(
+async def test_sheet__access_denied_during_a_job__rest_is_written_when_retried(
     plain: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
     gate = Gate(20)
@@ -384,7 +405,7 @@ async def test_sheet_writer__access_denied_during_a_job__rest_is_written_when_re
 
 
 @async_test
-async def test_sheet_writer__last_flush_fails__job_completes_and_sheet_is_failed(
+async def test_sheet__last_flush_fails__job_completes_and_sheet_is_failed(
     plain: Database, tmp_path: Path
 ) -> None:
     sheets, gate = LocalSheets(tmp_path), Gate()
@@ -494,8 +515,8 @@ async def test_lease__taken_over_by_another_worker__stops_the_job_here(
     plain: Database, tmp_path: Path
 ) -> None:
     sheets, gate = LocalSheets(tmp_path), Gate(2)
-    steal = Statement("UPDATE batch_jobs SET token = token + 1, owner = 'another'")
-    async with run_batches(plain, sheets, gate, lease_seconds=0.3, jobs_max=1) as batches:
+    steal = Statement("UPDATE batch_chunks SET token = token + 1, owner = 'another'")
+    async with run_batches(plain, sheets, gate, lease_seconds=1, jobs_max=1) as batches:
         await add_job(batches, 10)
         await wait_stored(batches, 2)
         plain.write((steal,), {})
@@ -511,7 +532,7 @@ async def test_lease__taken_over_by_another_worker__stops_the_job_here(
 @async_test
 async def test_lease__taken_over_before_renewal__stores_nothing(plain: Database, tmp_path: Path) -> None:
     gate = Gate(2)
-    steal = Statement("UPDATE batch_jobs SET token = token + 1")
+    steal = Statement("UPDATE batch_chunks SET token = token + 1")
     sheets = LocalSheets(tmp_path)
     async with run_batches(plain, sheets, gate, lease_seconds=1) as batches:
         await add_job(batches, 10)
@@ -522,7 +543,7 @@ async def test_lease__taken_over_before_renewal__stores_nothing(plain: Database,
 
 
 @async_test
-async def test_lease__backfill_taken_over__continues_at_the_new_owner(
+async def test_lease__sheet_taken_over__continues_at_the_new_owner(
     plain: Database, account: GoogleAccount, google: SheetsServer
 ) -> None:
     steal = Statement("UPDATE batch_sheets SET token = token + 1")
@@ -553,115 +574,116 @@ async def test_start__sheets_unavailable__jobs_still_run(plain: Database, tmp_pa
     assert any(event.kind == "batch_sheets_unavailable" for event in events.latest_events())
 
 
-async def _leased_job(batches: Batches) -> tuple[JobLease, SheetConfig]:
-    """Return the lease of a job that nothing runs, and its sheet."""
-    await add_job(batches, 3)
-    config = await configure_sheet(batches)
-    lease = execute(batches._database, claim_job("one", 60_000_000))
+async def _leased_sheet(batches: Batches, count: int = 3) -> SheetLease:
+    """Return the lease of the sheet of a job with all its results, which nothing fills."""
+    await add_job(batches, count)
+    await configure_sheet(batches)
+    chunk = execute(batches._database, claim_chunk("job", "one", LEASE_US, count))
+    assert chunk is not None
+    done = [AccountResult(*account, "success", f"hello {account.account}") for account in chunk.accounts]
+    execute(batches._database, store_results(chunk.lease, done, LEASE_US, is_last=True))
+    return claim_the_sheet(batches._database)
+
+
+def claim_the_sheet(database: Database) -> SheetLease:
+    lease = execute(database, claim_sheet("one", LEASE_US))
     assert lease is not None
-    return lease, config
+    return lease
 
 
-@async_test
-async def test_sheet_writer__inner_writer_failed__marks_the_sheet_failed(
-    plain: Database, tmp_path: Path
-) -> None:
-    sheets = LocalSheets(tmp_path)
-    batches = Batches(plain, sheets, _settings())
-    lease, config = await _leased_job(batches)
-    target = SheetTarget(config.spreadsheet_id, config.boundary_us)
-    sheet_writer = SheetWriter(lease, batches._sheets, batches._pools["sheets"], plain)
-    await sheet_writer.write(
-        target, [StoredResult(1, "a", "failed", "no", 1), StoredResult(2, "b", "success", "", 1)]
+def _turn(
+    lease: SheetLease,
+    database: Any,
+    sheets: LocalSheets,
+    kept: OpenSheets | None = None,
+    *,
+    stop: bool = False,
+) -> SheetTurn:
+    return SheetTurn(
+        lease,
+        database,
+        sheets,
+        kept or OpenSheets(sheets),
+        LEASE_US,
+        should_stop=lambda: stop,
+        before_end=lambda: None,
     )
-    assert file_accounts(sheets, config.spreadsheet_id) == {}
-    await sheet_writer.write(target, [StoredResult(1, "a", "success", "hello", 1)])
-    writer: Any = sheet_writer._writer
-    await writer.close()
-    await sheet_writer.write(target, [StoredResult(2, "b", "success", "hello", 1)])
-    sheet = await batches.read_sheet("job")
-    assert sheet is not None
-    assert (sheet.backfill_status, sheet.backfill_error[:17]) == (FAILED, "WriterClosedError")
-
-
-@asynccontextmanager
-async def _stuck_sheet_writer(batches: Batches, sheets: LocalSheets) -> AsyncIterator[SheetWriter]:
-    """Yield a sheet writer whose write waits for a lock; at the end the write finishes and is recorded."""
-    lease, config = await _leased_job(batches)
-    sheet_writer = SheetWriter(lease, sheets, batches._pools["sheets"], batches._database)
-    path = sheets._find(config.spreadsheet_id)
-    assert path is not None
-    with local_sheets._exclusive_lock(LocalSheet(path)._lock_path):
-        await sheet_writer.write(
-            SheetTarget(config.spreadsheet_id, config.boundary_us),
-            [StoredResult(1, "a", "success", "hello", 1)],
-        )
-        writer = sheet_writer._writer
-        assert writer is not None
-        yield sheet_writer
-
-    async def is_closed() -> bool:
-        return writer._core._state is CLOSED
-
-    await wait_until(is_closed)
 
 
 @async_test
-async def test_sheet_writer__close_times_out__marks_the_sheet_failed(plain: Database, tmp_path: Path) -> None:
-    sheets = LocalSheets(tmp_path)
+async def test_sheet_turn__several_turns__keep_the_sheet_open(plain: Database, tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    class Counting(LocalSheets):
+        def sink(self, spreadsheet_id: str) -> Any:
+            opened.append(spreadsheet_id)
+            return super().sink(spreadsheet_id)
+
+    sheets = Counting(tmp_path)
     batches = Batches(plain, sheets, _settings())
-    async with _stuck_sheet_writer(batches, sheets) as sheet_writer:
-        await sheet_writer.close(0.05)
-    sheet = await batches.read_sheet("job")
-    assert sheet is not None
-    assert sheet.backfill_error.startswith("TimeoutError")
+    kept = OpenSheets(sheets)
+    lease = await _leased_sheet(batches)
+    turn = _turn(lease, plain, sheets, kept)
+    assert turn.run()
+    assert (turn.is_job_finished, turn.due_us, opened) == (True, None, [lease.spreadsheet_id])
+    sink = kept.take(lease.spreadsheet_id)
+    assert len(opened) == 1
+    for number in range(SINKS_MAX + 1):
+        kept.give_back(str(number), sink)
+    kept.give_back("1", sink)
+    kept.close()
+    assert file_accounts(sheets, lease.spreadsheet_id) == each_once(3)
 
 
 @async_test
-async def test_sheet_writer__abandoned_during_a_write__ends_without_an_error(
-    plain: Database, tmp_path: Path
-) -> None:
+async def test_sheet_turn__lease_lost__records_nothing(plain: Database, tmp_path: Path) -> None:
     sheets = LocalSheets(tmp_path)
     batches = Batches(plain, sheets, _settings())
-    async with _stuck_sheet_writer(batches, sheets) as sheet_writer:
-        await sheet_writer.abandon()
-    sheet = await batches.read_sheet("job")
-    assert sheet is not None
-    assert (sheet_writer._writer, sheet.backfill_error) == (None, "")
+    lease = await _leased_sheet(batches)
+    execute(plain, release_sheet(lease))
+    later = claim_the_sheet(plain)
+    assert not _turn(lease, plain, sheets).run()
+    assert not _turn(lease._replace(done_us=2**60), plain, sheets).run()
+    assert (await backfill_status(batches)) == "pending"
+    assert _turn(later, plain, sheets).run()
+    assert file_accounts(sheets, lease.spreadsheet_id) == each_once(3)
 
 
 @async_test
 async def test_job_run__claimed_during_shutdown__starts_no_account(plain: Database, tmp_path: Path) -> None:
     batches = Batches(plain, LocalSheets(tmp_path), _settings(), processor=greet)
-    lease, _ = await _leased_job(batches)
-    batches._leases.stopping = True
-    assert not await batches._run_job(lease)
+    await add_job(batches, 3)
+    chunk = execute(plain, claim_chunk("job", "one", LEASE_US, 3))
+    assert chunk is not None
+    assert batches._processor is not None
+    batches._turns.stop()
+    batches._turns._start_run(chunk, batches._processor)
+    await batches.aclose(10)
     assert await batches.read_results("job", FIRST_CURSOR, 10) == []
+    again = execute(plain, claim_chunk("job", "two", LEASE_US, 3))
+    assert again is not None
+    assert (again.lease.attempts, len(again.accounts)) == (1, 3)
 
 
 @async_test
-async def test_backfill__worker_shuts_down__stops_before_the_next_page(
-    plain: Database, tmp_path: Path
+async def test_sheet_turn__worker_shuts_down__stops_after_the_page(
+    plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sheet_turn, "PAGE_RESULTS", 2)
     sheets = LocalSheets(tmp_path)
-    async with run_batches(plain, sheets) as batches:
-        await add_job(batches, 3)
-        await wait_finished(batches)
     other = Batches(plain, sheets, _settings())
-    await configure_sheet(other)
-    lease = execute(plain, claim_backfill("one", 60_000_000))
-    assert lease is not None
-    assert not Backfill(lease, plain, sheets, 60_000_000, lambda: True).run()
-    assert file_accounts(sheets, lease.spreadsheet_id) == {}
+    lease = await _leased_sheet(other)
+    assert not _turn(lease, plain, sheets, stop=True).run()
+    assert sum(file_accounts(sheets, lease.spreadsheet_id).values()) == 2
     (tmp_path / "gone").mkdir()
     failing: Any = FailingDatabase(plain)
     failing.failures = 1
     gone = LocalSheets(tmp_path / "gone")
-    assert not Backfill(lease, failing, gone, 60_000_000, lambda: False).run()
-    assert (await backfill_status(other)) == "pending"
-    assert Backfill(lease, failing, gone, 60_000_000, lambda: False).run()
+    assert not _turn(lease, failing, gone).run()
+    assert (await backfill_status(other)) == COMPLETED  # the database is at fault, not the sheet
+    assert _turn(lease, failing, gone).run()
     assert (await backfill_status(other)) == FAILED
-    assert not Backfill(lease, plain, sheets, 60_000_000, lambda: False).run()  # it has already ended
+    assert not _turn(lease, failing, gone).run()  # it has already ended
     assert (await backfill_status(other)) == FAILED
 
 
@@ -715,10 +737,10 @@ async def test_database__unreachable_briefly__loses_nothing(
         config = await configure_sheet(batches)
 
         async def is_running() -> bool:
-            return bool(batches._runs)
+            return bool(batches._turns.runs)
 
         async def failed_or_finished() -> bool:
-            return failing.failures == 0 or not batches._runs
+            return failing.failures == 0 or not batches._turns.runs
 
         await wait_until(is_running)
         for _ in range(10):
@@ -778,24 +800,26 @@ async def test_backfill__database_unreachable__does_not_mark_the_sheet_failed(
 
 
 @async_test
-async def test_cleanup__hopeless_and_expired_jobs__are_failed_and_deleted(
+async def test_cleanup__hopeless_sheets_and_expired_jobs__are_failed_and_deleted(
     plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with run_batches(plain, LocalSheets(tmp_path)) as batches:
+    sheets = LocalSheets(tmp_path)
+    async with run_batches(plain, sheets) as batches:
         await add_job(batches, 3, "old")
         await wait_finished(batches, "old")
     plain.write((Statement("UPDATE batch_jobs SET finished_at_us = 1"),), {})
     monkeypatch.setattr(job_leases, "DELETED_MAX", 1)
-    async with run_batches(plain, LocalSheets(tmp_path), None) as batches:
-        await add_job(batches, 3, "hopeless")
-        plain.write((Statement("UPDATE batch_jobs SET attempts = 99"),), {})
+    other = Batches(plain, sheets, _settings())
+    await _leased_sheet(other)
+    plain.write((Statement("UPDATE batch_sheets SET attempts = 99, lease_until_us = 0"),), {})
+    async with run_batches(plain, sheets, None) as batches:
 
         async def gone() -> bool:
             return await batches.read_job("old") is None
 
         await wait_until(gone)
-    async with run_batches(plain, LocalSheets(tmp_path), None) as batches:
-        assert (await wait_finished(batches, "hopeless")).status == FAILED
+        assert (await wait_finished(batches)).status == COMPLETED
+        assert (await backfill_status(batches)) == FAILED
 
 
 @async_test

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from comporta.errors import (
 )
 from comporta.limits.priority import priority, resolve_caller
 from comporta.service.batch import local_sheets, processor
+from comporta.service.batch.database_sheets import DatabaseSheets
 from comporta.service.batch.factory import BatchComponents, open_batches
 from comporta.service.batch.local_sheets import LocalSheet, LocalSheets
 from comporta.service.batch.models import AccountResult, PendingAccount
@@ -180,7 +183,7 @@ async def test_upstream_processor__responses__become_messages(plain: Database, t
         failed = await batches._processor.process(PendingAccount(2, "x"))
         assert (failed.outcome, failed.message) == (
             "failed",
-            "PortalError: accounts answered with status 404",
+            "PortalStatusError: accounts answered with status 404",
         )
         await batches._processor._processor.aclose()  # type: ignore[attr-defined] # an UpstreamProcessor
         await upstreams.aclose()
@@ -207,6 +210,28 @@ async def test_open_batches__invalid_processor__is_reported_with_its_location(
     upstreams = Upstreams(config.settings)
     with pytest.raises(ValueError, match="COMPORTA_SERVICE_BATCH_PROCESSOR: processor must have"):
         open_batches(config, plain, upstreams, BatchComponents())
+    await upstreams.aclose()
+
+
+@pytest.mark.parametrize(
+    ("variables", "kind"),
+    [
+        ({}, DatabaseSheets),
+        ({"batch_sheets": "files"}, LocalSheets),
+        ({"batch_sheets": "google"}, GoogleSheets),
+        ({"batch_google_credentials": "key.json"}, GoogleSheets),
+        ({"batch_google_credentials": "key.json", "batch_sheets": "database"}, DatabaseSheets),
+    ],
+)
+@async_test
+async def test_open_batches__setting_and_credentials__select_where_sheets_are(
+    plain: Database, tmp_path: Path, variables: dict[str, str], kind: type[Any]
+) -> None:
+    config = service_config(tmp_path, **variables)
+    upstreams = Upstreams(config.settings)
+    batches = open_batches(config, plain, upstreams, BatchComponents())
+    assert type(batches._sheets) is kind
+    await batches.aclose(0)
     await upstreams.aclose()
 
 
@@ -237,9 +262,12 @@ def test_local_sheets__same_marker__is_the_same_file_under_any_name(tmp_path: Pa
     first = sheets.create("a/b: ../c", "mark")
     again = sheets.create("another", "mark")
     assert again.id == first.id
-    assert again.url == first.url
-    assert first.url.endswith(f"/a%20b%20..%20c-{first.id}.csv")
-    assert sheets.create("///", "other").url.endswith(f"/sheet-{sheets.create('x', 'other').id}.csv")
+    assert again.url == first.url == ""  # clients cannot open a path of the server
+    other = sheets.create("///", "other")
+    assert {path.name for path in sheets.directory.glob("*.csv")} == {
+        f"a b .. c-{first.id}.csv",
+        f"sheet-{other.id}.csv",
+    }
 
 
 def test_local_sheet__rows_written_twice__are_stored_once(tmp_path: Path) -> None:
@@ -277,6 +305,76 @@ def test_local_sheet__file_replaced__is_read_again(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     sink.write(rows("a"))
     assert file_accounts(sheets, made.id) == {"a": 1}
+
+
+def test_local_sheet__file_of_any_length__costs_a_write_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheets = LocalSheets(tmp_path)
+    made = sheets.create("x", "mark")
+    sink, other = sheets.sink(made.id), sheets.sink(made.id)
+    names = accounts(2_000)
+    scanned, parsed = 0, 0
+    plain_pread, plain_reader = os.pread, csv.reader
+
+    def counted_pread(descriptor: int, length: int, offset: int) -> bytes:
+        nonlocal scanned
+        data = plain_pread(descriptor, length, offset)
+        scanned += len(data)
+        return data
+
+    def counted_reader(lines: Iterable[str]) -> Iterator[list[str]]:
+        nonlocal parsed
+        for record in plain_reader(lines):
+            parsed += 1
+            yield record
+
+    sink.write(rows(*names[:50]))
+    other.write(rows(*names[50:100]))
+    monkeypatch.setattr(os, "pread", counted_pread)
+    monkeypatch.setattr(csv, "reader", counted_reader)
+    for start in range(100, 2_000, 50):
+        (sink, other)[start // 50 % 2].write(rows(*names[start : start + 50]))
+    path = sheets._find(made.id)
+    assert path is not None
+    assert parsed == 1_900 - 50 + 50  # what the other one wrote, once; the last write is not read
+    assert scanned < path.stat().st_size
+    monkeypatch.undo()
+    assert file_accounts(sheets, made.id) == each_once(2_000)
+
+
+def test_local_sheet__torn_row_of_another_writer__is_cut_off(tmp_path: Path) -> None:
+    sheets = LocalSheets(tmp_path)
+    made = sheets.create("x", "mark")
+    sink = sheets.sink(made.id)
+    sink.write(rows("a"))
+    path = sheets._find(made.id)
+    assert path is not None
+    with path.open("ab") as file:
+        file.write(b'"b","hello b"\r\n"c","hel')
+    sink.write(rows("b", "c"))
+    assert file_accounts(sheets, made.id) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_local_sheet__disk_full__writes_nothing_and_can_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheets = LocalSheets(tmp_path)
+    made = sheets.create("x", "mark")
+    sink = sheets.sink(made.id)
+    sink.write(rows("a"))
+
+    def write_half(descriptor: int, data: bytes) -> None:
+        os.write(descriptor, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local_sheets, "write_all", write_half)
+        with pytest.raises(SinkUnavailableError, match="No space left on device"):
+            sink.write(rows("b"))
+    assert file_accounts(sheets, made.id) == {"a": 1}
+    sink.write(rows("b"))
+    assert file_accounts(sheets, made.id) == {"a": 1, "b": 1}
 
 
 def test_local_sheet__many_writers__every_row_is_stored_once(tmp_path: Path) -> None:

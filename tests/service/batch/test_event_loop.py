@@ -20,6 +20,7 @@ from comporta.testing import SheetsServer
 
 CLIENTS = 50
 SHEETS = 4
+WORKBOOKS = 8
 STALL_SECONDS = 0.05
 
 
@@ -76,3 +77,40 @@ async def _visit(address: str) -> dict[str, str]:
         for number in range(SHEETS):
             await wait_until(partial(is_filled, number))
         return {word: await process(word) for word in ("report", "block", "compute", "rest")}
+
+
+def test_event_loop__fifty_clients_download_sheets__is_never_blocked(tmp_path: Path) -> None:
+    options = {
+        "client_limit": "false",
+        "batch_processor": "tests.service.batch.processors:WatchedProcessor",
+        "batch_poll_seconds": "0.05",
+        "DATABASE_URL": allow_user(tmp_path, "ana"),
+    }
+    with serve_process(tmp_path, **options) as one:
+        longest = asyncio.run(_download(one.address))
+    assert "BlockingError" not in one.errors.read_text()
+    assert_within(longest, STALL_SECONDS, "a step of the loop")
+
+
+async def _download(address: str) -> float:
+    """Have 50 clients download a sheet from a watched process; return the longest step of its loop."""
+    limits = httpx2.Limits(max_connections=CLIENTS, max_keepalive_connections=0)
+    async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_SECONDS, limits=limits) as client:
+
+        async def process(names: list[str], job_id: str) -> list[dict[str, Any]]:
+            body = {"accounts": names, "job_id": job_id}
+            reply = await client.post("/ultra-batch/jobs", json=body)
+            return [json.loads(line) for line in reply.text.splitlines()]
+
+        async def download(number: int) -> int:
+            kind = "xlsx" if number < WORKBOOKS else "csv"
+            reply = await client.get(f"/ultra-batch/sheets/{sheet_id}.{kind}")
+            return reply.status_code
+
+        await process(accounts(1000), "job")
+        body = {"job_id": "job", "user_id": "ana"}
+        configured = await client.post("/ultra-batch/configure-sheets", json=body)
+        sheet_id = configured.json()["spreadsheet_id"]
+        await process(["watch"], "watch")
+        await run_clients(download)
+        return float((await process(["report"], "report"))[1]["message"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +26,11 @@ from tests.service.harness import async_test
 from comporta.database.base import Database, Statement
 from comporta.errors import DatabaseError, SinkAuthError
 from comporta.metrics import InMemoryMetrics, use_metrics
-from comporta.service.batch import commands
-from comporta.service.batch import runner as running_module
 from comporta.service.batch.local_sheets import LocalSheet, LocalSheets
-from comporta.service.batch.models import COMPLETED, FAILED, JobLease
+from comporta.service.batch.models import COMPLETED, FAILED
 from comporta.testing import PostgresServer
 
-EXPIRE = Statement("UPDATE batch_jobs SET lease_until_us = 0 WHERE status = 'running'")
-
-
-def _writers() -> int:
-    return sum(each.name == "comporta-writer" for each in threading.enumerate())
+EXPIRE = Statement("UPDATE batch_chunks SET lease_until_us = 0")
 
 
 # -- processors
@@ -111,52 +103,26 @@ async def test_lease__lost_and_claimed_again_by_the_same_worker__job_runs_once(
     sheets = LocalSheets(tmp_path)
     failures: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    async with run_batches(plain, sheets, gate, lease_seconds=0.6) as batches:
+    async with run_batches(plain, sheets, gate, lease_seconds=6) as batches:
         await add_job(batches, 40)
         config = await configure_sheet(batches)
         await wait_stored(batches, 2)
-        for _ in range(3):
-            await wait_until(_is_taken_again(plain))
+        await wait_until(lambda: _are_suspects_claimed(plain))
         gate.open(200)
         assert (await wait_finished(batches)).succeeded == 40
         await wait_backfilled(batches)
-        await wait_until(lambda: _true(not batches._leases._jobs.tasks))
+        await wait_until(lambda: _true(not any(work.tasks for work in batches._turns.chunks)))
     assert file_accounts(sheets, config.spreadsheet_id) == each_once(40)
     assert not failures
 
 
-def _is_taken_again(database: Database) -> Callable[[], Awaitable[bool]]:
-    """Return a condition that expires a lease until a worker has claimed a new one."""
-
-    def token() -> int:
-        return int(database.read(Statement("SELECT token FROM batch_jobs"), {})[0][0])
-
-    before = token()
-
-    async def ended() -> bool:
-        database.write((EXPIRE,), {})
-        return token() > before
-
-    return ended
-
-
-@async_test
-async def test_lease__lost_while_writing_a_sheet__leaves_no_writer_thread(
-    plain: Database, tmp_path: Path
-) -> None:
-    before = _writers()
-    gate, sheets = Gate(), LocalSheets(tmp_path)
-    async with run_batches(plain, sheets, gate) as batches:
-        await add_job(batches, 40)
-        await configure_sheet(batches)
-        await wait_backfilled(batches)
-        gate.open(5)
-        await wait_stored(batches, 5)
-        await wait_until(lambda: _true(_writers() > before))
-        plain.write((Statement("UPDATE batch_jobs SET token = token + 1, lease_until_us = 0"),), {})
-        gate.open(200)
-        assert (await wait_finished(batches)).succeeded == 40
-    await wait_until(lambda: _true(_writers() <= before))
+async def _are_suspects_claimed(database: Database) -> bool:
+    """Expire leases until the accounts of a chunk are claimed one by one."""
+    claimed = "SELECT count(*) FROM batch_chunks WHERE attempts = 2"
+    if database.read(Statement(claimed), {}) != [(0,)]:
+        return True
+    database.write((EXPIRE,), {})
+    return False
 
 
 async def _true(value: bool) -> bool:
@@ -194,7 +160,7 @@ async def _answers(database: Database) -> bool:
 
 
 @async_test
-async def test_sheet_writer__sheet_and_database_both_fail__counts_no_row_as_written(
+async def test_sheet__sheet_and_database_both_fail__counts_no_row_as_written(
     plain: Database, tmp_path: Path
 ) -> None:
     class FromThreads(FailingDatabase):
@@ -312,31 +278,3 @@ async def test_metrics__jobs_results_backfills_and_rows__are_counted(plain: Data
     assert metrics.value("batch_results", outcome="failed") == 1
     assert metrics.value("batch_backfills", outcome="completed") == 1
     assert metrics.value("batch_rows", by="backfill") + metrics.value("batch_rows", by="job") == 9
-
-
-@async_test
-async def test_job__finished_by_another_worker_during_last_flush__is_not_counted(
-    plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another worker took over the job and finished it first."""
-    ended = Statement("UPDATE batch_jobs SET status = 'completed', finished_at_us = 1, lease_until_us = 0")
-
-    finish, statuses = commands.finish_job, []
-
-    def too_late(lease: JobLease, status: str) -> Any:
-        plain.write((ended,), {})
-        statuses.append(status)
-        return finish(lease, status)
-
-    monkeypatch.setattr(running_module, "finish_job", too_late)
-    metrics = InMemoryMetrics()
-    before = use_metrics(metrics)
-    try:
-        async with run_batches(plain, LocalSheets(tmp_path)) as batches:
-            await add_job(batches, 3)
-            assert (await wait_finished(batches)).succeeded == 3
-            await wait_until(lambda: _true(not batches._leases._jobs.tasks))
-    finally:
-        use_metrics(before)
-    assert statuses == [COMPLETED]
-    assert metrics.value("batch_jobs", outcome=COMPLETED) == 0

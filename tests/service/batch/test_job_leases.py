@@ -3,83 +3,72 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.service.batch.rig import PATIENCE_SECONDS, add_job, configure_sheet, wait_until
+from tests.service.batch.rig import PATIENCE_SECONDS, Gate, add_job, configure_sheet, wait_until
 from tests.service.harness import async_test
 
+from comporta import events
 from comporta.database.base import Database, Statement
-from comporta.service.batch import commands
 from comporta.service.batch.batches import Batches
-from comporta.service.batch.job_leases import LeasedWork, LeaseManager
+from comporta.service.batch.job_leases import LeasedTasks
 from comporta.service.batch.local_sheets import LocalSheets
 from comporta.settings import BatchSettings
 
 TAKE_OVER = {
-    "job": Statement("UPDATE batch_jobs SET token = token + 1, owner = 'another'"),
-    "backfill": Statement("UPDATE batch_sheets SET token = token + 1, owner = 'another'"),
+    "job": Statement("UPDATE batch_chunks SET token = token + 1, owner = 'another'"),
+    "sheet": Statement("UPDATE batch_sheets SET token = token + 1, owner = 'another'"),
 }
 
 
-class Hanging:
-    """Work that never ends by itself; it records which leases it runs under and which were cancelled."""
+class HangingSheets(LocalSheets):
+    """Sheets whose writes hang until they are released."""
 
-    def __init__(self) -> None:
-        self.running: list[Any] = []
-        self.cancelled: list[Any] = []
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.writing = threading.Event()
+        self.released = threading.Event()
 
-    async def __call__(self, lease: Any) -> bool:
-        self.running.append(lease)
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled.append(lease)
-            raise
-        return True
+    def sink(self, spreadsheet_id: str) -> Any:
+        self.writing.set()
+        self.released.wait(PATIENCE_SECONDS)
+        return super().sink(spreadsheet_id)
 
 
-async def add_work(database: Database, folder: Path) -> None:
-    """Add a job with a pending backfill that no worker has claimed."""
-    batches = Batches(database, LocalSheets(folder), BatchSettings(poll_seconds=0.05, lease_seconds=1.0))
-    await add_job(batches, 3)
-    await configure_sheet(batches)
-    await batches.aclose(0)
-
-
-@pytest.mark.parametrize("name", ["job", "backfill"])
+@pytest.mark.parametrize("name", ["job", "sheet"])
 @async_test
 async def test_lease__taken_over_while_its_task_hangs__cancels_the_task(
     plain: Database, tmp_path: Path, name: str
 ) -> None:
-    await add_work(plain, tmp_path)
-    hanging = {"job": Hanging(), "backfill": Hanging()}
-    jobs = LeasedWork("job", 1, commands.claim_job, commands.release_job, hanging["job"])
-    backfills = LeasedWork(
-        "backfill", 1, commands.claim_backfill, commands.release_backfill, hanging["backfill"]
+    sheets = HangingSheets(tmp_path)
+    batches = Batches(
+        plain, sheets, BatchSettings(poll_seconds=0.05, lease_seconds=0.3, concurrency=2), processor=Gate()
     )
-    manager = LeaseManager(
-        plain, "this-1-a", jobs, backfills, lease_seconds=0.3, poll_seconds=0.05, retention_seconds=3600
-    )
-    manager.start()
+    batches.start()
     try:
+        await add_job(batches, 3)
+        await configure_sheet(batches)
+        works: dict[str, LeasedTasks[Any]] = {"job": batches._turns.jobs, "sheet": batches._sheet_tasks}
 
         async def both_run() -> bool:
-            return all(work.running for work in hanging.values())
-
-        async def lost() -> bool:
-            return bool(hanging[name].cancelled)
+            return all(work.tasks for work in works.values()) and sheets.writing.is_set()
 
         await wait_until(both_run)
-        other = "backfill" if name == "job" else "job"
-        first = hanging[name].running[0]
+        tasks = {each: next(iter(work.tasks)) for each, work in works.items()}
         plain.write((TAKE_OVER[name],), {})
-        await wait_until(lost)
-        assert hanging[name].cancelled[0] == first
-        assert hanging[other].cancelled == []
+
+        async def is_cancelled() -> bool:
+            return tasks[name].done()
+
+        await wait_until(is_cancelled)
+        other = "sheet" if name == "job" else "job"
+        assert not tasks[other].done()
+        assert any(event.kind == "batch_lease_lost" for event in events.latest_events())
     finally:
+        sheets.released.set()
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await manager.stop(0)
-    assert not jobs.tasks
-    assert not backfills.tasks
+            await batches.aclose(0)
+    assert not any(work.tasks or work.held for work in works.values())

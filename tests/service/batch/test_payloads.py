@@ -19,7 +19,7 @@ from comporta.pipeline.sinks import GoogleAccount, XlsxSink
 from comporta.pipeline.sinks.formula_escaping import csv_cell
 from comporta.service.batch.local_sheets import LocalSheets
 from comporta.service.batch.models import FIRST_CURSOR
-from comporta.service.batch.sheet_writer import sheet_rows
+from comporta.service.batch.sheet_turn import sheet_rows
 from comporta.testing import SheetsServer
 
 COUNT = 100

@@ -179,8 +179,8 @@ async def test_configure_sheets__full_sequence__has_the_documented_fields(tmp_pa
         config = await wait_backfilled(service.container.batches, "mine")
         assert new == {
             "success": True,
-            "spreadsheet_id": config.spreadsheet_id,
-            "spreadsheet_url": config.spreadsheet_url,
+            "spreadsheet_id": config.download_id,
+            "spreadsheet_url": f"http://service/ultra-batch/sheets/{config.download_id}.csv",
             "spreadsheet_name": "Março",
             "backfill_status": "pending",
         }

@@ -72,7 +72,13 @@ def test_serve__client_leaves_and_workers_restart__next_one_finishes_job_and_she
 ) -> None:
     count = 300
     url, sheets = allow_user(tmp_path, "ana"), tmp_path / "sheets"
-    options = {**OPTIONS, "DATABASE_URL": url, "sheets": str(sheets), "batch_lease_seconds": "600"}
+    options = {
+        **OPTIONS,
+        "DATABASE_URL": url,
+        "batch_sheets": "files",
+        "sheets_folder": str(sheets),
+        "batch_lease_seconds": "600",
+    }
     body = {"accounts": accounts(count), "job_id": "mine"}
     with serve_process(
         tmp_path, "--workers", "2", **options, GREETING_SECONDS="0.2"

@@ -1,6 +1,7 @@
 """The interface of batches for routes: add and follow jobs, configure sheets.
 
-Jobs and backfills run on whichever worker leases them; see ``job_leases``.
+All workers work on all jobs, in chunks, and one worker at a time fills the sheet of a job; see ``job_turns``
+and ``sheet_turn``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import uuid
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -19,27 +21,27 @@ from weakref import WeakValueDictionary
 from comporta import events
 from comporta.clock import MONOTONIC
 from comporta.database.command import Command, execute_async
-from comporta.errors import ComportaError
+from comporta.errors import ComportaError, DatabaseError
 from comporta.service.batch import commands
-from comporta.service.batch.backfill import Backfill
-from comporta.service.batch.job_leases import LeasedWork, LeaseManager
+from comporta.service.batch.job_leases import LeasedTasks, LeaseManager
+from comporta.service.batch.job_turns import SUSPECTS_MAX, JobTurns
 from comporta.service.batch.metrics import count_job
 from comporta.service.batch.models import (
     FIRST_CURSOR,
     PENDING,
     RUNNING,
-    BackfillLease,
     BatchJob,
     Cursor,
-    JobLease,
     JobOverview,
     SheetConfig,
+    SheetLease,
     StoredResult,
+    StoreReceipt,
     worker_name,
 )
 from comporta.service.batch.processor import AccountProcessor, BlockingProcessor, Processor
-from comporta.service.batch.runner import JobRun, LostLeaseError
-from comporta.service.batch.sheet_writer import SheetWriter
+from comporta.service.batch.runner import ChunkStore
+from comporta.service.batch.sheet_turn import OpenSheets, SheetTurn
 from comporta.service.batch.whitelist import Whitelist
 from comporta.thread_pool import ThreadPool
 
@@ -57,7 +59,7 @@ PAGE_CHARS_MAX: Final = 1_000_000
 """The largest total length of the messages in one page; the next page has the rest."""
 
 FOLLOW_POLL_SECONDS: Final = 0.5
-"""How often this worker polls a job that another worker runs."""
+"""How often this worker polls a job that other workers run."""
 
 FOLLOWERS_MAX: Final = 1000
 SHEET_CHECK_SECONDS: Final = 3.0
@@ -97,33 +99,39 @@ class Batches:
             "sheets": ThreadPool("sheets", SHEETS_THREADS),
             "intake": ThreadPool("intake", INTAKE_THREADS),
             "backfill": ThreadPool("backfill", settings.backfills_max),
-            "processor": ThreadPool("processor", settings.concurrency * settings.jobs_max, calls_max=10_000),
+            "processor": ThreadPool("processor", _processor_threads(settings), calls_max=10_000),
         }
         self._processor = None if processor is None else AccountProcessor(processor, self._pools["processor"])
-        self._runs: dict[JobLease, JobRun] = {}
+        self._kept_sheets = OpenSheets(sheets)
+        self._sheet_tasks: LeasedTasks[SheetLease] = LeasedTasks("sheet", settings.backfills_max)
         self._change_events: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # of followers
         self._followers = 0
         self._opening_sheets: asyncio.Task[None] | None = None
-        self._leases = self._build_lease_manager()
+        self._turns, self._leases = self._build_work()
 
-    def _build_lease_manager(self) -> LeaseManager:
-        jobs_max = 0 if self._processor is None else self.settings.jobs_max
-        claim_job, claim_backfill = commands.claim_job, commands.claim_backfill
-        return LeaseManager(
-            self._database,
-            f"{socket.gethostname()[:50]}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
-            LeasedWork("job", jobs_max, claim_job, commands.release_job, self._run_job),
-            LeasedWork(
-                "backfill",
-                self.settings.backfills_max,
-                claim_backfill,
-                commands.release_backfill,
-                self._run_backfill,
-            ),
-            lease_seconds=self.settings.lease_seconds,
-            poll_seconds=self.settings.poll_seconds,
-            retention_seconds=self.settings.keep_days * 86_400,
+    def _build_work(self) -> tuple[JobTurns, LeaseManager]:
+        settings = self.settings
+        owner = f"{socket.gethostname()[:50]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        store = ChunkStore(self._database, owner, round(settings.lease_seconds * 1e6), self._on_stored)
+        turns = JobTurns(
+            store,
+            self._processor,
+            jobs_max=settings.jobs_max,
+            concurrency=settings.concurrency,
+            on_end=self._wake,
         )
+        leases = LeaseManager(
+            self._database,
+            owner,
+            turns,
+            self._sheet_tasks,
+            run_sheet=self._run_sheet,
+            on_change=self._notify_followers,
+            lease_seconds=settings.lease_seconds,
+            poll_seconds=settings.poll_seconds,
+            retention_seconds=settings.keep_days * 86_400,
+        )
+        return turns, leases
 
     # -- lifecycle
 
@@ -141,9 +149,7 @@ class Batches:
 
     async def stop(self, seconds: float) -> None:
         """Start nothing new; stop, flush and release the work in progress within ``seconds``."""
-        self._leases.stopping = True
-        for run in self._runs.values():
-            run.stop()
+        self._turns.stop()
         await self._leases.stop(seconds)
 
     async def aclose(self, seconds: float) -> None:
@@ -154,6 +160,7 @@ class Batches:
             await asyncio.gather(self._opening_sheets, return_exceptions=True)
         for pool in self._pools.values():
             pool.close()
+        self._kept_sheets.close()
         self._sheets.close()
         if self._processor is not None:
             await self._processor.aclose()
@@ -173,12 +180,15 @@ class Batches:
         If the id already belongs to a job over other accounts, the returned job has another ``digest``.
         """
         job_id = job_id or uuid.uuid4().hex
-        running_max = self.settings.running_max
-        command = await self._pools["intake"].run(_add_job_command, job_id, user_id, accounts, running_max)
+        command = await self._pools["intake"].run(_add_job_command, job_id, user_id, accounts, self.settings)
         job = await execute_async(self._database, command)
         count_job("refused" if job is None else "asked")
         self._leases.wake()
         return job
+
+    async def count_unfinished(self, user_id: str) -> tuple[int, int]:
+        """Return how many jobs of a user are running, and how many of their accounts are pending."""
+        return await execute_async(self._database, commands.count_unfinished(user_id))
 
     async def run_intake(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run slow work on request input on the intake thread pool."""
@@ -201,7 +211,7 @@ class Batches:
         return await execute_async(self._database, commands.list_jobs(count))
 
     async def jobs_per_worker(self) -> dict[str, int]:
-        """Return how many jobs each worker runs, by worker name."""
+        """Return how many jobs each worker works on, by worker name."""
         counts = await execute_async(self._database, commands.count_jobs_by_owner())
         return {worker_name(owner) or owner: count for owner, count in counts.items()}
 
@@ -254,8 +264,9 @@ class Batches:
         if await self.read_job(job_id) is None:
             return None
         sheet = await self._create_sheet(job_id, name or f"Ultra batch {job_id}")
+        stores_rows = self._sheets.stores_rows
         is_new, config = await execute_async(
-            self._database, commands.configure_sheet(job_id, user_id, *sheet)
+            self._database, commands.configure_sheet(job_id, user_id, *sheet, stores_rows=stores_rows)
         )
         self._leases.wake()
         return None if config is None else ConfiguredSheet(config, PENDING if is_new else None)
@@ -269,7 +280,8 @@ class Batches:
         config = await self.read_sheet(job_id)
         if config is not None and await self._is_sheet_gone(config):
             sheet = await self._create_sheet(job_id, config.spreadsheet_name)
-            rescheduled = await execute_async(self._database, commands.replace_sheet(config, *sheet))
+            command = commands.replace_sheet(config, *sheet, stores_rows=self._sheets.stores_rows)
+            rescheduled = await execute_async(self._database, command)
         else:
             rescheduled = await execute_async(self._database, commands.reschedule_backfill(job_id))
         if rescheduled:
@@ -289,46 +301,49 @@ class Batches:
 
     # -- work
 
-    async def _run_job(self, lease: JobLease) -> bool:
-        assert self._processor is not None  # noqa: S101 - without one no job is claimed
-        if lease.token > 1:
-            await execute_async(self._database, commands.move_boundary(lease))
-        sheet_writer = SheetWriter(lease, self._sheets, self._pools["sheets"], self._database)
-        run = JobRun(
+    async def _run_sheet(self, lease: SheetLease) -> None:
+        is_lost = False
+        turn = SheetTurn(
             lease,
             self._database,
-            self._processor,
-            sheet_writer,
-            concurrency=self.settings.concurrency,
-            on_change=self._notify_followers,
+            self._sheets,
+            self._kept_sheets,
+            self._leases.lease_us,
+            should_stop=lambda: is_lost or self._leases.stopping,
+            before_end=lambda: self._sheet_tasks.drop(lease),
         )
-        self._runs[lease] = run
-        if self._leases.stopping:
-            run.stop()
         try:
-            return await run.run()
-        except LostLeaseError:
-            return True  # this worker has nothing left to do
-        finally:
-            del self._runs[lease]
-
-    async def _run_backfill(self, lease: BackfillLease) -> bool:
-        is_lost = False
-
-        def should_stop() -> bool:
-            return is_lost or self._leases.stopping
-
-        work = Backfill(lease, self._database, self._sheets, self._leases.lease_us, should_stop)
-        try:
-            return await self._pools["backfill"].run(work.run)
+            is_over = await self._pools["backfill"].run(turn.run)
         except asyncio.CancelledError:
             is_lost = True
+            await asyncio.shield(self._release_sheet(lease))
             raise
+        if not is_over and self._leases.stopping:
+            await self._release_sheet(lease)
+        if turn.is_job_finished:
+            self._notify_followers(lease.job_id)
+        self._leases.wake_for_sheet(lease.job_id, turn.due_us)
+
+    async def _release_sheet(self, lease: SheetLease) -> None:
+        with suppress(DatabaseError):
+            await execute_async(self._database, commands.release_sheet(lease))
+
+    def _wake(self) -> None:
+        self._leases.wake()
+
+    def _on_stored(self, job_id: str, receipt: StoreReceipt) -> None:
+        self._notify_followers(job_id)
+        self._leases.wake_for_sheet(job_id, receipt.sheet_due_us)
 
     def _notify_followers(self, job_id: str) -> None:
         event = self._change_events.pop(job_id, None)
         if event is not None:
             event.set()
+
+
+def _processor_threads(settings: BatchSettings) -> int:
+    """Return how many accounts this worker may process at a time: see ``JobTurns``."""
+    return settings.concurrency * (settings.jobs_max + 1) + SUSPECTS_MAX + 1
 
 
 def _fit_page(results: list[StoredResult]) -> list[StoredResult]:
@@ -342,6 +357,14 @@ def _accounts_digest(accounts: Sequence[str]) -> str:
 
 
 def _add_job_command(
-    job_id: str, user_id: str, accounts: Sequence[str], most: int
+    job_id: str, user_id: str, accounts: Sequence[str], settings: BatchSettings
 ) -> Command[BatchJob | None]:
-    return commands.add_job(job_id, user_id, _accounts_digest(accounts), list(dict.fromkeys(accounts)), most)
+    return commands.add_job(
+        job_id,
+        user_id,
+        _accounts_digest(accounts),
+        list(dict.fromkeys(accounts)),
+        settings.running_max,
+        settings.running_per_user_max,
+        settings.accounts_per_user_max,
+    )

@@ -11,6 +11,7 @@ import httpx2
 from comporta.limits.limiter import BaseLimiter
 from comporta.pipeline.sinks.google_account import GoogleAccount
 from comporta.service.batch.batches import Batches
+from comporta.service.batch.database_sheets import DatabaseSheets
 from comporta.service.batch.local_sheets import LocalSheets
 from comporta.service.batch.processor import (
     BlockingProcessor,
@@ -58,9 +59,11 @@ def open_batches(
 
 
 def _open_sheets(config: ServiceConfig, database: Database, upstreams: Upstreams) -> Sheets:
+    if config.sheets == "database":
+        return DatabaseSheets(database)
+    if config.sheets == "files":
+        return LocalSheets(config.sheets_folder)
     batch = config.batch
-    if batch.google_credentials is None and batch.google_endpoint is None:
-        return LocalSheets(config.sheets)
     account = GoogleAccount(batch.google_credentials, endpoint=batch.google_endpoint)
     return GoogleSheets(account, database, BaseLimiter(GOOGLE_QUOTA, upstreams.store, "google_sheets"))
 

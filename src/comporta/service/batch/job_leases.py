@@ -1,17 +1,18 @@
-"""Finds work that no worker has leased, new or left by a dead process, and runs it under a lease.
+"""Finds work that no worker has leased, new or left by a dead process, and keeps the leases of this worker.
 
-A worker claims a lease on the row of a job or backfill, renews it while it works, and releases it when it
-shuts down. A lease that is not renewed expires, and another worker claims the row. Each worker runs a bounded
-number at a time; the rest waits in the database.
+A worker leases chunks of accounts and sheets, renews the leases while it works, and releases them when it
+shuts down. A lease that is not renewed expires, and another worker claims the work. Each worker has a bounded
+number of places; the rest waits in the database. ``job_turns`` decides which job gets a place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from comporta import events
 from comporta.clock import MONOTONIC
@@ -19,75 +20,126 @@ from comporta.database.base import Database
 from comporta.database.command import Command, execute_async
 from comporta.errors import DatabaseError
 from comporta.jitter import uniform
-from comporta.service.batch.commands import (
-    delete_oldest,
-    fail_hopeless,
-    has_unleased_work,
+from comporta.service.batch.chunk_commands import (
+    fail_exhausted,
+    read_pending_work,
     renew_leases,
+    split_dead,
 )
-from comporta.service.batch.metrics import count_backfill, count_job
-from comporta.service.batch.models import FAILED, BackfillLease, JobLease
+from comporta.service.batch.commands import SHEET_FLUSH_US, claim_sheet, delete_oldest, fail_hopeless
+from comporta.service.batch.metrics import count_backfill, count_failed_accounts, count_job
+from comporta.service.batch.models import COMPLETED, FAILED, ChunkLease, PendingWork, SheetLease
 
-LeaseT = TypeVar("LeaseT", bound=JobLease | BackfillLease)
+LeaseT = TypeVar("LeaseT", bound=ChunkLease | SheetLease)
+T = TypeVar("T")
 
 CLEANUP_SECONDS: Final = 60.0
 DELETED_MAX: Final = 20
 """How many expired jobs one cleanup deletes."""
 
+WAKE_SECONDS_MIN: Final = 0.02
+"""The shortest time until a scheduled poll, so that frequent stores do not cause frequent polls."""
+
 _BACKOFF_SECONDS_MAX = 10.0
 
 
-class LeasedWork(Generic[LeaseT]):
-    """One type of work: how it is claimed, run and released, and the tasks that run it."""
+class LeasedTasks(Generic[LeaseT]):
+    """The tasks of one type of work on this worker, and the leases that they hold."""
 
-    def __init__(
-        self,
-        name: str,
-        max_concurrent: int,
-        claim: Callable[[str, int], Command[LeaseT | None]],
-        release: Callable[[LeaseT], Command[None]],
-        run: Callable[[LeaseT], Awaitable[bool]],
-    ) -> None:
+    def __init__(self, name: str, places: int) -> None:
         self.name = name
-        self.max_concurrent = max_concurrent
-        self.claim = claim
-        self.release = release
-        self.run = run
-        self.tasks: dict[LeaseT, asyncio.Task[None]] = {}
-        """By lease, not by job: this worker may lose a job and claim it again before it notices."""
+        self.places = places
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.held: dict[LeaseT, asyncio.Task[Any] | None] = {}
+        """What is renewed, and the task that is cancelled when another worker takes it over."""
 
     @property
     def has_room(self) -> bool:
-        """Whether this worker may claim another lease."""
-        return len(self.tasks) < self.max_concurrent
+        """Whether this worker may start another task."""
+        return len(self.tasks) < self.places
 
-    def taken_over(self, leases: list[LeaseT], tokens: dict[str, int]) -> list[LeaseT]:
-        """Return leases that still run here but are held by others now; ``tokens`` are the valid ones."""
-        return [lease for lease in leases if tokens.get(lease.job_id) != lease.token and lease in self.tasks]
+    def start(
+        self, work: Callable[[], Awaitable[None]], on_end: Callable[[], None], lease: LeaseT | None = None
+    ) -> None:
+        """Run work, under a lease that it has or will have; an error does not end more than this task."""
+        task = asyncio.create_task(self._guard(work, "batch" if lease is None else lease.job_id))
+        self.tasks.add(task)
+        if lease is not None:
+            self.held[lease] = task
+        task.add_done_callback(lambda done: self._remove(done, on_end))
+
+    def drop(self, lease: LeaseT) -> None:
+        """Renew a lease no longer."""
+        self.held.pop(lease, None)
+
+    async def _guard(self, work: Callable[[], Awaitable[None]], source: str) -> None:
+        try:
+            await work()
+        except Exception as error:  # what is not released expires, and some worker tries again
+            text = f"a {self.name} was interrupted: {type(error).__name__}: {error}"
+            events.publish("batch_interrupted", source, text, "error", label="batch")
+
+    def _remove(self, task: asyncio.Task[Any], on_end: Callable[[], None]) -> None:
+        self.tasks.discard(task)
+        for lease in [lease for lease, holder in self.held.items() if holder is task]:
+            del self.held[lease]
+        on_end()
+
+    def cancel_taken_over(self, leases: Iterable[LeaseT], renewed: set[tuple[str, int]]) -> None:
+        """Cancel the tasks of leases that expired here and that other workers have claimed."""
+        for lease in leases:
+            task = self.held.get(lease)
+            if (lease.job_id, lease.token) not in renewed and task is not None:
+                text = f"another worker took over the {self.name}"
+                events.publish("batch_lease_lost", lease.job_id, text, label="batch")
+                task.cancel()
+
+
+class Turns(Protocol):
+    """The jobs that a worker runs; see ``job_turns.JobTurns``."""
+
+    @property
+    def chunks(self) -> tuple[LeasedTasks[ChunkLease], ...]:
+        """The tasks that process accounts, and their leases."""
+
+    def job_ids(self) -> list[str]:
+        """Return the jobs that have a place here."""
+
+    async def claim(self, work: PendingWork) -> None:
+        """Start what there is room for."""
 
 
 class LeaseManager:
-    """Polls for work and keeps the leases of one worker."""
+    """Polls for work and keeps the leases of one worker.
+
+    ``run_sheet`` fills a sheet. ``on_change`` gets the id of a job that changed without a run on this worker.
+    """
 
     def __init__(
         self,
         database: Database,
         owner: str,
-        jobs: LeasedWork[JobLease],
-        backfills: LeasedWork[BackfillLease],
+        turns: Turns,
+        sheets: LeasedTasks[SheetLease],
         *,
+        run_sheet: Callable[[SheetLease], Awaitable[None]],
+        on_change: Callable[[str], None],
         lease_seconds: float,
         poll_seconds: float,
         retention_seconds: float,
     ) -> None:
         self._database = database
         self._owner = owner
-        self._jobs = jobs
-        self._backfills = backfills
+        self._turns = turns
+        self._chunks = turns.chunks
+        self._sheets = sheets
+        self._run_sheet = run_sheet
+        self._on_change = on_change
         self._lease_seconds = lease_seconds
         self._poll_seconds = poll_seconds
         self._retention_us = round(retention_seconds * 1e6)
         self._wake_event = asyncio.Event()
+        self._wake_timer: asyncio.TimerHandle | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._cleanup_at = 0.0
         self.stopping = False
@@ -105,15 +157,36 @@ class LeaseManager:
         """Poll now: there may be new work."""
         self._wake_event.set()
 
+    def wake_for_sheet(self, job_id: str, due_us: int | None) -> None:
+        """Poll when a sheet is due, unless it is being filled here."""
+        if due_us is None or any(lease.job_id == job_id for lease in list(self._sheets.held)):
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(due_us / 1e6, WAKE_SECONDS_MIN)
+        if self._wake_timer is None or at < self._wake_timer.when() or self._wake_timer.when() < loop.time():
+            self._cancel_timer()
+            self._wake_timer = loop.call_at(at, self.wake)
+
     async def stop(self, seconds: float) -> None:
-        """Wait up to ``seconds`` for work in progress to stop, then cancel and release the rest."""
+        """Wait up to ``seconds`` for work in progress to stop, and flush sheets; then cancel the rest."""
         self.stopping = True
         self.wake()
-        tasks = [*self._jobs.tasks.values(), *self._backfills.tasks.values()]
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=seconds)
-            await _cancel_all(late)
+        deadline = time.monotonic() + seconds
+        await _wait_until(self._loops[:1], deadline)  # a claim whose reply is lost would have to expire
+        await _wait_until([task for each in self._chunks for task in each.tasks], deadline)
+        if seconds > 0 and self._loops:
+            with suppress(DatabaseError):
+                await self._claim_sheets(SHEET_FLUSH_US)
+        await _wait_until(self._sheets.tasks, deadline)
+        await _cancel_all([*(task for each in self._chunks for task in each.tasks), *self._sheets.tasks])
+        self._cancel_timer()
         await _cancel_all(self._loops)
+
+    def _cancel_timer(self) -> None:
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+
+    # -- polling
 
     async def _poll_loop(self) -> None:
         failures = 0
@@ -131,41 +204,42 @@ class LeaseManager:
             await MONOTONIC.wait_async(self._wake_event, min(pause, longest))
 
     async def _poll(self) -> None:
-        has_jobs, has_backfills = await execute_async(self._database, has_unleased_work(self.lease_us))
-        if has_jobs:
-            await self._claim_all(self._jobs)
-        if has_backfills:
-            await self._claim_all(self._backfills)
+        work = await self._execute(read_pending_work(self.lease_us, self._turns.job_ids()))
+        if work.dead_chunk_job is not None:
+            await self._execute(split_dead(work.dead_chunk_job, self.lease_us))
+            self.wake()  # there may be more of them
+        if work.exhausted_job is not None:
+            await self._fail_exhausted(work.exhausted_job)
+        if not self.stopping:
+            await self._turns.claim(work)
+        if work.sheets and not self.stopping:
+            await self._claim_sheets()
         if time.monotonic() > self._cleanup_at:
             self._cleanup_at = time.monotonic() + CLEANUP_SECONDS * uniform(0.7, 1.3)
             await self._clean_up()
 
-    async def _claim_all(self, work: LeasedWork[LeaseT]) -> None:
-        while work.has_room and not self.stopping:
-            lease = await execute_async(self._database, work.claim(self._owner, self.lease_us))
+    async def _claim_sheets(self, ahead_us: int = 0) -> None:
+        while self._sheets.has_room:
+            lease = await self._execute(claim_sheet(self._owner, self.lease_us, ahead_us))
             if lease is None:
                 return
-            work.tasks[lease] = asyncio.create_task(self._run_leased(work, lease))
+            self._sheets.start(partial(self._run_sheet, lease), self.wake, lease)
 
-    async def _run_leased(self, work: LeasedWork[LeaseT], lease: LeaseT) -> None:
-        try:
-            is_over = await work.run(lease)
-            if not is_over and self.stopping:
-                await self._release(work, lease)
-        except asyncio.CancelledError:
-            if self.stopping:
-                await asyncio.shield(self._release(work, lease))
-            raise
-        except Exception as error:  # the lease expires, and some worker tries again
-            text = f"a {work.name} was interrupted: {type(error).__name__}: {error}"
-            events.publish("batch_interrupted", lease.job_id, text, "error")
-        finally:
-            del work.tasks[lease]
-            self.wake()
+    async def _fail_exhausted(self, job_id: str) -> None:
+        accounts, is_finished = await self._execute(fail_exhausted(job_id, self.lease_us))
+        count_failed_accounts(accounts)
+        if accounts:
+            text = f"{accounts} accounts failed: their workers died each time"
+            events.publish("batch_account_exhausted", job_id, text, "error", label="batch")
+        if is_finished:
+            count_job(COMPLETED)
+        self._on_change(job_id)
+        self.wake()
 
-    async def _release(self, work: LeasedWork[LeaseT], lease: LeaseT) -> None:
-        with suppress(DatabaseError):
-            await execute_async(self._database, work.release(lease))
+    async def _execute(self, command: Command[T]) -> T:
+        return await execute_async(self._database, command)
+
+    # -- renewing
 
     async def _renew_loop(self) -> None:
         while True:
@@ -174,37 +248,44 @@ class LeaseManager:
                 await self._renew()
 
     async def _renew(self) -> None:
-        jobs, backfills = self._jobs, self._backfills
-        if not (jobs.tasks or backfills.tasks):
+        chunks = [(each, list(each.held)) for each in self._chunks]
+        sheets = list(self._sheets.held)
+        all_chunks = [lease for _, leases in chunks for lease in leases]
+        if not (all_chunks or sheets):
             return
-        leases = list(jobs.tasks), list(backfills.tasks)
-        job_tokens, backfill_tokens = await execute_async(
-            self._database, renew_leases(self._owner, self.lease_us, *leases)
+        renewed_chunks, renewed_sheets = await self._execute(
+            renew_leases(self._owner, self.lease_us, all_chunks, sheets)
         )
-        self._cancel_taken_over(jobs, leases[0], job_tokens)
-        self._cancel_taken_over(backfills, leases[1], backfill_tokens)
+        for work, leases in chunks:
+            work.cancel_taken_over(leases, renewed_chunks)
+        self._sheets.cancel_taken_over(sheets, renewed_sheets)
 
-    def _cancel_taken_over(
-        self, work: LeasedWork[LeaseT], leases: list[LeaseT], tokens: dict[str, int]
-    ) -> None:
-        """Cancel the local tasks of leases that expired here and that other workers have claimed."""
-        for lease in work.taken_over(leases, tokens):
-            events.publish("batch_lease_lost", lease.job_id, f"another worker took over the {work.name}")
-            work.tasks[lease].cancel()
+    # -- cleaning up
 
     async def _clean_up(self) -> None:
-        jobs, backfills = await execute_async(self._database, fail_hopeless(self.lease_us))
-        for name, count, job_ids in (("job", count_job, jobs), ("backfill", count_backfill, backfills)):
-            for job_id in job_ids:
-                count(FAILED)
-                events.publish("batch_stuck", job_id, f"the {name} was claimed too often", "error")
+        sheets, finished = await self._execute(fail_hopeless(self.lease_us))
+        for job_id in sheets:
+            count_backfill(FAILED)
+            text = "the sheet was claimed too often"
+            events.publish("batch_stuck", job_id, text, "error", label="batch")
+        for job_id in finished:
+            count_job(COMPLETED)
+            self._on_change(job_id)
         for _ in range(DELETED_MAX):
-            if not await execute_async(self._database, delete_oldest(self._retention_us)):
+            if not await self._execute(delete_oldest(self._retention_us)):
                 return
 
 
-async def _cancel_all(tasks: Any) -> None:
+async def _wait_until(tasks: Iterable[asyncio.Task[Any]], deadline: float) -> None:
+    """Wait for tasks to end, until a deadline of the monotonic clock."""
+    running = list(tasks)
+    if running:
+        await asyncio.wait(running, timeout=max(deadline - time.monotonic(), 0))
+
+
+async def _cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait for them to end."""
-    for task in tasks:
+    running = list(tasks)
+    for task in running:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*running, return_exceptions=True)

@@ -1,7 +1,8 @@
-"""Sheets as CSV files in a directory, readable while they grow.
+"""Sheets as CSV files in a directory of one machine, readable while they grow.
 
 Unlike Google Sheets, a file has no row addresses to overwrite. A writer therefore locks the file between
-processes, reads what other writers appended since, and skips rows whose account the file already has.
+processes, reads what other writers appended since, and skips rows whose account the file already has. It
+reads no part of the file twice, so a write costs the same however long the file is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import csv
 import fcntl
 import hashlib
-import io
 import os
 import re
 import time
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Final
 
 from comporta.errors import SinkBusyError, SinkNotFoundError, SinkUnavailableError
+from comporta.pipeline.files.torn_tail import complete_records_size, write_all
 from comporta.pipeline.sinks.base import Row, Sink
-from comporta.pipeline.sinks.csv_file import CsvSink
-from comporta.pipeline.sinks.formula_escaping import csv_cell
+from comporta.pipeline.sinks.csv_file import CsvSink, encode_csv
 from comporta.pipeline.sinks.spreadsheets import Spreadsheet
 from comporta.pipeline.writer.delivery import WriteLimiter
 from comporta.retry.retry import Retry
 from comporta.service.batch.models import COLUMNS
-from comporta.service.batch.sheets import sheet_retry
+from comporta.service.batch.sheets import csv_record, sheet_retry
 
 LOCK_TIMEOUT_SECONDS: Final = 10.0
 NAME_BYTES_MAX: Final = 160
@@ -38,8 +38,12 @@ _UNSAFE_CHARS = re.compile(r"[^\w .()-]+")
 
 
 class LocalSheets:
-    """Spreadsheets in a directory, which is created with the first one."""
+    """Spreadsheets in a directory, which is created with the first one.
 
+    They have no URL: their path means nothing to clients, whom the service serves the same rows.
+    """
+
+    stores_rows = True
     quota: WriteLimiter | None = None
 
     def __init__(self, directory: str | os.PathLike[str], retry: Retry | None = None) -> None:
@@ -60,7 +64,7 @@ class LocalSheets:
             sink = CsvSink(path, COLUMNS)
             sink.open()
             sink.close()
-        return Spreadsheet(sheet_id, path.absolute().as_uri(), name)
+        return Spreadsheet(sheet_id, "", name)
 
     def exists(self, spreadsheet_id: str) -> bool:
         """Return whether the file exists."""
@@ -88,8 +92,11 @@ class LocalSheet:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock_path = path.with_name(f".{path.name}.lock")
+        self._inode: tuple[int, int] | None = None
+        self._size = 0
+        """How many bytes of the file are rows whose accounts are known."""
+
         self._accounts: set[str] = set()
-        self._bytes_read = 0
 
     def open(self) -> None:
         """Check that the file exists."""
@@ -98,53 +105,68 @@ class LocalSheet:
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append the rows whose account the file does not have yet."""
-        sink = CsvSink(self.path, COLUMNS)
-        with _exclusive_lock(self._lock_path):
+        with _exclusive_lock(self._lock_path), _sink_errors(self.path):
             self.open()
-            sink.open()  # cuts off the torn row of a killed process
-            try:
-                self._read_new_accounts()
-                escaped = [{**row, COLUMNS[0]: _unambiguous(str(row[COLUMNS[0]]))} for row in rows]
+            self._check_replaced()
+            with self._open_file() as descriptor:
+                self._read_new_accounts(descriptor)
+                records = (csv_record(*(str(row[column]) for column in COLUMNS)) for row in rows)
                 new = {
-                    account: row for row in escaped if (account := _stored_account(row)) not in self._accounts
+                    account: record for record in records if (account := str(record[0])) not in self._accounts
                 }
                 if new:
-                    sink.write(list(new.values()))
-            finally:
-                sink.close()
+                    self._append(descriptor, encode_csv(new.values()))
+                    self._accounts.update(new)
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
 
-    def _read_new_accounts(self) -> None:
-        """Read the accounts appended since the last call; a file that shrank was replaced, so read it all."""
-        with _sink_errors(self.path), self.path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size < self._bytes_read:
-                self._bytes_read = 0
-                self._accounts.clear()
-            file.seek(self._bytes_read)
-            added = io.TextIOWrapper(file, "utf-8", "replace", newline="")
-            records = csv.reader(added)
-            if not self._bytes_read:
-                next(records, None)  # the header is not an account, even if an account has its name
+    def _check_replaced(self) -> None:
+        """Start again with a file that was replaced or that shrank; check the header of a new one."""
+        status = self.path.stat()
+        if (status.st_dev, status.st_ino) == self._inode and status.st_size >= self._size:
+            return
+        sink = CsvSink(self.path, COLUMNS)
+        sink.open()
+        sink.close()
+        self._inode, self._size = (status.st_dev, status.st_ino), 0
+        self._accounts.clear()
+
+    @contextmanager
+    def _open_file(self) -> Iterator[int]:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _read_new_accounts(self, descriptor: int) -> None:
+        """Read the accounts that were appended since the last call; cut off a killed process's torn row."""
+        size = os.fstat(descriptor).st_size
+        if size == self._size:
+            return
+        complete = complete_records_size(descriptor, self._size)
+        if complete < size:
+            os.ftruncate(descriptor, complete)
+        with open(descriptor, encoding="utf-8", errors="replace", newline="", closefd=False) as file:
+            file.seek(self._size)
+            records = csv.reader(file)
+            if not self._size:
+                next(records)  # the header is not an account, even if an account has its name
             self._accounts.update(record[0] for record in records if record)
-            self._bytes_read = size
+        self._size = complete
+
+    def _append(self, descriptor: int, data: bytes) -> None:
+        try:
+            write_all(descriptor, data)
+        except BaseException:
+            os.ftruncate(descriptor, self._size)
+            raise
+        self._size += len(data)
 
 
 def _truncate(name: str) -> str:
     return name.encode()[:NAME_BYTES_MAX].decode("utf-8", "ignore")
-
-
-def _unambiguous(account: str) -> str:
-    """Return an account that formula escaping cannot make equal to another: ``'=1`` differs from ``=1``."""
-    bare = account.lstrip("'")
-    return account if bare == account or csv_cell(bare) == bare else f"'{account}"
-
-
-def _stored_account(row: Row) -> str:
-    """Return an account as the file stores it."""
-    return str(csv_cell(row[COLUMNS[0]]))
 
 
 @contextmanager

@@ -16,9 +16,15 @@ def count_job(outcome: str) -> None:
 def count_results(results: Sequence[AccountResult]) -> None:
     """Count the results of accounts once they are stored."""
     succeeded = sum(result.outcome == SUCCESS for result in results)
-    for outcome, number in ((SUCCESS, succeeded), (FAILED, len(results) - succeeded)):
-        if number:
-            count("batch_results", number, outcome=outcome)
+    if succeeded:
+        count("batch_results", succeeded, outcome=SUCCESS)
+    count_failed_accounts(len(results) - succeeded)
+
+
+def count_failed_accounts(number: int) -> None:
+    """Count accounts whose result is a failure."""
+    if number:
+        count("batch_results", number, outcome=FAILED)
 
 
 def count_backfill(outcome: str) -> None:
@@ -28,4 +34,5 @@ def count_backfill(outcome: str) -> None:
 
 def count_rows(rows: int, by: str) -> None:
     """Count rows written to a sheet; ``by`` is ``job`` or ``backfill``."""
-    count("batch_rows", rows, by=by)
+    if rows:
+        count("batch_rows", rows, by=by)

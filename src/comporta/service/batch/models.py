@@ -17,7 +17,8 @@ MESSAGE_CHARS_MAX: Final = 40_000
 """Google Sheets allows 50,000 characters in a cell."""
 
 
-_CURSOR = re.compile(r"([0-9]{1,18})-([0-9]{1,9})")
+CURSOR_PATTERN: Final = r"^([0-9]{1,18})-([0-9]{1,9})$"
+_CURSOR = re.compile(CURSOR_PATTERN)
 
 
 class Cursor(NamedTuple):
@@ -69,7 +70,10 @@ class BatchJob(NamedTuple):
 
 
 class JobOverview(NamedTuple):
-    """A job for the dashboard: its progress, the worker that runs it, and the state of its backfill."""
+    """A job for the dashboard: its progress, the workers that run it, and the state of its backfill.
+
+    ``owner`` is one of them, ``workers`` how many there are.
+    """
 
     job_id: str
     status: str
@@ -78,7 +82,8 @@ class JobOverview(NamedTuple):
     failed: int
     created_at_us: int
     finished_at_us: int | None
-    owner: str
+    owner: str | None
+    workers: int
     backfill_status: str | None
     backfilled_rows: int | None
     backfill_owner: str
@@ -99,7 +104,8 @@ class JobOverview(NamedTuple):
             "pending": self.total - self.succeeded - self.failed,
             "created_at": self.created_at_us / 1e6,
             "finished_at": None if self.finished_at_us is None else self.finished_at_us / 1e6,
-            "worker": worker_name(self.owner),
+            "worker": worker_name(self.owner or ""),
+            "workers": self.workers,
             "backfill": None if self.backfill_status is None else backfill,
         }
 
@@ -149,7 +155,8 @@ class SheetConfig(NamedTuple):
     """The sheet of a job.
 
     The backfill writes all results before ``boundary_us``; those up to ``done_us`` and ``done_position`` are
-    in the sheet.
+    in the sheet. ``spreadsheet_url`` is empty if the service serves the sheet to those who know the
+    ``download_id``, which cannot be guessed.
     """
 
     job_id: str
@@ -163,18 +170,37 @@ class SheetConfig(NamedTuple):
     backfill_status: str
     backfilled_rows: int
     backfill_error: str
+    download_id: str
+
+    @property
+    def public_id(self) -> str:
+        """The id of the spreadsheet for clients."""
+        return self.spreadsheet_id if self.spreadsheet_url else self.download_id
 
 
-class JobLease(NamedTuple):
-    """This worker's lease on a job; ``token`` grows with each claim."""
+class ChunkLease(NamedTuple):
+    """This worker's lease on some accounts of a job, from ``first`` to ``last``.
+
+    ``token`` is random, so no two claims have the same. ``attempts`` counts the claims that were neither
+    finished nor released, including this one.
+    """
 
     job_id: str
     token: int
-    total: int
+    first: int
+    last: int
+    attempts: int
 
 
-class BackfillLease(NamedTuple):
-    """This worker's lease on a backfill, and its progress."""
+class ClaimedChunk(NamedTuple):
+    """A claimed chunk and its accounts without a result."""
+
+    lease: ChunkLease
+    accounts: list[PendingAccount]
+
+
+class SheetLease(NamedTuple):
+    """This worker's lease on the sheet of a job, and how far the sheet is filled."""
 
     job_id: str
     token: int
@@ -182,20 +208,33 @@ class BackfillLease(NamedTuple):
     boundary_us: int
     done_us: int
     done_position: int
-
-
-class SheetTarget(NamedTuple):
-    """The sheet that a running job writes its results to, from ``boundary_us`` on."""
-
-    spreadsheet_id: str
-    boundary_us: int
+    backfill_status: str
 
 
 class StoreReceipt(NamedTuple):
-    """When results were stored, and the sheet to write them to."""
+    """When results were stored, whether they finished the job, and in how long its sheet is due."""
 
     at_us: int
-    target: SheetTarget | None
+    is_job_finished: bool
+    sheet_due_us: int | None
+
+
+class PendingWork(NamedTuple):
+    """What no worker has leased.
+
+    ``jobs`` says whether any job has accounts to claim, ``waiting`` how many of these no worker works on.
+    ``dead_chunk_job`` has a chunk whose worker died, ``exhausted_job`` an account that was attempted too
+    often. ``suspects`` says whether accounts wait whose worker died once, ``last_attempts`` whether some wait
+    that must run alone. ``sheets`` says whether a sheet is due.
+    """
+
+    jobs: bool
+    waiting: int
+    dead_chunk_job: str | None
+    suspects: bool
+    last_attempts: bool
+    exhausted_job: str | None
+    sheets: bool
 
 
 def worker_name(owner: str) -> str | None:

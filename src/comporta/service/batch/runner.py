@@ -1,35 +1,49 @@
-"""Runs a job from its first unfinished account to its last, or until it is stopped.
+"""Runs the accounts that this worker has claimed: the turn of a job, or an account whose worker died.
 
-It processes a bounded number of accounts concurrently, stores finished results together, and notifies
-followers only after that. Only work in progress is in memory; everything else is in the database.
+A turn processes a bounded number of accounts concurrently and stores finished results together. It claims the
+next chunk of its job as soon as every account of the last one has started. Only work in progress is in
+memory; everything else is in the database.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from typing import Final, TypeVar
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, MutableMapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, TypeVar
 
 from comporta.database.base import Database
 from comporta.database.command import Command, execute_async
 from comporta.errors import DatabaseError
 from comporta.limits.priority import priority
-from comporta.service.batch.commands import finish_job, read_unfinished, store_results
+from comporta.service.batch.account_gate import AccountGate
+from comporta.service.batch.chunk_commands import (
+    claim_chunk,
+    claim_last_attempt,
+    claim_suspect,
+    find_job,
+    release_chunk,
+    store_results,
+)
 from comporta.service.batch.metrics import count_job, count_results
 from comporta.service.batch.models import (
     COMPLETED,
     AccountResult,
-    JobLease,
+    ChunkLease,
+    ClaimedChunk,
     PendingAccount,
-    StoredResult,
     StoreReceipt,
 )
 from comporta.service.batch.processor import AccountProcessor
-from comporta.service.batch.sheet_writer import SheetWriter
 
 T = TypeVar("T")
+HeldLeases = MutableMapping[ChunkLease, "asyncio.Task[Any] | None"]
 
-PAGE_ACCOUNTS: Final = 500
+CHUNK_SECONDS: Final = 0.25
+"""A chunk has about as many accounts as the job processes here in this time, or one for each place."""
+
+CHUNK_ACCOUNTS_MAX: Final = 500
 STORE_BATCH_MAX: Final = 500
 """How many results one transaction stores, and how many may wait for it."""
 
@@ -38,103 +52,57 @@ _RETRY_DELAYS = (0.1, 0.3, 1.0, 2.0, 4.0)
 
 
 class LostLeaseError(Exception):
-    """Another worker holds the lease of this job."""
+    """Another worker holds the lease of this chunk."""
 
 
-class JobRun:
-    """The run of one job that this worker has leased."""
+class ChunkStore:
+    """Claims, stores and releases the chunks of one worker.
+
+    ``on_stored`` gets the job and the receipt of each store.
+    """
 
     def __init__(
         self,
-        lease: JobLease,
         database: Database,
-        processor: AccountProcessor,
-        sheet_writer: SheetWriter,
-        *,
-        concurrency: int,
-        on_change: Callable[[str], None],
+        owner: str,
+        lease_us: int,
+        on_stored: Callable[[str, StoreReceipt], None],
     ) -> None:
-        self.lease = lease
+        self.owner = owner
+        self.lease_us = lease_us
         self._database = database
-        self._processor = processor
-        self._sheet_writer = sheet_writer
-        self._concurrency = concurrency
-        self._on_change = on_change
-        self._stopping = False
-        self._next_lock = asyncio.Lock()
-        self._accounts = self._unfinished_accounts()
-        self._results: asyncio.Queue[AccountResult | None] = asyncio.Queue(STORE_BATCH_MAX)
-        self._active_tasks = concurrency
+        self._on_stored = on_stored
 
-    def stop(self) -> None:
-        """Start no further account."""
-        self._stopping = True
+    async def claim(self, job_id: str, count: int) -> ClaimedChunk | None:
+        """Claim up to ``count`` accounts of a job; ``None`` if none is left."""
+        return await self._execute(claim_chunk(job_id, self.owner, self.lease_us, count))
 
-    async def run(self) -> bool:
-        """Run the job; return whether it is finished. Raises ``LostLeaseError`` if the lease was lost."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._store_loop())
-                for _ in range(self._concurrency):
-                    group.create_task(self._process_loop())
-        except BaseException as error:
-            await self._sheet_writer.abandon()  # its rows are in the database; the next run writes them
-            if isinstance(error, BaseExceptionGroup):
-                raise error.exceptions[0] from None
-            raise
-        finally:
-            await self._accounts.aclose()
-        await self._sheet_writer.close()
-        if self._stopping:
-            return False
-        is_finished = await self._execute(finish_job(self.lease, COMPLETED))
-        if is_finished:
+    async def claim_suspect(self) -> ClaimedChunk | None:
+        """Claim an account whose worker died once; ``None`` if there is none."""
+        return await execute_async(self._database, claim_suspect(self.owner, self.lease_us))
+
+    async def claim_last_attempt(self) -> ClaimedChunk | None:
+        """Claim an account whose workers died more than once; ``None`` if there is none."""
+        return await execute_async(self._database, claim_last_attempt(self.owner, self.lease_us))
+
+    async def find_job(self, held_jobs: Iterable[str], *, is_new: bool) -> str | None:
+        """Find the job whose turn it is; with ``is_new``, only among those that never had one."""
+        return await execute_async(self._database, find_job(self.lease_us, held_jobs, is_new=is_new))
+
+    async def store(self, lease: ChunkLease, results: list[AccountResult], *, is_last: bool) -> None:
+        """Store results; raises ``LostLeaseError`` if the lease was lost."""
+        receipt = await self._execute(store_results(lease, results, self.lease_us, is_last=is_last))
+        if receipt is None:
+            raise LostLeaseError(lease.job_id)
+        count_results(results)
+        if receipt.is_job_finished:
             count_job(COMPLETED)
-        self._on_change(self.lease.job_id)
-        return is_finished
+        self._on_stored(lease.job_id, receipt)
 
-    async def _process_loop(self) -> None:
-        with priority("batch", owner=f"job {self.lease.job_id}"):
-            while (account := await self._next_account()) is not None:
-                await self._results.put(await self._processor.process(account))
-        self._active_tasks -= 1
-        if not self._active_tasks:
-            await self._results.put(None)
-
-    async def _next_account(self) -> PendingAccount | None:
-        async with self._next_lock:
-            return None if self._stopping else await anext(self._accounts, None)
-
-    async def _unfinished_accounts(self) -> AsyncGenerator[PendingAccount, None]:
-        after = 0
-        while page := await self._execute(read_unfinished(self.lease.job_id, after, PAGE_ACCOUNTS)):
-            for account in page:
-                yield account
-            after = page[-1].position
-
-    async def _store_loop(self) -> None:
-        while (results := await self._next_results()) is not None:
-            receipt = await self._execute(store_results(self.lease, results))
-            if receipt is None:
-                raise LostLeaseError(self.lease.job_id)
-            count_results(results)
-            self._on_change(self.lease.job_id)
-            await self._write_to_sheet(receipt, results)
-
-    async def _next_results(self) -> list[AccountResult] | None:
-        """Wait for results and return all available ones, ``None`` after the last."""
-        items = [await self._results.get()]
-        while not self._results.empty() and len(items) < STORE_BATCH_MAX:
-            items.append(self._results.get_nowait())
-        results = sorted(item for item in items if item is not None)
-        if None in items and results:
-            self._results.put_nowait(None)
-        return results or None
-
-    async def _write_to_sheet(self, receipt: StoreReceipt, results: list[AccountResult]) -> None:
-        if receipt.target is not None:
-            stored = [StoredResult(*result, receipt.at_us) for result in results]
-            await self._sheet_writer.write(receipt.target, stored)
+    async def release(self, lease: ChunkLease) -> None:
+        """Release a chunk; if that fails, its lease expires."""
+        with suppress(DatabaseError):
+            await execute_async(self._database, release_chunk(lease))
 
     async def _execute(self, command: Command[T]) -> T:
         """Run a command, again if the database is unreachable; every command here is safe to repeat."""
@@ -144,3 +112,182 @@ class JobRun:
             except DatabaseError:
                 await asyncio.sleep(seconds)
         return await execute_async(self._database, command)
+
+
+class JobRun:
+    """The turn of one job on this worker, from the chunk that began it to its last account.
+
+    ``held`` has the leases that the worker renews, with the task that works under each.
+    """
+
+    def __init__(
+        self,
+        first: ClaimedChunk,
+        store: ChunkStore,
+        processor: AccountProcessor,
+        gate: AccountGate,
+        held: HeldLeases,
+        *,
+        concurrency: int,
+    ) -> None:
+        self.job_id = first.lease.job_id
+        self.began = time.monotonic()
+        self.is_ending = False
+        self._first = first
+        self._store = store
+        self._processor = processor
+        self._gate = gate
+        self._held = held
+        self._concurrency = concurrency
+        self._is_stopping = False
+        self._left: dict[ChunkLease, int] = {}
+        """How many accounts of each chunk have no stored result."""
+        self._task: asyncio.Task[Any] | None = None
+        self._next_lock = asyncio.Lock()
+        self._accounts = self._claimed_accounts()
+        self._results: asyncio.Queue[tuple[ChunkLease, AccountResult] | None] = asyncio.Queue(STORE_BATCH_MAX)
+        self._active_tasks = concurrency
+
+    def end_turn(self) -> None:
+        """Claim no further chunk: other jobs wait."""
+        self.is_ending = True
+
+    def stop(self) -> None:
+        """Start no further account: this worker shuts down."""
+        self._is_stopping = True
+
+    async def run(self) -> None:
+        """Run the turn; raises ``LostLeaseError`` if another worker took over one of its chunks."""
+        self._task = asyncio.current_task()
+        try:
+            self._hold(self._first)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._store_loop())
+                for _ in range(self._concurrency):
+                    group.create_task(self._process_loop())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await self._accounts.aclose()
+            await asyncio.shield(self._release_all())
+
+    def _hold(self, chunk: ClaimedChunk) -> None:
+        self._left[chunk.lease] = len(chunk.accounts)
+        self._held[chunk.lease] = self._task
+
+    async def _release_all(self) -> None:
+        """Release what was not processed, without counting it as an attempt."""
+        for lease in self._left:
+            self._held.pop(lease, None)
+            await self._store.release(lease)
+
+    async def _process_loop(self) -> None:
+        with priority("batch", owner=f"job {self.job_id}"):
+            while (claimed := await self._next_account()) is not None:
+                lease, account = claimed
+                async with self._gate.together():
+                    result = await self._processor.process(account)
+                await self._results.put((lease, result))
+        self._active_tasks -= 1
+        if not self._active_tasks:
+            await self._results.put(None)
+
+    async def _next_account(self) -> tuple[ChunkLease, PendingAccount] | None:
+        async with self._next_lock:
+            return None if self._is_stopping else await anext(self._accounts, None)
+
+    async def _claimed_accounts(self) -> AsyncGenerator[tuple[ChunkLease, PendingAccount], None]:
+        chunk: ClaimedChunk | None = self._first
+        size = self._concurrency
+        while chunk is not None:
+            claimed_at = time.monotonic()
+            if not chunk.accounts:
+                await self._store_chunk(chunk.lease, [])
+            for account in chunk.accounts:
+                yield chunk.lease, account
+            if self.is_ending or self._is_stopping:
+                return
+            size = self._next_size(size, len(chunk.accounts), time.monotonic() - claimed_at)
+            chunk = await self._store.claim(self.job_id, size)
+            if chunk is not None:
+                self._hold(chunk)
+
+    def _next_size(self, size: int, accounts: int, seconds: float) -> int:
+        """Return the size of the next chunk. It grows slowly: the first accounts start without a wait."""
+        by_pace = round(accounts * CHUNK_SECONDS / max(seconds, 0.001))
+        return max(min(by_pace, 2 * size, CHUNK_ACCOUNTS_MAX), self._concurrency)
+
+    async def _store_loop(self) -> None:
+        while (items := await self._next_results()) is not None:
+            by_chunk: dict[ChunkLease, list[AccountResult]] = {}
+            for lease, result in items:
+                by_chunk.setdefault(lease, []).append(result)
+            for lease, results in by_chunk.items():
+                await self._store_chunk(lease, sorted(results))
+
+    async def _next_results(self) -> list[tuple[ChunkLease, AccountResult]] | None:
+        """Wait for results and return all available ones, ``None`` after the last."""
+        items = [await self._results.get()]
+        while not self._results.empty() and len(items) < STORE_BATCH_MAX:
+            items.append(self._results.get_nowait())
+        results = [item for item in items if item is not None]
+        if None in items and results:
+            self._results.put_nowait(None)
+        return results or None
+
+    async def _store_chunk(self, lease: ChunkLease, results: list[AccountResult]) -> None:
+        is_last = len(results) == self._left[lease]
+        if is_last:
+            self._held.pop(lease, None)  # the store ends it: a renewal that comes later would miss it
+        await self._store.store(lease, results, is_last=is_last)
+        self._left[lease] -= len(results)
+        if is_last:
+            del self._left[lease]
+
+
+class SuspectRun:
+    """Processes accounts whose workers died, each by itself."""
+
+    def __init__(
+        self, store: ChunkStore, processor: AccountProcessor, gate: AccountGate, held: HeldLeases
+    ) -> None:
+        self._store = store
+        self._processor = processor
+        self._gate = gate
+        self._held = held
+
+    async def run(self, chunk: ClaimedChunk) -> None:
+        """Process an account beside others."""
+        async with self._released_on_error(chunk.lease):
+            async with self._gate.together():
+                results = await self._process(chunk)
+            await self._finish(chunk.lease, results)
+
+    async def run_alone(self) -> None:
+        """Claim an account for its last attempt and process it, with no other account in this worker.
+
+        It is claimed only then, so that no other account can cost it the attempt.
+        """
+        async with self._gate.alone():
+            chunk = await self._store.claim_last_attempt()
+            if chunk is not None:
+                self._held[chunk.lease] = asyncio.current_task()
+                async with self._released_on_error(chunk.lease):
+                    await self._finish(chunk.lease, await self._process(chunk))
+
+    async def _process(self, chunk: ClaimedChunk) -> list[AccountResult]:
+        with priority("batch", owner=f"job {chunk.lease.job_id}"):
+            return [await self._processor.process(account) for account in chunk.accounts]
+
+    async def _finish(self, lease: ChunkLease, results: list[AccountResult]) -> None:
+        self._held.pop(lease, None)
+        await self._store.store(lease, results, is_last=True)
+
+    @asynccontextmanager
+    async def _released_on_error(self, lease: ChunkLease) -> AsyncIterator[None]:
+        """Release the account if it cannot be processed here, without counting it as an attempt."""
+        try:
+            yield
+        except BaseException:
+            await asyncio.shield(self._store.release(lease))  # does nothing if the lease was lost
+            raise

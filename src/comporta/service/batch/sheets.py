@@ -1,4 +1,4 @@
-"""Creates and writes sheets: in Google Sheets if credentials are configured, otherwise as local files."""
+"""Where sheets are: the interface that creates and writes them, and Google Sheets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 from comporta.database.base import Database
 from comporta.errors import SinkUnavailableError
 from comporta.pipeline.sinks.base import Sink
+from comporta.pipeline.sinks.formula_escaping import Cell, csv_cell
 from comporta.pipeline.sinks.google_account import GoogleAccount
 from comporta.pipeline.sinks.google_sheets import SheetsSink
 from comporta.pipeline.sinks.spreadsheets import Spreadsheet, Spreadsheets
@@ -22,8 +23,13 @@ GOOGLE_QUOTA: Final = "60/minute burst 10"
 class Sheets(Protocol):
     """Creates spreadsheets, one for each marker, and writes to them. All methods block.
 
-    A row is identified by its account, so a row that is written twice appears once.
+    A row is identified by its account, so a row that is written twice appears once. A spreadsheet without a
+    URL is one that the service serves itself.
     """
+
+    @property
+    def stores_rows(self) -> bool:
+        """Whether rows have to be written; if not, clients read them from the database."""
 
     @property
     def quota(self) -> WriteLimiter | None:
@@ -51,6 +57,8 @@ class Sheets(Protocol):
 
 class GoogleSheets:
     """Google Sheets through one account; the database stores the address of each row."""
+
+    stores_rows = True
 
     def __init__(
         self,
@@ -96,6 +104,17 @@ class GoogleSheets:
     def close(self) -> None:
         """Close the connections."""
         self._account.close()
+
+
+def csv_record(account: str, message: str) -> tuple[Cell, Cell]:
+    """Return a row for a CSV file; accounts that differ also differ there."""
+    return csv_cell(_unambiguous(account)), csv_cell(message)
+
+
+def _unambiguous(account: str) -> str:
+    """Return an account that formula escaping cannot make equal to another: ``'=1`` differs from ``=1``."""
+    bare = account.lstrip("'")
+    return account if bare == account or csv_cell(bare) == bare else f"'{account}"
 
 
 def sheet_retry(**options: Any) -> Retry:

@@ -3,21 +3,24 @@
 Every change to the order of a job (a result, the configuration of its sheet) first updates the job's row.
 The row lock serializes these changes, and each gets a timestamp later than the previous one, whatever the
 clock says. A worker passes the token of its lease with every change; a worker that lost its lease changes
-nothing.
+nothing. ``chunk_sql`` has the statements of chunks.
 """
 
 from __future__ import annotations
 
 from comporta.database.base import Statement
 
-_NOW = "CAST(:now * 1000000 AS BIGINT)"
-_NEXT_TIMESTAMP = f"CASE WHEN {_NOW} > last_us THEN {_NOW} ELSE last_us + 1 END"
-_LEASE = f"{_NOW} + CAST(:lease_us AS BIGINT)"
+NOW = "CAST(:now * 1000000 AS BIGINT)"
+NEXT_TIMESTAMP = f"CASE WHEN {NOW} > last_us THEN {NOW} ELSE last_us + 1 END"
+LEASE = f"{NOW} + CAST(:lease_us AS BIGINT)"
 
 # A lease that ends later than any lease can is from before the clock was set back; treat it as expired.
-_UNLEASED = f"(lease_until_us <= {_NOW} OR lease_until_us > {_NOW} + 2 * CAST(:lease_us AS BIGINT))"
+UNLEASED = f"(lease_until_us <= {NOW} OR lease_until_us > {NOW} + 2 * CAST(:lease_us AS BIGINT))"
+SAME_JOB = "job_id = :job_id"
 _IS_LEASED = "job_id = :job_id AND token = CAST(:token AS BIGINT)"
-_SAME_JOB = "job_id = :job_id"
+
+LOCK_JOB = Statement(f"UPDATE batch_jobs SET last_us = {NEXT_TIMESTAMP} WHERE {SAME_JOB} RETURNING last_us")
+HAS_ALL_RESULTS = f"EXISTS (SELECT 1 FROM batch_jobs WHERE {SAME_JOB} AND succeeded + failed >= total)"
 
 # -- jobs
 
@@ -25,14 +28,22 @@ _JOB = """
     SELECT job_id, user_id, digest, status, total, succeeded, failed, created_at_us, finished_at_us
     FROM batch_jobs
 """
-READ_JOB = Statement(f"{_JOB} WHERE {_SAME_JOB}")
+READ_JOB = Statement(f"{_JOB} WHERE {SAME_JOB}")
 
+_UNFINISHED = "status = 'running' AND user_id = CAST(:user_id AS TEXT)"
+_PENDING_ACCOUNTS = "COALESCE(SUM(total - succeeded - failed), 0)"
+COUNT_UNFINISHED = Statement(
+    f"SELECT count(*), CAST({_PENDING_ACCOUNTS} AS INTEGER) FROM batch_jobs WHERE {_UNFINISHED}"
+)
 ADD_JOB = Statement(
     f"""
     INSERT INTO batch_jobs (job_id, user_id, digest, status, total, created_at_us, last_us)
     SELECT CAST(:job_id AS TEXT), CAST(:user_id AS TEXT), CAST(:digest AS TEXT), 'running',
-        CAST(:total AS INTEGER), {_NOW}, {_NOW}
+        CAST(:total AS INTEGER), {NOW}, {NOW}
     WHERE (SELECT count(*) FROM batch_jobs WHERE status = 'running') < CAST(:jobs_max AS INTEGER)
+        AND (SELECT count(*) FROM batch_jobs WHERE {_UNFINISHED}) < CAST(:user_jobs_max AS INTEGER)
+        AND (SELECT {_PENDING_ACCOUNTS} FROM batch_jobs WHERE {_UNFINISHED})
+            < CAST(:user_accounts_max AS INTEGER)
     ON CONFLICT (job_id) DO NOTHING
     """
 )
@@ -46,102 +57,35 @@ ADD_ACCOUNTS = Statement(
     """
 )
 
-CLAIM_JOB = Statement(
-    f"""
-    UPDATE batch_jobs SET
-        owner = :owner, token = token + 1, lease_until_us = {_LEASE}, attempts = attempts + 1
-    WHERE job_id = (
-        SELECT job_id FROM batch_jobs WHERE status = 'running' AND {_UNLEASED} AND attempts < :attempts_max
-        ORDER BY created_at_us LIMIT 1 FREE()
-    )
-    RETURNING job_id, token, total
-    """
-)
-# Rows that the previous worker had not confirmed go to the backfill, up to now; confirmed rows are done.
-MOVE_BOUNDARY = tuple(
-    Statement(text)
-    for text in (
-        f"UPDATE batch_jobs SET last_us = {_NEXT_TIMESTAMP} WHERE {_IS_LEASED}",
-        f"""
-        UPDATE batch_sheets SET
-            boundary_us = (SELECT last_us FROM batch_jobs WHERE {_SAME_JOB}),
-            backfill_status = CASE WHEN backfill_status = 'failed' THEN 'failed' ELSE 'pending' END,
-            token = token + 1, lease_until_us = 0
-        WHERE {_SAME_JOB} AND EXISTS (SELECT 1 FROM batch_jobs WHERE {_IS_LEASED})
-        """,
-    )
-)
-
-UNFINISHED = Statement(
-    f"""
-    SELECT position, account FROM batch_results
-    WHERE {_SAME_JOB} AND processed_at_us IS NULL AND position > :after ORDER BY position LIMIT :count
-    """
-)
-
-# An item is ten digits, a sign and a message: splitting by position needs no JSON functions, which differ
-# between the databases. The rows exist already; an upsert keeps the planner from scanning all of them.
-_STORE_ROWS = f"""
-    INSERT INTO batch_results (job_id, position, account, outcome, message, processed_at_us)
-    SELECT held.job_id, CAST(substr(results.item, 1, 10) AS INTEGER), '',
-        CASE substr(results.item, 11, 1) WHEN '+' THEN 'success' ELSE 'failed' END,
-        substr(results.item, 12), held.last_us
-    FROM EACH(:done) AS results CROSS JOIN (SELECT job_id, last_us FROM batch_jobs WHERE {_IS_LEASED}) AS held
-    WHERE TRUE
-    ON CONFLICT (job_id, position) DO UPDATE SET
-        outcome = excluded.outcome, message = excluded.message, processed_at_us = excluded.processed_at_us
-    WHERE batch_results.processed_at_us IS NULL
-"""
-_JUST_STORED = (
-    f"SELECT count(*) FROM batch_results WHERE {_SAME_JOB} AND processed_at_us = batch_jobs.last_us"
-)
-STORE_RESULTS = (
+# A job ends when every account has its result, and its sheet has every row or has failed.
+_IS_DONE = "status = 'running' AND succeeded + failed >= total"
+FINISH_JOB = (
+    Statement(f"DELETE FROM batch_chunks WHERE {SAME_JOB} AND {HAS_ALL_RESULTS}"),
     Statement(
         f"""
-        UPDATE batch_jobs SET last_us = {_NEXT_TIMESTAMP}, attempts = 0 WHERE {_IS_LEASED}
-        RETURNING last_us
+        UPDATE batch_jobs SET status = 'completed', finished_at_us = {NOW} WHERE {SAME_JOB} AND {_IS_DONE}
+            AND NOT EXISTS (SELECT 1 FROM batch_sheets WHERE {SAME_JOB} AND due_us IS NOT NULL)
+        RETURNING job_id
         """
     ),
-    Statement(_STORE_ROWS),
-    Statement(
-        f"""
-        UPDATE batch_jobs SET
-            succeeded = succeeded + ({_JUST_STORED} AND outcome = 'success'),
-            failed = failed + ({_JUST_STORED} AND outcome = 'failed')
-        WHERE {_IS_LEASED}
-        """
-    ),
-    Statement(
-        f"""
-        SELECT spreadsheet_id, boundary_us FROM batch_sheets
-        WHERE {_SAME_JOB} AND backfill_status <> 'failed'
-        """
-    ),
-)
-
-FINISH_JOB = Statement(
-    f"""
-    UPDATE batch_jobs SET status = :status, finished_at_us = {_NOW}, lease_until_us = 0
-    WHERE {_IS_LEASED} AND status = 'running'
-    RETURNING status
-    """
 )
 
 READ_RESULTS = Statement(
     f"""
     SELECT position, account, outcome, message, processed_at_us FROM batch_results
-    WHERE {_SAME_JOB} AND processed_at_us IS NOT NULL
+    WHERE {SAME_JOB} AND processed_at_us IS NOT NULL
         AND (processed_at_us, position) > (CAST(:after_us AS BIGINT), CAST(:after AS INTEGER))
     ORDER BY processed_at_us, position LIMIT :count
     """
 )
 
+_OF_WORKERS = f"FROM batch_chunks WHERE batch_chunks.job_id = batch_jobs.job_id AND lease_until_us > {NOW}"
 # Overviews: running jobs, then finished ones, the latest first; an index serves each query.
 _OVERVIEW = f"""
     SELECT batch_jobs.job_id, status, total, succeeded, failed, batch_jobs.created_at_us, finished_at_us,
-        CASE WHEN batch_jobs.lease_until_us > {_NOW} THEN batch_jobs.owner ELSE '' END,
+        (SELECT min(owner) {_OF_WORKERS}), (SELECT count(DISTINCT owner) {_OF_WORKERS}),
         backfill_status, backfilled_rows,
-        CASE WHEN batch_sheets.lease_until_us > {_NOW} THEN batch_sheets.owner ELSE '' END
+        CASE WHEN batch_sheets.lease_until_us > {NOW} THEN batch_sheets.owner ELSE '' END
     FROM batch_jobs LEFT JOIN batch_sheets ON batch_sheets.job_id = batch_jobs.job_id
 """
 LIST_RUNNING = Statement(
@@ -152,7 +96,7 @@ LIST_FINISHED = Statement(
 )
 JOBS_BY_OWNER = Statement(
     f"""
-    SELECT owner, count(*) FROM batch_jobs WHERE status = 'running' AND lease_until_us > {_NOW}
+    SELECT owner, count(DISTINCT job_id) FROM batch_chunks WHERE lease_until_us > {NOW}
     GROUP BY owner LIMIT 1000
     """
 )
@@ -161,25 +105,26 @@ JOBS_BY_OWNER = Statement(
 
 _SHEET = """
     SELECT job_id, spreadsheet_id, spreadsheet_url, spreadsheet_name, created_at_us, boundary_us, done_us,
-        done_position, backfill_status, backfilled_rows, backfill_error
+        done_position, backfill_status, backfilled_rows, backfill_error, download_id
     FROM batch_sheets
 """
-READ_SHEET = Statement(f"{_SHEET} WHERE {_SAME_JOB}")
+READ_SHEET = Statement(f"{_SHEET} WHERE {SAME_JOB}")
 
 CONFIGURE_SHEET = (
     Statement(
         f"""
-        UPDATE batch_jobs SET last_us = {_NEXT_TIMESTAMP} WHERE {_SAME_JOB}
-        AND NOT EXISTS (SELECT 1 FROM batch_sheets WHERE {_SAME_JOB})
+        UPDATE batch_jobs SET last_us = {NEXT_TIMESTAMP} WHERE {SAME_JOB}
+        AND NOT EXISTS (SELECT 1 FROM batch_sheets WHERE {SAME_JOB})
         """
     ),
     Statement(
         f"""
         INSERT INTO batch_sheets (job_id, user_id, spreadsheet_id, spreadsheet_url, spreadsheet_name,
-            created_at_us, boundary_us, backfill_status)
+            download_id, stores_rows, created_at_us, boundary_us, backfill_status)
         SELECT job_id, CAST(:user_id AS TEXT), CAST(:spreadsheet_id AS TEXT), CAST(:spreadsheet_url AS TEXT),
-            CAST(:spreadsheet_name AS TEXT), last_us, last_us, 'pending'
-        FROM batch_jobs WHERE {_SAME_JOB}
+            CAST(:spreadsheet_name AS TEXT), CAST(:download_id AS TEXT), CAST(:stores_rows AS BOOLEAN),
+            last_us, last_us, 'pending'
+        FROM batch_jobs WHERE {SAME_JOB}
         ON CONFLICT (job_id) DO NOTHING
         RETURNING job_id
         """
@@ -189,15 +134,16 @@ CONFIGURE_SHEET = (
 
 # The backfill then covers all results so far, including those of a writer that gave up.
 _RESTART_BACKFILL = f"""
-    boundary_us = (SELECT last_us FROM batch_jobs WHERE {_SAME_JOB}),
-    backfill_status = 'pending', backfill_error = '', attempts = 0, token = token + 1, lease_until_us = 0
+    boundary_us = (SELECT last_us FROM batch_jobs WHERE {SAME_JOB}),
+    backfill_status = 'pending', backfill_error = '', due_us = 0, unwritten = 0,
+    attempts = 0, token = token + 1, lease_until_us = 0
 """
 
 RESCHEDULE_BACKFILL = (
-    Statement(f"UPDATE batch_jobs SET last_us = {_NEXT_TIMESTAMP} WHERE {_SAME_JOB}"),
+    LOCK_JOB,
     Statement(
         f"""
-        UPDATE batch_sheets SET {_RESTART_BACKFILL} WHERE {_SAME_JOB} AND backfill_status = 'failed'
+        UPDATE batch_sheets SET {_RESTART_BACKFILL} WHERE {SAME_JOB} AND backfill_status = 'failed'
         RETURNING job_id
         """
     ),
@@ -207,124 +153,117 @@ RESCHEDULE_BACKFILL = (
 _OF_REMOVED = "spreadsheet_id = :removed_id AND spreadsheet_id <> CAST(:spreadsheet_id AS TEXT)"
 
 REPLACE_SHEET = (
-    Statement(f"UPDATE batch_jobs SET last_us = {_NEXT_TIMESTAMP} WHERE {_SAME_JOB}"),
+    LOCK_JOB,
     Statement(f"DELETE FROM sheet_rows WHERE {_OF_REMOVED}"),
     Statement(f"DELETE FROM sheet_headers WHERE {_OF_REMOVED}"),
     Statement(
         f"""
         UPDATE batch_sheets SET
             spreadsheet_id = CAST(:spreadsheet_id AS TEXT), spreadsheet_url = :spreadsheet_url,
-            spreadsheet_name = :spreadsheet_name, done_us = 0, done_position = 0, backfilled_rows = 0,
+            spreadsheet_name = :spreadsheet_name, stores_rows = CAST(:stores_rows AS BOOLEAN),
+            done_us = 0, done_position = 0, backfilled_rows = 0,
             {_RESTART_BACKFILL}
-        WHERE {_SAME_JOB} AND spreadsheet_id = :removed_id
+        WHERE {SAME_JOB} AND spreadsheet_id = :removed_id
         RETURNING job_id
         """
     ),
 )
 
-CLAIM_BACKFILL = Statement(
+CLAIM_SHEET = Statement(
     f"""
     UPDATE batch_sheets SET
-        owner = :owner, token = token + 1, lease_until_us = {_LEASE}, attempts = attempts + 1
+        owner = :owner, token = token + 1, lease_until_us = {LEASE}, attempts = attempts + 1
     WHERE job_id = (
         SELECT job_id FROM batch_sheets
-        WHERE backfill_status = 'pending' AND {_UNLEASED} AND attempts < :attempts_max
-        ORDER BY created_at_us LIMIT 1 FREE()
+        WHERE due_us <= {NOW} + CAST(:ahead_us AS BIGINT) AND {UNLEASED} AND attempts < :attempts_max
+        ORDER BY due_us LIMIT 1 FREE()
     )
-    RETURNING job_id, token, spreadsheet_id, boundary_us, done_us, done_position
+    RETURNING job_id, token, spreadsheet_id, boundary_us, done_us, done_position, backfill_status
     """
 )
-
-READ_BACKFILL_PAGE = Statement(
-    f"""
-    SELECT position, account, message, processed_at_us FROM batch_results
-    WHERE {_SAME_JOB} AND outcome = 'success' AND message <> ''
-        AND processed_at_us < CAST(:boundary_us AS BIGINT)
-        AND (processed_at_us, position) > (CAST(:after_us AS BIGINT), CAST(:after AS INTEGER))
-    ORDER BY processed_at_us, position LIMIT :count
-    """
+RELEASE_SHEET = Statement(
+    f"UPDATE batch_sheets SET owner = '', lease_until_us = 0, attempts = 0 WHERE {_IS_LEASED}"
 )
 
-RECORD_BACKFILL_PROGRESS = Statement(
+RECORD_PROGRESS = Statement(
     f"""
     UPDATE batch_sheets SET
         done_us = CAST(:done_us AS BIGINT), done_position = :done_position,
-        backfilled_rows = backfilled_rows + :rows, lease_until_us = {_LEASE}, attempts = 0
+        backfilled_rows = backfilled_rows + :backfilled_rows, lease_until_us = {LEASE}, attempts = 0,
+        backfill_status = CASE
+            WHEN boundary_us <= CAST(:done_us AS BIGINT) THEN 'completed' ELSE backfill_status
+        END
     WHERE {_IS_LEASED} RETURNING job_id
     """
 )
 
-FINISH_BACKFILL = Statement(
-    f"""
-    UPDATE batch_sheets SET backfill_status = :status, backfill_error = :error, lease_until_us = 0
-    WHERE {_IS_LEASED} AND backfill_status = 'pending' RETURNING job_id
-    """
-)
-
-# Only after a complete backfill: before that, earlier rows are not confirmed yet.
-RECORD_WRITTEN = Statement(
-    f"""
-    UPDATE batch_sheets SET done_us = CAST(:done_us AS BIGINT), done_position = :done_position
-    WHERE {_SAME_JOB} AND backfill_status = 'completed' AND boundary_us = CAST(:boundary_us AS BIGINT)
-        AND (done_us, done_position) < (CAST(:done_us AS BIGINT), CAST(:done_position AS INTEGER))
-    """
-)
-
-RECORD_SHEET_FAILURE = Statement(
-    f"""
-    UPDATE batch_sheets SET
-        backfill_status = 'failed', backfill_error = :error, token = token + 1, lease_until_us = 0
-    WHERE {_SAME_JOB} AND boundary_us = CAST(:boundary_us AS BIGINT)
-        AND EXISTS (SELECT 1 FROM batch_jobs WHERE {_IS_LEASED})
-    """
-)
-
-# -- leases
-
-RENEW_LEASES = tuple(
+# Results that were stored meanwhile are due like any others: together with 49 more, or in 2 s.
+SHEET_DUE_IN = Statement(f"SELECT due_us - {NOW} FROM batch_sheets WHERE {SAME_JOB} AND due_us IS NOT NULL")
+END_SHEET_TURN = (
+    LOCK_JOB,
     Statement(
         f"""
-        UPDATE {table} SET lease_until_us = {_LEASE}
-        WHERE owner = :owner
-            AND job_id || ':' || CAST(token AS TEXT) IN (SELECT item FROM EACH(:{ids}) AS held)
-        RETURNING job_id, token
-        """
-    )
-    for table, ids in (("batch_jobs", "jobs"), ("batch_sheets", "backfills"))
-)
-
-_RELEASE = "owner = '', lease_until_us = 0, attempts = 0"
-RELEASE_JOB = Statement(f"UPDATE batch_jobs SET {_RELEASE} WHERE {_IS_LEASED}")
-RELEASE_BACKFILL = Statement(f"UPDATE batch_sheets SET {_RELEASE} WHERE {_IS_LEASED}")
-
-HAS_UNLEASED_WORK = Statement(
-    f"""
-    SELECT
-        EXISTS (SELECT 1 FROM batch_jobs WHERE status = 'running' AND {_UNLEASED}),
-        EXISTS (SELECT 1 FROM batch_sheets WHERE backfill_status = 'pending' AND {_UNLEASED})
-    """
-)
-
-# Claimed again and again without progress: an operator has to look.
-FAIL_HOPELESS = (
-    Statement(
-        f"""
-        UPDATE batch_jobs SET status = 'failed', finished_at_us = {_NOW}
-        WHERE status = 'running' AND {_UNLEASED} AND attempts >= :attempts_max RETURNING job_id
+        UPDATE batch_sheets SET
+            backfill_status = 'completed', owner = '', lease_until_us = 0, attempts = 0,
+            unwritten = (
+                SELECT count(*) FROM (
+                    SELECT 1 FROM batch_results WHERE {SAME_JOB} AND processed_at_us IS NOT NULL
+                        AND (processed_at_us, position)
+                            > (CAST(:done_us AS BIGINT), CAST(:done_position AS INTEGER))
+                    LIMIT :rows_max
+                ) AS beyond
+            )
+        WHERE {_IS_LEASED} RETURNING job_id
         """
     ),
     Statement(
         f"""
-        UPDATE batch_sheets SET backfill_status = 'failed',
-            backfill_error = 'claimed too often without progress'
-        WHERE backfill_status = 'pending' AND {_UNLEASED} AND attempts >= :attempts_max RETURNING job_id
+        UPDATE batch_sheets SET due_us = CASE
+            WHEN unwritten = 0 OR NOT stores_rows THEN NULL
+            WHEN unwritten >= :rows_max OR {HAS_ALL_RESULTS} THEN {NOW}
+            ELSE {NOW} + CAST(:flush_us AS BIGINT)
+        END
+        WHERE {_IS_LEASED}
+        """
+    ),
+    SHEET_DUE_IN,
+    *FINISH_JOB,
+)
+
+FAIL_SHEET = (
+    LOCK_JOB,
+    Statement(
+        f"""
+        UPDATE batch_sheets SET
+            backfill_status = 'failed', backfill_error = :error, due_us = NULL, lease_until_us = 0
+        WHERE {_IS_LEASED} AND due_us IS NOT NULL RETURNING job_id
+        """
+    ),
+    *FINISH_JOB,
+)
+
+# Claimed again and again without progress: an operator has to look. Their jobs are over.
+FAIL_HOPELESS = (
+    Statement(
+        f"""
+        UPDATE batch_sheets SET
+            backfill_status = 'failed', backfill_error = 'claimed too often without progress', due_us = NULL
+        WHERE due_us IS NOT NULL AND {UNLEASED} AND attempts >= :attempts_max RETURNING job_id
+        """
+    ),
+    Statement(
+        f"""
+        UPDATE batch_jobs SET status = 'completed', finished_at_us = {NOW} WHERE {_IS_DONE} AND NOT EXISTS (
+            SELECT 1 FROM batch_sheets WHERE batch_sheets.job_id = batch_jobs.job_id AND due_us IS NOT NULL
+        )
+        RETURNING job_id
         """
     ),
 )
 
 _OLDEST_EXPIRED = f"""
     SELECT job_id FROM batch_jobs
-    WHERE finished_at_us < {_NOW} - CAST(:keep_us AS BIGINT)
+    WHERE finished_at_us < {NOW} - CAST(:keep_us AS BIGINT)
         AND NOT EXISTS (
             SELECT 1 FROM batch_sheets
             WHERE batch_sheets.job_id = batch_jobs.job_id AND batch_sheets.backfill_status = 'pending'
@@ -345,6 +284,7 @@ DELETE_OLDEST = (
         """
     ),
     Statement(f"DELETE FROM batch_sheets WHERE job_id IN ({_OLDEST_EXPIRED})"),
+    Statement(f"DELETE FROM batch_chunks WHERE job_id IN ({_OLDEST_EXPIRED})"),
     Statement(f"DELETE FROM batch_results WHERE job_id IN ({_OLDEST_EXPIRED})"),
     Statement(f"DELETE FROM batch_jobs WHERE job_id IN ({_OLDEST_EXPIRED}) RETURNING job_id"),
 )

@@ -15,6 +15,7 @@ from comporta.service.dashboard.live import (
     LiveUpdates,
 )
 from comporta.service.dashboard.static_files import PageFiles
+from comporta.service.dashboard.status_memory import LastKnownFleet
 
 if TYPE_CHECKING:
     from comporta.service.container import Container
@@ -27,11 +28,13 @@ class Dashboard:
         self.files = PageFiles.load()
         self.auth = DashboardAuth(container.config, container.store)
         self.snapshot = DatabaseSnapshot(container)
+        self.last_known = LastKnownFleet()
         # a little less than the interval, so that each tick builds a new document even if the clock jitters
         self.document = CachedBytes(
-            partial(encode_document, container, self.snapshot), DOCUMENT_INTERVAL_SECONDS * 0.9
+            partial(encode_document, container, self.snapshot, self.last_known),
+            DOCUMENT_INTERVAL_SECONDS * 0.9,
         )
-        self.history = CachedBytes(partial(encode_history, container), HISTORY_CACHE_SECONDS)
+        self.history = CachedBytes(partial(encode_history, container, self.last_known), HISTORY_CACHE_SECONDS)
         # at most half of the connections, so that clients can connect however many pages are open
         self.live = LiveUpdates(
             self.document, self.history, container.shutting_down, container.config.connections_max // 2

@@ -1,8 +1,9 @@
 """Builds the dashboard's document: the state of the whole fleet, the same at every worker.
 
 It reads shared state from the store and stored data from the database (``database_snapshot``), never from the
-memory of this worker. A part that cannot be read is ``None`` and has a reason; the rest is still there. The
-document may be public: it names no user, no search, and no job by its full id.
+memory of this worker. A part that cannot be read is ``None`` and has a reason; the rest is still there. While
+the store is unreachable it contains what was read last (``status_memory``), and ``as_of`` says when that was.
+The document may be public: it names no user, no search, and no job by its full id.
 """
 
 from __future__ import annotations
@@ -16,11 +17,21 @@ import msgspec
 from comporta import __version__
 from comporta.breaker.admission import worker_name
 from comporta.fleet import fleet_history_flow, fleet_status_flow, upstream_summary
+from comporta.fleet.summary import status_reasons
 from comporta.flow import run, run_async
 from comporta.limits.leases.client import leased_units
 from comporta.service.dashboard.database_snapshot import FastSnapshot, SlowSnapshot, Snapshot
 from comporta.service.dashboard.redaction import redact_event, redact_text, redact_upstream
-from comporta.service.health import FAIL, OK, WARN, HealthSummary, read_upstream_states, store_status
+from comporta.service.health import (
+    FAIL,
+    OK,
+    WARN,
+    HealthSummary,
+    answer_problem,
+    read_source_answers,
+    read_upstream_states,
+    store_status,
+)
 from comporta.service.problems import HttpProblem
 from comporta.settings.field_types import without_credentials
 from comporta.stores.failover.worker_registry import Worker
@@ -28,37 +39,55 @@ from comporta.stores.failover.worker_registry import Worker
 if TYPE_CHECKING:
     from comporta.service.container import Container
     from comporta.service.dashboard.database_snapshot import DatabaseSnapshot
+    from comporta.service.dashboard.status_memory import LastKnownFleet
+    from comporta.service.sources.last_answers import LastAnswers
     from comporta.stores.base import Store
     from comporta.upstream.health import UpstreamState
 
 _ENCODER = msgspec.json.Encoder()
 
 
-async def encode_document(container: Container, snapshot: DatabaseSnapshot) -> bytes:
+async def encode_document(
+    container: Container, snapshot: DatabaseSnapshot, last_known: LastKnownFleet
+) -> bytes:
     """Return the document as JSON."""
-    return _ENCODER.encode(await build_document(container, snapshot))
+    return _ENCODER.encode(await build_document(container, snapshot, last_known))
 
 
-async def encode_history(container: Container) -> bytes:
+async def encode_history(container: Container, last_known: LastKnownFleet) -> bytes:
     """Return an hour of history as JSON; on a thread, because twenty upstreams take 0.3 s."""
-    return await asyncio.to_thread(_encode_history, container.store)
+    return await asyncio.to_thread(_encode_history, container.store, last_known)
 
 
-def _encode_history(store: Store) -> bytes:
-    return msgspec.json.encode(run(fleet_history_flow(store)))
+def _encode_history(store: Store, last_known: LastKnownFleet) -> bytes:
+    return msgspec.json.encode(last_known.complete_history(run(fleet_history_flow(store))))
 
 
-async def build_document(container: Container, snapshot: DatabaseSnapshot) -> dict[str, Any]:
+async def build_document(
+    container: Container, snapshot: DatabaseSnapshot, last_known: LastKnownFleet
+) -> dict[str, Any]:
     """Return the document."""
     upstreams = await read_upstream_states(container)
     fast, slow = await snapshot.fast.get(), await snapshot.slow.get()
     database = _database_json(container, fast.error)
-    health = HealthSummary.from_states(upstreams, container.store.fallback, database)
-    fleet = await run_async(fleet_status_flow(container.store, _upstream_summaries(container, upstreams)))
-    all_reasons = (*health.reasons, *_cache_reasons(fast, slow), *map(redact_text, fleet["reasons"]))
+    answers = await read_source_answers(container)
+    health = HealthSummary.from_states(upstreams, answers, container.store.fallback, database)
+    summaries = upstream_summaries(container, upstreams, answers)
+    status = await run_async(fleet_status_flow(container.store, summaries))
+    now = time.time()
+    fleet, as_of = last_known.complete(status, now)
+    others = [summary for summary in fleet["upstreams"] if summary["name"] not in container.upstreams]
+    all_reasons = (
+        *health.reasons,
+        *(reason for summary in others for reason in status_reasons(summary)),
+        *_cache_reasons(fast, slow),
+        *map(redact_text, fleet["reasons"]),
+    )
     reasons = list(dict.fromkeys(all_reasons))
     return {
-        "at": time.time(),
+        "at": now,
+        "as_of": as_of,
+        "worker": worker_name(),
         "version": __version__,
         "status": WARN if reasons and health.status == OK else health.status,
         "reasons": reasons,
@@ -83,7 +112,9 @@ def _cache_reasons(fast: Snapshot[FastSnapshot], slow: Snapshot[SlowSnapshot]) -
     return [f"the cache cannot be read: {slow.error}"]
 
 
-def _upstream_summaries(container: Container, upstreams: list[UpstreamState]) -> dict[str, dict[str, Any]]:
+def upstream_summaries(
+    container: Container, upstreams: list[UpstreamState], answers: dict[str, LastAnswers]
+) -> dict[str, dict[str, Any]]:
     """Return the current summaries of our upstreams; their last minute is read with the fleet status."""
     summaries = {}
     for state in upstreams:
@@ -95,6 +126,9 @@ def _upstream_summaries(container: Container, upstreams: list[UpstreamState]) ->
             breaker=None if breaker is None else breaker.config,
             in_flight_max=None if permits is None else permits.max_concurrent,
         )
+        problem = answer_problem(state, answers.get(state.name))
+        if problem:
+            summaries[state.name]["in_words"] += f" The portal {problem}."
     return summaries
 
 

@@ -1,8 +1,9 @@
-"""Sends open pages the history, then a document about once a second.
+"""Sends open pages the history, then a document, and then about once a second what changed in it.
 
 A worker builds one document a second however many pages are open, and none while no page is open; all pages
 get the same bytes. A slow page gets the newest document when it is ready for it and skips those in between,
-so nothing piles up. Everything runs on one event loop.
+so nothing piles up. Only a page that has the document before gets the changes. Everything runs on one event
+loop.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import msgspec
 from starlette.responses import StreamingResponse
 
 from comporta import events
 from comporta.clock import MONOTONIC
 from comporta.errors import StateError
+from comporta.service.dashboard.document_changes import document_changes
 
 PAGES_MAX: Final = 500
 DOCUMENT_INTERVAL_SECONDS: Final = 1.0
@@ -67,6 +70,15 @@ class CachedBytes:
             self._task = None
 
 
+class Update(NamedTuple):
+    """What pages get next: ``data``, or ``changes`` for those whose latest document is number ``base``."""
+
+    data: bytes
+    is_document: bool = False
+    changes: bytes | None = None
+    base: int = 0
+
+
 class LiveUpdates:
     """The open pages of this worker; ``shutting_down`` ends all of their streams."""
 
@@ -84,7 +96,9 @@ class LiveUpdates:
         self._shutting_down = shutting_down
         self._tasks: list[asyncio.Task[None]] = []
         self._version = 0
-        self._latest = _KEEPALIVE
+        self._latest = Update(_KEEPALIVE)
+        self._document_version = 0
+        self._known: dict[str, Any] | None = None
         self._failed: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -111,17 +125,20 @@ class LiveUpdates:
                     task.cancel()
                 self._tasks = []
                 self._version = 0  # the next page must not get an outdated document
+                self._known = None
 
     async def page_events(self) -> AsyncIterator[bytes]:
         """Yield the events of one page; requires an :meth:`open_page`."""
         yield RETRY_FIELD + encode_event("history", await self._history_bytes())
-        sent = 0
+        sent = document = 0
         while not self._shutting_down.is_set():
             if self._version == sent:
                 await self._changed.wait()
             else:
-                sent = self._version
-                yield self._latest
+                sent, update = self._version, self._latest
+                is_known = update.base == document > 0
+                document = sent if update.is_document else document
+                yield update.changes if is_known and update.changes else update.data
         yield encode_event("end", b"{}")
 
     async def _history_bytes(self) -> bytes:
@@ -141,20 +158,29 @@ class LiveUpdates:
     async def _publish_end(self) -> None:
         """Wake all streams at shutdown, even while a document is being built."""
         await self._shutting_down.wait()
-        self._publish(_KEEPALIVE)
+        self._publish(Update(_KEEPALIVE))
 
-    async def _next_document(self) -> bytes:
+    async def _next_document(self) -> Update:
         try:
-            document = encode_event("document", await self._document.get())
+            update = self._update(await self._document.get())
         except asyncio.CancelledError:
             if _is_task_cancelled():
                 raise
-            return _KEEPALIVE  # the build was cancelled elsewhere; try the next one
+            return Update(_KEEPALIVE)  # the build was cancelled elsewhere; try the next one
         except Exception as error:  # pages show the age of their document; try the next one
             self._report("document", error)
-            return _KEEPALIVE
+            return Update(_KEEPALIVE)
         self._failed.discard("document")
-        return document
+        return update
+
+    def _update(self, document: bytes) -> Update:
+        """Return the document with its changes, unless they are hardly shorter."""
+        known, self._known = self._known, msgspec.json.decode(document)
+        changes = None
+        if isinstance(known, dict) and isinstance(self._known, dict):
+            encoded = msgspec.json.encode(document_changes(known, self._known))
+            changes = encode_event("changes", encoded) if 2 * len(encoded) < len(document) else None
+        return Update(encode_event("document", document), True, changes, self._document_version)
 
     def _report(self, what: str, error: Exception) -> None:
         """Publish an event about a failure, once until it succeeds again."""
@@ -164,9 +190,11 @@ class LiveUpdates:
             )
         self._failed.add(what)
 
-    def _publish(self, data: bytes) -> None:
+    def _publish(self, update: Update) -> None:
         self._version += 1
-        self._latest = data
+        self._latest = update
+        if update.is_document:
+            self._document_version = self._version
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -11,8 +12,12 @@ from pydantic import BaseModel, Field
 
 from comporta.breaker.breaker import CircuitBreaker
 from comporta.limits.config import LimitConfig
+from comporta.limits.overrides.degradation import limiter_params
+from comporta.limits.overrides.record import limit_text
 from comporta.service import cache_admin
 from comporta.service.container import Container, get_container
+from comporta.service.dashboard.document import upstream_summaries
+from comporta.service.health import read_source_answers, read_upstream_states
 from comporta.service.problems import HttpProblem
 from comporta.upstream.upstream import Upstream
 
@@ -55,10 +60,15 @@ async def require_admin(
     """Require the admin token; without a configured token, refuse every request."""
     container = get_container(request)
     token = container.config.admin_token
-    if token is None:
+    if token is None and container.authenticator.tokens is None:
         raise HttpProblem(403, "Forbidden", "admin routes are disabled: admin_token is not configured")
     client = container.admin_throttle.client_address(request)
-    if given is None:
+    owner = await container.authenticator.find_token_owner(request)
+    if owner is not None:
+        if not owner.is_admin:
+            raise HttpProblem(403, "Forbidden", "this API token does not open admin routes")
+        return Operator(container, f"{client} ({owner.name})")
+    if given is None or token is None:
         container.admin_throttle.record_failure(client)
     elif await container.admin_throttle.verify(client, given.credentials, token):
         return Operator(container, client)
@@ -98,6 +108,14 @@ class PauseRequest(BaseModel):
     seconds: float = Field(gt=0, le=86_400, allow_inf_nan=False)
 
 
+@router.get("/upstreams")
+async def list_upstreams(operator: OperatorDep) -> dict[str, Any]:
+    """List the upstreams of the service: circuit, limit, pause, and what operators have changed."""
+    states = await read_upstream_states(operator.container)
+    answers = await read_source_answers(operator.container)
+    return {"upstreams": list(upstream_summaries(operator.container, states, answers).values())}
+
+
 @router.post("/breakers/{name}/open")
 async def open_breaker(operator: OperatorDep, name: UpstreamName, body: ReasonRequest) -> dict[str, Any]:
     """Force a breaker open for all workers until it is closed or reset."""
@@ -120,10 +138,13 @@ async def reset_breaker(operator: OperatorDep, name: UpstreamName) -> dict[str, 
 
 @router.put("/limits/{name}")
 async def change_limit(operator: OperatorDep, name: UpstreamName, body: LimitRequest) -> dict[str, Any]:
-    """Override the limit of an upstream for all workers until it is changed again or revoked."""
+    """Override the limit of an upstream for all workers until it is changed again or revoked.
+
+    A burst that the text does not give stays as it is, if the limit has one of its own.
+    """
     upstream = _find_upstream(operator.container, name)
     try:
-        limit = LimitConfig.parse(body.limit, upstream.limiter.strategy)
+        limit = _with_burst(LimitConfig.parse(body.limit, upstream.limiter.strategy), body.limit, upstream)
     except ValueError as error:
         raise HttpProblem(422, "Unprocessable Content", str(error), "limit") from None
     return await operator.perform("change limit", name, _set_limit(upstream, limit), body.limit)
@@ -181,7 +202,7 @@ async def refresh_key(
 
 @router.delete("/cache/keys/{params_hash}")
 async def remove_key(
-    operator: OperatorDep, params_hash: ParamsHash, user: UserParam, confirm: str = ""
+    operator: OperatorDep, params_hash: ParamsHash, user: UserParam, confirm: str
 ) -> dict[str, Any]:
     """Remove a cached key of a user; ``confirm`` must repeat the key."""
     _check_confirmation(confirm, params_hash)
@@ -192,7 +213,9 @@ async def remove_key(
 
 
 @router.delete("/cache/keys")
-async def clear_cache(operator: OperatorDep, confirm: str = "") -> dict[str, Any]:
+async def clear_cache(
+    operator: OperatorDep, confirm: Annotated[str, Query(json_schema_extra={"enum": [EVERYTHING]})]
+) -> dict[str, Any]:
     """Remove all cached keys; ``confirm`` must be ``everything``."""
     _check_confirmation(confirm, EVERYTHING)
     return {
@@ -243,9 +266,18 @@ async def _reset(breaker: CircuitBreaker) -> dict[str, Any]:
     return (await breaker.get_state()).as_dict()
 
 
+def _with_burst(limit: LimitConfig, text: str, upstream: Upstream) -> LimitConfig:
+    """Return a limit with the burst of the one in force, unless the text gives one or that has none."""
+    _, current = limiter_params(upstream.limiter)
+    if "burst" in text.lower() or "burst" not in limit_text(current):
+        return limit
+    return replace(limit, capacity=current.capacity)
+
+
 async def _set_limit(upstream: Upstream, limit: LimitConfig | None) -> dict[str, Any]:
+    before = (await upstream.get_state()).limit_text
     await upstream.limiter.set_limit(limit)
-    return (await upstream.get_state()).as_dict()
+    return {**(await upstream.get_state()).as_dict(), "limit_before": before}
 
 
 async def _set_pause(upstream: Upstream, seconds: float) -> dict[str, Any]:

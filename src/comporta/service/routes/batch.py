@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError, WithJsonSchema
@@ -18,21 +18,24 @@ from comporta.pipeline.sinks.spreadsheets import NAME_CHARS_MAX
 from comporta.service.batch.batches import Batches
 from comporta.service.batch.models import (
     ACCOUNT_CHARS_MAX,
+    CURSOR_PATTERN,
     FAILED,
     FIRST_CURSOR,
     PENDING,
     BatchJob,
     Cursor,
-    SheetConfig,
     iso_timestamp,
 )
-from comporta.service.container import Container, ContainerDep
+from comporta.service.container import Container, ContainerDep, IdentityDep
+from comporta.service.identity import Identity, resolve_user
 from comporta.service.problems import HttpProblem
+from comporta.service.routes.sheets import sheet_json
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 PAGE_RESULTS_MAX: Final = 1000
 ACCOUNTS_MAX: Final = 100_000
 RETRY_SECONDS: Final = 5
+ANONYMOUS: Final = "anonymous"
 
 VALIDATION_CHUNK: Final = 500
 """How many accounts are validated in one call, which blocks all other threads."""
@@ -55,7 +58,7 @@ JobIdInPath = Annotated[str, Path(pattern=_JOB_ID)]
 class UserRequest(BaseModel):
     """A user whose access is checked."""
 
-    user_id: UserId
+    user_id: UserId | None = None
 
 
 class JobRequest(BaseModel):
@@ -67,7 +70,7 @@ class JobRequest(BaseModel):
         Field(min_length=1, max_length=ACCOUNTS_MAX),
         WithJsonSchema({**_ACCOUNTS.json_schema(), "minItems": 1, "maxItems": ACCOUNTS_MAX}),
     ]
-    user_id: UserId = "anonymous"
+    user_id: UserId | None = None
     job_id: JobId | None = None
 
 
@@ -75,16 +78,18 @@ class SheetRequest(BaseModel):
     """A request for a job's sheet."""
 
     job_id: JobId
-    user_id: UserId
+    user_id: UserId | None = None
     custom_name: (
         Annotated[str, Field(min_length=1, max_length=min(200, NAME_CHARS_MAX), pattern=_NO_NUL)] | None
     ) = None
 
 
 @router.post("/check-whitelist")
-async def check_whitelist(container: ContainerDep, body: UserRequest) -> dict[str, bool]:
+async def check_whitelist(
+    container: ContainerDep, identity: IdentityDep, body: UserRequest
+) -> dict[str, bool]:
     """Check whether a user may have sheets."""
-    return {"authorized": await container.batches.may_have_sheets(body.user_id)}
+    return {"authorized": await container.batches.may_have_sheets(_require_user(identity, body.user_id))}
 
 
 @router.post(
@@ -94,15 +99,17 @@ async def check_whitelist(container: ContainerDep, body: UserRequest) -> dict[st
         200: {"content": {MEDIA_TYPE: {}}, "description": "JSON lines: the job, its results, the end."}
     },
 )
-async def add_job(container: ContainerDep, body: JobRequest) -> StreamingResponse:
+async def add_job(container: ContainerDep, identity: IdentityDep, body: JobRequest) -> StreamingResponse:
     """Add a job and stream its results; the job continues if the client disconnects."""
     batches = container.batches
+    user_id = resolve_user(identity, body.user_id) or ANONYMOUS
     accounts = await batches.run_intake(_validate_accounts, body.accounts)
     _check_capacity(batches, len(accounts))
-    job = await batches.add_job(body.user_id, accounts, body.job_id)
+    job = await batches.add_job(user_id, accounts, body.job_id)
     if job is None:
-        detail = f"{batches.settings.running_max} jobs are already running"
-        raise HttpProblem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)
+        raise await _refusal(batches, user_id)
+    if identity is not None and job.user_id != user_id:
+        raise HttpProblem(409, "Conflict", f"job {job.job_id} exists already", "job_id")
     if body.job_id is not None and job.digest != await batches.accounts_digest(accounts):
         raise HttpProblem(409, "Conflict", f"job {job.job_id} exists with other accounts", "job_id")
     lines = _job_lines(container, job)
@@ -112,13 +119,14 @@ async def add_job(container: ContainerDep, body: JobRequest) -> StreamingRespons
 @router.get("/jobs/{job_id}")
 async def show_job(
     container: ContainerDep,
+    identity: IdentityDep,
     job_id: JobIdInPath,
-    cursor: Annotated[str | None, Query(max_length=50)] = None,
+    cursor: Annotated[str | None, Query(max_length=50, json_schema_extra={"pattern": CURSOR_PATTERN})] = None,
     limit: Annotated[int, Query(ge=0, le=PAGE_RESULTS_MAX)] = 100,
 ) -> dict[str, Any]:
     """Show a job and a page of its results in the order stored."""
     after = _parse_cursor(cursor)
-    job = await _find_job(container.batches, job_id)
+    job = await _find_job(container.batches, job_id, identity)
     page = await container.batches.read_results(job_id, after, limit) if limit else []
     last = page[-1].cursor if page else after
     results = [result.as_dict() for result in page]
@@ -126,31 +134,40 @@ async def show_job(
 
 
 @router.post("/configure-sheets")
-async def configure_sheets(container: ContainerDep, body: SheetRequest) -> dict[str, Any]:
+async def configure_sheets(
+    request: Request, container: ContainerDep, identity: IdentityDep, body: SheetRequest
+) -> dict[str, Any]:
     """Give a job a sheet immediately; a background backfill writes earlier results."""
     batches = container.batches
-    if not await batches.may_have_sheets(body.user_id):
+    user_id = _require_user(identity, body.user_id)
+    if not await batches.may_have_sheets(user_id):
         raise HttpProblem(403, "Forbidden", "this user may not have sheets", "user_id")
-    configured = await batches.configure_sheet(body.job_id, body.user_id, body.custom_name)
+    if identity is not None:
+        await _find_job(batches, body.job_id, identity)
+    configured = await batches.configure_sheet(body.job_id, user_id, body.custom_name)
     if configured is None:
         raise _job_not_found(body.job_id)
-    document = {"success": True, **_sheet_json(configured.config)}
+    document = {"success": True, **sheet_json(request, configured.config)}
     if configured.backfill_status is not None:
         document["backfill_status"] = configured.backfill_status
     return document
 
 
 @router.get("/sheets-config/{job_id}")
-async def sheets_config(container: ContainerDep, job_id: JobIdInPath) -> dict[str, Any]:
+async def sheets_config(
+    request: Request, container: ContainerDep, identity: IdentityDep, job_id: JobIdInPath
+) -> dict[str, Any]:
     """Show the sheet of a job and the state of its backfill."""
+    if identity is not None:
+        await _find_job(container.batches, job_id, identity)
     config = await container.batches.read_sheet(job_id)
     if config is None:
-        await _find_job(container.batches, job_id)
+        await _find_job(container.batches, job_id, identity)
         raise HttpProblem(404, "Not Found", f"job {job_id} has no sheet", "job_id")
     document: dict[str, Any] = {
         "job_id": job_id,
         "enabled": True,
-        **_sheet_json(config),
+        **sheet_json(request, config),
         "created_at": iso_timestamp(config.created_at_us),
         "backfill_status": config.backfill_status,
     }
@@ -159,14 +176,6 @@ async def sheets_config(container: ContainerDep, job_id: JobIdInPath) -> dict[st
     if config.backfill_status == FAILED:
         document["backfill_error"] = config.backfill_error
     return document
-
-
-def _sheet_json(config: SheetConfig) -> dict[str, Any]:
-    return {
-        "spreadsheet_id": config.spreadsheet_id,
-        "spreadsheet_url": config.spreadsheet_url,
-        "spreadsheet_name": config.spreadsheet_name,
-    }
 
 
 def _check_capacity(batches: Batches, accounts: int) -> None:
@@ -199,9 +208,33 @@ def _with_location(error: dict[str, Any], first: int) -> dict[str, Any]:
     return {**error, "loc": ("body", "accounts", first + error["loc"][0])}
 
 
-async def _find_job(batches: Batches, job_id: str) -> BatchJob:
+def _require_user(identity: Identity | None, given: str | None) -> str:
+    """Return the user of a request; without authentication the request must name one."""
+    user_id = resolve_user(identity, given)
+    if user_id is None:
+        location = ("body", "user_id")
+        raise RequestValidationError([{"type": "missing", "loc": location, "msg": "Field required"}])
+    return user_id
+
+
+async def _refusal(batches: Batches, user_id: str) -> HttpProblem:
+    """Return why a job was not added."""
+    settings = batches.settings
+    jobs, accounts = await batches.count_unfinished(user_id)
+    if jobs >= settings.running_per_user_max:
+        detail = f"{jobs} jobs of this user are running, at most {settings.running_per_user_max} may"
+    elif accounts >= settings.accounts_per_user_max:
+        detail = f"{accounts} accounts of this user are pending, at most {settings.accounts_per_user_max} may"
+    else:
+        detail = f"{settings.running_max} jobs are already running"
+        return HttpProblem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)
+    return HttpProblem(429, "Too Many Requests", detail, retry_after=RETRY_SECONDS)
+
+
+async def _find_job(batches: Batches, job_id: str, identity: Identity | None) -> BatchJob:
+    """Return a job that the user may see; for others it does not exist."""
     job = await batches.read_job(job_id)
-    if job is None:
+    if job is None or (identity is not None and not identity.may_see(job.user_id)):
         raise _job_not_found(job_id)
     return job
 
@@ -230,7 +263,7 @@ async def _job_lines(container: Container, job: BatchJob) -> AsyncIterator[bytes
                 last = item[-1].cursor
                 yield b"".join(_encode_line({"event": "result", **each.as_dict()}) for each in item)
     except DatabaseError as error:  # the job continues, and the client can read on from here
-        events.publish("batch_stream_interrupted", job.job_id, str(error))
+        events.publish("batch_stream_interrupted", job.job_id, str(error), label="batch")
     yield _encode_line({"event": "interrupted", "job_id": job.job_id, "next_cursor": str(last)})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from comporta.service.container import ContainerDep
-from comporta.service.health import FAIL, read_cache_health, read_health
+from comporta.service.health import FAIL, read_cache_health
 from comporta.service.problems import HttpProblem
 
 router = APIRouter(tags=["health"])
@@ -20,7 +20,7 @@ router = APIRouter(tags=["health"])
 @router.get("/v1/health")
 async def health(container: ContainerDep, response: Response) -> dict[str, Any]:
     """Health of sources, limits, workers, store and database, read from what all workers share."""
-    document = await read_health(container)
+    document = await container.health.get(container)
     response.status_code = 503 if document["status"] == FAIL else 200
     response.headers["cache-control"] = "no-store"
     return document
@@ -41,6 +41,6 @@ async def live() -> dict[str, str]:
 @router.get("/readyz")
 async def ready(container: ContainerDep) -> dict[str, str]:
     """Whether this process accepts requests."""
-    if container.shutting_down.is_set():
+    if container.is_draining or container.shutting_down.is_set():
         raise HttpProblem(503, "Service Unavailable", "this worker is shutting down", retry_after=1)
     return {"status": "ok"}

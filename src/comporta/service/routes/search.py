@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -10,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.routing import Route
 
 from comporta.service.container import Container, get_container
+from comporta.service.identity import resolve_user
 from comporta.service.problems import HttpProblem
 from comporta.service.search import query as queries
 from comporta.service.search.query import QueryError, SearchQuery, parse_query
@@ -86,7 +88,7 @@ async def search(request: Request) -> Response:
     """Search all sources; headers and body say whether the results are fresh and complete."""
     request.scope.setdefault("route", FAST_ROUTE)  # the metrics label
     container = get_container(request)
-    query = _parse_request(request, container)
+    query = await _parse_request(request, container)
     try:
         rendered = await container.search.answer(query)
     except SearchUnavailableError as error:
@@ -118,7 +120,7 @@ router.get(
 async def stream(request: Request) -> Response:
     """Stream the progress of a search, its response, and a newer one after stale results are refreshed."""
     container = get_container(request)
-    query = _parse_request(request, container)
+    query = await _parse_request(request, container)
     if container.search.progress.is_full:
         detail = "too many searches are being streamed"
         raise HttpProblem(503, "Service Unavailable", detail, retry_after=FULL_RETRY_SECONDS)
@@ -135,11 +137,16 @@ async def _search_events(container: Container, query: SearchQuery) -> AsyncItera
         yield problem_event(_unavailable_problem(error).body)
 
 
-def _parse_request(request: Request, container: Container) -> SearchQuery:
+async def _parse_request(request: Request, container: Container) -> SearchQuery:
+    identity = await container.authenticator.identify(request)
     try:
-        return parse_query(request.scope["query_string"], container.config.search.days_max)
+        query = parse_query(request.scope["query_string"], container.config.search.days_max)
     except QueryError as error:
         raise HttpProblem(422, "Unprocessable Content", str(error), field=error.field) from None
+    if identity is None:
+        return query
+    resolve_user(identity, None if query.user == queries.ANONYMOUS else query.user, "user")
+    return replace(query, user=identity.user)
 
 
 def _unavailable_problem(error: SearchUnavailableError) -> HttpProblem:

@@ -1,8 +1,10 @@
 """Searches over all sources.
 
 - ``query``: parses and validates what a client searches for.
-- ``fetcher``: fetches one source. ``merge`` merges the notices of all sources.
+- ``fetcher``: fetches the listings of one source, ``listing_reader`` reads and shares them, and
+  ``listings`` combines them. ``merge`` merges the notices of all sources.
 - ``search``: combines them with the cache. ``response`` renders what clients get.
+- ``pending_answers``: what there is of a source that is still being read, and when the rest is expected.
 - ``coverage``: which federative units a search covered, and their JSON.
 - ``progress``, ``stream``: the progress of a search as server-sent events.
 """

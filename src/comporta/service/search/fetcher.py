@@ -1,84 +1,132 @@
-"""Fetches one source for many UFs concurrently, page by page, within bounds.
+"""Fetches the listings of one source concurrently, within bounds.
 
-A UF that fails does not affect the others. The cache and other sources are not known here.
+A listing that fails does not affect the others. A fetch outlives the searches that wait for it, up to
+``FETCH_SECONDS_MAX``: a search has a deadline of its own. What searches answer is not known here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from comporta.cache.entry import Loaded
-from comporta.errors import CircuitOpenError, RefusedError
+from comporta.errors import CachePendingError, CircuitOpenError, LimitReachedError, RefusedError
 from comporta.outcome import error_summary
-from comporta.service.search.coverage import uf_coverage
+from comporta.service.search.listing_reader import ListingReader, read_pages
+from comporta.service.search.listings import ListedNotices, combine_listings
 from comporta.service.search.progress import FetchProgress
 from comporta.service.search.query import SearchScope
-from comporta.service.sources.base import Notice, NoticeSource, PortalError, UfQuery
+from comporta.service.sources.base import Listing, Notice, NoticeSource, PortalError
 
-UF_CONCURRENCY: Final = 10
-"""The upstream's number of calls in flight: more would only wait and delay other searches."""
+LISTING_CONCURRENCY: Final = 10
+"""How many listings a fetch reads at once: the upstream's number of calls in flight."""
+
+CROWD: Final = 50
+CROWD_LISTING_CONCURRENCY: Final = 2
+"""Beside so many other fetches of a worker, a fetch reads only so many listings at once.
+
+They take turns anyway, and a cache runs at most 1000 loads.
+"""
+
+FETCH_SECONDS_MAX: Final = 600.0
+"""How long a fetch may take, most of it in the background: then what it lacks is fetched when asked for."""
 
 NOTICES_MAX: Final = 5000
-"""The largest number of notices from one source; further pages are not fetched, and the response says so."""
+"""After so many notices of the modality only first pages are fetched, and the response says so."""
 
 PublishProgress = Callable[[SearchScope, FetchProgress], None]
+
+_NO_CAPACITY = (asyncio.CancelledError, CachePendingError, LimitReachedError)
+"""Why a listing was not read although its source did not fail."""
+
+
+def listing_concurrency(fetches: int) -> int:
+    """Return how many listings a fetch reads at once beside so many others."""
+    return LISTING_CONCURRENCY if fetches < CROWD else CROWD_LISTING_CONCURRENCY
 
 
 class SourceFailedError(PortalError):
     """A source returned nothing at all."""
 
 
-class FetchBounds(NamedTuple):
-    """Bounds of one fetch: pages for each UF, and seconds for all of them."""
-
-    pages_max: int
-    seconds: float
-
-
 class SourceFetcher:
-    """One fetch from one source; ``publish`` receives its progress."""
+    """One fetch from one source; ``publish`` receives its progress, ``listed`` what it has read so far.
+
+    ``slots`` bounds how many fetches run at once, and ``concurrency`` how many listings it reads at once.
+    """
 
     def __init__(
-        self, source: NoticeSource, scope: SearchScope, bounds: FetchBounds, publish: PublishProgress
+        self,
+        source: NoticeSource,
+        scope: SearchScope,
+        reader: ListingReader,
+        *,
+        slots: asyncio.Semaphore,
+        concurrency: int,
+        publish: PublishProgress,
     ) -> None:
+        self.listed: dict[Listing, ListedNotices] = {}
         self._source = source
+        self._reader = reader
         self._scope = scope
-        self._bounds = bounds
+        self._slots = slots
         self._publish = publish
-        self._semaphore = asyncio.Semaphore(UF_CONCURRENCY)
+        self._semaphore = asyncio.Semaphore(concurrency)
         self._circuit_error: CircuitOpenError | None = None
         self._circuit_closed = False
-        self._done = self._failed = self._total = self._pages = self._notices = 0
+        self._failed = self._total = self._pages = self._notices = 0
+        self._started = time.monotonic()
+
+    @property
+    def pages_per_second(self) -> float:
+        """How fast this fetch has read pages of the portal; 0 if it has read none."""
+        return self._pages / max(0.001, time.monotonic() - self._started)
 
     async def load(self, ufs: Sequence[str]) -> Loaded:
-        """Return the notices by UF; if there are none, raise a refusal (nothing was tried) or an error."""
-        self._total = len(ufs)
-        tasks: dict[str, asyncio.Task[dict[str, Any]]] = {}
-        try:
-            async with asyncio.timeout(self._bounds.seconds):
-                await self._run_tasks(ufs, tasks)
-        except TimeoutError:
-            pass  # results up to now count
-        finally:
-            for task in tasks.values():
-                task.cancel()
-            ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
-        loaded = {uf: result for uf, result in zip(tasks, ended, strict=True) if isinstance(result, dict)}
-        if not loaded:
-            raise self._failure([error for error in ended if isinstance(error, BaseException)])
-        coverage = uf_coverage(loaded, [uf for uf in ufs if uf not in loaded], len(ufs))
-        return Loaded(loaded, coverage, [self._source.name], self._notices)
+        """Return the notices by UF; raise a refusal (which is no failure of the search) or an error.
 
-    async def _run_tasks(self, ufs: Sequence[str], tasks: dict[str, asyncio.Task[dict[str, Any]]]) -> None:
-        """Start the fetches of all UFs; while the circuit is not closed, one at a time, as probes."""
-        for uf in ufs:
+        A refusal means that nothing was tried, or that there was no capacity for all of it: then what has
+        been read is kept as listings, and no answer is made of it.
+        """
+        scope = self._scope
+        listings = self._source.listings(scope.first_day, scope.last_day, scope.modality, ufs)
+        self._total = len(listings)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.timeout(FETCH_SECONDS_MAX), self._slots:
+                await self._run_tasks(listings, tasks)
+        except TimeoutError:
+            pass  # the tasks that have not ended are cancelled
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        errors = [error for error in ended if isinstance(error, BaseException)]
+        missing = [listing for listing in listings if listing not in self.listed]
+        if any(isinstance(error, _NO_CAPACITY) for error in errors) or len(tasks) < len(listings):
+            raise self._capacity_error(errors, len(missing))
+        if not self.listed:
+            raise self._failure(errors)
+        first_pages = await self._reader.first_pages(self._source.name, missing)
+        answers, coverage = combine_listings(
+            self.listed, missing, ufs, self.has_modality, first_pages=first_pages
+        )
+        return Loaded(answers, coverage, [self._source.name], self._notices)
+
+    def has_modality(self, notice: Notice) -> bool:
+        """Whether a listed notice has the modality of the search."""
+        return self._source.has_modality(notice, self._scope.modality)
+
+    async def _run_tasks(self, listings: Sequence[Listing], tasks: list[asyncio.Task[None]]) -> None:
+        """Start to fetch all listings; while the circuit is not closed, one at a time, as probes."""
+        for listing in listings:
             one_at_a_time = self._circuit_error is None and not await self._is_circuit_closed()
-            tasks[uf] = asyncio.create_task(self._fetch_uf(uf))
+            tasks.append(asyncio.create_task(self._fetch_listing(listing)))
             if one_at_a_time:
-                await asyncio.wait([tasks[uf]])
-        await asyncio.wait(tasks.values())
+                await asyncio.wait(tasks[-1:])
+        await asyncio.wait(tasks)
 
     async def _is_circuit_closed(self) -> bool:
         """Whether the circuit is closed; once it is, the answer is not read again."""
@@ -87,10 +135,12 @@ class SourceFetcher:
             self._circuit_closed = (await breaker.get_state()).phase == "closed"
         return self._circuit_closed or breaker is None
 
-    async def _fetch_uf(self, uf: str) -> dict[str, Any]:
+    async def _fetch_listing(self, listing: Listing) -> None:
         async with self._semaphore:
+            if self._circuit_error is not None:
+                raise self._circuit_error
             try:
-                return await self._fetch_pages(uf)
+                listed = await self._read_listing(listing)
             except CircuitOpenError as error:
                 self._circuit_error = error
                 raise
@@ -98,32 +148,34 @@ class SourceFetcher:
                 self._failed += 1
                 self._publish_progress()
                 raise
-
-    async def _fetch_pages(self, uf: str) -> dict[str, Any]:
-        notices: list[Notice] = []
-        query = UfQuery(self._scope.first_day, self._scope.last_day, self._scope.modality, uf)
-        number, pages = 0, 1
-        while number < min(pages, self._bounds.pages_max) and (not number or self._notices < NOTICES_MAX):
-            if self._circuit_error is not None:
-                raise self._circuit_error
-            number += 1
-            page = await self._source.fetch_page(query, number)
-            notices += page.notices
-            pages = page.page_count
-            self._pages += 1
-            self._notices += len(page.notices)
+            self.listed[listing] = listed
+            self._notices += sum(map(self.has_modality, listed.notices))
             self._publish_progress()
-        self._done += 1
+
+    async def _read_listing(self, listing: Listing) -> ListedNotices:
+        """Return a listing; of those beyond ``NOTICES_MAX`` only the first page, which is not shared."""
+        if self._notices >= NOTICES_MAX:
+            return await read_pages(self._source, listing, 1, on_page=self._count_page)
+        return await self._reader.read(self._source, listing, self._count_page)
+
+    def _count_page(self) -> None:
+        """Publish that a page was read; raise what another listing met, if the circuit opened meanwhile."""
+        self._pages += 1
         self._publish_progress()
-        return {"notices": notices, "truncated": number < pages}
+        if self._circuit_error is not None:
+            raise self._circuit_error
 
     def _publish_progress(self) -> None:
+        done = len(self.listed)
         self._publish(
             self._scope,
-            FetchProgress(
-                self._source.name, self._done, self._failed, self._total, self._pages, self._notices
-            ),
+            FetchProgress(self._source.name, done, self._failed, self._total, self._pages, self._notices),
         )
+
+    def _capacity_error(self, errors: list[BaseException], missing_count: int) -> LimitReachedError:
+        waits = [error.retry_after for error in errors if isinstance(error, RefusedError)]
+        text = f"{self._source.name}: no capacity for {missing_count} of {self._total} listings yet"
+        return LimitReachedError(text, self._source.name, min(waits, default=1.0))
 
     def _failure(self, errors: list[BaseException]) -> Exception:
         """Return the error to raise: a refusal says nothing about the query and is not its failure."""
@@ -131,5 +183,5 @@ class SourceFetcher:
         failures = [error for error in errors if isinstance(error, Exception) and error not in refusals]
         if refusals and not failures:
             return min(refusals, key=lambda error: error.retry_after)
-        reason = error_summary(failures[0]) if failures else f"nothing within {self._bounds.seconds:g} s"
+        reason = error_summary(failures[0])
         return SourceFailedError(f"{self._source.name} returned nothing: {reason}")

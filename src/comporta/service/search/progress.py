@@ -17,12 +17,12 @@ SUBSCRIBERS_MAX: Final = 1000
 
 
 class FetchProgress(NamedTuple):
-    """The progress of one source for one search."""
+    """The progress of one source for one search; it fetches so many listings, each of a UF or a day."""
 
     source: str
-    ufs_done: int
-    ufs_failed: int
-    ufs_total: int
+    listings_done: int
+    listings_failed: int
+    listings_total: int
     pages: int
     notices: int
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 from urllib.parse import parse_qsl
 
 from comporta.cache.params import USER_CHARS_MAX
-from comporta.service.search.merge import fold_text
+from comporta.service.sources.base import fold_text
 
 UFS: Final = (
     *("AC", "AL", "AM", "AP", "BA", "CE", "DF", "ES", "GO", "MA", "MG", "MS", "MT", "PA"),

@@ -3,11 +3,15 @@
 Each source has its own cache entries, so a failing source is served stale while the others stay fresh. The
 cache key has no user and no terms, so searches that differ only in these share one fetch. A fetch for a user
 has the class ``interactive`` and takes turns with those of other users; scheduled refreshes come after it.
+
+A search waits for its sources until its deadline. A fetch that has not ended by then continues, and the
+response has what there is of it, says what is pending and when it is expected. Such a response is not cached.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +23,23 @@ from comporta import events
 from comporta.cache.cache import HealthCache
 from comporta.cache.entry import Cached, Loaded
 from comporta.cache.health import FRESH, STALE, calculate_backoff_minutes
-from comporta.errors import CacheUnavailableError, CircuitOpenError, DatabaseError, RefusedError
+from comporta.errors import (
+    CachePendingError,
+    CacheUnavailableError,
+    CircuitOpenError,
+    DatabaseError,
+    LimitReachedError,
+    RefusedError,
+)
 from comporta.limits.priority import priority
-from comporta.service.search.fetcher import FetchBounds, SourceFetcher
+from comporta.service.search.fetcher import SourceFetcher, listing_concurrency
+from comporta.service.search.listing_reader import ListingReader, listing_of, read_pages
+from comporta.service.search.pending_answers import RunningFetches
 from comporta.service.search.progress import ProgressBroadcaster
-from comporta.service.search.query import SearchQuery, SearchScope
+from comporta.service.search.query import ANONYMOUS, SearchQuery, SearchScope
 from comporta.service.search.response import (
     FAILED,
+    PENDING,
     SKIPPED,
     CachedResponse,
     RenderedResponse,
@@ -46,6 +60,9 @@ REFRESH_SECONDS: Final = 60.0
 
 REFRESH_OWNER: Final = "scheduled refresh"
 
+FETCHES_MAX: Final = 300
+"""How many fetches of one worker run at once; the next ones wait until one has ended."""
+
 _THREADS = 2
 
 
@@ -65,12 +82,19 @@ class Search:
     """Answers searches for one worker."""
 
     def __init__(
-        self, sources: Mapping[str, NoticeSource], cache: HealthCache, settings: SearchSettings
+        self,
+        sources: Mapping[str, NoticeSource],
+        cache: HealthCache,
+        listings: HealthCache,
+        settings: SearchSettings,
     ) -> None:
         self.progress = ProgressBroadcaster()
         self._sources = sources
         self._cache = cache
-        self._bounds = FetchBounds(settings.pages_max, settings.timeout)
+        self._reader = ListingReader(listings)
+        self._running = RunningFetches(self._reader)
+        self._fetch_slots = asyncio.Semaphore(FETCHES_MAX)
+        self._timeout = settings.timeout
         self._soft_timeout = settings.soft_timeout or None
         self._responses: OrderedDict[SearchQuery, CachedResponse] = OrderedDict()
         self._response_bytes = 0
@@ -79,19 +103,22 @@ class Search:
 
     async def answer(self, query: SearchQuery) -> RenderedResponse:
         """Return the response; raise ``SearchUnavailableError`` if no source has an answer."""
-        previous = self._responses.get(query)
+        previous, deadline = self._responses.get(query), time.monotonic() + self._timeout
         if previous is None:
-            results = await asyncio.gather(*(self._source_result(name, query) for name in self._sources))
+            results = await asyncio.gather(
+                *(self._source_result(name, query, deadline) for name in self._sources)
+            )
         else:  # most likely everything is in memory, so gather would only add overhead
-            results = [await self._source_result(name, query) for name in self._sources]
+            results = [await self._source_result(name, query, deadline) for name in self._sources]
         reused = None if previous is None else previous.rendered_for(results)
         if reused is not None:
             return reused
-        if all(result.cached is None for result in results):
+        if all(result.cached is None and result.pending is None for result in results):
             raise SearchUnavailableError(results)
         loop = asyncio.get_running_loop()
         response = await loop.run_in_executor(self._executor, render_response, query, results)
-        self._remember(query, response)
+        if not response.is_pending:
+            self._remember(query, response)
         return response
 
     async def has_newer_results(self, query: SearchQuery, results: tuple[SourceResult, ...]) -> bool | None:
@@ -110,23 +137,46 @@ class Search:
         self, source: NoticeSource, scope: SearchScope, missing: list[str] | None = None
     ) -> Loaded:
         """Fetch all UFs of a scope from a source, or only the ``missing`` ones."""
-        fetcher = SourceFetcher(source, scope, self._bounds, self.progress.publish)
-        return await fetcher.load(missing or scope.ufs)
+        await self._refuse_if_paused(source)
+        fetch = SourceFetcher(
+            source,
+            scope,
+            self._reader,
+            slots=self._fetch_slots,
+            concurrency=listing_concurrency(len(self._running)),
+            publish=self.progress.publish,
+        )
+        self._running.add(source.name, scope, fetch)
+        try:
+            return await fetch.load(missing or scope.ufs)
+        finally:
+            self._running.remove(source.name, scope, fetch)
 
     async def load_for_user(
         self, user: str, source: NoticeSource, scope: SearchScope, missing: list[str] | None = None
     ) -> Loaded:
         """Fetch for a user who waits: before all refreshes, in turns with other users."""
-        with priority("interactive", owner=user):
+        # Anonymous searches have no user in common, so each of them takes turns with the others.
+        with priority("interactive", owner=user if user != ANONYMOUS else f"{ANONYMOUS} {hash(scope):x}"):
+            return await self.load(source, scope, missing)
+
+    async def load_in_background(
+        self, source: NoticeSource, scope: SearchScope, missing: list[str] | None = None
+    ) -> Loaded:
+        """Fetch to replace a result that users get meanwhile: after all searches, before batches."""
+        with priority("normal", owner=REFRESH_OWNER):
             return await self.load(source, scope, missing)
 
     async def refresh(self, params: dict[str, Any], missing: list[str] | None = None) -> Loaded:
-        """Fetch a cache key again, given its parameters."""
-        source = self._sources.get(str(params.get("search")))
+        """Fetch the answer or the listing of a cache key again, given its parameters."""
+        kind = "listing" if "listing" in params else "search"
+        source = self._sources.get(str(params.get(kind)))
         if source is None:
-            raise PortalError(f"search must be one of {', '.join(self._sources)}, got {params!r:.100}")
-        with priority("normal", owner=REFRESH_OWNER):
-            return await self.load(source, SearchScope.from_cache_params(params), missing)
+            raise PortalError(f"{kind} must be one of {', '.join(self._sources)}, got {params!r:.100}")
+        if kind == "listing":
+            with priority("normal", owner=REFRESH_OWNER):
+                return Loaded((await read_pages(source, listing_of(params), source.pages_max))._asdict())
+        return await self.load_in_background(source, SearchScope.from_cache_params(params), missing)
 
     async def run_refresh_loop(self, interval_seconds: float = REFRESH_SECONDS) -> None:
         """Refresh keys that are due, at every interval and on request, until cancelled."""
@@ -147,23 +197,32 @@ class Search:
         """End the threads."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _source_result(self, name: str, query: SearchQuery) -> SourceResult:
+    async def _refuse_if_paused(self, source: NoticeSource) -> None:
+        """Raise if the source is paused for longer than a search waits."""
+        paused = (await source.upstream.limiter.stats()).paused
+        if paused > self._timeout:
+            raise LimitReachedError(f"{source.name} is paused for {paused:.1f} s more", source.name, paused)
+
+    async def _source_result(self, name: str, query: SearchQuery, deadline: float) -> SourceResult:
         source = self._sources[name]
         try:
             cached = await self._cache.fetch(
                 query.user,
                 query.scope.cache_params(name),
                 partial(self.load_for_user, query.user, source, query.scope),
+                timeout=max(0.0, deadline - time.monotonic()),
                 soft_timeout=self._soft_timeout,
+                refresh_loader=partial(self.load_in_background, source, query.scope),
             )
         except CircuitOpenError as error:
             if error.forced:
                 return SourceResult(name, None, SKIPPED, "an operator holds its circuit open")
             return SourceResult(name, None, SKIPPED, "its circuit is open", error.retry_after)
+        except (CachePendingError, LimitReachedError) as error:
+            pending = await self._running.pending_answer(source, query.scope, error.retry_after)
+            return SourceResult(name, None, PENDING, "it is still being read", pending=pending)
         except CacheUnavailableError as error:
             return SourceResult(name, None, FAILED, "it failed a moment ago", error.retry_after)
-        except RefusedError as error:
-            return SourceResult(name, None, SKIPPED, "it has no room for more calls", error.retry_after)
         except (PortalError, TimeoutError):
             return SourceResult(name, None, FAILED, "it failed", 60.0 * calculate_backoff_minutes(1))
         if cached.freshness == FRESH:

@@ -2,9 +2,9 @@
 
 ::
 
-    event: progress      {"source": "pncp", "ufs_done": 3, "ufs_failed": 0, "ufs_total": 9, …}
+    event: progress      {"source": "pncp", "listings_done": 3, "listings_failed": 0, …}
     event: result        the response of ``GET /v1/search``
-    event: revalidated   the same, after stale results were refreshed
+    event: revalidated   the same, with what was pending, or after stale results were refreshed
     event: problem       what would have been an error response
     event: end           the stream is over
 
@@ -44,25 +44,42 @@ async def search_events(
 ) -> AsyncIterator[bytes]:
     """Yield the events of one search."""
     deadline = time.monotonic() + STREAM_SECONDS
+    response: RenderedResponse | None = None
     with search.progress.subscribe(query.scope) as subscription:
-        answering = asyncio.create_task(search.answer(query))
-        try:
-            while not answering.done() and not shutting_down.is_set() and time.monotonic() < deadline:
-                await _wait_for_change(subscription, shutting_down, KEEPALIVE_SECONDS, answering)
-                for event in _progress_events(subscription) or ([] if answering.done() else [_KEEPALIVE]):
-                    yield event
-            if answering.done():
-                response = answering.result()
-                yield _encode_event("result", response.body)
-                async for event in _revalidation_events(
-                    search, query, response, subscription, shutting_down=shutting_down, deadline=deadline
-                ):
-                    yield event
-        finally:
-            answering.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await answering
+        while not shutting_down.is_set() and time.monotonic() < deadline:
+            answering = asyncio.create_task(search.answer(query))
+            try:
+                while not answering.done() and not shutting_down.is_set() and time.monotonic() < deadline:
+                    await _wait_for_change(subscription, shutting_down, KEEPALIVE_SECONDS, answering)
+                    for event in _progress_events(subscription) or ([] if answering.done() else [_KEEPALIVE]):
+                        yield event
+                if answering.done() and (response is None or _has_more(answering.result(), response)):
+                    yield _encode_event("revalidated" if response else "result", answering.result().body)
+                    response = answering.result()
+            finally:
+                answering.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await answering
+            if response is None or not response.is_pending:
+                break
+            await _wait_for_change(subscription, shutting_down, POLL_SECONDS)
+            yield _KEEPALIVE
+        if response is not None and not response.is_pending:
+            async for event in _revalidation_events(
+                search, query, response, subscription, shutting_down=shutting_down, deadline=deadline
+            ):
+                yield event
     yield _encode_event("end", b"{}")
+
+
+def _has_more(response: RenderedResponse, previous: RenderedResponse) -> bool:
+    """Whether fewer UFs and days are pending than before."""
+    return _pending_count(response) < _pending_count(previous)
+
+
+def _pending_count(response: RenderedResponse) -> int:
+    pending = [result.pending for result in response.results if result.pending is not None]
+    return sum(1 + len(each.ufs) + len(each.days) for each in pending)
 
 
 async def _revalidation_events(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any, Final, NamedTuple, Protocol, TypedDict
 
@@ -12,12 +15,23 @@ from comporta.upstream.upstream import Upstream
 TEXT_CHARS_MAX: Final = 4000
 """Longer texts of a portal are truncated."""
 
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:(?![0-9])")
+"""A scheme, and not a host with a port."""
+
 Code = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 """A portal's numeric code; the bound keeps it within what JSON can represent."""
 
 
 class PortalError(Exception):
     """A portal did not respond with a page of notices."""
+
+
+class PortalStatusError(PortalError):
+    """A portal responded with a status that stands for no page."""
+
+    def __init__(self, portal: str, status: int) -> None:
+        super().__init__(f"{portal} answered with status {status}")
+        self.status = status
 
 
 class MalformedPageError(PortalError, ValueError):
@@ -42,13 +56,16 @@ class Notice(TypedDict):
     url: str | None
 
 
-class UfQuery(NamedTuple):
-    """A query for one UF; both days are included."""
+class Listing(NamedTuple):
+    """What a portal lists page by page in one go; both days are included.
+
+    PNCP lists one modality of one UF. PCP lists all modalities of all UFs, so both are ``None``.
+    """
 
     first_day: date
     last_day: date
-    modality: int
-    uf: str
+    modality: int | None = None
+    uf: str | None = None
 
 
 class NoticePage(NamedTuple):
@@ -69,7 +86,17 @@ class NoticeSource(Protocol):
     def upstream(self) -> Upstream:
         """The upstream whose policies apply to every call."""
 
-    async def fetch_page(self, query: UfQuery, number: int) -> NoticePage:
+    @property
+    def pages_max(self) -> int:
+        """At most this many pages of a listing are fetched."""
+
+    def listings(self, first_day: date, last_day: date, modality: int, ufs: Sequence[str]) -> list[Listing]:
+        """Return the listings that together have all notices of these days, this modality and these UFs."""
+
+    def has_modality(self, notice: Notice, modality: int) -> bool:
+        """Return whether a listed notice has a modality."""
+
+    async def fetch_page(self, listing: Listing, number: int) -> NoticePage:
         """Return a page; numbers start at 1. Raises the upstream's refusals and ``PortalError``."""
 
     async def aclose(self) -> None:
@@ -81,10 +108,19 @@ def truncated_text(text: Any) -> str | None:
     return text[:TEXT_CHARS_MAX] if isinstance(text, str) and text else None
 
 
-def web_link(text: str | None) -> str | None:
-    """Return an http or https link; ``None`` for any other (``javascript:``), which a page must not show."""
-    return (
-        truncated_text(text)
-        if text is not None and text.lower().startswith(("http://", "https://"))
-        else None
-    )
+def web_link(text: str | None, base: str = "https://") -> str | None:
+    """Return a link as http or https, with ``base`` before one that has no scheme.
+
+    Return ``None`` for any other scheme (``javascript:``), which a page must not show.
+    """
+    if not text:
+        return None
+    if not _SCHEME.match(text):
+        text = base + text.lstrip("/")
+    return truncated_text(text) if text.lower().startswith(("http://", "https://")) else None
+
+
+def fold_text(text: str) -> str:
+    """Return ``text`` without accents and in lower case: users type terms differently from agencies."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    return "".join(char for char in decomposed if not unicodedata.combining(char)).casefold()

@@ -18,9 +18,9 @@ from comporta.service.sources.ssrf_guard import AddressResolver, PinnedTransport
 
 if TYPE_CHECKING:
     from comporta.service.config import ServiceConfig
-    from comporta.upstream.registry import Upstreams
+    from comporta.upstream.upstream import Upstream
 
-SOURCE_TYPES: Final[Mapping[str, Callable[[Portal], NoticeSource]]] = MappingProxyType(
+SOURCE_TYPES: Final[Mapping[str, Callable[[Portal, int], NoticeSource]]] = MappingProxyType(
     {pncp.NAME: pncp.PncpSource, pcp.NAME: pcp.PcpSource}
 )
 """The sources by name. If several have the same notice, the first one here wins."""
@@ -29,16 +29,19 @@ CHECK_TIMEOUT_SECONDS: Final = 1.0
 """How long startup waits for a name to be resolved."""
 
 
-def open_sources(config: ServiceConfig, upstreams: Upstreams) -> dict[str, NoticeSource]:
+def open_sources(config: ServiceConfig, upstreams: Mapping[str, Upstream]) -> dict[str, NoticeSource]:
     """Return the sources by name; nothing connects yet."""
     ssl_context = httpx2.create_ssl_context(trust_env=False)  # takes about 100 ms, so it is shared
+    pages_max = {pncp.NAME: config.search.pages_max, pcp.NAME: config.search.pcp_pages_max}
     return {
-        name: source_type(_open_portal(name, config, upstreams, ssl_context))
+        name: source_type(_open_portal(name, config, upstreams, ssl_context), pages_max[name])
         for name, source_type in SOURCE_TYPES.items()
     }
 
 
-def _open_portal(name: str, config: ServiceConfig, upstreams: Upstreams, ssl_context: SSLContext) -> Portal:
+def _open_portal(
+    name: str, config: ServiceConfig, upstreams: Mapping[str, Upstream], ssl_context: SSLContext
+) -> Portal:
     resolver = AddressResolver(allow_private=config.allow_private_addresses)
     transport = PinnedTransport(resolver, httpx2.AsyncHTTPTransport(verify=ssl_context, trust_env=False))
     client = http_client(transport, config.search.page_timeout)

@@ -1,19 +1,33 @@
-"""The format of PNCP, the national portal: its public consultation API."""
+"""The format of PNCP, the national portal: its public consultation API, which lists one modality of one UF.
+
+The portal answers a page past the last one with a 400: the number of pages may shrink while they are read.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date
 from typing import Final
 
 import msgspec
 
-from comporta.service.sources.base import Code, Notice, NoticePage, UfQuery, truncated_text, web_link
+from comporta.service.sources.base import (
+    Code,
+    Listing,
+    Notice,
+    NoticePage,
+    PortalStatusError,
+    truncated_text,
+    web_link,
+)
 from comporta.service.sources.portal import PortalSource
 
 NAME: Final = "pncp"
 PATH: Final = "/api/consulta/v1/contratacoes/publicacao"
 PAGE_SIZE: Final = 50
 """The largest page size that the portal accepts."""
+
+_BAD_REQUEST = 400
 
 
 class _PncpAgency(msgspec.Struct):
@@ -53,21 +67,38 @@ class PncpSource(PortalSource):
     name = NAME
     path = PATH
 
-    def request_params(self, query: UfQuery, number: int) -> dict[str, str | int]:
+    def listings(self, first_day: date, last_day: date, modality: int, ufs: Sequence[str]) -> list[Listing]:
+        """Return one listing for each UF."""
+        return [Listing(first_day, last_day, modality, uf) for uf in ufs]
+
+    def has_modality(self, notice: Notice, modality: int) -> bool:
+        """Return true: a listing has one modality."""
+        return True
+
+    def request_params(self, listing: Listing, number: int) -> dict[str, str | int]:
         """Return the query parameters for a page."""
         return {
-            "dataInicial": _compact_date(query.first_day),
-            "dataFinal": _compact_date(query.last_day),
-            "codigoModalidadeContratacao": query.modality,
-            "uf": query.uf,
+            "dataInicial": _compact_date(listing.first_day),
+            "dataFinal": _compact_date(listing.last_day),
+            "codigoModalidadeContratacao": listing.modality or 0,
+            "uf": listing.uf or "",
             "pagina": number,
             "tamanhoPagina": PAGE_SIZE,
         }
 
-    def parse_page(self, body: bytes, uf: str) -> NoticePage:
+    async def request_page(self, listing: Listing, number: int) -> NoticePage:
+        """Return a page; one past the last is empty."""
+        try:
+            return await super().request_page(listing, number)
+        except PortalStatusError as error:
+            if error.status == _BAD_REQUEST and number > 1:
+                return NoticePage([], number - 1)
+            raise
+
+    def parse_page(self, body: bytes, listing: Listing) -> NoticePage:
         """Parse a response body."""
         page = _DECODER.decode(body)
-        return NoticePage([_to_notice(item, uf) for item in page.data], page.pages)
+        return NoticePage([_to_notice(item, listing.uf or "") for item in page.data], page.pages)
 
 
 def _compact_date(day: date) -> str:

@@ -7,16 +7,28 @@ portal's breaker.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 import httpx2
 import msgspec
 
-from comporta.service.sources.base import MalformedPageError, NoticePage, PortalError, UfQuery
+from comporta.errors import RefusedError
+from comporta.service.sources.base import (
+    Listing,
+    MalformedPageError,
+    Notice,
+    NoticePage,
+    PortalStatusError,
+)
+from comporta.service.sources.last_answers import record_failure, record_page
 from comporta.upstream.upstream import Upstream
 
 T = TypeVar("T")
+
+WAIT_SECONDS_MAX: Final = 600.0
+"""How long a page waits for capacity: the search that needs it waits for less, and gets it later."""
 
 _OK, _NO_CONTENT = 200, 204
 
@@ -40,9 +52,10 @@ class Portal:
 
     async def get(self, path: str, params: Mapping[str, str | int], parse: Callable[[bytes], T]) -> T | None:
         """Return what ``parse`` makes of the response body; ``None`` for a 204."""
-        response: PortalResponse[T] = await self.upstream.call(self._attempt, path, params, parse)
+        upstream = self.upstream.options(max_wait=WAIT_SECONDS_MAX)
+        response: PortalResponse[T] = await upstream.call(self._attempt, path, params, parse)
         if response.status_code not in (_OK, _NO_CONTENT):
-            raise PortalError(f"{self.upstream.name} answered with status {response.status_code}")
+            raise PortalStatusError(self.upstream.name, response.status_code)
         return response.page
 
     async def _attempt(
@@ -76,8 +89,9 @@ class PortalSource(ABC):
     name: ClassVar[str]
     path: ClassVar[str]
 
-    def __init__(self, portal: Portal) -> None:
+    def __init__(self, portal: Portal, pages_max: int) -> None:
         self._portal = portal
+        self.pages_max = pages_max
 
     @property
     def upstream(self) -> Upstream:
@@ -85,26 +99,47 @@ class PortalSource(ABC):
         return self._portal.upstream
 
     @abstractmethod
-    def request_params(self, query: UfQuery, number: int) -> dict[str, str | int]:
+    def listings(self, first_day: date, last_day: date, modality: int, ufs: Sequence[str]) -> list[Listing]:
+        """Return the listings that together have all notices of these days, this modality and these UFs."""
+
+    @abstractmethod
+    def has_modality(self, notice: Notice, modality: int) -> bool:
+        """Return whether a listed notice has a modality."""
+
+    @abstractmethod
+    def request_params(self, listing: Listing, number: int) -> dict[str, str | int]:
         """Return the query parameters for a page."""
 
     @abstractmethod
-    def parse_page(self, body: bytes, uf: str) -> NoticePage:
+    def parse_page(self, body: bytes, listing: Listing) -> NoticePage:
         """Parse a response body; may raise the decoder's errors."""
 
-    async def fetch_page(self, query: UfQuery, number: int) -> NoticePage:
+    async def fetch_page(self, listing: Listing, number: int) -> NoticePage:
+        """Return a page, and record for all workers whether the portal sent one."""
+        store = self.upstream.store
+        try:
+            page = await self.request_page(listing, number)
+        except RefusedError:
+            raise  # the portal was not asked
+        except Exception as error:
+            await record_failure(store, self.name, error)
+            raise
+        await record_page(store, self.name)
+        return page
+
+    async def request_page(self, listing: Listing, number: int) -> NoticePage:
         """Return a page; a 204 is an empty page."""
-        params = self.request_params(query, number)
-        return await self._portal.get(self.path, params, self._parser(query.uf)) or NoticePage([], 0)
+        params = self.request_params(listing, number)
+        return await self._portal.get(self.path, params, self._parser(listing)) or NoticePage([], 0)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._portal.aclose()
 
-    def _parser(self, uf: str) -> Callable[[bytes], NoticePage]:
+    def _parser(self, listing: Listing) -> Callable[[bytes], NoticePage]:
         def parse(body: bytes) -> NoticePage:
             try:
-                return self.parse_page(body, uf)
+                return self.parse_page(body, listing)
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
                 raise MalformedPageError(f"{self.name} sent a malformed page: {error}") from None
 

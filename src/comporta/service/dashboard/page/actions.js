@@ -11,7 +11,7 @@ const TOAST_MS = 6000;
 export class Actions {
   constructor() {
     this.token = null;
-    this.dialog = new PromptDialog();
+    this.dialog = new PromptDialog((outcome) => this.showToast(outcome));
     this.toastTimer = null;
     $("operate").addEventListener("click", () => this.operate());
     $("stop-operating").addEventListener("click", () => this.stop());
@@ -21,11 +21,18 @@ export class Actions {
   update(possible) {
     setVisible($("operate"), Boolean(possible) && this.token === null);
     setVisible($("operating"), this.token !== null);
+    setVisible($("stop-operating"), this.token !== null);
     document.body.classList.toggle("operating", this.token !== null);
   }
 
+  // A notice about an earlier action must not look like the outcome of this one.
+  open(prompt) {
+    this.hideToast();
+    this.dialog.open(prompt);
+  }
+
   operate() {
-    this.dialog.open({
+    this.open({
       title: "Operate the fleet",
       text:
         "With the admin token you can force and reset breakers, pause upstreams and change limits " +
@@ -45,14 +52,15 @@ export class Actions {
     }
     this.token = token;
     this.update(true);
-    $("main").focus(); // the pressed button is gone, and new ones appeared
-    this.showToast("You are operating now: each upstream has buttons.");
+    $("stop-operating").focus(); // the pressed button is gone
+    return "You are operating now: each upstream has buttons.";
   }
 
   stop() {
     this.token = null;
     this.update(true);
     $("operate").focus();
+    this.showToast("You are no longer operating.");
   }
 
   async send(method, path, body, token = this.token) {
@@ -70,18 +78,24 @@ export class Actions {
 
   // Ask for confirmation, run the action, and show the result.
   confirm(action) {
-    this.dialog.open({
+    this.open({
       ...action,
       act: async (input) => {
         try {
-          await action.act(input);
+          const reply = await action.act(input);
+          return typeof action.done === "function" ? action.done(reply) : action.done;
         } catch (error) {
           if (error.status === 401) this.token = null;
           throw error;
         }
-        this.showToast(action.done);
       },
     });
+  }
+
+  hideToast() {
+    clearTimeout(this.toastTimer);
+    setText($("toast"), "");
+    $("toast").classList.remove("shown");
   }
 
   showToast(text) {
@@ -95,7 +109,9 @@ export class Actions {
     let card = null;
     parent.setAttribute("aria-label", `Operate ${name}`);
     const operations = upstreamOperations(this, name, () => card);
-    const buttons = operations.map(({ label, action }) => this.button(label, () => this.confirm(action())));
+    const buttons = operations.map(({ label, action, danger }) =>
+      this.button(label, () => this.confirm({ danger, ...action() }), danger),
+    );
     parent.append(...buttons);
     return {
       update: (item) => {
@@ -128,8 +144,8 @@ export class Actions {
     };
   }
 
-  button(label, act) {
-    const node = element("button", "small", label);
+  button(label, act, danger = false) {
+    const node = element("button", danger ? "small danger" : "small", label);
     node.type = "button";
     node.addEventListener("click", act);
     return node;

@@ -2,28 +2,55 @@
 // that change every second are never announced.
 
 import { $, setText } from "./dom.js";
-import { phaseName, phaseText, reasonText } from "./words.js";
+import { hasOverride, moment, phaseName, phaseText, reasonText, sentence } from "./words.js";
 
 const PAUSE_MS = 4000;
 const WAITING_MAX = 5;
 
 export class Announcer {
   constructor() {
-    this.phases = new Map();
+    this.states = new Map();
+    this.outage = null;
+    this.eventsUntil = null;
     this.waiting = [];
     this.timer = null;
     this.behind = false;
   }
 
-  update(cards, now) {
+  update(data, now) {
+    this.updateUpstreams(data.upstreams ?? [], now);
+    this.updateOutage(data.state?.fallback, now);
+    this.updateWorkers(data.events ?? []);
+  }
+
+  // Changes of a circuit, and what an operator decided: held, paused, another limit.
+  updateUpstreams(cards, now) {
     for (const card of cards) {
-      const before = this.phases.get(card.name);
-      const phase = phaseName(card);
-      this.phases.set(card.name, phase);
-      if (before && before !== phase) this.add(`${card.name}: ${phaseText(card).word}. ${reasonText(card, now)}`);
+      const before = this.states.get(card.name);
+      const state = [phaseName(card), card.forced, card.paused > 0, hasOverride(card) && card.limit_text].join();
+      this.states.set(card.name, state);
+      if (before && before !== state) this.add(`${card.name}: ${phaseText(card).word}. ${reasonText(card, now)}`);
     }
     const names = new Set(cards.map((card) => card.name));
-    for (const name of this.phases.keys()) if (!names.has(name)) this.phases.delete(name);
+    for (const name of this.states.keys()) if (!names.has(name)) this.states.delete(name);
+  }
+
+  updateOutage(fallback, now) {
+    const outage = Boolean(fallback);
+    if (outage && this.outage !== true) {
+      this.add(`The shared store is unreachable since ${moment(fallback.since, now)}: ${sentence(fallback.reason)}`);
+    } else if (!outage && this.outage) this.add("The shared store is reachable again.");
+    this.outage = outage;
+  }
+
+  // Workers that stopped responding, left or are back; those of before this page was opened are old news.
+  updateWorkers(events) {
+    const latest = Math.max(0, ...events.map((event) => event.at));
+    if (this.eventsUntil !== null) {
+      const news = events.filter((event) => event.at > this.eventsUntil && event.kind.startsWith("worker_"));
+      for (const event of news.reverse()) this.add(sentence(event.text));
+    }
+    this.eventsUntil = Math.max(this.eventsUntil ?? 0, latest);
   }
 
   setBehind(behind) {

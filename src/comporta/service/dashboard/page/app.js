@@ -4,8 +4,9 @@
 import { Actions } from "./actions.js";
 import { Announcer } from "./announcer.js";
 import { Cards } from "./cards.js";
+import { applyChanges } from "./changes.js";
 import { Clock } from "./clock.js";
-import { $, setVisible } from "./dom.js";
+import { $, setVisible, stored } from "./dom.js";
 import { History } from "./history.js";
 import { Overview } from "./overview.js";
 import { Story } from "./story.js";
@@ -13,6 +14,7 @@ import { Stream } from "./stream.js";
 import { CachePanel, Events, Jobs, Workers } from "./tables.js";
 
 const TICK_MS = 500;
+const RANGE_KEY = "comporta-range";
 
 const clock = new Clock();
 const history = new History();
@@ -20,10 +22,10 @@ const actions = new Actions();
 const overview = new Overview();
 const story = new Story();
 const cards = new Cards(clock, history, actions);
-const workers = new Workers(clock);
-const cache = new CachePanel(clock, actions);
-const jobs = new Jobs(actions);
 const events = new Events(clock);
+const workers = new Workers(clock, (text) => events.show(text));
+const cache = new CachePanel(clock, actions, (text) => events.show(text));
+const jobs = new Jobs(clock, actions);
 const announcer = new Announcer();
 
 let latest = null;
@@ -32,21 +34,26 @@ let drawRequested = false;
 const stream = new Stream({
   history(data) {
     if (data.at) clock.adopt(data.at);
+    // A worker that cannot read the store, and knows nothing from before, must not erase what is known here.
+    if (data.reasons?.length && !Object.keys(data.series).length) return;
     history.replace(data);
     requestDraw();
   },
-  document(data) {
-    const jumped = clock.hasJumped(data.at);
-    if (!clock.sync(data.at)) return;
-    latest = data;
-    if (jumped) return stream.open(); // reload the history with the new clock
-    history.merge(data.recent ?? {});
-    requestDraw();
-  },
+  document: receive,
+  changes: (changes) => receive(applyChanges(latest, changes)),
   unauthorized() {
     location.replace("/"); // where the service shows the sign-in page
   },
 });
+
+function receive(data) {
+  const jumped = clock.hasJumped(data.at);
+  if (!clock.sync(data.at)) return;
+  latest = data;
+  if (jumped) return stream.open(); // reload the history with the new clock
+  history.merge(data.recent ?? {});
+  requestDraw();
+}
 
 function requestDraw() {
   if (drawRequested || document.hidden) return;
@@ -56,15 +63,15 @@ function requestDraw() {
 
 // Sections are independent: one that fails to draw must not leave the others outdated.
 const sections = [
-  () => overview.update(latest),
+  () => overview.update(latest, clock),
   () => story.update(latest.story, latest.demo),
   () => actions.update(latest.admin),
-  () => cards.update(latest.upstreams ?? []),
-  () => workers.update(latest.workers),
+  () => cards.update(latest.upstreams ?? [], { workers: latest.workers ?? [], fallback: latest.state?.fallback }),
+  () => workers.update(latest.workers, latest.as_of),
   () => cache.update(latest.cache),
   () => jobs.update(latest.jobs),
   () => events.update(latest.events),
-  () => announcer.update(latest.upstreams ?? [], clock.now()),
+  () => announcer.update(latest, clock.now()),
   updateLive,
 ];
 
@@ -89,21 +96,26 @@ function tick() {
   stream.check();
   if (document.hidden) return;
   updateLive();
+  overview.updateTime(clock.now());
   cards.tick();
   cache.tick();
 }
 
 function showSignOut() {
-  try {
-    setVisible($("signout"), localStorage.getItem("comporta-signed-in") === "yes");
-    $("signout").addEventListener("submit", () => localStorage.removeItem("comporta-signed-in"));
-  } catch {
-    // the browser stores nothing for this page
-  }
+  setVisible($("signout"), stored.get("comporta-signed-in") === "yes");
+  $("signout").addEventListener("submit", () => stored.set("comporta-signed-in", "no"));
+}
+
+function restoreRange() {
+  const input = $("ranges").querySelector(`input[value="${Number(stored.get(RANGE_KEY))}"]`);
+  if (!input) return;
+  input.checked = true;
+  cards.range = Number(input.value);
 }
 
 $("ranges").addEventListener("change", (event) => {
   cards.range = Number(event.target.value);
+  stored.set(RANGE_KEY, event.target.value);
   cards.draw();
 });
 document.addEventListener("visibilitychange", requestDraw);
@@ -111,5 +123,6 @@ window.addEventListener("pagehide", () => stream.close());
 window.addEventListener("pageshow", (event) => event.persisted && stream.open());
 
 showSignOut();
+restoreRange();
 setInterval(tick, TICK_MS);
 stream.open();

@@ -15,6 +15,11 @@ const BAND_HEIGHTS = [3, 7, BAND]; // the worse, the higher: readable without co
 const FRESH_SECONDS_MIN = 3; // workers publish every 2 s: less of a slot is not meaningful
 const OFF_SCALE = 6; // a limit this many times above the traffic would flatten it
 
+let pointedAt = null; // the chart whose tooltip was shown last
+document.addEventListener("pointerdown", (event) => {
+  if (pointedAt && !pointedAt.svg.contains(event.target)) pointedAt.hideTip();
+});
+
 class Chart {
   constructor(figure, name, height) {
     this.name = name;
@@ -51,7 +56,9 @@ class Chart {
       if (this.view) this.draw(this.view);
     }).observe(this.svg.parentElement);
     this.svg.addEventListener("pointermove", (event) => this.moveCursor(event.offsetX));
-    this.svg.addEventListener("pointerleave", () => this.hideTip());
+    this.svg.addEventListener("pointerdown", (event) => this.moveCursor(event.offsetX));
+    // A finger that is lifted leaves the chart: its tooltip stays until the next tap elsewhere.
+    this.svg.addEventListener("pointerleave", (event) => event.pointerType === "touch" || this.hideTip());
     this.svg.addEventListener("blur", () => this.hideTip());
     this.svg.addEventListener("keydown", (event) => this.key(event));
   }
@@ -67,6 +74,7 @@ class Chart {
   }
 
   moveCursor(x) {
+    pointedAt = this;
     this.cursor = Math.min(Math.max(x, LEFT), this.right);
     if (this.view) this.showTip();
   }
@@ -160,15 +168,16 @@ export class CallsChart extends Chart {
     const { slots, now, slotSeconds } = this.view;
     const rates = slots.map((slot) => slotRates(slot, now, slotSeconds));
     const peak = Math.max(0, ...rates.map(({ all }) => all));
-    const limit = Math.max(0, ...slots.map((slot) => slot.limit ?? 0));
-    const above = peak > 0 && limit > peak * OFF_SCALE;
-    this.top = niceCeiling(Math.max(peak, above ? 0 : limit, 0.5) * 1.12);
+    // A limit far above the traffic would flatten it; the line is then at the top of the chart.
+    const limits = slots.map((slot) => slot.limit ?? 0).filter((limit) => !peak || limit <= peak * OFF_SCALE);
+    this.top = niceCeiling(Math.max(peak, 0.5, ...limits) * 1.12);
     this.drawAxes((value) => number(value));
     this.bars(slots, rates);
-    this.limits(slots, above);
+    this.limits(slots);
     this.phases(slots);
-    this.setEmptyText(peak > 0 ? "" : "no calls");
-    setText(this.latest, slots.length ? `${rate(currentRate(slots, now))} now` : "");
+    this.setEmptyText(peak > 0 ? "" : slots.length ? "no calls" : "no data");
+    const current = slots.length > 0 && now - slots.at(-1).start < 2 * slotSeconds;
+    setText(this.latest, current ? `${rate(currentRate(slots, now))} sent now` : "no current data");
     setAttr(this.svg, "aria-label", this.summary(slots));
   }
 
@@ -193,13 +202,12 @@ export class CallsChart extends Chart {
     return [from, Math.max(to - gap, from)];
   }
 
-  limits(slots, above) {
+  limits(slots) {
     const limited = slots.filter((slot) => slot.limit > 0);
     const last = limited.at(-1)?.limit;
-    const outline = above ? "" : limited.map((slot, index) => this.step(slot, index === 0)).join("");
-    setAttr(this.limit, "d", outline);
-    setText(this.limitLabel, last ? `limit ${rate(last)}${above ? " ↑" : ""}` : "");
-    if (last) place(this.limitLabel, this.right, (above ? TOP : Math.max(this.y(last), TOP + 4)) - 4);
+    setAttr(this.limit, "d", limited.map((slot, index) => this.step(slot, index === 0)).join(""));
+    setText(this.limitLabel, last ? `limit ${rate(last)}${last > this.top ? " ↑" : ""}` : "");
+    if (last) place(this.limitLabel, this.right, Math.max(this.y(last), TOP + 4) - 4);
   }
 
   step(slot, first) {
@@ -245,34 +253,36 @@ export class CallsChart extends Chart {
   }
 }
 
-export class WaitsChart extends Chart {
-  constructor(figure, name) {
+// Median and 95 % of a duration, as lines.
+export class LinesChart extends Chart {
+  constructor(figure, name, column, title) {
     super(figure, name, 92);
     this.under = 0;
-    this.svg.classList.add("waits");
+    this.column = column;
+    this.svg.classList.add(column);
     this.p95 = this.add("path", "wait p95");
     this.p50 = this.add("path", "wait p50");
     this.line = this.add("path", "cursor");
     this.median = element("span");
     this.tail = element("span");
     this.latest.append(element("span", "key p50"), this.median, element("span", "key p95"), this.tail);
-    setText(this.title, "Waits for the limit");
+    setText(this.title, title);
   }
 
   drawContent() {
     const { slots } = this.view;
-    const known = slots.map((slot) => slot.wait_p95 ?? 0);
-    this.top = niceCeiling(Math.max(0.01, ...known) * 1.05);
+    const [p50, p95] = [`${this.column}_p50`, `${this.column}_p95`];
+    this.top = niceCeiling(Math.max(0.01, ...slots.map((slot) => slot[p95] ?? 0)) * 1.05);
     this.drawAxes((value) => wait(value).replace(" ", ""));
-    setAttr(this.p95, "d", this.outline(slots, "wait_p95"));
-    setAttr(this.p50, "d", this.outline(slots, "wait_p50"));
-    const last = slots.findLast((slot) => Number.isFinite(slot.wait_p95));
-    this.setEmptyText(last ? "" : "no waits");
+    setAttr(this.p95, "d", this.outline(slots, p95));
+    setAttr(this.p50, "d", this.outline(slots, p50));
+    const last = slots.findLast((slot) => Number.isFinite(slot[p95]));
+    this.setEmptyText(last ? "" : "no calls");
     setVisible(this.latest, Boolean(last));
-    setText(this.median, last ? `median ${wait(last.wait_p50)}` : "");
-    setText(this.tail, last ? `95 % under ${wait(last.wait_p95)}` : "");
-    const text = last ? `${this.median.textContent}, ${this.tail.textContent}` : "no waits";
-    setAttr(this.svg, "aria-label", `Waits for the limit of ${this.name}: ${text}.`);
+    setText(this.median, last ? `median ${wait(last[p50])}` : "");
+    setText(this.tail, last ? `95 % under ${wait(last[p95])}` : "");
+    const text = last ? `${this.median.textContent}, ${this.tail.textContent}` : "no calls";
+    setAttr(this.svg, "aria-label", `${this.title.textContent} of ${this.name}: ${text}.`);
   }
 
   // A line through the middles of the slots, interrupted where there were no calls; a single slot is a dot (h0).
@@ -299,8 +309,8 @@ export class WaitsChart extends Chart {
 
   slotLines(slot) {
     return [
-      ["p95", `95 % waited less than ${wait(slot.wait_p95)}`],
-      ["p50", `median wait ${wait(slot.wait_p50)}`],
+      ["p95", `95 % under ${wait(slot[`${this.column}_p95`])}`],
+      ["p50", `median ${wait(slot[`${this.column}_p50`])}`],
     ];
   }
 }
@@ -318,10 +328,11 @@ function slotRates(slot, now, slotSeconds) {
   return rates;
 }
 
-// The current rate, from the last two slots, because the current one may have just begun.
+// The current rate of calls that are sent, from the last two slots, because the current one may have just begun.
 function currentRate(slots, now) {
   const last = slots.slice(-2);
-  const all = last.reduce((sum, slot) => sum + (slot.calls ?? 0), 0);
+  const sent = (slot) => (slot.calls ?? 0) - (slot.open ?? 0) - (slot.limited ?? 0);
+  const all = last.reduce((sum, slot) => sum + sent(slot), 0);
   return all / Math.max(now - last[0].start, FRESH_SECONDS_MIN);
 }
 

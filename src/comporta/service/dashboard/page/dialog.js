@@ -3,31 +3,42 @@
 import { $, setText, setVisible } from "./dom.js";
 import { sentence } from "./words.js";
 
+// One rule for all dialogs: Enter carries out, Escape cancels, and `onEnd` hears the outcome, also that nothing
+// changed.
 export class PromptDialog {
-  constructor() {
+  constructor(onEnd) {
     this.dialog = $("ask");
     this.prompt = null;
+    this.outcome = null;
     $("ask-no").addEventListener("click", () => this.close());
     $("ask-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.submit();
     });
     // Clear the input: it may have been a token.
-    this.dialog.addEventListener("close", () => ($("ask-input").value = ""));
+    this.dialog.addEventListener("close", () => {
+      $("ask-input").value = "";
+      this.prompt = null;
+      onEnd(this.outcome ?? "Nothing changed.");
+    });
   }
 
-  // `prompt` has title, text, verb, act(input), and optionally field with label, type, value, hint, min, max and
-  // required.
+  // `prompt` has title, text, verb, act(input), which resolves to the outcome in a sentence, and optionally danger,
+  // and field with label, type, value, hint, min, max and required.
   open(prompt) {
     this.prompt = prompt;
+    this.outcome = null;
     setText($("ask-title"), prompt.title);
     setText($("ask-text"), prompt.text);
     setText($("ask-yes"), prompt.verb);
     setText($("ask-said"), "");
     this.setField(prompt.field);
     this.setBusy(false);
+    $("ask-yes").className = prompt.danger ? "danger" : "primary";
     this.dialog.showModal();
-    if (prompt.field) $("ask-input").focus();
+    const first = $(prompt.field ? "ask-input" : "ask-yes");
+    first.focus();
+    if (prompt.field?.value) first.select();
   }
 
   setField(field) {
@@ -55,8 +66,10 @@ export class PromptDialog {
     setText($("ask-said"), "");
     this.setBusy(true);
     try {
-      await prompt.act($("ask-input").value.trim());
-      if (this.prompt === prompt) this.close();
+      const outcome = await prompt.act($("ask-input").value.trim());
+      if (this.prompt !== prompt) return;
+      this.outcome = outcome;
+      this.close();
     } catch (error) {
       setText($("ask-said"), sentence(error.message));
     } finally {
@@ -65,7 +78,6 @@ export class PromptDialog {
   }
 
   close() {
-    this.prompt = null;
     this.dialog.close();
   }
 }

@@ -82,9 +82,34 @@ export class KeyedRows {
     }
     row.update(item);
     if (row.node === place) return place.nextElementSibling;
+    const focused = row.node.contains(document.activeElement) ? document.activeElement : null;
     this.parent.insertBefore(row.node, place);
+    focused?.focus({ preventScroll: true }); // a node that moves loses the focus
     return place;
   }
+}
+
+// A value that survives a reload, if the browser stores anything for this page.
+export const stored = {
+  get(key) {
+    try {
+      return localStorage.getItem(key);
+    } catch {
+      return null;
+    }
+  },
+  set(key, value) {
+    try {
+      localStorage.setItem(key, value);
+    } catch {
+      // it then lasts for this visit only
+    }
+  },
+};
+
+// A hidden filter box is empty.
+export function filterText(input) {
+  return input.hidden || input.parentElement.hidden ? "" : input.value.trim().toLowerCase();
 }
 
 // A list of statistics {name, value, note, tone}, always the same names in the same order.

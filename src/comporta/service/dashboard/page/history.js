@@ -2,7 +2,7 @@
 // every document brings the latest slots.
 
 const SECONDS_MAX = 3600;
-const SERIES_MAX = 100;
+const SERIES_MAX = 300;
 
 export class History {
   constructor() {

@@ -1,6 +1,6 @@
 // The operations as values: the confirmation, the request, and the message afterwards. `actions` sends them.
 
-import { rate } from "./words.js";
+import { hasOverride } from "./words.js";
 
 export class RequestError extends Error {
   constructor(status, detail) {
@@ -25,30 +25,32 @@ function breakerOperations(actions, name, path) {
   const applies = (card) => card.phase !== null;
   return [
     {
-      label: "Force open",
-      applies,
+      label: "Hold open",
+      applies: (card) => card.phase !== null && card.forced !== "open",
+      danger: true,
       action: () => ({
-        title: `Force the breaker of ${name} open?`,
+        title: `Hold the breaker of ${name} open?`,
         text:
           `No worker of the fleet calls ${name} until you close or reset the breaker. ` +
           "Cached answers are still served.",
         field: REASON_FIELD,
-        verb: "Force it open",
-        done: `The breaker of ${name} is forced open for the whole fleet.`,
+        verb: "Hold it open",
+        done: `The breaker of ${name} is held open for the whole fleet.`,
         act: (reason) => actions.send("POST", `${path}/open`, { reason }),
       }),
     },
     {
-      label: "Force closed",
-      applies,
+      label: "Hold closed",
+      applies: (card) => card.phase !== null && card.forced !== "closed",
+      danger: true,
       action: () => ({
-        title: `Force the breaker of ${name} closed?`,
+        title: `Hold the breaker of ${name} closed?`,
         text:
           `Every worker of the fleet calls ${name}, however often it fails, ` +
           "until you open or reset the breaker.",
         field: REASON_FIELD,
-        verb: "Force it closed",
-        done: `The breaker of ${name} is forced closed for the whole fleet.`,
+        verb: "Hold it closed",
+        done: `The breaker of ${name} is held closed for the whole fleet.`,
         act: (reason) => actions.send("POST", `${path}/close`, { reason }),
       }),
     },
@@ -58,7 +60,7 @@ function breakerOperations(actions, name, path) {
       action: () => ({
         title: `Reset the breaker of ${name}?`,
         text:
-          "For the whole fleet it is closed, has no failures and is no longer forced. " +
+          "For the whole fleet it is closed, has no failures and is no longer held. " +
           "If the upstream still fails, it opens again.",
         verb: "Reset it",
         done: `The breaker of ${name} was reset.`,
@@ -72,6 +74,7 @@ function pauseOperations(actions, name, path) {
   return [
     {
       label: "Pause",
+      danger: true,
       action: () => ({
         title: `Pause ${name}?`,
         text:
@@ -105,30 +108,35 @@ function limitOperations(actions, name, path, card) {
         title: `Change the limit of ${name}?`,
         text:
           "The new limit applies to all workers together until you change or revoke it. " +
-          `The current limit is ${rate(card().limit)}.`,
+          `It is ${card().limit_text} now${configuredText(card())}. A burst that you leave out stays as it is.`,
         field: {
           label: "Limit",
-          value: rate(card().original),
+          value: card().limit_text,
           hint: "For example 20/s, or 100/minute burst 20",
           required: true,
           maxLength: 100,
         },
         verb: "Change it",
-        done: `${name} has a new limit.`,
+        done: (reply) => `The limit of ${name}: ${reply.limit_before} → ${reply.limit_text}.`,
         act: (limit) => actions.send("PUT", path, { limit }),
       }),
     },
     {
       label: "Revoke limit",
+      applies: hasOverride,
       action: () => ({
         title: `Revoke the changed limit of ${name}?`,
-        text: "The configured limit applies again to the whole fleet.",
+        text: `The configured limit applies again to the whole fleet: ${card().limit_text} → ${card().configured_text}.`,
         verb: "Revoke it",
-        done: `${name} has its configured limit again.`,
+        done: (reply) => `The limit of ${name}: ${reply.limit_before} → ${reply.limit_text}, as configured.`,
         act: () => actions.send("DELETE", path),
       }),
     },
   ];
+}
+
+function configuredText(card) {
+  return hasOverride(card) ? `, and ${card.configured_text} is configured` : "";
 }
 
 // The page has only prefixes of keys and job ids; operators may request the full ones.

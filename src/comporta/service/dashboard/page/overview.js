@@ -1,7 +1,7 @@
 // The top of the page: the overall status in one sentence, five numbers, and whether the page is live.
 
-import { $, StatList, setAttr, setText } from "./dom.js";
-import { count, duration, engineText, number, percent, rate, statusText } from "./words.js";
+import { $, StatList, setAttr, setText, setVisible } from "./dom.js";
+import { count, duration, engineText, moment, number, percent, rate, sentence, statusText, time, urgency, zoneText } from "./words.js";
 
 const BEHIND_SECONDS = 5;
 const HEARTBEAT_SECONDS = 10;
@@ -12,15 +12,36 @@ export class Overview {
     this.tiles = new StatList($("tiles"));
   }
 
-  update(data) {
+  update(data, clock) {
+    const now = clock.now();
     const text = statusText(data.status, data.reasons ?? []);
     setAttr($("status"), "data-status", data.status);
     setAttr($("status").querySelector("use"), "href", `#mark-${data.status}`);
     setText($("status-words"), text);
     setText($("version"), data.version);
+    setAttr($("status"), "href", firstProblem(data.upstreams ?? []));
     setText($("footing"), footerText(data));
-    this.tiles.update(tileItems(data));
+    this.tiles.update(tileItems(data, asOfText(data, now)));
+    this.updateOutage(data, now);
     document.title = data.status === "ok" ? "comporta: all systems normal" : `⚠ ${text} · comporta`;
+  }
+
+  // What is known while the store is unreachable: since when and why, the share of this worker, how old the rest is.
+  updateOutage(data, now) {
+    const fallback = data.state?.fallback;
+    setVisible($("outage"), Boolean(fallback));
+    if (!fallback) return;
+    setText($("outage-since"), `since ${moment(fallback.since, now)}, for ${duration(now - fallback.since)}`);
+    setText($("outage-why"), sentence(fallback.reason));
+    const share = fallback.workers > 1 ? `1/${number(fallback.workers)} of every limit` : "every limit alone";
+    setText($("outage-share"), `Each worker goes on by itself. ${data.worker ?? "This worker"} uses ${share}.`);
+    const known = data.as_of ? `as of ${moment(data.as_of, now)}, before the outage` : "not known to this worker";
+    setText($("outage-known"), `States and tokens below are those of this worker. Counts, workers and charts are ${known}.`);
+  }
+
+  // The time of the service in the zone of the browser, which applies to all times of the page.
+  updateTime(now) {
+    setText($("zone"), `${time(now)} ${zoneText(now)}`);
   }
 
   // Show whether the data is current. A page that is behind turns grey, so that old numbers do not look current.
@@ -34,20 +55,31 @@ export class Overview {
   }
 }
 
-function tileItems(data) {
-  const minutes = (data.upstreams ?? []).map((card) => card.minute).filter(Boolean);
+// The address of the worst upstream, if one is not in its normal state.
+function firstProblem(upstreams) {
+  const [worst] = [...upstreams].sort((one, other) => urgency(other) - urgency(one));
+  return worst && urgency(worst) > 1 ? `#upstream/${worst.name}` : "#main";
+}
+
+function asOfText(data, now) {
+  if (data.as_of === null || data.as_of === undefined) return "";
+  return data.as_of ? `as of ${moment(data.as_of, now)}` : "not known";
+}
+
+function tileItems(data, asOf) {
+  const minutes = (data.upstreams ?? []).map((card) => card.minute).filter((minute) => minute?.calls >= 0);
   const sum = (name) => (minutes.length ? minutes.reduce((all, minute) => all + (minute[name] ?? 0), 0) : null);
   const alive = data.workers?.filter((worker) => worker.last_heartbeat < HEARTBEAT_SECONDS).length;
   const running = data.jobs?.filter((job) => job.status === "running").length;
   const sent = minutes.length ? sum("calls") - sum("open") - sum("limited") : null;
   return [
-    { name: "Workers alive", value: number(alive), note: "sharing limits and breakers" },
+    { name: "Workers alive", value: number(alive), note: asOf || "sharing limits and breakers" },
     {
       name: "Calls to upstreams",
       value: rate(sent === null ? null : sent / 60),
-      note: `${count(sum("ok"), "success", "successes")} in the last minute`,
+      note: asOf || (sent === null ? UNKNOWN : `${count(sum("ok"), "success", "successes")} in the last minute`),
     },
-    { name: "Calls avoided", value: number(sum("open")), note: "not sent to a failing upstream" },
+    { name: "Calls avoided", value: number(sum("open")), note: asOf || "not sent to a failing upstream" },
     { name: "Served from the cache", value: percent(cacheShare(data.cache)), note: staleNote(data.cache) },
     { name: "Batch jobs running", value: number(running), note: jobsNote(data.jobs) },
   ];

@@ -7,7 +7,7 @@ const RETRY_MAX_MS = 5000;
 const PATH = "/v1/dashboard/stream";
 
 export class Stream {
-  // `on` has the handlers history(data), document(data) and unauthorized().
+  // `on` has the handlers history(data), document(data), changes(data) and unauthorized().
   constructor(on) {
     this.on = on;
     this.source = null;
@@ -22,6 +22,7 @@ export class Stream {
     const source = new EventSource(PATH);
     source.addEventListener("history", (event) => this.dispatch(this.on.history, event));
     source.addEventListener("document", (event) => this.dispatch(this.on.document, event));
+    source.addEventListener("changes", (event) => this.dispatch(this.on.changes, event));
     source.addEventListener("end", () => this.reconnect()); // this worker shuts down: use another one
     source.addEventListener("error", () => {
       if (source.readyState === EventSource.CLOSED) this.checkAccess();

@@ -1,10 +1,12 @@
 // The sections below the cards: workers, cache, batch jobs and events. Each list is bounded and says when it is
 // empty.
 
-import { $, KeyedRows, StatList, element, markIcon, setAttr, setText, setVisible } from "./dom.js";
-import { ago, count, duration, joinList, number, percent, time } from "./words.js";
+import { $, KeyedRows, StatList, element, filterText, markIcon, setAttr, setText, setVisible } from "./dom.js";
+import { ago, count, duration, joinList, moment, number, percent } from "./words.js";
 
-const WORKERS_MAX = 64;
+const WORKERS_MAX = 1000;
+const WORKERS_FEW = 12;
+const CHOICES_MAX = 100;
 const KEYS_MAX = 10;
 const JOBS_MAX = 20;
 const EVENTS_MAX = 50;
@@ -12,30 +14,57 @@ const FRESH_SECONDS = 4;
 const LOST_SECONDS = 10;
 
 export class Workers {
-  constructor(clock) {
+  // `showEvents(text)` shows the history of a worker.
+  constructor(clock, showEvents) {
     this.clock = clock;
-    this.rows = new KeyedRows($("workers"), workerRow, WORKERS_MAX);
+    this.showsAll = false;
+    this.items = null;
+    this.asOf = null;
+    this.rows = new KeyedRows($("workers"), () => workerRow(this, showEvents), WORKERS_MAX);
+    $("workers-filter").addEventListener("input", () => this.update(this.items, this.asOf));
+    $("workers-more").addEventListener("click", () => {
+      this.showsAll = !this.showsAll;
+      this.update(this.items, this.asOf);
+    });
   }
 
-  update(items) {
-    const workers = items ?? [];
+  // `asOf` is when the workers were known, during an outage of the store.
+  update(items, asOf) {
+    this.items = items;
+    this.asOf = asOf;
+    const workers = [...(items ?? [])].sort((one, other) => lateness(other) - lateness(one));
     setVisible($("workers-unknown"), !items);
     setVisible($("workers-none"), items?.length === 0);
     setVisible($("workers-scroll"), workers.length > 0);
-    const more = workers.length > WORKERS_MAX ? `, ${WORKERS_MAX} of them shown` : "";
-    setText($("workers-count"), workers.length ? `${workers.length}${more}` : "");
-    this.rows.update(workers, (worker) => worker.name);
+    setVisible($("workers-tools"), workers.length > WORKERS_FEW);
+    const wanted = filterText($("workers-filter"));
+    const found = workers.filter((worker) => `${worker.name} ${holdingsText(worker)}`.toLowerCase().includes(wanted));
+    const shown = found.slice(0, this.showsAll ? WORKERS_MAX : WORKERS_FEW);
+    const since = asOf ? ` as of ${moment(asOf, this.clock.now())}` : "";
+    setText($("workers-count"), workers.length ? `${workers.length}${since}` : "");
+    this.rows.update(shown, (worker) => worker.name);
+    setVisible($("workers-more"), found.length > WORKERS_FEW);
+    const more = found.length - shown.length;
+    setText($("workers-more"), more > 0 ? `and ${number(more)} more: show all ${number(found.length)}` : "Show fewer");
   }
 }
 
-function workerRow() {
+// Silent workers come first, then late ones; the others keep their order.
+function lateness(worker) {
+  return ["fresh", "late", "silent"].indexOf(heartbeatState(worker.last_heartbeat));
+}
+
+function workerRow(table, showEvents) {
   const cells = ["Worker", "Last heartbeat", "Holds", "Fetches", "Jobs"].map((label, index) => {
     const cell = element(index ? "td" : "th", index > 2 ? "number" : "");
     cell.dataset.label = label;
     return cell;
   });
   cells[0].scope = "row";
-  const name = element("span", "worker-name");
+  const name = element("button", "link worker-name");
+  name.type = "button";
+  name.title = "Show the events of this worker";
+  name.addEventListener("click", () => showEvents(name.textContent));
   const since = element("span", "note");
   const dot = element("span", "beat");
   const heartbeat = element("span");
@@ -46,9 +75,9 @@ function workerRow() {
     node: element("tr", "", ...cells),
     update(worker) {
       setText(name, worker.name);
-      setText(since, worker.started ? `since ${time(worker.started)}` : "");
-      setAttr(dot, "data-beat", heartbeatState(worker.last_heartbeat));
-      setText(heartbeat, heartbeatText(worker.last_heartbeat));
+      setText(since, worker.started ? `since ${moment(worker.started, table.clock.now())}` : "");
+      setAttr(dot, "data-beat", table.asOf ? "unknown" : heartbeatState(worker.last_heartbeat));
+      setText(heartbeat, table.asOf ? "not known now" : heartbeatText(worker.last_heartbeat));
       setText(cells[2], holdingsText(worker));
       setText(cells[3], number(worker.fetches));
       setText(cells[4], number(worker.jobs));
@@ -77,10 +106,10 @@ function holdingsText(worker) {
 }
 
 export class CachePanel {
-  constructor(clock, actions) {
+  constructor(clock, actions, showEvents) {
     this.clock = clock;
     this.figures = new StatList($("cache-figures"));
-    this.degraded = new KeyedRows($("degraded"), () => degradedRow(clock, actions), KEYS_MAX);
+    this.degraded = new KeyedRows($("degraded"), () => degradedRow(clock, actions, showEvents), KEYS_MAX);
     this.coverage = new KeyedRows($("coverage"), coverageRow, KEYS_MAX);
   }
 
@@ -98,6 +127,9 @@ export class CachePanel {
     this.degraded.update(degraded, (key) => key.key);
     this.coverage.update(coverage, (key) => key.key);
     setVisible($("degraded-none"), degraded.length === 0);
+    const many = Math.max(cache.degraded_keys_count ?? 0, degraded.length);
+    const more = many - Math.min(degraded.length, KEYS_MAX);
+    setText($("degraded-more"), degraded.length && more > 0 ? `and ${number(more)} more` : "");
     setVisible($("coverage-title"), coverage.length > 0);
   }
 
@@ -138,8 +170,11 @@ function updateSplit(minute) {
   });
 }
 
-function degradedRow(clock, actions) {
-  const key = element("code");
+function degradedRow(clock, actions, showEvents) {
+  const key = element("button", "link key-name");
+  key.type = "button";
+  key.title = "Show the events of this key";
+  key.addEventListener("click", () => showEvents(key.textContent));
   const what = element("span");
   const when = element("span", "when");
   const button = actions.forKey();
@@ -176,8 +211,8 @@ function coverageRow() {
 }
 
 export class Jobs {
-  constructor(actions) {
-    this.rows = new KeyedRows($("jobs"), () => jobRow(actions), JOBS_MAX);
+  constructor(clock, actions) {
+    this.rows = new KeyedRows($("jobs"), () => jobRow(clock, actions), JOBS_MAX);
   }
 
   update(jobs) {
@@ -191,7 +226,7 @@ export class Jobs {
   }
 }
 
-function jobRow(actions) {
+function jobRow(clock, actions) {
   const key = element("code");
   const status = element("span", "when");
   const what = element("span");
@@ -210,8 +245,8 @@ function jobRow(actions) {
     update(job) {
       const ended = job.succeeded + job.failed;
       setText(key, job.id);
-      setText(status, `${job.status}${job.worker && job.status === "running" ? ` on ${job.worker}` : ""}`);
-      setText(what, jobText(job));
+      setText(status, `${job.status}${job.status === "running" ? workersText(job) : ""}`);
+      setText(what, jobText(job, clock.now()));
       const parts = [job.succeeded, job.failed, job.pending];
       [done, failed, rest].forEach((part, index) => {
         part.style.flexGrow = parts[index];
@@ -227,12 +262,17 @@ function jobRow(actions) {
   };
 }
 
-function jobText(job) {
+function workersText(job) {
+  if (job.workers > 1) return ` on ${number(job.workers)} workers`;
+  return job.worker ? ` on ${job.worker}` : "";
+}
+
+function jobText(job, now) {
   const ended = job.succeeded + job.failed;
   const share = job.total ? ended / job.total : 1;
   const bad = job.failed ? `, ${number(job.failed)} failed` : "";
   const done = percent(Math.floor(share * 100) / 100);
-  return `${number(ended)} of ${number(job.total)} done (${done})${bad}, since ${time(job.created_at)}`;
+  return `${number(ended)} of ${number(job.total)} done (${done})${bad}, since ${moment(job.created_at, now)}`;
 }
 
 function backfillText(backfill) {
@@ -247,22 +287,92 @@ export function backfillFailed(job) {
 
 export class Events {
   constructor(clock) {
-    this.rows = new KeyedRows($("events"), () => eventRow(), EVENTS_MAX);
+    this.rows = new KeyedRows($("events"), () => eventRow(clock), EVENTS_MAX);
     this.clock = clock;
+    this.items = null;
+    this.found = [];
+    this.kinds = new Choices($("events-kind"), "All kinds");
+    this.sources = new Choices($("events-source"), "All sources");
+    for (const id of ["events-search", "events-kind", "events-source"]) {
+      $(id).addEventListener("input", () => this.update(this.items));
+    }
+    $("events-copy").addEventListener("click", () => this.copy());
+  }
+
+  // Show the history of a worker, a key or an upstream.
+  show(text) {
+    $("events-search").value = text;
+    $("events-kind").value = "";
+    $("events-source").value = "";
+    this.update(this.items);
+    $("events-title").scrollIntoView({ block: "start" });
+    $("events-search").focus({ preventScroll: true });
   }
 
   update(events) {
+    this.items = events;
     const items = events ?? [];
+    this.kinds.update(items.map((event) => event.kind));
+    this.sources.update(items.map((event) => event.source));
+    this.found = items.filter(this.filter());
     setVisible($("events-unknown"), !events);
     setVisible($("events-none"), events?.length === 0);
-    setVisible($("events-scroll"), items.length > 0);
-    this.rows.update(items, (event) => `${event.at} ${event.worker} ${event.kind} ${event.source}`);
+    setVisible($("events-tools"), items.length > 0);
+    setVisible($("events-scroll"), this.found.length > 0);
+    this.rows.update(this.found, (event) => `${event.at} ${event.worker} ${event.kind} ${event.source}`);
+    setText($("events-count"), this.countText(items.length));
+  }
+
+  filter() {
+    const wanted = $("events-search").value.trim().toLowerCase();
+    const [kind, source] = [$("events-kind").value, $("events-source").value];
+    return (event) =>
+      (!kind || event.kind === kind) &&
+      (!source || event.source === source) &&
+      `${event.kind} ${event.source} ${event.text} ${event.worker}`.toLowerCase().includes(wanted);
+  }
+
+  countText(all) {
+    const found = this.found.length;
+    const more = found > EVENTS_MAX ? `, ${EVENTS_MAX} shown and ${number(found - EVENTS_MAX)} more` : "";
+    return found === all && !more ? String(all || "") : `${number(found)} of ${number(all)}${more}`;
+  }
+
+  async copy() {
+    const lines = this.found.map(
+      (event) => `${new Date(event.at * 1000).toISOString()} ${event.severity} ${event.source}: ${event.text} (${event.worker})`,
+    );
+    try {
+      await navigator.clipboard.writeText(lines.join("\n"));
+      setText($("events-said"), `${count(lines.length, "event")} copied.`);
+    } catch {
+      setText($("events-said"), "The browser does not allow this page to copy.");
+    }
+  }
+}
+
+// The options of a select: all values that occur, in order; the chosen one stays.
+class Choices {
+  constructor(select, all) {
+    this.select = select;
+    this.all = all;
+    this.shown = null;
+  }
+
+  update(values) {
+    const names = [...new Set(values)].sort().slice(0, CHOICES_MAX);
+    const chosen = this.select.value;
+    if (chosen && !names.includes(chosen)) names.push(chosen);
+    if (this.shown === names.join("\n")) return;
+    this.shown = names.join("\n");
+    const options = ["", ...names].map((name) => new Option(name || this.all, name, false, name === chosen));
+    this.select.replaceChildren(...options);
   }
 }
 
 const SEVERITIES = { info: "info", warning: "warn", error: "fail" };
 
-function eventRow() {
+function eventRow(clock) {
   const when = element("time");
   const source = element("strong");
   const text = element("span");
@@ -274,7 +384,7 @@ function eventRow() {
     node: element("li", "", when, icon, element("p", "", source, " ", text, " ", where)),
     update(event) {
       setAttr(when, "datetime", new Date(event.at * 1000).toISOString());
-      setText(when, time(event.at));
+      setText(when, moment(event.at, clock.now()));
       const severity = SEVERITIES[event.severity] ? event.severity : "info";
       for (const [name, node] of Object.entries(marks)) node.classList.toggle("gone", name !== severity);
       setAttr(icon, "data-severity", severity);

@@ -15,6 +15,8 @@ const MODES = {
   dead: { verb: "Kill", is: "drops every connection" },
 };
 
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
 const ENGINES = {
   memory: "memory of this process",
   shared: "shared memory of this machine",
@@ -28,8 +30,13 @@ export function phaseName(card) {
 export function phaseText(card) {
   const { word, meaning } = PHASES[phaseName(card)];
   if (card.forced) {
-    const how = card.forced === "open" ? "no call passes" : "every call passes";
-    return { word, meaning: `Forced ${card.forced} by an operator: ${how} until it is reset.` };
+    const how = card.forced === "open" ? "no call passes" : "it does not open, however often calls fail,";
+    const paused = card.paused > 0 && card.forced !== "open" ? " Paused: calls wait." : "";
+    return { word: `Held ${card.forced}`, meaning: `By an operator: ${how} until it is reset.${paused}` };
+  }
+  const blocks = card.phase === "open" || card.phase === "half-open" ? "breaker" : card.paused > 0 && "limit";
+  if (card.shadow?.includes(blocks)) {
+    return { word, meaning: `Calls pass all the same: the ${blocks} is in shadow mode.` };
   }
   if (card.phase === "half-open" && card.share > 0) {
     return { word, meaning: `Closing step by step: ${percent(card.share)} of the calls pass.` };
@@ -38,32 +45,66 @@ export function phaseText(card) {
   return { word, meaning };
 }
 
+// How bad the state of an upstream is: worse ones come first. An operator's decision is never normal.
+export function urgency(card) {
+  if (card.phase === "open") return 6;
+  if (card.forced) return 5;
+  if (card.phase === "half-open") return 4;
+  if (card.paused > 0) return 3;
+  if (card.limit < card.original * 0.995 || hasOverride(card)) return 2;
+  return card.failures > 0 ? 1 : 0;
+}
+
+// The tone of a card: an operator's decision warns even if the circuit is closed.
+export function toneOf(card) {
+  const level = urgency(card);
+  if (level === 6) return "bad";
+  return level > 1 ? "warn" : "calm";
+}
+
+// Which policies refuse nothing.
+export function shadowText(card) {
+  return card.shadow?.length ? `Shadow mode: ${joinList(card.shadow)}` : "";
+}
+
 // The reason for the state and its end, in the local time of the reader.
 export function reasonText(card, now) {
   const reason = sentence(causeText(card));
-  if (card.phase === "open" && card.until > now) return `Until ${time(card.until)}. ${reason}`.trim();
+  if (card.phase === "open" && card.until > now) return `Until ${moment(card.until, now)}. ${reason}`.trim();
   if (card.phase === "open" && card.until) return `The next call probes whether it has recovered. ${reason}`.trim();
   if (card.phase === "half-open") return `${probesText(card)} ${reason}`.trim();
-  if (card.phase && (card.phase !== "closed" || card.forced)) return reason || "No reason given.";
+  if (card.forced) return `${reason || "No reason given."} ${heldText(card)}`.trim();
+  if (card.phase && card.phase !== "closed") return reason || "No reason given.";
   if (card.paused > 0) return "The upstream or an operator requested a pause: no calls until it ends.";
   if (card.limit < card.original * 0.995) {
     return `The upstream refused calls: the fleet slowed down to ${rate(card.limit)} and speeds up step by step.`;
   }
-  if (hasOverride(card)) return `An operator set the limit to ${rate(card.original)} until it is revoked.`;
-  if (card.failures > 0) return `${count(card.failures, "failure")} in a row${thresholdText(card)}.`;
+  if (hasOverride(card)) {
+    return `An operator set the limit to ${card.limit_text} until it is revoked; ${card.configured_text} is configured.`;
+  }
+  if (card.failures > 0) return `${attemptsText(card.failures)}${thresholdText(card)}.`;
   return card.phase ? "No recent failures." : "";
 }
 
 // Whether an operator overrides the configured limit.
 export function hasOverride(card) {
-  return (card.configured ?? card.original) !== card.original;
+  return Boolean(card.configured_text) && card.limit_text !== card.configured_text;
+}
+
+// Failures are counted by attempt, and a call with retries makes several.
+function attemptsText(failures) {
+  return `${count(failures, "failed attempt")} in a row`;
+}
+
+function heldText(card) {
+  return card.forced === "closed" && card.failures > 0 ? `${attemptsText(card.failures)}.` : "";
 }
 
 // The stored cause is the last failure; add how many there were.
 function causeText(card) {
   const reached = !card.forced && card.threshold && card.failures >= card.threshold;
   if (!reached) return card.reason;
-  const row = `${count(card.failures, "failure")} in a row`;
+  const row = attemptsText(card.failures);
   return card.reason ? `${row}, the last: ${card.reason}` : row;
 }
 
@@ -160,6 +201,20 @@ export function clockFace(seconds) {
 export function time(unix) {
   const date = new Date(unix * 1000);
   return [date.getHours(), date.getMinutes(), date.getSeconds()].map(pad).join(":");
+}
+
+// A time of day, with the date unless it is today.
+export function moment(unix, now) {
+  const [date, today] = [new Date(unix * 1000), new Date(now * 1000)];
+  const sameDay = date.toDateString() === today.toDateString();
+  return sameDay ? time(unix) : `${date.getDate()} ${MONTHS[date.getMonth()]} ${time(unix)}`;
+}
+
+// The time zone of the browser, in which the page shows all times.
+export function zoneText(unix) {
+  const minutes = -new Date(unix * 1000).getTimezoneOffset();
+  const size = Math.abs(minutes);
+  return `UTC${minutes < 0 ? "−" : "+"}${pad(Math.floor(size / 60))}:${pad(size % 60)}`;
 }
 
 export function ago(seconds) {

@@ -1,0 +1,62 @@
+"""What changed from one document to the next, so that a page of a large fleet need not get all of it. Pure.
+
+Upstreams and workers are compared by name and field, the latest slots by series, events by how many are new;
+of everything else a changed part is sent as a whole. ``page/changes.js`` applies the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+NAMED: Final = ("upstreams", "workers")
+SERIES: Final = "recent"
+EVENTS: Final = "events"
+
+
+def document_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that turn ``before`` into ``after``, which have the same members.
+
+    ``parts`` replace parts of the document. ``named`` has the order of a list, if it changed, and the changed
+    fields of its items by name. ``series`` replace series. ``events`` are new ones, and how many remain.
+    """
+    changes: dict[str, Any] = {"parts": {}, "named": {}, "series": {}, "events": None}
+    for part, value in after.items():
+        known = before.get(part)
+        if value == known:
+            continue
+        if part in NAMED and isinstance(known, list) and isinstance(value, list):
+            changes["named"][part] = _item_changes(known, value)
+        elif part == SERIES and isinstance(known, dict):
+            changes["series"] = {
+                name: columns for name, columns in value.items() if columns != known.get(name)
+            }
+        elif part == EVENTS and isinstance(known, list) and isinstance(value, list):
+            changes["events"] = _event_changes(known, value)
+        else:
+            changes["parts"][part] = value
+    return changes
+
+
+def _item_changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    known = {item["name"]: item for item in before}
+    items = {item["name"]: _changed_fields(known.get(item["name"], {}), item) for item in after}
+    names = [item["name"] for item in after]
+    is_same_order = names == [item["name"] for item in before]
+    return {
+        "names": None if is_same_order else names,
+        "items": {name: fields for name, fields in items.items() if fields},
+    }
+
+
+def _changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in after.items() if field not in before or before[field] != value}
+
+
+def _event_changes(before: Sequence[Any], after: Sequence[Any]) -> dict[str, Any]:
+    """Return the events at the beginning that are new, and how many of the known ones follow."""
+    for count in range(len(after)):
+        remaining = len(after) - count
+        if after[count:] == before[:remaining]:
+            return {"new": after[:count], "remaining": remaining}
+    return {"new": after, "remaining": 0}
