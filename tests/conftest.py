@@ -193,7 +193,7 @@ def garbage_of_this_module() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_events_of_other_tests() -> None:
     """Drop the events of earlier tests: the list is bounded."""
-    events._latest.clear()
+    events._LOG.get().latest.clear()
 
 
 @pytest.fixture(scope="session", params=sorted(SERVERS) or ["none"])
@@ -295,7 +295,7 @@ def database_url(
     if request.param == "sqlite":
         shutil.copy(migrated["sqlite"].removeprefix("sqlite:///"), tmp_path / "test.db")
         return f"sqlite:///{tmp_path}/test.db"
-    tables = ("search_results_cache", "search_fetches", "search_cache_answers")
+    tables = ("search_results_cache", "search_cache_tags", "search_fetches", "search_cache_answers")
     postgres.command("TRUNCATE " + ", ".join(f"migrated.{table}" for table in tables))
     return migrated["postgresql"]
 

@@ -19,6 +19,7 @@ from tests.support import wait_until
 
 from comporta import thread_pool
 from comporta.errors import DatabaseBusyError, RefusedError
+from comporta.runtime import RUNTIME
 from comporta.thread_pool import ThreadPool, _Call, run_in_thread
 from comporta.threads import BackgroundThread
 
@@ -270,7 +271,7 @@ def test_submit__interrupted_twice__the_thread_that_never_began_is_forgotten(
         pool._enqueue(
             _Call(int, asyncio.get_running_loop())
         )  # interrupted before the start, and in the cleanup
-        monkeypatch.setattr("comporta.threads._START_SECONDS_MAX", 0)
+        monkeypatch.setattr("comporta.threads.START_SECONDS_MAX", 0)
         assert await asyncio.wait_for(pool.run(int, "8"), WAIT_SECONDS_MAX) == 8
         pool.close()
 
@@ -466,7 +467,7 @@ def test_run_within__thread_is_free_late__has_only_the_rest_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(thread_pool, "monotonic", lambda: now)
+    monkeypatch.setattr(RUNTIME, "monotonic", lambda: now)
 
     async def main() -> None:
         nonlocal now
@@ -548,3 +549,27 @@ def test_exit__blocking_step_or_open_of_a_sink_hangs__the_program_still_ends(pro
         finally:
             process.kill()
     assert (output, process.returncode) == (b"stopped\n", 0)
+
+
+def test_pool__call_queued_as_an_idle_thread_ends__thread_goes_on() -> None:
+    """A thread that waited in vain looks at the queue once more, under the lock, before it ends."""
+    pool, thread = ThreadPool("test", threads=1, calls_max=1), BackgroundThread()
+    pool._threads[thread] = None
+    pool._queue.put(None)
+    assert not pool._may_end(thread, pool._queue)
+    pool._queue.get_nowait()
+    assert pool._may_end(thread, pool._queue)
+    assert not pool._threads
+
+
+def test_pool__cancelled_calls_dropped__keeps_the_others_in_order() -> None:
+    async def story() -> None:
+        pool, loop = ThreadPool("test", threads=1, calls_max=1), asyncio.get_running_loop()
+        calls = [_Call(int, loop) for _ in range(3)]
+        for call in calls:
+            pool._queue.put(call)
+        calls[1].future.cancel()
+        pool._drop_cancelled()
+        assert [pool._queue.get_nowait() for _ in range(2)] == [calls[0], calls[2]]
+
+    asyncio.run(story())

@@ -50,11 +50,11 @@ def test_thread__stopped__wakes_up_and_ends(timeout: float | None) -> None:
 def test_thread__never_started__stop_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = BackgroundThread()
     thread.stop(1e9)
-    monkeypatch.setattr("comporta.threads._START_SECONDS_MAX", 0)
+    monkeypatch.setattr("comporta.threads.START_SECONDS_MAX", 0)
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("place", ["threading.Thread.start", "comporta.threads.start_new_thread"])
+@pytest.mark.parametrize("place", ["threading.Thread.start", "comporta.runtime.start_new_thread"])
 def test_start__no_thread_available__returns_false(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_to_start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -136,7 +136,7 @@ def test_run_cleanup__destroyed_by_the_holder_of_its_lock__runs_when_the_lock_is
 
 def test_run_cleanup__another_thread_runs_cleanups__leaves_the_work_to_it() -> None:
     events = [AutoResetEvent(), AutoResetEvent()]
-    with threads._deferred_lock:
+    with threads._DEFERRED.get()._lock:
         first = cleanup_generator(events[0], threading.Lock())
         next(first)
         first.close()
@@ -157,7 +157,7 @@ def test_coroutines__destroyed_by_a_holder_of_every_lock__block_no_other_thread(
 def test_event__thread_module_patched_after_the_import__says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "allocate_lock", object)
+    monkeypatch.setattr("comporta.runtime.allocate_lock", object)
     with pytest.raises(RuntimeError, match=r"call gevent\.monkey\.patch_all\(\) before the first import"):
         AutoResetEvent()
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from comporta.cache.entry import Cached, Loaded
     from comporta.cache.health import calculate_backoff_minutes
     from comporta.errors import (
+        CachePendingError,
         CacheUnavailableError,
         ChannelClosedError,
         CircuitOpenError,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
         StateUnavailableError,
     )
     from comporta.limits.concurrency.limit import ConcurrencyLimit
-    from comporta.limits.concurrency.operation import Permit
+    from comporta.limits.concurrency.permits import Permit
     from comporta.limits.config import LimitConfig, LimitStrategy
     from comporta.limits.decision import Decision, Stats
     from comporta.limits.group import LimitGroup
@@ -75,6 +76,7 @@ __all__ = [
     "BatchWriter",
     "BreakerConfig",
     "Budget",
+    "CachePendingError",
     "CacheUnavailableError",
     "Cached",
     "CallReport",
@@ -138,6 +140,7 @@ _HOMES = {
     "cache.coverage": ("Coverage",),
     "cache.health": ("calculate_backoff_minutes",),
     "errors": (
+        "CachePendingError",
         "CacheUnavailableError",
         "ChannelClosedError",
         "CircuitOpenError",
@@ -162,7 +165,7 @@ _HOMES = {
     ),
     "limits.overrides.degradation": ("Degradation",),
     "limits.group": ("LimitGroup",),
-    "limits.concurrency.operation": ("Permit",),
+    "limits.concurrency.permits": ("Permit",),
     "limits.key": ("LimitKey",),
     "limits.limiter": (
         "BaseLimiter",

@@ -7,10 +7,11 @@ server's clock (``TIME`` inside the script), and use this one only for their wai
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from comporta.flow import running_loop
+from comporta.runtime import RUNTIME, follow
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,19 +48,27 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's monotonic clock, which all its processes share and which NTP and operators cannot set."""
+    """The machine's monotonic clock, which all its processes share and which NTP and operators cannot set.
 
-    now_ns = staticmethod(time.monotonic_ns)
+    ``now_ns`` is the machine's own function, so that reading the clock costs no call of Python code.
+    """
 
-    @staticmethod
-    def unix_offset_us() -> int:
+    now_ns: Callable[[], int]
+
+    def __init__(self) -> None:
+        follow(self._adopt_runtime)
+
+    def _adopt_runtime(self) -> None:
+        self.now_ns = RUNTIME.monotonic_ns
+
+    def unix_offset_us(self) -> int:
         """Return how far Unix time is ahead; a machine whose time is set changes it at once."""
-        return (time.time_ns() - time.monotonic_ns()) // 1000
+        return (RUNTIME.unix_ns() - self.now_ns()) // 1000
 
     @staticmethod
     def sleep(seconds: float) -> None:
         """Block the thread for ``seconds``."""
-        time.sleep(seconds)
+        RUNTIME.sleep(seconds)
 
     @staticmethod
     async def sleep_async(seconds: float) -> None:

@@ -7,6 +7,7 @@
     └── ComportaError
         ├── RefusedError                  the call was not made: carries ``retry_after``
         │   ├── CacheUnavailableError     no cached value, and the source is in its backoff
+        │   │   └── CachePendingError     no cached value yet: its load has not ended, or not begun
         │   ├── CircuitOpenError          the circuit breaker is open
         │   └── LimitReachedError         no capacity within the caller's timeout
         ├── StateError                    the store could not apply an operation
@@ -104,6 +105,10 @@ class CacheUnavailableError(RefusedError):
 
     ``__cause__`` is a copy of the source's error if it was raised in this process.
     """
+
+
+class CachePendingError(CacheUnavailableError):
+    """The cache holds no value yet: its load did not end within the caller's timeout, or could not begin."""
 
 
 class LimitReachedError(RefusedError):

@@ -9,13 +9,13 @@ This module does not know who publishes events or who listens.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from comporta.metrics import count
+from comporta.runtime import RUNTIME, PerProcess
 
 EVENTS_MAX: Final = 1000
 """The process keeps at most this many events; a new one replaces the oldest."""
@@ -40,20 +40,32 @@ class Event(NamedTuple):
 
 Listener = Callable[[Event], None]
 
-_latest: deque[Event] = deque(maxlen=EVENTS_MAX)
-_listeners: list[Listener] = []
+
+class _EventLog:
+    """The latest events of a process, and its listeners."""
+
+    def __init__(self) -> None:
+        self.latest: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self.listeners: list[Listener] = []
 
 
-def publish(kind: str, source: str, text: str, severity: str = "warning") -> None:
+_LOG = PerProcess(_EventLog)
+
+
+def publish(
+    kind: str, source: str, text: str, severity: str = "warning", *, label: str | None = None
+) -> None:
     """Log an event, count it, keep it and pass it to every listener.
 
-    ``severity`` is ``"info"``, ``"warning"`` or ``"error"``.
+    ``severity`` is ``"info"``, ``"warning"`` or ``"error"``. ``label`` stands for the source in metrics, if
+    there is no bound on the number of sources or strangers must not see them.
     """
-    event = Event(time.time(), kind, source, _single_line(text), severity)
-    _latest.append(event)
+    event = Event(RUNTIME.unix_time(), kind, source, _single_line(text), severity)
+    log = _LOG.get()
+    log.latest.append(event)
     _log(_LEVELS[severity], f"{source}: {event.text}", kind, source)
-    count("events", kind=kind, source=source)
-    for listener in tuple(_listeners):
+    count("events", kind=kind, source=source if label is None else label)
+    for listener in tuple(log.listeners):
         try:
             listener(event)
         except Exception as error:  # a failing listener must not stop the publisher
@@ -65,22 +77,23 @@ def listen(listener: Listener) -> Callable[[], None]:
 
     The listener runs on the thread that publishes the event.
     """
-    if len(_listeners) >= LISTENERS_MAX:
+    listeners = _LOG.get().listeners
+    if len(listeners) >= LISTENERS_MAX:
         raise ValueError(
             f"listeners must be at most {LISTENERS_MAX}: call what listen() returned to remove one"
         )
-    _listeners.append(listener)
+    listeners.append(listener)
 
     def stop() -> None:
-        if listener in _listeners:
-            _listeners.remove(listener)
+        if listener in listeners:
+            listeners.remove(listener)
 
     return stop
 
 
 def latest_events(count: int = EVENTS_MAX) -> list[Event]:
     """Return up to ``count`` of the latest events of this process, the newest last."""
-    return list(_latest)[-count:] if count > 0 else []
+    return list(_LOG.get().latest)[-count:] if count > 0 else []
 
 
 def _single_line(text: str) -> str:

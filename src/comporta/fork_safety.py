@@ -35,7 +35,7 @@ class ThreadOwner(Protocol):
 
 _forkables: WeakSet[Forkable] = WeakSet()
 _thread_owners: WeakSet[ThreadOwner] = WeakSet()
-_module_locks: list[Any] = []
+_module_locks: WeakSet[Any] = WeakSet()
 
 
 def register(forkable: Forkable) -> None:
@@ -54,12 +54,12 @@ def reinit_lock(lock: Any) -> None:
 
 
 def reinit_lock_after_fork(lock: Any) -> None:
-    """Make a module-level lock free again in every forked child."""
-    _module_locks.append(lock)
+    """Make a lock free again in every forked child, as long as the lock lives."""
+    _module_locks.add(lock)
 
 
 def _reset_child() -> None:
-    for lock in _module_locks:
+    for lock in list(_module_locks):
         reinit_lock(lock)
     _call_all(forkable.after_fork for forkable in list(_forkables))
 

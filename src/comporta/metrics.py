@@ -39,10 +39,16 @@ class Metrics(Protocol):
         """Record ``value`` in a histogram."""
 
 
-class _Current:
-    """The sink of this process. Reading a class attribute needs neither a lock nor ``global``."""
+class _CurrentSink:
+    """The sink of this process. Every call reads it: Python reads a slot faster than a class attribute."""
 
-    sink: Metrics | None = None
+    __slots__ = ("sink",)
+
+    def __init__(self) -> None:
+        self.sink: Metrics | None = None
+
+
+_current = _CurrentSink()
 
 
 def use_metrics(sink: Metrics | None) -> Metrics | None:
@@ -50,18 +56,18 @@ def use_metrics(sink: Metrics | None) -> Metrics | None:
 
     ``None`` turns metrics off. Objects with their own sink keep it.
     """
-    previous, _Current.sink = _Current.sink, sink
+    previous, _current.sink = _current.sink, sink
     return previous
 
 
 def current_metrics() -> Metrics | None:
     """Return the sink of this process, or ``None``."""
-    return _Current.sink
+    return _current.sink
 
 
 def count(name: str, value: float = 1, /, **labels: str) -> None:
     """Add ``value`` to a counter of the current sink, if any. Exceptions of the sink are dropped."""
-    sink = _Current.sink
+    sink = _current.sink
     if sink is not None:
         with suppress(Exception):
             sink.counter(name, value, **labels)
@@ -69,7 +75,7 @@ def count(name: str, value: float = 1, /, **labels: str) -> None:
 
 def observe(name: str, value: float, /, **labels: str) -> None:
     """Record ``value`` in a histogram of the current sink, if any. Exceptions of the sink are dropped."""
-    sink = _Current.sink
+    sink = _current.sink
     if sink is not None:
         with suppress(Exception):
             sink.histogram(name, value, **labels)

@@ -7,7 +7,6 @@ status and headers from whatever the client returned or raised. No I/O.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from math import inf, isfinite
 from typing import Any, Final, NamedTuple
@@ -24,6 +23,7 @@ from comporta.client_answers import (
     response_of,
 )
 from comporta.errors import ComportaError
+from comporta.runtime import RUNTIME
 from comporta.validators import ErrorFilter, require_error_filter
 
 OK: Final = "ok"
@@ -179,7 +179,7 @@ def _pause(headers: HeaderFields | None, now: float | None, *, retry_after: bool
         return None
     from comporta.headers import requested_pause  # noqa: PLC0415 - 5 ms, and not every upstream is HTTP
 
-    return requested_pause(headers, time.time() if now is None else now, retry_after=retry_after)
+    return requested_pause(headers, RUNTIME.unix_time() if now is None else now, retry_after=retry_after)
 
 
 def _pushback(error: BaseException) -> float | None:

@@ -45,6 +45,29 @@ def callable_kind(function: Any) -> CallableKind:
     return COROUTINE if inspect.iscoroutinefunction(target) else PLAIN
 
 
+def require_result(function: Any, result: Any) -> None:
+    """Raise a ``TypeError`` if a plain function returned an awaitable: what it stands for is not done yet.
+
+    Wrappers of coroutine functions do, and the methods of clients such as ``aiohttp.ClientSession.get``.
+    """
+    if not hasattr(type(result), "__await__"):
+        return
+    if hasattr(result, "cr_frame"):
+        result.close()  # or Python would warn that it was never awaited
+    raise TypeError(
+        f"a blocking call cannot await what {function!r:.100} returned, {result!r:.100}: decorate an async "
+        "function that awaits it, or use the methods that you await"
+    )
+
+
+def not_awaitable_error(function: Any, result: Any) -> TypeError:
+    """Return the error for a function that was called to be awaited and returned a plain result."""
+    return TypeError(
+        f"cannot await what {function!r:.100} returned, {result!r:.100}: pass an async function, or call a "
+        "blocking one in a thread, as in asyncio.to_thread(upstream.sync.call, function)"
+    )
+
+
 def is_coroutine_callable(function: Any) -> bool:
     """Return whether a callable is a coroutine function, or an object with an async ``__call__``."""
     import inspect  # noqa: PLC0415 - as above

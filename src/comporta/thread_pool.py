@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
 from threading import Lock
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from comporta import fork_safety
 from comporta.errors import RefusedError
 from comporta.flow import running_loop
+from comporta.runtime import RUNTIME, WaitingQueue
 from comporta.threads import BackgroundThread
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class _Call:
             self.loop.call_soon_threadsafe(_settle, self.future, result, error)
 
 
-_Queue = SimpleQueue[_Call | None]
+_Queue = WaitingQueue[_Call | None]
 
 
 class ThreadPool:
@@ -89,7 +89,7 @@ class ThreadPool:
         self._refusal = refusal
         self._lock = Lock()
         self._calls: set[_Call] = set()  # queued or running
-        self._queue: _Queue = SimpleQueue()
+        self._queue: _Queue = RUNTIME.waiting_queue()
         self._threads: dict[BackgroundThread, None] = {}
         self._starting: dict[BackgroundThread, None] = {}
         fork_safety.register(self)
@@ -120,10 +120,10 @@ class ThreadPool:
 
     async def run_within(self, seconds: float, work: Callable[[float], T]) -> T:
         """Run ``work(seconds_left)`` on a pool thread, or refuse if none becomes free within ``seconds``."""
-        deadline = monotonic() + seconds
+        deadline = RUNTIME.monotonic() + seconds
 
         def work_in_time() -> T:
-            left = deadline - monotonic()
+            left = deadline - RUNTIME.monotonic()
             if left <= 0:
                 raise self._refusal_error(f"no thread became free within {seconds:g} s")
             return work(left)
@@ -137,7 +137,7 @@ class ThreadPool:
         """
         with self._lock:
             threads, self._threads = list(self._threads), {}
-            queue, self._queue = self._queue, SimpleQueue()
+            queue, self._queue = self._queue, RUNTIME.waiting_queue()
             self._starting.clear()
         for _ in threads:
             queue.put(None)
@@ -148,7 +148,7 @@ class ThreadPool:
     def after_fork(self) -> None:
         """Start without threads and calls: both stay with the parent process."""
         fork_safety.reinit_lock(self._lock)
-        self._calls, self._queue = set(), SimpleQueue()
+        self._calls, self._queue = set(), RUNTIME.waiting_queue()
         self._threads, self._starting = {}, {}
 
     # -- the caller's side

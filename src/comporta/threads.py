@@ -11,24 +11,18 @@ This module knows nothing about the work that the threads do.
 
 from __future__ import annotations
 
-import _thread
 import sys
-from _thread import allocate_lock, start_new_thread
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from threading import TIMEOUT_MAX, Thread
+from functools import partial
+from threading import TIMEOUT_MAX, Lock
 from typing import Any
 
 from comporta import fork_safety
-from comporta.clock import MONOTONIC
+from comporta.runtime import RUNTIME, START_SECONDS_MAX, PerProcess
 
-_START_SECONDS_MAX = 2.0
 _CONTEXTS_MAX = 10
-
-_deferred: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-_deferred_lock = allocate_lock()
-fork_safety.reinit_lock_after_fork(_deferred_lock)
 
 
 class AutoResetEvent:
@@ -40,9 +34,7 @@ class AutoResetEvent:
     __slots__ = ("_unset",)
 
     def __init__(self) -> None:
-        if _thread.allocate_lock is not allocate_lock:
-            raise _late_patch_error()
-        self._unset = allocate_lock()
+        self._unset = RUNTIME.waiting_lock()
         self._unset.acquire()
 
     def set(self) -> None:
@@ -73,36 +65,29 @@ class BackgroundThread:
         self.stop_requested = False
         self._stopped = AutoResetEvent()
         self._running: bool | None = None  # None: not started yet
-        self._created_ns = MONOTONIC.now_ns()
+        self._created_ns = RUNTIME.monotonic_ns()
 
     def start(self, work: Callable[..., object], *args: Any, name: str) -> bool:
         """Run ``work(*args)`` on the thread; returns false if the system cannot start one.
 
         It cannot when the interpreter is shutting down or the limit on threads is reached.
         """
-        started = AutoResetEvent()
         failures: list[RuntimeError] = []
 
         def start_thread() -> None:  # pragma: no cover - runs on a thread that no tracer sees
             self._running = True
             try:
-                Thread(target=self._run, args=(work, args), name=name, daemon=True).start()
+                RUNTIME.start_thread(partial(self._run, work, args), name)
             except RuntimeError as error:
                 self._running = False
                 failures.append(error)
-            started.set()
 
-        try:
-            start_new_thread(start_thread, ())
-        except RuntimeError:
-            return False
-        started.wait(_START_SECONDS_MAX)
-        return not failures
+        return RUNTIME.call_without_signals(start_thread) and not failures
 
     def is_alive(self) -> bool:
         """Return whether the thread runs, or may be starting: a signal may have interrupted ``start``."""
         if self._running is None:
-            return MONOTONIC.now_ns() - self._created_ns < _START_SECONDS_MAX * 1e9
+            return RUNTIME.monotonic_ns() - self._created_ns < START_SECONDS_MAX * 1e9
         return self._running
 
     def stop(self, timeout: float | None) -> None:
@@ -118,18 +103,6 @@ class BackgroundThread:
         finally:
             self._running = False
             self._stopped.set()
-
-
-def _late_patch_error() -> RuntimeError:
-    """Return the error for a program that patched the thread module after this module was imported.
-
-    Whatever waits then blocks all greenlets, also the one that it waits for, and threads never start.
-    """
-    return RuntimeError(
-        "gevent patched the thread module after comporta was imported, and waiting would block all "
-        "greenlets: call gevent.monkey.patch_all() before the first import of comporta (for gunicorn "
-        "--preload, in gunicorn.conf.py)"
-    )
 
 
 def run_cleanup(work: Callable[..., object], *args: Any) -> None:
@@ -154,23 +127,39 @@ def is_from_destruction(error: BaseException | None) -> bool:
     return isinstance(error, GeneratorExit)
 
 
+class _DeferredWork:
+    """Calls that one bare thread makes, one after another; it ends when none is left."""
+
+    __slots__ = ("_calls", "_lock")
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._lock = Lock()
+        fork_safety.reinit_lock_after_fork(self._lock)
+
+    def add(self, work: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._calls.append((work, args))
+        if not self._lock.locked():  # the thread that holds it looks for more after it has released it
+            with suppress(RuntimeError):  # the interpreter is shutting down, or the next cleanup tries again
+                RUNTIME.start_bare_thread(self._run)
+
+    def _run(self) -> None:  # pragma: no cover - runs on a thread that no tracer sees
+        while self._calls and self._lock.acquire(blocking=False):
+            try:
+                while self._calls:
+                    work, args = self._calls.popleft()
+                    with suppress(Exception):  # no caller is left to report it to
+                        work(*args)
+            finally:
+                self._lock.release()
+
+
+_DEFERRED = PerProcess(_DeferredWork)
+
+
 def run_elsewhere(work: Callable[..., object], *args: Any) -> None:
     """Run ``work`` on another thread, soon; safe in ``__del__``, because it takes no lock and never waits.
 
     Exceptions of ``work`` are dropped. While the interpreter is shutting down, it may not run at all.
     """
-    _deferred.append((work, args))
-    if not _deferred_lock.locked():  # the thread that holds it looks for more after it has released it
-        with suppress(RuntimeError):  # the interpreter is shutting down, or the next cleanup tries again
-            start_new_thread(_run_deferred, ())
-
-
-def _run_deferred() -> None:  # pragma: no cover - runs on a thread that no tracer sees
-    while _deferred and _deferred_lock.acquire(blocking=False):
-        try:
-            while _deferred:
-                work, args = _deferred.popleft()
-                with suppress(Exception):  # no caller is left to report it to
-                    work(*args)
-        finally:
-            _deferred_lock.release()
+    _DEFERRED.get().add(work, args)

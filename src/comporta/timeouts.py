@@ -9,7 +9,6 @@ Only tasks can be timed, not blocking calls.
 
 from __future__ import annotations
 
-import time
 from itertools import takewhile
 from threading import Lock
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from comporta import fork_safety
 from comporta.flow import missing_loop_error
+from comporta.runtime import RUNTIME
 from comporta.validators import require_number
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     """Return the clock of a loop; of asyncio's own loops, the native function behind their method."""
     from asyncio import BaseEventLoop  # noqa: PLC0415 - as above
 
-    return time.monotonic if type(loop).time is BaseEventLoop.time else loop.time
+    return RUNTIME.monotonic if type(loop).time is BaseEventLoop.time else loop.time
 
 
 def _is_cancellation(error: BaseException) -> bool:

@@ -217,8 +217,19 @@ def fail_in_an_outage(
     else:
         wait_for_start()
         attempts = _count_until_refused(breaker(upstream.fail))
-    wait_until(lambda: breaker.fallback is None)  # a worker that exits in an outage reports nothing
+    wait_until(lambda: breaker.fallback is None)  # a worker that exits in an outage may report nothing
     send_result(attempts)
+
+
+def exit_in_an_outage(number: int, url: str, config: dict[str, Any], failures: int) -> None:
+    """Fail while the store does not answer, and exit at the second signal, before the fleet rejoins."""
+    breaker = breaker_of(url, config)
+    breaker.sync.get_state()  # connects
+    wait_for_start()
+    for _ in range(failures):
+        breaker.sync.record_failure("down")
+    send_result({"fallback": breaker.fallback is not None})
+    wait_for_start()
 
 
 JOBS: dict[str, Callable[..., None]] = {
@@ -232,5 +243,6 @@ JOBS: dict[str, Callable[..., None]] = {
         call_steadily,
         fork_and_trip,
         fail_in_an_outage,
+        exit_in_an_outage,
     )
 }

@@ -148,3 +148,16 @@ def test_fleet__server_pauses_in_the_middle_of_a_streak__opens_and_forgets_nothi
             wait_until(lambda: first.sync.get_state().phase == "open", "open", 15)
         close_stores()
     assert counted + hits(backend) <= threshold + workers - 1
+
+
+def test_worker__exits_at_the_end_of_an_outage__reports_the_failures_that_it_counted() -> None:
+    config: dict[str, Any] = {"threshold": 5, "cooldown_seconds": 600}
+    with Server() as server:
+        with start_workers(1, "exit_in_an_outage", url=server.url, config=config, failures=3) as [worker]:
+            server.freeze()
+            assert worker.go().result() == {"fallback": True}
+            server.thaw()
+            assert worker.wait_ready().go().process.wait() == 0
+        other = CircuitBreaker(NAME, state=f"{server.url}?timeout=5", **config)
+        assert other.sync.get_state().failures == 3
+        close_stores()

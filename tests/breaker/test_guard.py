@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 from tests.breaker.drivers import Driver
 
+from comporta import CircuitBreaker
 from comporta.breaker.poller import IDLE_AFTER_NS
 from comporta.testing import ManualClock
 
@@ -41,3 +44,16 @@ def test_decorated__success_on_a_shared_store__the_next_failure_restarts_the_str
     one.fails()
     assert one.get_state().failures == 1
     assert one.get_state().phase == "closed"
+
+
+def test_decorated__plain_function_returns_a_coroutine__says_so_and_counts_for_nothing() -> None:
+    async def page() -> str:
+        return "a page"
+
+    def fetch() -> Any:
+        return page()
+
+    breaker = CircuitBreaker("later", 1, state="memory://")
+    with pytest.raises(TypeError, match="a blocking call cannot await what"):
+        breaker(fetch)()
+    assert breaker.phase == "closed"

@@ -1,13 +1,14 @@
 """The Lua version of the circuit does exactly what the Python version does.
 
 The same random steps, at the same random times, under the same random rules, go to a store in memory and to a
-real server; every reply must be equal, field by field.
+real server; every reply must be equal, field by field, and so must the change log.
 """
 
 from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
+from tests.stores.change_log_store import ChangeLogStore
 from tests.support import max_examples, redis_store
 
 from comporta.breaker.config import BreakerConfig
@@ -21,6 +22,7 @@ from comporta.breaker.state import (
     CircuitRequest,
     ForcedState,
 )
+from comporta.stores.failover.read_changes import ReadChanges
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import DeleteRecord, WriteRecord
 from comporta.stores.redis.store import RedisStore
@@ -115,7 +117,7 @@ def test_lua__any_rules_steps_and_times__replies_as_python_does(
     server: Server, config: BreakerConfig, script: list[tuple[tuple[object, ...], bytes | None]]
 ) -> None:
     clock = ManualClock(1_800_000_000)
-    local = MemoryStore(clock)
+    local = ChangeLogStore(clock)
     replies: list[CircuitReply] = []
     granted: list[int] = []
     with redis_store(server, clock) as remote:
@@ -129,6 +131,7 @@ def test_lua__any_rules_steps_and_times__replies_as_python_does(
             operation = BreakerOperation("n", config._rules, asked, _known)
             here = local.apply(operation)
             assert remote.apply(operation) == here
+            assert remote.apply(ReadChanges(0)) == local.apply(ReadChanges(0))
             replies.append(here)
             if here.probe:
                 granted.append(here.probe)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
+from tests.stores.change_log_store import ChangeLogStore
 from tests.support import max_examples, redis_store
 
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
@@ -30,6 +31,7 @@ from comporta.limits.overrides.operation import (
 from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE
 from comporta.limits.strategies.base import LimitParams, Strategy
 from comporta.stores.base import Operation, StateKey
+from comporta.stores.failover.read_changes import ReadChanges
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import DeleteRecord, ReadRecord, WriteRecord
 from comporta.stores.redis.store import RedisStore
@@ -143,13 +145,14 @@ def test_lua__any_override_and_time__writes_the_same_record_as_python(
     server: Server, limit: LimitConfig, steps: list[tuple[int, tuple[Any, ...]]]
 ) -> None:
     clock = ManualClock(1_800_000_000)
-    local, params = MemoryStore(clock), limit.build_strategy().params
+    local, params = ChangeLogStore(clock), limit.build_strategy().params
     with redis_store(server, clock) as remote:
         for pause_us, change in steps:
             clock.advance(pause_us / 1e6)
             forget_alike(local, remote)
             operation = change_of(params, *change)
             assert remote.apply(operation) == local.apply(operation)
+            assert remote.apply(ReadChanges(0)) == local.apply(ReadChanges(0))
             assert remote.apply(ReadRecord(OVERRIDE_SPACE, NAME)) == local.apply(
                 ReadRecord(OVERRIDE_SPACE, NAME)
             )

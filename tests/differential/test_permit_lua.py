@@ -11,19 +11,16 @@ from tests.support import max_examples, redis_store
 from comporta import LimitConfig, LimitStrategy
 from comporta.limits.concurrency.call import AcquireForCall, ReleaseCall
 from comporta.limits.concurrency.operation import (
-    PERMIT_SPACE,
-    PERMITS,
     AcquirePermit,
     AwaitPermit,
     FinalAcquirePermit,
     ListHolders,
-    Permit,
     PermitOperation,
-    PermitPool,
     RegisterPermits,
     ReleasePermits,
     RenewPermit,
 )
+from comporta.limits.concurrency.permits import PERMIT_SPACE, PERMITS, Permit, PermitPool
 from comporta.limits.operation import LimitDemand
 from comporta.limits.scripts import call_script
 from comporta.stores.base import Operation

@@ -7,6 +7,7 @@ and to a real server; every reply must be equal, number by number.
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
@@ -20,15 +21,18 @@ from comporta.limits.budgets.operation import SettleOperation
 from comporta.limits.charge import ChargeOperation
 from comporta.limits.claim_operation import ClaimOperation
 from comporta.limits.claims import ClaimAttempt
+from comporta.limits.concurrency.call import AcquireForCall
+from comporta.limits.concurrency.permits import PermitPool, new_permit
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.leases.operation import NO_LEASE, LeaseOperation, LeaseSource
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.limits.overrides.record import OverrideRecord
 from comporta.limits.peek import PeekOperation
-from comporta.limits.priority import Headroom
-from comporta.limits.scripts import claim_script, settle_script
+from comporta.limits.priority import NO_HEADROOM, Headroom
+from comporta.limits.scripts import call_script, claim_script, settle_script
 from comporta.limits.strategies.base import CHARGE, EndedLease, Strategy
 from comporta.ramp import FULL_SHARE
+from comporta.stores.base import Operation
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import DeleteRecord, WriteRecord
 from comporta.stores.redis.store import RedisStore
@@ -63,7 +67,7 @@ def _apply(
 ) -> list[tuple[int, ...]]:
     if max_wait_us == CHARGE:
         return [
-            tuple(store.apply(ChargeOperation(limit.build_strategy(), name, "k", max(1, amount))))
+            (int(store.apply(ChargeOperation(limit.build_strategy(), name, "k", max(1, amount)))),)
             for limit, name, amount in amounts
         ]
     demands = [LimitDemand(limit.build_strategy(), name, "k", amount) for limit, name, amount in amounts]
@@ -386,3 +390,104 @@ def test_lua__claims__reply_as_python_does(
             demand = LimitDemand(strategy, "n", "k", cost, headroom=headroom)
             operation = ClaimOperation(script, demand, ClaimAttempt(*attempt))
             assert remote.apply(operation) == local.apply(operation)
+
+
+def test_lua__more_waiters_than_claims__reply_as_python_does(server: Server) -> None:
+    clock, random = ManualClock(1_800_000_000), Random(1)
+    local = MemoryStore(clock)
+    limit = LimitConfig(200, 20)
+    strategy = limit.build_strategy()
+    script = claim_script(strategy.name, "n", tuple(strategy.params))
+    demand = LimitDemand(strategy, "n", "k", 1, headroom=Headroom(0, limit.capacity))
+    since_us = {claimant: random.randrange(2_000_000) for claimant in range(1, 60)}
+    with redis_store(server, clock) as remote:
+        for step_us in range(0, 2_000_000, 5_000):
+            claimant = random.randrange(1, 60)
+            attempt = ClaimAttempt(claimant, claimant % 2, 2_000_000 + step_us - since_us[claimant], 10**7)
+            operation = ClaimOperation(script, demand, attempt)
+            assert remote.apply(operation) == local.apply(operation)
+            clock.advance(0.005 * random.randrange(2))
+
+
+passing_steps = st.tuples(
+    st.one_of(forward, st.integers(0, 60_000)),
+    st.integers(1, 12),
+    headrooms,
+    st.integers(0, 2),  # the class
+    st.sampled_from(["claim", "acquire", "peek", "up to", "decide", "call", "lease"]),
+)
+
+
+@settings(
+    max_examples=max_examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(limit=limits, steps=st.lists(passing_steps, min_size=1, max_size=40))
+def test_lua__callers_that_do_not_wait_beside_claims__reply_as_python_does(
+    server: Server, limit: LimitConfig, steps: list[tuple[int, int, int, int, str]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    strategy = limit.build_strategy()
+    script = claim_script(strategy.name, "n", tuple(strategy.params))
+    calls = call_script(strategy.name, "n", tuple(strategy.params))
+    definition, pool = LimitDefinition(strategy, "n"), PermitPool("p", 1000, 10**9)
+    source = LeaseSource(strategy, definition, 25_000)
+    with redis_store(server, clock) as remote:
+        for number, (pause_us, amount, units, rank, what) in enumerate(steps):
+            clock.advance(pause_us / 1e6)
+            _expire_alike(local, remote, limit, "n")
+            cost = min(amount, limit.capacity)
+            headroom = Headroom(min(units, limit.capacity), limit.capacity)
+            demand = LimitDemand(strategy, "n", "k", cost, headroom=headroom, attempt=ClaimAttempt(0, rank))
+            operation: Operation[Any]
+            if what == "claim":
+                operation = ClaimOperation(script, demand, ClaimAttempt(number % 5 + 1, rank, 0, 10**13))
+            elif what == "acquire" or (what == "lease" and limit.lease is False):
+                operation = AcquireOperation(definition, "k", cost)
+            elif what == "peek":
+                operation = PeekOperation(demand)
+            elif what == "up to":
+                operation = AcquireUpTo(demand._replace(amount=amount))
+            elif what == "lease":
+                operation = LeaseOperation(source, "k", cost, cost + units)
+            elif what == "call":
+                operation = AcquireForCall(calls, demand._replace(headroom=NO_HEADROOM), pool, new_permit())
+            else:
+                operation = LimitOperation([demand])
+            assert remote.apply(operation) == local.apply(operation), what
+
+
+@settings(
+    max_examples=max_examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    first=limits,
+    second=limits,
+    steps=st.lists(
+        st.tuples(
+            st.one_of(forward, st.integers(0, 60_000)),
+            st.integers(0, 12),
+            st.integers(1, 12),
+            st.integers(0, 4),  # who tries; 0 does not wait
+            st.integers(0, 2),  # the class
+            st.sampled_from([0, 1000, 10_000_000, 10**13]),  # how long it will wait
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+)
+def test_lua__groups_that_leave_claims__reply_as_python_does(
+    server: Server, first: LimitConfig, second: LimitConfig, steps: list[tuple[int, ...]]
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    local = MemoryStore(clock)
+    with redis_store(server, clock) as remote:
+        for pause_us, one, other, claimant, rank, left_us in steps:
+            clock.advance(pause_us / 1e6)
+            demands = []
+            for limit, name, amount in ((first, "g.1", one), (second, "g.2", other)):
+                _expire_alike(local, remote, limit, name)
+                attempt = ClaimAttempt(claimant, rank, 0, left_us if claimant else -1)
+                cost = min(amount, limit.capacity)
+                demands.append(LimitDemand(limit.build_strategy(), name, "k", cost, attempt=attempt))
+            assert remote.apply(LimitOperation(demands)) == local.apply(LimitOperation(demands))

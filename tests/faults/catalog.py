@@ -96,7 +96,7 @@ def check_outage(
     env.wait_for_recovery(caller)
     assert max(0, env.charged() - before) in carried_out  # below 0: the server restarted empty
     env.wait_until_served(caller)
-    assert env.events("state_recovered")
+    wait_until(lambda: bool(env.events("state_recovered")), "the recovery is published", RECOVERY_SECONDS_MAX)
 
 
 def _is_over(env: FaultEnvironment, caller: Caller) -> bool:

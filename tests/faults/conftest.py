@@ -25,8 +25,9 @@ def few_events() -> Iterator[None]:
     """Restore the latest events: 100 lost replies would push out those that other tests wait for."""
     before = latest_events()
     yield
-    events._latest.clear()
-    events._latest.extend(before)
+    latest = events._LOG.get().latest
+    latest.clear()
+    latest.extend(before)
 
 
 @pytest.fixture(params=sorted(SERVERS) or ["none"])

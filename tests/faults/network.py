@@ -19,7 +19,7 @@ from tests.faults.environment import (
 )
 
 from comporta import BaseLimiter
-from comporta.stores.failover import heartbeat, worker_registry
+from comporta.stores.failover import recovery
 from comporta.testing.redis_server import wait_until
 
 TESTED_KEY = "rate_limiter:tested"
@@ -104,8 +104,7 @@ def _(env: FaultEnvironment) -> None:
     caller = env.caller()
     env.wait_until_served(caller)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heartbeat, "PROBE_SECONDS_MAX", 0.01)  # so that 100 outages take seconds;
-        patch.setattr(worker_registry, "REJOIN_US", 1000)  # there are no other workers to wait for
+        patch.setattr(recovery, "PROBE_SECONDS_MAX", 0.01)  # so that 100 outages take seconds
         for number in range(LOST_REPLIES):
             env.wait_for_recovery(caller)
             before = env.charged()

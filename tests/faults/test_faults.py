@@ -9,8 +9,6 @@ from tests.faults.all_faults import FAULTS
 from tests.faults.catalog import Fault
 from tests.faults.environment import FaultEnvironment
 
-from comporta.stores.failover import worker_registry
-
 CASES = [pytest.param(fault, face, id=f"{fault.name}-{face}") for fault in FAULTS for face in fault.faces]
 
 
@@ -20,11 +18,7 @@ def test_fault__provoked_for_real__is_as_documented(
     face: str,
     program: str,
     record_property: Callable[[str, object], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Awaiting callers do not wait to rejoin: there are no other workers, and blocking callers test it."""
     record_property("fault", fault.name)
-    if face == "awaiting":
-        monkeypatch.setattr(worker_registry, "REJOIN_US", 1000)
     with FaultEnvironment(program, face) as env:
         fault.check(env)

@@ -46,6 +46,6 @@ def drive(request: pytest.FixtureRequest, store: Store) -> Iterator[DriveFlow]:
 @pytest.fixture(autouse=True)
 def no_listeners_left() -> Iterator[None]:
     """Check that no test leaves an event listener behind."""
-    before = list(events._listeners)
+    before = list(events._LOG.get().listeners)
     yield
-    assert events._listeners == before
+    assert events._LOG.get().listeners == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from comporta.fleet.counters import FleetCounters
-from comporta.fleet.series import CACHE_LAYOUT, SERVICE_LAYOUT, UPSTREAM_LAYOUT, wait_column
+from comporta.fleet.series import CACHE_LAYOUT, SERVICE_LAYOUT, UPSTREAM_LAYOUT, latency_column, wait_column
 from comporta.metrics import InMemoryMetrics
 from comporta.stores.history import COLUMNS, SERIES_MAX
 
@@ -51,6 +51,15 @@ def test_counters__waits__are_counted_by_duration() -> None:
     counters.histogram("upstream_call_seconds", 1.0, upstream="pncp")
     numbers = counters._pending.drain("upstream.pncp")
     assert (numbers[wait_column(0)], numbers[wait_column(0.7)], sum(numbers)) == (2, 1, 3)
+
+
+def test_counters__latencies__are_counted_in_a_series_of_their_own() -> None:
+    counters = FleetCounters()
+    for seconds in (0.12, 0.12, 30.0):
+        counters.histogram("upstream_latency_seconds", seconds, upstream="pncp")
+    assert counters._pending.series() == ["latency.pncp"]
+    numbers = counters._pending.drain("latency.pncp")
+    assert (numbers[latency_column(0.12)], numbers[latency_column(30.0)], sum(numbers)) == (2, 1, 3)
 
 
 def test_counters__cache_answers_and_requests__are_counted() -> None:

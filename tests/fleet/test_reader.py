@@ -25,7 +25,8 @@ from comporta.fleet.reader import (
     upstream_summary_flow,
 )
 from comporta.flow import run
-from comporta.limits.concurrency.operation import AcquirePermit, PermitPool, new_permit
+from comporta.limits.concurrency.operation import AcquirePermit
+from comporta.limits.concurrency.permits import PermitPool, new_permit
 from comporta.stores.base import Store
 from comporta.stores.failover.worker_registry import RecordHeartbeat, Worker
 from comporta.stores.journal import AppendToJournal
@@ -172,7 +173,8 @@ def test_history__hour_of_an_upstream__has_every_slot(
     FleetPublisher(store, upstreams, counters).publish()
     history = drive(fleet_history_flow(store))
     assert history["slot_seconds"] == 10
-    assert list(history["series"]) == ["pncp", "cache", "service"]
+    assert list(history["series"]) == ["pncp", "latency.pncp", "cache", "service"]
+    assert len(history["series"]["latency.pncp"]["latency_p95"]) == 1
     pncp = history["series"]["pncp"]
     assert (pncp["calls"], pncp["open"], pncp["limit"][0]) == ([2, 1], [0, 1], 10.0)
     assert pncp["starts"][1] - pncp["starts"][0] == pytest.approx(100)
@@ -212,6 +214,11 @@ def test_merge_events__same_event_from_several_workers__is_one() -> None:
     assert (merged[2]["worker"], merged[2]["text"]) == ("a:1", "open for 30 s")
 
 
+def test_merge_events__actions_of_operators__are_never_merged() -> None:
+    entries = [event(10.0, kind="admin", worker="a:1"), event(10.5, kind="admin", worker="b:2")]
+    assert len(merge_events(entries)) == 2
+
+
 def test_merge_events__twice_from_one_worker__is_two() -> None:
     assert [one["at"] for one in merge_events([event(11.0), event(10.0)])] == [11.0, 10.0]
 
@@ -220,10 +227,10 @@ def test_merge_events__identical_entries__are_one() -> None:
     assert [one["at"] for one in merge_events([event(10.0), event(11.0), event(10.0)])] == [11.0, 10.0]
 
 
-def test_encode_summary__too_long__drops_the_holders() -> None:
+def test_encode_summary__too_long__drops_the_holders_and_the_limits() -> None:
     summary = {"name": "pncp", "reason": "é" * 1000, "holders": {f"{'h' * 60}:{n}": 1 for n in range(40)}}
     assert len(encode_summary(summary)) <= VALUE_BYTES_MAX
-    assert json.loads(encode_summary(summary)) == {**summary, "holders": {}}
+    assert json.loads(encode_summary(summary)) == {**summary, "holders": {}, "limits": []}
     short = {**summary, "reason": ""}
     assert json.loads(encode_summary(short)) == short
 
@@ -260,3 +267,18 @@ def test_status__one_series_of_wrong_type__shows_the_others(
         assert [summary["minute"].get("calls") for summary in status["upstreams"]] == [None, 1]
         [reason] = status["reasons"]
         assert "comporta_history:upstream.pcp" in reason
+
+
+def test_merge_events__action_of_an_operator_and_what_workers_notice__is_one() -> None:
+    merged = merge_events(
+        [
+            event(10.0, "a:1", kind="admin"),
+            event(10.1, "a:1", kind="breaker_forced"),
+            event(10.9, "b:2", kind="breaker_forced"),
+            event(20.0, "b:2", kind="breaker_forced"),
+        ]
+    )
+    assert [(one["at"], one["kind"], one["severity"]) for one in merged] == [
+        (20.0, "breaker_forced", "warning"),
+        (10.0, "admin", "warning"),
+    ]

@@ -99,7 +99,7 @@ def test_wait_column__any_duration__is_the_matching_bucket(seconds: float, bucke
 
 
 def test_percentile__from_histogram__lies_in_the_right_bucket() -> None:
-    buckets = waits(*[0.0] * 90, *[0.3] * 9, 80.0)[UPSTREAM_LAYOUT.first_wait : UPSTREAM_LAYOUT.first_gauge]
+    buckets = waits(*[0.0] * 90, *[0.3] * 9, 80.0)[UPSTREAM_LAYOUT.first_bucket : UPSTREAM_LAYOUT.first_gauge]
     assert percentile(buckets, 50) == pytest.approx(0.001 * 50 / 90, abs=1e-6)
     p95 = percentile(buckets, 95)
     assert p95 is not None

@@ -8,9 +8,9 @@ import pytest
 
 from comporta.breaker.admission import BreakerState, ProbeState
 from comporta.breaker.config import BreakerConfig
-from comporta.fleet.summary import HOLDERS_MAX, status_sentence, upstream_summary
+from comporta.fleet.summary import HOLDERS_MAX, status_reasons, status_sentence, upstream_summary
 from comporta.limits.decision import Stats
-from comporta.upstream.health import UpstreamState
+from comporta.upstream.health import LimitState, UpstreamState
 
 AT_14_03_20 = 1_800_021_800.0
 FIFTY = BreakerConfig(50, probes=3)
@@ -56,9 +56,9 @@ def probes(*owners: str) -> tuple[ProbeState, ...]:
         (upstream_state(breaker_state()), FIFTY, "Closed: calls pass."),
         (upstream_state(breaker_state(), configured=10.0), FIFTY, "Closed: calls pass."),
         (
-            upstream_state(breaker_state(), limit=3.0, original=3.0, configured=10.0),
+            upstream_state(breaker_state(), limit_text="3/s burst 5", configured_text="10/s"),
             FIFTY,
-            "An operator set the limit to 3 a second; 10 is configured.",
+            "An operator set the limit to 3/s burst 5; 10/s is configured.",
         ),
         (
             upstream_state(breaker_state(failures=1)),
@@ -69,7 +69,7 @@ def probes(*owners: str) -> tuple[ProbeState, ...]:
         (
             upstream_state(breaker_state("open", failures=50, reason="503", degraded_until=AT_14_03_20)),
             FIFTY,
-            "Open until 14:03:20: 50 failures in a row, the last: HTTP 503.",
+            "Open until 14:03:20 UTC: 50 failures in a row, the last: HTTP 503.",
         ),
         (upstream_state(breaker_state("open", failures=50)), FIFTY, "Open: 50 failures in a row."),
         (
@@ -77,7 +77,7 @@ def probes(*owners: str) -> tuple[ProbeState, ...]:
                 breaker_state("open", failures=2, reason="slower than 2 s", degraded_until=AT_14_03_20)
             ),
             FIFTY,
-            "Open until 14:03:20: slower than 2 s.",
+            "Open until 14:03:20 UTC: slower than 2 s.",
         ),
         (upstream_state(breaker_state("open")), None, "Open."),
         (upstream_state(breaker_state("half_open")), FIFTY, "Half-open: the next call is a probe."),
@@ -107,6 +107,11 @@ def probes(*owners: str) -> tuple[ProbeState, ...]:
             "Held open by an operator: maintenance.",
         ),
         (upstream_state(breaker_state(forced="closed")), FIFTY, "Held closed by an operator."),
+        (
+            upstream_state(breaker_state(forced="closed", failures=16, reason="503")),
+            FIFTY,
+            "Held closed by an operator despite 16 failures in a row: HTTP 503.",
+        ),
         (
             upstream_state(breaker_state(), paused=12.2),
             FIFTY,
@@ -161,10 +166,15 @@ def test_summary__upstream_with_all_policies__has_every_field() -> None:
         "limit": 10.0,
         "original": 10.0,
         "configured": None,
+        "burst": 10,
+        "strategy": "token_bucket",
+        "limit_text": "",
+        "configured_text": "",
         "paused": 0.0,
         "in_flight": 3,
         "in_flight_max": 10,
         "shadow": [],
+        "limits": [],
         "holders": {"h:2": 2, "h:1": 1},
         "in_words": "Half-open: 1 of 3 probes out, held by h:1.",
         "minute": {"calls": 1},
@@ -186,3 +196,33 @@ def test_summary__more_holders_than_the_bound__names_the_largest() -> None:
     ]
     assert len(holders) == HOLDERS_MAX
     assert min(holders.values()) == 100 - HOLDERS_MAX
+
+
+def test_summary__several_limits__has_each_by_name() -> None:
+    limits = (LimitState("tokens", Stats(400, 600, 1000, None, 0.0, 1000), 8.0, 16.0),)
+    summary = upstream_summary(upstream_state(limits=limits), {})
+    assert summary["limits"] == [
+        {"name": "tokens", "tokens": 400, "capacity": 1000, "limit": 8.0, "original": 16.0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "reasons"),
+    [
+        (upstream_state(), []),
+        (upstream_state(breaker_state(failures=3)), []),
+        (upstream_state(breaker_state("open")), ["pncp is open"]),
+        (upstream_state(breaker_state("ramp")), ["pncp is half-open"]),
+        (upstream_state(breaker_state("open", forced="open")), ["pncp is held open by an operator"]),
+        (upstream_state(breaker_state(forced="closed")), ["pncp is held closed by an operator"]),
+        (upstream_state(paused=3.0, limit=5.0), ["pncp is paused", "pncp is slowed down"]),
+        (
+            upstream_state(limit_text="10/s burst 3", configured_text="10/s"),
+            ["an operator changed the limit of pncp to 10/s burst 3"],
+        ),
+    ],
+)
+def test_status_reasons__any_override_or_degradation__is_a_reason_of_its_own(
+    state: UpstreamState, reasons: list[str]
+) -> None:
+    assert status_reasons(upstream_summary(state, {})) == reasons

@@ -36,6 +36,8 @@ DEEP = b"[" * 4000
 HALF = b'{"scenario": "\\ud800"}'
 HUGE = 10**400
 
+SERIES = {"pncp", "pcp", "latency.pncp", "latency.pcp", "cache", "service"}
+
 
 def entry(**others: Any) -> bytes:
     return json.dumps({**EVENT, **others}).encode()
@@ -77,6 +79,10 @@ def test_parse_event__extra_fields__are_removed() -> None:
         {"tokens": HUGE},
         {"until": 1e20},
         {"minute": "x"},
+        {"limits": {}},
+        {"limits": [5]},
+        {"limits": [{"name": "tokens"}]},
+        {"limits": [{"name": "t", "tokens": 1, "capacity": 1, "limit": 1, "original": 1}] * 17},
     ],
 )
 def test_parse_summary__wrong_field__returns_none(others: dict[str, Any]) -> None:
@@ -112,7 +118,7 @@ def test_status__malformed_records_of_every_type__shows_the_rest(store: Store, d
     assert [summary["name"] for summary in status["upstreams"]] == ["pncp"]
     assert [event["text"] for event in status["events"]] == ["t"]
     assert status["story"] is None
-    assert drive(fleet_history_flow(store))["series"].keys() == {"pncp", "pcp", "cache", "service"}
+    assert drive(fleet_history_flow(store))["series"].keys() == SERIES
 
 
 def test_publish__malformed_name_record__is_rewritten(clock: ManualClock, counters: FleetCounters) -> None:

@@ -14,10 +14,12 @@ from comporta import LimitConfig, Upstream, events
 from comporta.fleet import FleetCounters, FleetPublisher
 from comporta.fleet import publisher as publisher_module
 from comporta.metrics import use_metrics
+from comporta.stores.failover import heartbeat as heartbeat_module
 
 CAPACITY = 1000
 
 publisher_module._CLOSE_SECONDS = 60.0  # 1 s may be too short on a busy machine to publish the rest
+heartbeat_module._STOP_SECONDS = 60.0  # likewise to leave the registry
 
 
 def publish_calls(state: str, number: int, calls: int) -> None:

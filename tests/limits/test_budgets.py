@@ -420,7 +420,7 @@ def test_settlements__no_thread_or_too_many__are_sent_at_once(
 ) -> None:
     with redis_store(valkey) as store:
         limiter = BaseLimiter("1000/hour", store, "n")
-        monkeypatch.setattr(SCHEDULER, "schedule", lambda *args: False)
+        monkeypatch.setattr(SCHEDULER.get(), "schedule", lambda *args: False)
         with limiter.sync.reserve("k", 10) as budget:
             budget.used = 1
         assert limiter.sync.peek("k").remaining == 999

@@ -13,22 +13,17 @@ from tests.support import command, redis_store, store_on_clock, wait_until
 
 from comporta import BaseLimiter, ConcurrencyLimit, LimitConfig, Permit
 from comporta.clock import MONOTONIC
-from comporta.errors import StateTimeoutError, StateTypeError, StateUnavailableError
+from comporta.errors import StateError, StateTimeoutError, StateTypeError, StateUnavailableError
 from comporta.flow import run, run_async
-from comporta.limits.concurrency import held_back
 from comporta.limits.concurrency.call import NO_PERMIT, AcquireForCall, CallReply, ReleaseCall
 from comporta.limits.concurrency.call_limits import CallLimits
 from comporta.limits.concurrency.held_back import HELD_BACK_MAX, PermitReturns, ReusablePermit
-from comporta.limits.concurrency.operation import (
-    AwaitPermit,
-    ListHolders,
-    PermitPool,
-    ReleasePermits,
-    new_permit,
-)
-from comporta.limits.leases.scheduler import LeaseScheduler
+from comporta.limits.concurrency.operation import AwaitPermit, ListHolders, RegisterPermits, ReleasePermits
+from comporta.limits.concurrency.permits import PermitPool, new_permit
+from comporta.limits.leases.scheduler import SCHEDULER, LeaseScheduler
 from comporta.limits.operation import LimitDemand
 from comporta.limits.scripts import call_script
+from comporta.runtime import RUNTIME
 from comporta.stores.base import Operation, Outage, Store
 from comporta.stores.memory import MemoryStore
 from comporta.stores.redis.cluster_slots import operation_slot
@@ -60,7 +55,7 @@ def paused_scheduler(monkeypatch: pytest.MonkeyPatch) -> LeaseScheduler:
     made = LeaseScheduler()
     monkeypatch.setattr(made, "_start", lambda: setattr(made, "_run", threading))
     monkeypatch.setattr(made, "_run", Idle())
-    monkeypatch.setattr(held_back, "SCHEDULER", made)
+    monkeypatch.setitem(RUNTIME.process_objects(), SCHEDULER, made)
     return made
 
 
@@ -307,9 +302,9 @@ def test_held_back__another_thread_is_releasing_it__a_call_still_gets_a_permit(
     effect = next(flush)  # not applied yet
     permit = acquire(limits)
     assert permit is not None
-    effect.block()
+    reply = effect.block()
     with pytest.raises(StopIteration):
-        flush.send(None)
+        flush.send(reply)
     assert held(limits) == 1
 
 
@@ -345,7 +340,7 @@ def test_held_back__no_thread_can_start__is_released_at_once(
 ) -> None:
     made = LeaseScheduler()
     monkeypatch.setattr(made, "_start", lambda: None)
-    monkeypatch.setattr(held_back, "SCHEDULER", made)
+    monkeypatch.setitem(RUNTIME.process_objects(), SCHEDULER, made)
     limits = limits_on(MemoryStore(clock))
     end(limits, acquire(limits))
     assert held(limits) == 0
@@ -490,3 +485,56 @@ def test_redis__key_of_another_type__the_error_names_it(key: str, server: Server
             store.apply(operation)
         command(server, "DEL", key)
         assert store.apply(ListHolders(operation.pool)) == []
+
+
+def test_register__permits_that_have_expired__holds_those_of_calls_that_go_on(
+    store: Store, clock: ManualClock
+) -> None:
+    limit = ConcurrencyLimit("expired", 3, permit_ttl=10, state=store)
+    open_permit, ended = limit.sync.acquire(), limit.sync.acquire()
+    assert open_permit is not None
+    assert ended is not None
+    limit.sync.release(ended)
+    clock.advance(11)
+    assert run(limit._register_flow([open_permit, ended])) == [ended]
+    assert [holder.seconds_left for holder in limit.sync.holders()] == [10]
+    assert run(limit._register_flow([ended])) == [ended]
+
+
+def test_register__call_ends_while_its_permit_is_registered__releases_it_again(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore(clock)
+    limit, apply = ConcurrencyLimit("expired", 3, permit_ttl=10, state=store), store.apply
+    permit = limit.sync.acquire()
+    assert permit is not None
+    clock.advance(11)
+
+    def release_first(operation: Operation[R]) -> R:
+        if isinstance(operation, RegisterPermits):
+            limit.sync.release(permit)
+        return apply(operation)
+
+    monkeypatch.setattr(store, "apply", release_first)
+    assert run(limit._register_flow([permit])) == [permit]
+    assert limit.sync.in_use() == 0
+
+
+def test_register__store_fails__the_permit_is_released_again_after_its_call(clock: ManualClock) -> None:
+    store, primary = manual_failover(clock)
+    limit = ConcurrencyLimit("expired", 1, permit_ttl=10, state=store)
+    permit = limit.sync.acquire()
+    assert permit is not None
+    primary.error = StateTimeoutError("no reply in time")
+    with pytest.raises(StateError):
+        run(limit._register_flow([permit]))
+    assert limit._returns.own.is_unreleased(permit)
+    assert limit._returns.own.heartbeat_operation() is None  # the call goes on
+    store.close()
+
+
+def test_hold_back__permit_that_the_heartbeat_will_release__is_released_now(clock: ManualClock) -> None:
+    limit = ConcurrencyLimit("doubtful", 1, state=MemoryStore(clock))
+    permit = ReusablePermit(*new_permit())
+    limit._returns.own.release_later(permit)
+    assert not limit._returns.hold_back(permit)

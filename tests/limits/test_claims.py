@@ -6,8 +6,17 @@ import pytest
 from tests.support import command, redis_store
 
 from comporta import BaseLimiter, LimitConfig, LimitStrategy, StateTypeError
-from comporta.limits.claim_operation import BLOCKED_US_MIN, ClaimOperation
-from comporta.limits.claims import CLAIM_TTL_US, CLAIMS, CLAIMS_MAX, ClaimAttempt, LimitClaim, live_claims
+from comporta.limits.claim_operation import ClaimOperation
+from comporta.limits.claims import (
+    BLOCKED_US_MIN,
+    CLAIM_TTL_US,
+    CLAIMS,
+    CLAIMS_MAX,
+    ClaimAttempt,
+    LimitClaim,
+    live_claims,
+    retry_wait_us,
+)
 from comporta.limits.operation import LimitDemand
 from comporta.limits.priority import Headroom
 from comporta.limits.scripts import claim_script
@@ -34,6 +43,10 @@ class Rig:
         return self.store.apply(
             ClaimOperation(self.script, demand, ClaimAttempt(claimant, rank, waited_us, left_us))
         )
+
+    def claimants(self) -> set[int]:
+        [claims] = self.store.space_states("rate_limiter_claims:n", CLAIMS).values()
+        return {claim.claimant for claim in claims}
 
 
 @pytest.fixture
@@ -92,6 +105,42 @@ def test_claims__more_than_kept__retry_without_one(rig: Rig) -> None:
         assert rig.attempt(claimant, 1) > 0
     [claims] = rig.store.space_states("rate_limiter_claims:n", CLAIMS).values()
     assert len(claims) == CLAIMS_MAX
+
+
+def test_claims__no_room__the_last_in_order_gives_way_to_an_older_one(rig: Rig) -> None:
+    for claimant in range(1, CLAIMS_MAX + 1):
+        rig.attempt(claimant, 1, waited_us=1000 * claimant)
+    rig.attempt(100, 1, waited_us=500)
+    assert rig.claimants() == set(range(1, CLAIMS_MAX + 1)), "it is younger than all"
+    rig.attempt(101, 1, waited_us=8500)
+    assert rig.claimants() == {*range(2, CLAIMS_MAX + 1), 101}
+    rig.attempt(102, 1, rank=2, waited_us=SECOND_US)
+    assert rig.claimants() == {*range(2, CLAIMS_MAX + 1), 101}, "a lower class is behind all of them"
+
+
+def test_claims__no_room__retries_after_half_of_the_time_it_has_waited(rig: Rig) -> None:
+    for claimant in range(1, CLAIMS_MAX + 1):
+        rig.attempt(claimant, 1, waited_us=10 * SECOND_US)
+    due_us = rig.attempt(100, 1, waited_us=0)
+    assert due_us == (CLAIMS_MAX + 1) * 100_000
+    assert rig.attempt(100, 1, rank=2, waited_us=3 * SECOND_US) == due_us, "at least every second"
+    rig.clock.advance(1.6)
+    assert rig.attempt(100, 1, waited_us=1_600_000) == 0, "their claims have expired"
+
+
+@pytest.mark.parametrize(
+    ("waited_us", "left_us", "expected_us"),
+    [(100_000, 10**9, 50_000), (20_000, 10**9, 17_000), (10**7, 10**9, SECOND_US), (10**7, 80_000, 40_000)],
+)
+def test_retry_wait__no_claim__is_bounded(waited_us: int, left_us: int, expected_us: int) -> None:
+    assert retry_wait_us((), ClaimAttempt(1, 1, waited_us, left_us), 17_000) == expected_us
+
+
+def test_retry_wait__claim_grant_or_no_time__is_the_wait() -> None:
+    claims = (LimitClaim(1, 1, 0, 1, 10**9),)
+    assert retry_wait_us(claims, ClaimAttempt(1, 1, 10**7, 10**9), 17_000) == 17_000
+    assert retry_wait_us((), ClaimAttempt(1, 1, 10**7, 10**9), 0) == 0
+    assert retry_wait_us((), ClaimAttempt(1, 1, 10**7, 10_000), 17_000) == 17_000
 
 
 def test_claims__window__block_until_the_claimant_took_its_units() -> None:

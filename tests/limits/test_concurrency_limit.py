@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,13 +38,11 @@ from comporta.flow import Flow, run, run_async
 from comporta.limits.concurrency.operation import (
     AcquirePermit,
     ListHolders,
-    PermitHolder,
-    PermitPool,
     PermitReply,
     RegisterPermits,
     ReleasePermits,
-    new_permit,
 )
+from comporta.limits.concurrency.permits import PermitHolder, PermitPool, new_permit
 from comporta.stores.base import GONE, Operation, Outage, Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
@@ -521,6 +520,37 @@ def test_recovery__call_ends_while_its_permit_is_registered__the_heartbeat_relea
     store.close()
 
 
+def test_recovery__calls_of_the_local_share_ended__only_those_of_the_shared_store_are_released() -> None:
+    store, primary = manual_failover()
+    limit = ConcurrencyLimit("pncp", 2, state=store)
+    permit = got(limit.sync.acquire())
+    primary.error = StateUnavailableError("gone")
+    in_doubt = got(limit.sync.acquire())  # the reply may have been lost
+    limit.sync.release(in_doubt)
+    for _ in range(5):
+        limit.sync.release(got(limit.sync.acquire()))
+    limit.sync.release(permit)
+    assert list(limit._returns.own._unreleased) == [in_doubt, permit]
+    recover(store, primary)
+    run_heartbeat(store)
+    assert limit.sync.in_use() == 0
+    store.close()
+
+
+def test_recovery__registered_call_ends_between_two_attempts__the_heartbeat_releases_it() -> None:
+    store, primary = manual_failover()
+    limit = ConcurrencyLimit("pncp", 1, state=store)
+    own, permit = limit._returns.own, got(limit.sync.acquire())
+    assert own.rejoin_operations() != []
+    own.discard(permit)
+    own.release_later(permit)
+    assert own.rejoin_operations() == []  # the next attempt of the same recovery
+    primary.error = None
+    run_heartbeat(store)
+    assert limit.sync.in_use() == 0
+    store.close()
+
+
 def test_own_permits__never_released__are_forgotten_when_they_have_expired(clock: ManualClock) -> None:
     limit = ConcurrencyLimit("pncp", 2, permit_ttl=10, state=MemoryStore(clock))
     own = limit._returns.own
@@ -557,7 +587,7 @@ def test_recovery__calls_ended_during_the_outage__releases_their_permits() -> No
     limit = ConcurrencyLimit("pncp", 2, state=store)
     permits = [got(limit.sync.acquire()) for _ in range(2)]
     primary.error = StateUnavailableError("gone")
-    for permit in [*permits, new_permit()]:  # never more than the limit has
+    for permit in permits:
         limit.sync.release(permit)
     assert run_heartbeat(store) is not None  # still unreachable
     primary.error = None
@@ -584,7 +614,7 @@ class Losing(FailingStore):
 
 def losing() -> tuple[FailoverStore, Losing]:
     primary = Losing(ManualClock())
-    store = FailoverStore(lambda: primary, f"test://{id(primary)}", primary.clock)
+    store = FailoverStore(lambda: primary, f"test://{uuid.uuid4().hex}", primary.clock)
     store.heartbeat = ManualHeartbeat(store)
     return store, primary
 
@@ -607,6 +637,95 @@ def test_recovery__replies_lost__releases_permits_that_may_be_granted() -> None:
     for permit in permits:
         limit.sync.release(permit)
     assert limit.sync.in_use() == 0
+    store.close()
+
+
+def late_request(limit: ConcurrencyLimit, primary: FailingStore) -> Operation[PermitReply]:
+    """Acquire and release a permit from the share, and return the request that the store has not got yet."""
+    requests: list[Operation[PermitReply]] = []
+    apply = primary.apply
+
+    def keep(operation: Operation[PermitReply]) -> PermitReply:
+        requests.append(operation)
+        raise StateTimeoutError("no reply in time")
+
+    primary.apply = keep  # type: ignore[assignment,method-assign]
+    permit = got(limit.sync.acquire())
+    primary.apply = apply  # type: ignore[method-assign]
+    limit.sync.release(permit)
+    return requests[0]
+
+
+def test_recovery__request_arrives_after_its_permit_was_released__is_released_again(
+    clock: ManualClock,
+) -> None:
+    store, primary = manual_failover(clock)
+    limit = ConcurrencyLimit("pncp", 1, state=store)
+    request = late_request(limit, primary)
+    recover(store, primary)
+    run_heartbeat(store)
+    primary.apply(request)
+    assert limit.sync.acquire() is None
+    clock.advance(1)
+    run_heartbeat(store)
+    assert limit.sync.acquire() is not None
+    store.close()
+
+
+def test_recovery__request_that_can_no_longer_arrive__is_not_released_again(clock: ManualClock) -> None:
+    store, primary = manual_failover(clock)
+    limit = ConcurrencyLimit("pncp", 1, state=store)
+    late_request(limit, primary)
+    recover(store, primary)
+    releases = 0
+    for _ in range(200):
+        clock.advance(1)
+        releases += limit._returns.own.heartbeat_operation() is not None
+        limit._returns.own.on_heartbeat_reply(PermitReply(True))
+    assert 10 < releases < 40
+    assert not limit._returns.own._unreleased
+    store.close()
+
+
+def test_recovery__more_replies_lost_than_the_limit_has_permits__all_come_back(clock: ManualClock) -> None:
+    store, primary = manual_failover(clock)
+    limit = ConcurrencyLimit("pncp", 2, state=store)
+    requests = []
+    for _ in range(5):
+        requests.append(late_request(limit, primary))
+        store.recover()
+    for request in requests:
+        primary.apply(request)
+    assert limit.sync.in_use() == 2
+    run_heartbeat(store)
+    assert limit.sync.in_use() == 0
+    store.close()
+
+
+def test_own_permits__too_many_to_release__are_left_to_expire() -> None:
+    own = ConcurrencyLimit("pncp", 2, state=MemoryStore(ManualClock()))._returns.own
+    for _ in range(1100):
+        own.release_later(new_permit())
+    assert len(own._unreleased) == 1000
+    assert own.heartbeat_operation() is not None
+    assert own.heartbeat_operation() is not None
+    own.clear()
+    assert own.heartbeat_operation() is None
+
+
+def test_acquire__cancelled_before_the_reply__its_permit_comes_back() -> None:
+    store, primary = losing()
+    limit = ConcurrencyLimit("pncp", 1, state=store)
+    primary.silent = True
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(limit.acquire())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(cancelled())
+    assert len(limit._returns.own._unreleased) == 1
     store.close()
 
 
@@ -651,7 +770,7 @@ def test_outage__no_room_for_another_key__grants_nothing() -> None:
     outage = Outage(0.0, 0, "gone", 1, full=True)
     acquire = AcquirePermit(PermitPool("pncp", 10, 1_000_000), new_permit()).fallback(outage)
     assert acquire is not None
-    assert MemoryStore().apply(acquire) == PermitReply(False, 1_000_000)
+    assert MemoryStore().apply(acquire) == PermitReply(False, 1_000_000, is_local=True)
 
 
 def test_release__store_denies_access__raises_nothing() -> None:

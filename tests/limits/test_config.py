@@ -102,7 +102,7 @@ def test_lease__of_a_window__is_at_most_a_hundredth_of_it() -> None:
 
 
 def test_coerce__neither_config_nor_text__is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="limit must be a LimitConfig or a str, got 10"):
+    with pytest.raises(TypeError, match="limit must be a LimitConfig or a str such as '10/s', got 10"):
         LimitConfig.coerce(10)  # type: ignore[arg-type]
 
 

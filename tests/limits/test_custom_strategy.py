@@ -48,6 +48,12 @@ def test_limiter__registered_strategy__keeps_the_limit_on_every_store(bench: Ben
     assert limiter.stats("k").tokens_available == 5
 
 
+def test_limiter__registered_strategy_without_a_pace__refuses_no_waiter_early(bench: Bench) -> None:
+    limiter = BaseLimiter(LimitConfig(10, 5, strategy="gcra"), bench.store, "paceless")
+    pace = limiter._flows.pace_after(1, now_us=1000, wait_us=500)
+    assert [pace(units) for units in (1, 100)] == [1500, 1500]
+
+
 def test_limiter__registered_strategy_overridden__obeys_pause_degradation_and_operator(bench: Bench) -> None:
     limiter = bench.limiter(LimitConfig(10, 10, strategy="gcra"))
     degradation = bench.degradation(limiter, drop=0.5)

@@ -14,7 +14,7 @@ from tests.support import command, memory_store, redis_store, shared_store
 from comporta import BaseLimiter, Degradation, LimitConfig, LimitStrategy
 from comporta.events import latest_events
 from comporta.limits.overrides.operation import LowerByStep
-from comporta.limits.overrides.record import OverrideRecord, rate_text
+from comporta.limits.overrides.record import OverrideRecord, limit_text, rate_text
 from comporta.stores.base import Operation
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
@@ -405,3 +405,19 @@ def test_record_error__took_that_is_no_duration__names_field_and_range(
 )
 def test_rate_text__any_rate__has_as_few_digits_as_people_need(rate: float, text: str) -> None:
     assert rate_text(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (LimitConfig.parse("10/s"), "10/s"),
+        (LimitConfig.parse("5/s burst 3"), "5/s burst 3"),
+        (LimitConfig.parse("30/minute burst 5"), "30/minute burst 5"),
+        (LimitConfig.parse("90/minute"), "90/minute"),
+        (LimitConfig.parse("7/day"), "7/day"),
+        (LimitConfig.parse("100/15m", LimitStrategy.SLIDING_WINDOW), "100/900 s"),
+        (LimitConfig(1 / 7, 3), "0.1429/s burst 3"),
+    ],
+)
+def test_limit_text__any_limit__is_as_people_write_it(config: LimitConfig, text: str) -> None:
+    assert limit_text(config.build_strategy().params) == text

@@ -23,18 +23,14 @@ from comporta.errors import StateTypeError
 from comporta.flow import Flow
 from comporta.limits.concurrency.fairness_queue import CLAIM_DUE_US, CLAIM_TTL_US, CLAIMS_MAX, Claim
 from comporta.limits.concurrency.operation import (
-    PERMITS,
-    SHARED_PERMITS_MAX,
     AcquirePermit,
     AwaitPermit,
     FinalAcquirePermit,
     ListHolders,
-    Permit,
-    PermitPool,
     PermitReply,
     ReleasePermits,
-    new_permit,
 )
+from comporta.limits.concurrency.permits import PERMITS, SHARED_PERMITS_MAX, Permit, PermitPool, new_permit
 from comporta.stores.base import Outage, Store
 from comporta.stores.memory import MemoryStore
 from comporta.stores.redis.cluster_slots import operation_slot
@@ -418,7 +414,7 @@ def test_fallback__refused__leaves_no_claim() -> None:
         assert type(own) is AcquirePermit
     assert store.apply(AwaitPermit(POOL, new_permit()).fallback(outage)).succeeded
     full = AwaitPermit(POOL, new_permit()).fallback(outage._replace(full=True))
-    assert MemoryStore(keys_max=1).apply(full) == PermitReply(False, POOL.permit_ttl_us)
+    assert MemoryStore(keys_max=1).apply(full) == PermitReply(False, POOL.permit_ttl_us, is_local=True)
 
 
 def test_keys__any_name__are_in_one_cluster_slot() -> None:

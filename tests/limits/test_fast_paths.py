@@ -14,7 +14,8 @@ from comporta import BaseLimiter, LeakyBucketLimiter, LimitConfig, LimitKey, Lim
 from comporta.limits.flows import LimitFlows
 from comporta.limits.key import normalize_key
 from comporta.limits.wait_queue import WaitQueue
-from comporta.stores.memory import MemoryBoundLimit, MemoryStore
+from comporta.stores.memory import MemoryStore
+from comporta.stores.memory_fast_path import MemoryBoundLimit
 from comporta.testing import ManualClock
 
 LONG_KEY = "k" * 300

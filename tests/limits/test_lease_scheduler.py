@@ -12,7 +12,8 @@ from comporta import BaseLimiter, LimitConfig, StateError
 from comporta.clock import MONOTONIC
 from comporta.limits.leases import client
 from comporta.limits.leases.client import LeaseClient
-from comporta.limits.leases.scheduler import LeaseHolder, LeaseScheduler
+from comporta.limits.leases.scheduler import SCHEDULER, LeaseHolder, LeaseScheduler
+from comporta.runtime import RUNTIME
 from comporta.stores.base import Operation
 from comporta.stores.memory import MemoryStore
 
@@ -47,7 +48,7 @@ class Watched(MemoryStore):
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> LeaseScheduler:
     made = LeaseScheduler()
-    monkeypatch.setattr(client, "SCHEDULER", made)
+    monkeypatch.setitem(RUNTIME.process_objects(), SCHEDULER, made)
     return made
 
 

@@ -434,7 +434,7 @@ def test_lease__granted_while_another_caller_is_refused__serves_it_too(clock: Ma
     lease.refused_until_ns = 0
     assert taken(limiter, 1) == 0
     store.store = counting.store
-    limiter._flows.lease_client._inner._store = store  # type: ignore[union-attr]
+    limiter._flows.lease_client.inner._store = store  # type: ignore[union-attr]
     assert taken(limiter, 1) == 1
     assert lease.left == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,14 +16,13 @@ from comporta.limits.charge import ChargeOperation
 from comporta.limits.leases.operation import REFUSED, LeaseOperation
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.limits.scripts import LIMIT_SPACE
-from comporta.limits.strategies.base import CHARGE
 from comporta.limits.strategies.outage_share import (
     CLOSED_RETRY_US,
     ConstantStrategy,
     OutageShare,
     fallback_strategy,
 )
-from comporta.stores.base import Outage
+from comporta.stores.base import Outage, Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
@@ -116,8 +116,9 @@ def test_share__report__charges_what_still_counts() -> None:
     assert state is not None
     report, reported = share.take_report(f"{LIMIT_SPACE}:n", "k", state, START_US + 1_000_000)
     assert report is not None
-    assert report.script_keys() == ["rate_limiter:n:k", "rate_limiter_change:n"]
-    assert report.script_args() == [1, "token_bucket", 3, CHARGE, *limit_strategy.params, 0]
+    report = report.as_report("w", 7)
+    assert report.script_keys() == ["rate_limiter:n:k", "rate_limiter_change:n", "rate_limiter_reports:n:w"]
+    assert report.script_args() == [7, 3, *limit_strategy.params, 3_600_000]
     assert reported is not None
     assert share.take_report("", "k", reported, START_US + 1_000_000) == (None, None)
     much_later_us = START_US + 60_000_000
@@ -125,6 +126,32 @@ def test_share__report__charges_what_still_counts() -> None:
     assert report is None
     assert reported is not None
     assert share.expires_us(state) > much_later_us
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_share__divided_during_the_outage__reports_no_less_and_keeps_its_new_rate(
+    strategy: LimitStrategy,
+) -> None:
+    larger = OutageShare(LimitConfig(8, 8, 1, strategy).build_strategy(), "n", outage(1))
+    smaller = larger.with_outage(outage(4)._replace(first_worker_count=1))
+    state = None
+    now_us = START_US
+    while now_us < START_US + 1_000_000:
+        now_us += 1_000
+        state = larger.step(state, now_us, 1)[0] or state
+    assert state is not None
+    before, _ = larger.take_report("", "k", state, now_us)
+    after, _ = smaller.take_report("", "k", state, now_us)
+    assert before is not None
+    assert after is not None
+    assert state[0] >= after.amount >= before.amount > 0
+    granted = 0
+    for _ in range(4_000):
+        now_us += 1_000
+        new, wait_us = smaller.step(state, now_us, 1)
+        state = new or state
+        granted += wait_us == 0
+    assert 4 <= granted <= 4 * 8 / 4 + 1
 
 
 def test_fallback__open_closed_and_share__decide_during_an_outage() -> None:
@@ -147,6 +174,38 @@ def test_fallback__open_closed_and_share__decide_during_an_outage() -> None:
     assert isinstance(fallback_strategy(limit_strategy, "n", "open", outage(2, denied=True)), OutageShare)
     full = fallback_strategy(limit_strategy, "n", "open", outage(2, full=True))
     assert full.step(None, START_US, 1)[1] == CLOSED_RETRY_US
+
+
+def test_closed_after__outage_goes_on__uses_the_share_and_then_closes() -> None:
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    config = LimitConfig(10, 10, fallback="closed", closed_after=5)
+    limiter = BaseLimiter(config, store, "strict").sync
+    primary.error = StateUnavailableError("gone")
+    assert not limiter.acquire("k")
+    clock.advance(4)
+    assert limiter.acquire("k")
+    assert limiter.decide("k").allowed
+    clock.advance(1.1)
+    assert not limiter.acquire("k")
+    decision = limiter.decide("k")
+    assert (decision.allowed, decision.remaining, decision.retry_after) == (False, 0, 1)
+    primary.error = None
+    run_heartbeat(store)
+    assert limiter.acquire("k")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"closed_after": 5}, "closed_after needs fallback='closed', got fallback='share'"),
+        ({"closed_after": -1, "fallback": "closed"}, "closed_after must be"),
+        ({"closed_after": 1e6, "fallback": "closed"}, "closed_after must be"),
+    ],
+)
+def test_closed_after__impossible__is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LimitConfig(10, 10, **fields)
 
 
 @pytest.mark.parametrize("policy", ["fallback", "Open", "", None, 1])
@@ -180,6 +239,38 @@ def test_charge__on_a_server__replies_as_in_memory(valkey: Server, strategy: Lim
     with redis_store(valkey, clock) as store:
         assert store.apply(charge) == MemoryStore(clock).apply(charge)
         assert charge.fallback(outage(2)) is None
+
+
+def _apply_reports(store: Store, strategy: LimitStrategy) -> int:
+    limit = LimitConfig(10, 10, 1, strategy).build_strategy()
+    reports = [ChargeOperation(limit, "n", "k", 3).as_report("w", number) for number in (1, 2)]
+    other = ChargeOperation(limit, "n", "k", 1).as_report("other", 1)
+    assert store.apply_many(reports) == [True, True]
+    assert store.apply_many([*reports, other]) == [False, False, True]
+    [reply] = store.apply(LimitOperation([LimitDemand(limit, "n", "k", 0)]))
+    return reply.remaining
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_report__applied_twice__is_charged_once(valkey: Server, strategy: LimitStrategy) -> None:
+    clock = ManualClock(1_800_000_000)
+    assert _apply_reports(MemoryStore(clock), strategy) == 3
+    with redis_store(valkey, clock) as store:
+        assert _apply_reports(store, strategy) == 3
+
+
+def test_report__marker_of_another_type__is_an_error_of_its_key(valkey: Server) -> None:
+    report = ChargeOperation(LimitConfig(10, 10).build_strategy(), "n", "k", 1).as_report("w", 1)
+    with redis_store(valkey) as store:
+        command(valkey, "HSET", "rate_limiter_reports:n:w", "a", "b")
+        with pytest.raises(StateTypeError):
+            store.apply(report)
+
+
+def test_share__outage_is_ending__grants_nothing_for_a_moment() -> None:
+    ending = OutageShare(LimitConfig(10, 10).build_strategy(), "n", outage(1, is_ending=True))
+    assert ending.step(None, START_US + 1_000_000, 1) == (None, 50_000)
+    assert ending.step(None, START_US + 1_000_000, 1, 70_000) == (None, 70_001)
 
 
 def test_charge__key_of_another_type__is_named_in_the_error(valkey: Server) -> None:

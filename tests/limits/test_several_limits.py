@@ -59,6 +59,11 @@ def test_group__invalid_limits__says_what_is_wrong(limiters: Any, limit: Any, pr
         LimitGroup(*limiters, limit=limit)
 
 
+def test_group__a_named_limit_of_another_type__names_it() -> None:
+    with pytest.raises(TypeError, match=r"limit\['rate'\] must be a LimitConfig or a str .*, got 10"):
+        LimitGroup(limit={"rate": 10})  # type: ignore[dict-item]
+
+
 def test_group__cost_by_name__takes_from_all_limits_or_from_none(bench: Bench) -> None:
     api = group(bench, NAMED)
     assert api.acquire("k", cost={"tokens": 600})

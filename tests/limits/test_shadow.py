@@ -15,6 +15,7 @@ from comporta import (
     BreakerConfig,
     CircuitBreaker,
     CircuitOpenError,
+    Decision,
     LimitConfig,
     LimitGroup,
     LimitStrategy,
@@ -82,9 +83,17 @@ def test_limiter__shadow_with_limit_for__is_in_shadow_for_every_key(metrics: InM
     assert metrics.value("would_refuse") == 2
 
 
-def test_group__limiter_in_shadow_mode__is_refused() -> None:
-    with pytest.raises(ValueError, match="limiters of a group must not be in shadow mode"):
-        LimitGroup(BaseLimiter(LimitConfig(1, 1, shadow=True)))
+def test_group__limiter_in_shadow_mode__counts_and_leaves_the_decision_to_the_others(
+    bench: Bench, metrics: InMemoryMetrics
+) -> None:
+    limits = {"trial": LimitConfig(1, 1, shadow=True), "in_force": LimitConfig(1, 3)}
+    group = LimitGroup(limit=limits, state=bench.store, name="group").sync
+    assert group.acquire("k")
+    assert group.decide("k") == Decision(True, 3, 1, 0.0, 2.0, 0.0, would_refuse=True)
+    assert group.acquire("k")
+    assert not group.acquire("k")
+    assert not group.decide("k").would_refuse
+    assert metrics.value("would_refuse", name="group.trial") == 2
 
 
 def test_fast_decider__shadow__leaves_it_to_the_flow() -> None:

@@ -90,6 +90,23 @@ def test_order__units_ahead_of_a_new_caller__are_those_of_its_and_higher_classes
     order = queue.waiters_by_key["k"]
     assert [order.units_ahead(Caller(rank)) for rank in range(3)] == [2, 5, 15]
     assert order.units_ahead(Caller(1, "ana")) is None  # she takes turns with those without an owner
-    queue.set_pace_from("k", 100)
-    assert queue.earliest_us("k", 1, lambda units: 10 * units, Caller(1)) == 160
-    assert queue.earliest_us("k", 1, lambda units: 10 * units, Caller(1, "ana")) == 0
+    queue.set_pace("k", lambda units: 100 + 10 * units)
+    assert queue.earliest_us("k", 1, Caller(1)) == 160
+    assert queue.earliest_us("k", 1, Caller(1, "ana")) == 0
+
+
+def test_order__pace_known__finds_the_waiters_that_cannot_be_served_in_time() -> None:
+    order: Order = WaitOrder()
+    waiters = [
+        Waiter(Caller(2), cost=1, deadline_us=70),  # behind 6 units of the others: at 70
+        Waiter(Caller(0, "a"), cost=1, deadline_us=5),  # owners take turns: it may be in time
+        Waiter(Caller(0, "b"), cost=2, deadline_us=5),
+        Waiter(Caller(1), cost=3, deadline_us=60),
+        Waiter(Caller(1), cost=1, deadline_us=60),  # at 70
+        Waiter(Caller(2), cost=1, deadline_us=70),  # at 80
+        Waiter(Caller(2), cost=1),
+    ]
+    for waiter in waiters:
+        order.add(waiter)
+    late = order.late_waiters(lambda units: 10 * units)
+    assert [waiters.index(waiter) for waiter in late] == [4, 5]

@@ -11,6 +11,7 @@ from typing import Any
 
 from comporta import BaseLimiter, LimitConfig
 from comporta.limits.concurrency.limit import ConcurrencyLimit
+from comporta.limits.key import normalize_key
 from comporta.limits.wait_queue import WaitQueue
 from comporta.stores.memory import MemoryStore
 
@@ -73,3 +74,12 @@ def test_wait_queue__loop_closed_just_before_the_wake_up__wakes_the_next() -> No
     queue.leave("key", first)  # its coroutine is garbage collected last
     queue.leave("key", second)
     assert queue.is_empty("key")
+
+
+def test_queue__keys_in_any_form__are_found_while_callers_wait_for_them() -> None:
+    queue, long = WaitQueue(), "x" * 5000
+    assert queue.join("plain")
+    assert [queue.may_have(key) for key in ("plain", "other", long, None)] == [True, False, False, False]
+    assert queue.join(normalize_key(long))
+    assert queue.join(normalize_key(None))
+    assert [queue.may_have(key) for key in ("plain", "other", long, None)] == [True, False, True, True]

@@ -13,12 +13,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from tests.processes.jobs import make_limiter, send_result, wait_for_start
 
 from comporta import BaseLimiter
+from comporta.events import latest_events
 
 _POLL_SECONDS = 0.002
 STALL_NS = 50_000_000
@@ -194,13 +196,29 @@ def start_in_outage(number: int, url: str, limit: dict[str, Any], seconds: float
         granted += limiter.sync.acquire("k")
         time.sleep(_POLL_SECONDS)
     fallback = limiter.fallback
-    send_result({"granted": granted, "seconds": elapsed, "workers": fallback and fallback.worker_count})
+    workers = fallback and fallback.worker_count
+    send_result({"granted": granted, "seconds": elapsed, "began_ns": began_ns, "workers": workers})
     wait_for_start()
     _wait_for_rejoin(limiter)
     send_result(limiter.sync.acquire("other"))
     wait_for_start()
 
 
+def start_cold(number: int, url: str, limit: dict[str, Any], threads: int) -> None:
+    """Let many threads make the first call of a new process at once; report grants and fallbacks."""
+    limiter = make_limiter(url, limit).sync
+    start = threading.Barrier(threads)
+
+    def call() -> bool:
+        start.wait()
+        return bool(limiter.acquire("k"))
+
+    with ThreadPoolExecutor(threads) as pool:
+        grants = list(pool.map(lambda _: call(), range(threads)))
+    reasons = [event.text for event in latest_events() if event.kind == "state_fallback"]
+    send_result({"granted": sum(grants), "fallbacks": reasons})
+
+
 JOBS: dict[str, Callable[..., None]] = {
-    job.__name__: job for job in (steady_load, stay_registered, start_in_outage)
+    job.__name__: job for job in (steady_load, stay_registered, start_in_outage, start_cold)
 }

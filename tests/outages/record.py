@@ -95,6 +95,12 @@ class OutageRecord:
         share = self.rate / len(self.results)
         return sum(share * min(seconds, lone_seconds) for lone_seconds in self._lone_seconds())
 
+    def stalled_grants_max(self) -> float:
+        """Return what workers that the machine did not run may grant because they fell back alone."""
+        share = self.rate / len(self.results)
+        lone = zip(self.results, self._lone_seconds(), strict=True)
+        return sum(share * seconds for result, seconds in lone if result["stalls"])
+
     def _lone_seconds(self) -> list[float]:
         """Return for each worker how long it was in fallback while another was not."""
         moments = sorted({at_ns for result in self.results for at_ns, _ in result["switches"]})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from tests.processes.fleet import (
@@ -15,7 +17,8 @@ from tests.processes.fleet import (
     start_workers,
 )
 
-from comporta.stores.failover.worker_count_file import load_worker_count
+from comporta.stores.failover import machine_workers
+from comporta.stores.failover.worker_count_file import address_digest, load_worker_count
 from comporta.stores.failover.worker_registry import DEAD_SECONDS, HEARTBEAT_SECONDS, ListWorkers
 from comporta.stores.redis.store import RedisStore
 from comporta.testing import Server
@@ -45,14 +48,19 @@ def alive(url: str) -> set[int]:
     return set(pids)
 
 
+def fallback_files(address: str) -> int:
+    """Return how many workers of this machine are listed as in fallback."""
+    return len(list(Path(machine_workers._directory_path()).glob(f"{address_digest(address)}-*")))
+
+
 # workers that start in an outage ----------------------------------------------------------------------------
 
 
-def assert_quarter_of_the_limit(late: Worker) -> None:
-    """Assert that a worker with four workers' count takes a quarter: it starts empty, plus rounding."""
+def assert_share_of_the_limit(late: Worker, workers: int) -> None:
+    """Assert that a worker takes the share of one of so many: it starts empty, plus rounding."""
     report = late._read_result()
-    assert report["workers"] == 4
-    assert 0 < report["granted"] <= LIMIT["rate"] / 4 * report["seconds"] + 1
+    assert report["workers"] == workers
+    assert 0 < report["granted"] <= LIMIT["rate"] / workers * report["seconds"] + 1
 
 
 def test_worker__started_in_an_outage__takes_its_share_from_the_environment() -> None:
@@ -62,26 +70,79 @@ def test_worker__started_in_an_outage__takes_its_share_from_the_environment() ->
         with Worker(
             "start_in_outage", prefix=four, number=0, url=server.url, limit=LIMIT, seconds=1.0
         ) as late:
-            assert_quarter_of_the_limit(late)
+            assert_share_of_the_limit(late, 4)
             server.start()
             assert late.wait_ready().go().result() is True
             assert len(alive(server.url)) == 1
 
 
-def test_worker__started_in_an_outage__takes_its_share_from_this_machine() -> None:
+@pytest.mark.parametrize(("others", "workers"), [("killed", 4), ("running", 5)])
+def test_worker__started_in_an_outage__takes_its_share_from_this_machine(others: str, workers: int) -> None:
+    """The count that the machine last saw is a minimum; those that run count each other."""
     with Server() as server:
         address = RedisStore(server.url).address
-        with start_workers(4, "stay_registered", url=server.url, limit=LIMIT):
+        with start_workers(4, "stay_registered", url=server.url, limit=LIMIT) as running:
             wait_until(lambda: len(alive(server.url)) == 4, "four workers are listed", 60)
             # Until each worker has counted all: the file keeps the count of the last worker that wrote it.
             time.sleep(2 * HEARTBEAT_SECONDS)
             wait_until(lambda: load_worker_count(address) == 4, "the file says four workers", 60)
             server.kill()
+            if others == "killed":
+                for worker in running:
+                    worker.kill()
+            else:
+                wait_until(lambda: fallback_files(address) == 4, "each has noticed the outage", 60)
             with Worker("start_in_outage", number=4, url=server.url, limit=LIMIT, seconds=1.0) as late:
-                assert_quarter_of_the_limit(late)
+                assert_share_of_the_limit(late, workers)
                 server.start()
                 assert late.wait_ready().go().result() is True
-                wait_until(lambda: len(alive(server.url)) == 5, "all five are back", 60)
+                back = 1 if others == "killed" else 5
+                wait_until(lambda: len(alive(server.url)) == back, "all are back", 60)
+
+
+NO_COUNT = ("env", "-u", "COMPORTA_WORKERS", "-u", "WEB_CONCURRENCY")
+LEARN_SECONDS = 1.0
+"""Within this time a worker in fallback learns of another one on its machine, if no server listens."""
+
+
+def test_workers__started_in_an_outage_without_a_count__take_one_limit_together() -> None:
+    with Server() as server, ExitStack() as ends:
+        server.kill()
+        workers = [
+            ends.enter_context(
+                Worker(
+                    "start_in_outage", prefix=NO_COUNT, number=number, url=server.url, limit=LIMIT, seconds=4
+                )
+            )
+            for number in range(4)
+        ]
+        reports = [worker.result() for worker in workers]
+        begins_ns = min(report["began_ns"] for report in reports)
+        ends_ns = max(report["began_ns"] + report["seconds"] * 1e9 for report in reports)
+        due = LIMIT["rate"] * (ends_ns - begins_ns) / 1e9
+        unknown = LIMIT["rate"] * LEARN_SECONDS * (1 / 2 + 1 / 3 + 1 / 4)
+        assert sum(report["granted"] for report in reports) <= due + unknown + len(workers)
+        assert all(report["granted"] for report in reports)
+        assert [report["workers"] for report in reports] == [4, 4, 4, 4]
+        server.start()
+        for worker in workers:
+            assert worker.wait_ready().go().result() is True
+        assert len(alive(server.url)) == 4
+        assert fallback_files(RedisStore(server.url).address) == 0
+
+
+def test_worker__killed_in_an_outage__is_no_longer_counted_on_its_machine() -> None:
+    with Server() as server, ExitStack() as ends:
+        server.kill()
+
+        def start(number: int) -> Worker:
+            arguments = {"number": number, "url": server.url, "limit": LIMIT, "seconds": 0.1}
+            return ends.enter_context(Worker("start_in_outage", prefix=NO_COUNT, **arguments))
+
+        first, second = start(0), start(1)
+        assert {first.result()["workers"], second.result()["workers"]} <= {1, 2}
+        second.kill()
+        assert start(2).result()["workers"] == 2, "the first and the third"
 
 
 # workers that fork, are killed, or exit ---------------------------------------------------------------------

@@ -35,7 +35,7 @@ START_AFTER_SECONDS = 0.05
 
 UNMEASURED = {
     *("acquire_until_stopped", "batch_work", "die_at_each_step", "hammer", "hammer_async"),
-    *("call_at_times", "interrupt_randomly", "steady_load", "take_in_turns", "wait_as_batch"),
+    *("call_at_times", "interrupt_randomly", "start_cold", "steady_load", "take_in_turns", "wait_as_batch"),
 }
 """Jobs that run without coverage: they are timed, or killed before they could write it."""
 

@@ -268,10 +268,10 @@ def fork_while_waiting(number: int, url: str) -> None:
     pid = os.fork()
     if not pid:
         limiter.sync.release("k")
-        granted = limiter.sync.acquire("k")
+        # a class above the parent's waiter, whose claim in the store binds other callers of its own class
+        granted = limiter.sync.acquire("k", priority="interactive")
         limiter.sync.release("k")
         is_empty = not limiter._flows.wait_queue.waiters_by_key
-        # a class above the parent's waiter, whose claim in the store is older
         waited = limiter.sync.acquire("k", timeout=0.5, priority="interactive")
         os._exit(0 if granted and is_empty and waited else 1)
     _, status = os.waitpid(pid, 0)

@@ -22,15 +22,15 @@ from tests.processes.table_integrity import table_problems
 from comporta import BaseLimiter, LimitConfig, LimitGroup, LimitStrategy
 from comporta.stores.base import StateKey
 from comporta.stores.records import RECORD, DeleteRecord, ReadRecord, WriteRecord
+from comporta.stores.shared.index import locate
 from comporta.stores.shared.layout import INDEX
 from comporta.stores.shared.store import SharedStore
-from comporta.stores.shared.table import locate
 from comporta.testing import ManualClock
 
 DEATHS_MAX = 3000
 # These functions only read, some of them many times in a row: a death there equals one before the operation.
 READ_ONLY_FUNCTIONS = {
-    *("_candidate", "_slot_at", "_valid_offset", "expires_us", "retention_us", "find", "_path", "read_u32"),
+    *("_candidate", "_slot_at", "_valid_offset", "expires_us", "retention_us", "find", "path", "read_u32"),
     *("locate", "<genexpr>", "copy_bytes", "text_offset", "shard_offset", "directory_offset", "slot_class"),
     *("_listed_text", "_digest_offsets", "read_state", "key_text", "_class_offset", "_is_entry_of"),
 }

@@ -28,8 +28,8 @@ def _shard_problems(table: Table, shard: int) -> list[str]:
 
 def _used_slots(table: Table, shard: int) -> dict[int, list[int]]:
     used: dict[int, list[int]] = {number: [] for number in range(INDEX)}
-    for page in (*table._pages(shard, 0), *table._pages(shard, 1)):
-        for entry in table._used_entries(page):
+    for page in (*table._index.pages(shard, 0), *table._index.pages(shard, 1)):
+        for entry in table._index.used_entries(page):
             slot = table._slot_at(entry)
             used[slot.number].append(slot.slot_offset)
     return used

@@ -41,35 +41,66 @@ def fair_times(waits: list[tuple[float, float, int]]) -> Iterator[tuple[float, f
         yield ended - began, max(ahead, cost) / RATE
 
 
-@pytest.mark.parametrize("strategy", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window"])
+STRATEGIES = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window")
+
+
+def limit_of(strategy: str) -> dict[str, Any]:
+    """Return the limit of 20/s."""
+    window = 1.0 if "window" in strategy else None
+    capacity = {"token_bucket": 10, "leaky_bucket": 100}.get(strategy, RATE)
+    return {"rate": RATE, "capacity": capacity, "window": window, "strategy": strategy}
+
+
+def taking_job(state: str, strategy: str, cost: int, threads: int, **options: Any) -> tuple[str, Any]:
+    """Return the job of a process whose threads take and wait all the time."""
+    arguments = {"url": with_long_timeout(state), "limit": limit_of(strategy), "seconds": 2.0, **options}
+    return "take_in_turns", {**arguments, "cost": cost, "threads": threads}
+
+
+def assert_fair(strategy: str, results: list[tuple[int, list[tuple[float, float]]]]) -> None:
+    """Assert that no waiter, given its cost and the times of its waits, waited much longer than is fair."""
+    window = limit_of(strategy)["window"] or 0.0
+    waits = [(began, ended, cost) for cost, result in results for began, ended in result]
+    for waited, fair in fair_times(waits):
+        assert_within(waited, 1.2 * fair + 0.1 + window, f"a waiter with a fair time of {fair:.2f} s")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_waiters__of_large_and_small_costs_in_three_processes__wait_for_their_fair_time(
     state: str, strategy: str
 ) -> None:
-    window = 1.0 if "window" in strategy else 0.0
-    capacity = {"token_bucket": 10, "leaky_bucket": 100}.get(strategy, RATE)
-    limit = {"rate": RATE, "capacity": capacity, "window": window or None, "strategy": strategy}
     costs = [(10, 2), (1, 8), (1, 8)]
-    jobs = [
-        (
-            "take_in_turns",
-            {
-                "url": with_long_timeout(state),
-                "limit": limit,
-                "cost": cost,
-                "threads": threads,
-                "seconds": 2.0,
-            },
-        )
-        for cost, threads in costs
-    ]
-    results = run_jobs(*jobs)
-    waits = [
-        (began, ended, cost)
-        for (cost, _), result in zip(costs, results, strict=True)
-        for began, ended in result
-    ]
-    for waited, fair in fair_times(waits):
-        assert_within(waited, 1.2 * fair + 0.1 + window, f"a waiter with a fair time of {fair:.2f} s")
+    results = run_jobs(*(taking_job(state, strategy, *each) for each in costs))
+    assert_fair(strategy, [(cost, result) for (cost, _), result in zip(costs, results, strict=True)])
+
+
+@pytest.mark.parametrize("strategy", ["token_bucket", "sliding_window"])
+def test_groups__of_large_and_small_costs_in_three_processes__wait_for_their_fair_time(
+    state: str, strategy: str
+) -> None:
+    costs = [(10, 2), (1, 8), (1, 8)]
+    results = run_jobs(*(taking_job(state, strategy, *each, grouped=True) for each in costs))
+    assert_fair(strategy, [(cost, result) for (cost, _), result in zip(costs, results, strict=True)])
+
+
+def test_large_waiters__limit_with_leases__wait_for_their_fair_time(state: str) -> None:
+    limit = {**limit_of("token_bucket"), "lease": True}
+    passing = {"url": with_long_timeout(state), "limit": limit, "how": "acquire", "seconds": 2.0}
+    job, arguments = taking_job(state, "token_bucket", 10, 2)
+    waits, _ = run_jobs((job, {**arguments, "limit": limit}), ("take_without_waiting", passing))
+    assert_fair("token_bucket", [(10, waits)])
+    assert waits
+
+
+@pytest.mark.parametrize("how", ["acquire", "decide", "acquire_up_to", "group"])
+@pytest.mark.parametrize("strategy", ["token_bucket", "fixed_window", "sliding_window"])
+def test_large_waiters__callers_of_another_process_do_not_wait__wait_for_their_fair_time(
+    state: str, strategy: str, how: str
+) -> None:
+    passing = {"url": with_long_timeout(state), "limit": limit_of(strategy), "how": how, "seconds": 2.0}
+    waits, _ = run_jobs(taking_job(state, strategy, 10, 2), ("take_without_waiting", passing))
+    assert_fair(strategy, [(10, waits)])
+    assert waits
 
 
 def ideal_waits(times: list[float], capacity: float) -> list[float]:

@@ -17,6 +17,7 @@ from tests.processes.fleet import new_state_name, remove_shared_state
 from comporta import (
     BaseLimiter,
     LimitConfig,
+    LimitGroup,
     RedisLimiter,
     SlidingWindowLimiter,
     TokenBucketLimiter,
@@ -107,7 +108,32 @@ def test_limiter__gone_in_this_process__is_made_on_its_open_store(valkey: Server
     assert (type(loaded), loaded.store) == (TokenBucketLimiter, open_store(valkey.url))
 
 
-@pytest.mark.parametrize("target", [BaseLimiter("5/s"), Upstream("u", "5/s", state="memory://")])
+def acquire_group_in_child(group: LimitGroup, count: int) -> int:
+    """Take from a group that arrived by pickle."""
+    return sum(group.sync.acquire("k", cost={"few": 1, "many": 2}) for _ in range(count))
+
+
+def test_group__sent_to_a_spawned_process__shares_its_limits() -> None:
+    name = new_state_name()
+    limits = {"few": LimitConfig(0.001, 5), "many": LimitConfig(0.001, 100)}
+    group = LimitGroup(limit=limits, state=f"shared://{name}", name="sent")
+    assert group.sync.acquire("k")
+    assert _in_spawned_process(acquire_group_in_child, group, 7) == 4
+    assert group.limiters["many"].sync.peek("k").remaining == 91
+    assert list(pickle.loads(pickle.dumps(group)).limiters) == ["few", "many"]  # noqa: S301 - made here
+    with pytest.raises(TypeError, match=r"group.sync cannot be pickled: pickle the group"):
+        pickle.dumps(group.sync)
+    remove_shared_state(name)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        BaseLimiter("5/s"),
+        Upstream("u", "5/s", state="memory://"),
+        LimitGroup(limit="5/s; 10/minute", state="memory://"),
+    ],
+)
 def test_pickle__state_in_memory__says_why_not(target: Any) -> None:
     with pytest.raises(TypeError, match="cannot be pickled: its state is in the memory of this process"):
         pickle.dumps(target)

@@ -20,8 +20,8 @@ from tests.support import assert_within, within
 
 from comporta import BaseLimiter, LimitConfig, StateTimeoutError
 from comporta.stores.base import StateKey
+from comporta.stores.shared.index import locate
 from comporta.stores.shared.store import SharedStore
-from comporta.stores.shared.table import locate
 
 TEN_PER_HOUR = {"rate": 10 / 3600, "capacity": 10}
 RESULT_SECONDS_MAX = 1.0

@@ -6,26 +6,38 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tests.processes.jobs import send_result, wait_for_start
 
-from comporta import BaseLimiter, LimitConfig
+from comporta import BaseLimiter, LimitConfig, LimitGroup
 
 
-def take_in_turns(url: str, limit: dict[str, Any], cost: int, threads: int, seconds: float) -> None:
+def group_of(limiter: BaseLimiter) -> LimitGroup:
+    """Return a group of a limit and of one that never refuses."""
+    wide = BaseLimiter(LimitConfig(1e6, 1_000_000), limiter.store, "tested.wide")
+    return LimitGroup(limiter, wide)
+
+
+def take_in_turns(
+    url: str, limit: dict[str, Any], cost: int, threads: int, seconds: float, *, grouped: bool = False
+) -> None:
     """Take again and again with several threads that wait; report when each wait began and ended.
 
     The times are those of the clock that all processes of this machine share.
     """
     limiter = BaseLimiter(LimitConfig(**limit), url, "tested")
+    acquire = partial(limiter.sync.acquire, "k")
+    if grouped:
+        acquire = partial(group_of(limiter).sync.acquire, ["k", "k"])
     waits: list[tuple[float, float]] = []
     until = 0.0
 
     def take() -> None:
         while time.monotonic() < until:
             began = time.monotonic()
-            assert limiter.sync.acquire("k", cost=cost, timeout=60)
+            assert acquire(cost=cost, timeout=60)
             waits.append((began, time.monotonic()))
 
     limiter.sync.peek("other")  # connects
@@ -37,6 +49,26 @@ def take_in_turns(url: str, limit: dict[str, Any], cost: int, threads: int, seco
     for thread in running:
         thread.join()
     send_result(waits)
+
+
+def take_without_waiting(url: str, limit: dict[str, Any], how: str, seconds: float) -> None:
+    """Take what there is as fast as possible without waiting; report how many units it was."""
+    limiter = BaseLimiter(LimitConfig(**limit), url, "tested")
+    group = group_of(limiter)
+    calls: dict[str, Callable[[], object]] = {
+        "acquire": lambda: limiter.sync.acquire("k"),
+        "decide": lambda: limiter.sync.decide("k"),
+        "acquire_up_to": lambda: limiter.sync.acquire_up_to("k", 5),
+        "group": lambda: group.sync.acquire(["k", "k"]),
+    }
+    call, granted = calls[how], 0
+    limiter.sync.peek("other")  # connects
+    wait_for_start()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        granted += int(bool(call()))
+        time.sleep(0.001)
+    send_result(granted)
 
 
 def wait_as_batch(url: str, limit: dict[str, Any], callers: int, seconds: float) -> None:
@@ -88,5 +120,5 @@ def call_at_times(url: str, limit: dict[str, Any], times: list[float], key: str)
 
 
 JOBS: dict[str, Callable[..., None]] = {
-    job.__name__: job for job in (take_in_turns, wait_as_batch, call_at_times)
+    job.__name__: job for job in (take_in_turns, take_without_waiting, wait_as_batch, call_at_times)
 }

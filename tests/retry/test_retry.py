@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import pytest
 from tests.stores.manual_heartbeat import manual_failover
 
-from comporta import Budget, CircuitOpenError, LimitReachedError, Retry, RetryBudget
+from comporta import Budget, CircuitOpenError, LimitReachedError, Retry, RetryAttempt, RetryBudget
 from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
 from comporta.flow import run
@@ -453,3 +453,17 @@ def test_retry_flow__driven_directly__returns_the_last_attempts_result(clock: Ma
     retry = make_retry(clock)
     upstream = Flaky(clock, Down())
     assert run(retry._retry_flow(Attempt(upstream, (), {}), FailedAttempt(Down()), 0)) == "answer"
+
+
+def test_decorator__plain_function_returns_a_coroutine__raises_without_a_retry() -> None:
+    async def page() -> str:
+        return "a page"
+
+    def fetch() -> Any:
+        return page()
+
+    attempts: list[RetryAttempt] = []
+    retry = Retry(before_attempt=attempts.append, budget=None)
+    with pytest.raises(TypeError, match="a blocking call cannot await what"):
+        retry.sync.call(fetch)
+    assert len(attempts) == 1

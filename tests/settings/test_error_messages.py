@@ -14,10 +14,11 @@ from comporta.settings import (
     UpstreamSettings,
     load_settings,
 )
+from comporta.settings.field_types import TextTableField
 
 LIMIT_FIELDS = (
     "'limit', 'rate', 'capacity', 'window', 'strategy', 'fallback', 'lease', 'shadow', 'limit_for', "
-    "'batch_headroom', 'normal_headroom'"
+    "'batch_headroom', 'normal_headroom', 'closed_after'"
 )
 BREAKER_FIELDS = (
     "'threshold', 'cooldown_seconds', 'cooldown_factor', 'cooldown_max_seconds', 'failure_ratio', "
@@ -383,3 +384,8 @@ def test_settings__created_in_a_program__are_checked_too(
     with pytest.raises(ValueError, match=r".") as error:
         settings_type(**fields)
     assert str(error.value) == message
+
+
+def test_table_of_texts__given_as_text__is_refused_with_its_description() -> None:
+    field = TextTableField("a table of keys and limits")
+    assert field.unmet_requirement(field.parse("10/s")) == "a table of keys and limits"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.batch_workers import RATIO_MAX, WORKERS, measure_job
 from tests.service.batch.kills import run_with_kills
 from tests.service.batch.rig import each_once, file_accounts, google_accounts, google_sheets
 from tests.service.harness import async_test
@@ -60,3 +61,12 @@ async def test_kill__twenty_times_with_a_file__writes_every_row_once(url: str, t
     sheets = LocalSheets(tmp_path / "sheets")
     sheet, total = await run_with_kills(url, sheets, KILLS, 3, folder=str(sheets.directory))
     assert file_accounts(sheets, sheet) == each_once(total)
+
+
+def test_job__of_100000_accounts_with_four_workers__takes_0_3_times_the_time_of_one(
+    tmp_path: Path,
+) -> None:
+    one, four = (
+        measure_job(f"sqlite:///{tmp_path}/{count}.db?timeout=30", count, 100_000) for count in (1, WORKERS)
+    )
+    assert four <= RATIO_MAX * one

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.outages.double_faults import Script, check_excess, hang_twice, lose_packets, lose_requests
+from tests.outages.latency import assert_steady, run_far_away
 from tests.outages.promises import assert_promises
 from tests.outages.repeated_faults import kill_repeatedly, lose_replies, outage_of, stop_repeatedly
 from tests.outages.scenario import ALL_FAULTS, run_faults
@@ -27,3 +29,16 @@ def test_replies__1000_lost__every_call_is_answered_and_executed_at_most_once() 
 
 def test_eight_processes__outage_of_20_s__exceed_by_at_most_two_tokens_each() -> None:
     print(outage_of(20.0, workers=8))  # noqa: T201
+
+
+@pytest.mark.parametrize("faults", [hang_twice, lose_packets, lose_requests])
+@pytest.mark.parametrize("workers", [4, 8])
+def test_fleet__double_faults_five_times__grants_at_most_a_token_per_worker_too_many(
+    faults: Script, workers: int
+) -> None:
+    for _ in range(5):
+        print(check_excess(faults, workers))  # noqa: T201
+
+
+def test_fleet__round_trips_of_40_ms_for_a_minute__falls_back_at_most_once() -> None:
+    assert_steady(run_far_away(60.0), fallbacks_max=1)

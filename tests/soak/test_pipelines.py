@@ -1,4 +1,4 @@
-"""A run of 100,000 items, killed at 20 random moments and resumed each time."""
+"""Runs that are killed at 20 random moments and resumed each time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from tests.pipeline.kill_scenario import kill_and_resume
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", ["sqlite", "csv", "jsonl"])
-def test_run__killed_20_times__loses_and_repeats_no_confirmed_item(
-    kind: str, seed: int, tmp_path: Path
-) -> None:
-    print(kill_and_resume(kind, tmp_path, items=100_000, kills=20, seed=seed))  # noqa: T201
+@pytest.mark.parametrize("kind", ["sqlite", "csv", "jsonl", "xlsx"])
+def test_run__killed_20_times__every_item_is_in_the_files_once(kind: str, seed: int, tmp_path: Path) -> None:
+    print(kill_and_resume(kind, tmp_path, items=20_000, kills=20, seed=seed))  # noqa: T201

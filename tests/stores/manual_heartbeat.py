@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TypeVar
 
 from comporta import events
@@ -10,7 +11,8 @@ from comporta.errors import StateError, StateUnavailableError
 from comporta.limits.acquire import LimitDefinition
 from comporta.limits.config import LimitConfig
 from comporta.stores.base import Operation
-from comporta.stores.failover.heartbeat import Heartbeat, HeartbeatRun
+from comporta.stores.failover.heartbeat import Heartbeat
+from comporta.stores.failover.heartbeat_run import HeartbeatRun
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.failover.worker_registry import Worker
 from comporta.stores.memory import MemoryStore
@@ -28,10 +30,11 @@ def kinds_since(count: int) -> list[str]:
 
 
 class FailingStore(MemoryStore):
-    """State in memory that raises ``error`` for as long as it is set."""
+    """State in memory at an address of its own that raises ``error`` for as long as it is set."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
+        self.address = f"test://{uuid.uuid4().hex}"
         self.error: StateError | None = None
         self.calls = 0
 
@@ -42,19 +45,12 @@ class FailingStore(MemoryStore):
         return super().apply(operation)
 
 
-class ImmediateRun(HeartbeatRun):
-    """A run that does not wait for other workers."""
-
-    def wait_until(self, moment_ns: int) -> bool:
-        return not self.stop_requested
-
-
 class ManualHeartbeat(Heartbeat):
     """A heartbeat without a thread: the test calls it."""
 
     def __init__(self, store: FailoverStore) -> None:
         super().__init__(store)
-        self.run = self._run = ImmediateRun(Worker.new())
+        self.run = self._run = HeartbeatRun(Worker.new(), store.clock)
 
     def start(self) -> bool:
         self.run.stop_requested = False
@@ -79,6 +75,11 @@ def run_heartbeat(store: FailoverStore) -> float | None:
 def manual_failover(clock: ManualClock | None = None) -> tuple[FailoverStore, FailingStore]:
     """Return a failover store with a manual heartbeat, and the engine behind it."""
     primary = FailingStore(clock or ManualClock())
-    store = FailoverStore(lambda: primary, f"test://{id(primary)}", primary.clock)
+    return another_worker(primary), primary
+
+
+def another_worker(primary: FailingStore) -> FailoverStore:
+    """Return another failover store with a manual heartbeat in front of the same engine."""
+    store = FailoverStore(lambda: primary, primary.address, primary.clock)
     store.heartbeat = ManualHeartbeat(store)
-    return store, primary
+    return store

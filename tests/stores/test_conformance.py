@@ -74,7 +74,6 @@ def test_store__required_methods_only__has_working_defaults() -> None:
     assert not store.start_heartbeat()
     store.probe()
     store.poll_soon()
-    store.report_worker_count_to(lambda _: None)
     asyncio.run(store.aclose())
     store.close()
 

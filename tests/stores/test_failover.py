@@ -87,6 +87,8 @@ def test_fast_path__engine_fails__is_answered_from_the_local_share(monkeypatch: 
 
     with shared_store() as engine:
         store = FailoverStore.wrap(engine, engine.address)
+        store.heartbeat = ManualHeartbeat(store)  # it does not end the outage
+        assert store.primary is engine
         bound = BaseLimiter("1/day", store, "n")._flows.bound
         assert bound.acquire("k", 1) == 0
         monkeypatch.setattr(bound._primary_bound(), "try_acquire", fail)  # type: ignore[attr-defined]

@@ -12,7 +12,6 @@ import pytest
 from tests.stores.manual_heartbeat import (
     STORE_DOWN,
     TEN_PER_SECOND,
-    ImmediateRun,
     ManualHeartbeat,
     kinds_since,
     manual_failover,
@@ -25,18 +24,21 @@ from comporta.errors import (
     StateTypeError,
 )
 from comporta.limits.acquire import AcquireOperation
-from comporta.stores.base import Operation
-from comporta.stores.failover.heartbeat import Heartbeat, HeartbeatRun, stop_all
+from comporta.limits.operation import LimitDemand, LimitOperation
+from comporta.stores.base import Operation, Store
+from comporta.stores.failover.heartbeat import Heartbeat, stop_all
+from comporta.stores.failover.heartbeat_run import HeartbeatRun
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.failover.worker_registry import (
     HEARTBEAT_SECONDS,
-    REJOIN_KEY,
+    REGISTRY_KEY,
+    REJOIN_SPACE,
     ListWorkers,
     RecordHeartbeat,
-    ScheduleRejoin,
     Worker,
 )
-from comporta.stores.records import DeleteRecord, ReadRecord, WriteRecord
+from comporta.stores.records import ReadRecord, WriteRecord
+from comporta.testing import ManualClock
 
 
 def run_of(store: FailoverStore) -> HeartbeatRun:
@@ -62,7 +64,7 @@ def test_heartbeat__store_reachable__counts_workers_and_reads_overrides() -> Non
     assert run_heartbeat(store) == HEARTBEAT_SECONDS
     assert overrides == [b"new"]
     assert store.worker_count == 2
-    assert len(store.heartbeat._override_listeners) == 1
+    assert len(store.heartbeat._follower._listeners) == 1
 
 
 def test_heartbeat__store_fails_without_callers__begins_an_outage() -> None:
@@ -102,6 +104,25 @@ def test_heartbeat__stopped_during_an_outage__leaves_the_registry() -> None:
     store.heartbeat.stop()
     assert run_heartbeat(store) is None
     assert primary.apply(ListWorkers()) == []
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_heartbeat__stopped_during_an_outage__tries_once_to_report_what_it_granted(is_down: bool) -> None:
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    primary.error = STORE_DOWN
+    store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
+    clock.advance(0.5)
+    assert [store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1)) for _ in range(5)] == [0] * 5
+    primary.error = STORE_DOWN if is_down else None
+    primary.calls = 0
+    store.heartbeat.stop()
+    assert run_heartbeat(store) is None
+    # one report, if it arrives the record of the departure, and the worker leaves the registry
+    assert primary.calls == (2 if is_down else 3)
+    primary.error = None
+    [reply] = primary.apply(LimitOperation([LimitDemand(TEN_PER_SECOND.strategy, "ten", "k", 0)]))
+    assert reply.remaining == (10 if is_down else 5)
 
 
 def test_heartbeat_thread__first_use_to_close__starts_and_stops() -> None:
@@ -193,20 +214,26 @@ def test_exit__several_heartbeats__leave_their_registries() -> None:
         assert primary.apply(ListWorkers()) == []
 
 
+def epoch_of(primary: Store) -> bytes:
+    barrier = primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY))
+    assert barrier is not None
+    return barrier.split()[0]
+
+
 def test_heartbeat_thread__waiting_to_rejoin__rejoins_in_time_or_stops() -> None:
     with memory_store() as primary:
         store = FailoverStore.wrap(primary, "memory://rejoin")
         store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
         for _ in range(2):  # the first outage counts as this worker's own fault
+            primary.apply(RecordHeartbeat(Worker("elsewhere", 1, 1, 1)))
             store.fail_over(STORE_DOWN)
             wait_until(lambda: fallback_of(store) is None)
-        moment_us = primary.apply(ScheduleRejoin())
-        assert -600_000 <= moment_us <= 0
-        primary.apply(DeleteRecord(REJOIN_KEY, ""))  # with the old moment it would rejoin at once
+        assert epoch_of(primary) == b"1"
         store.fail_over(STORE_DOWN)
-        wait_until(lambda: primary.apply(ReadRecord(REJOIN_KEY, "")) is not None)
+        wait_until(lambda: epoch_of(primary) == b"2")
         store.close()  # while it waits
         assert not store.is_healthy
+        assert store.local_share is not None
 
 
 def test_heartbeat__stopped_between_report_and_rejoin__does_not_rejoin(
@@ -218,7 +245,7 @@ def test_heartbeat__stopped_between_report_and_rejoin__does_not_rejoin(
     store.fail_over(STORE_DOWN)
     for answers in ([False], [True, False]):
         waits = iter(answers)
-        monkeypatch.setattr(ImmediateRun, "wait_until", lambda *_, waits=waits: next(waits))
+        monkeypatch.setattr(HeartbeatRun, "wait_until", lambda *_, waits=waits: next(waits))
         run_heartbeat(store)
         assert store.local_share is not None
 

@@ -9,10 +9,11 @@ from tests.stores.manual_heartbeat import manual_failover, run_heartbeat
 from tests.support import fallback_of, redis_store
 
 from comporta.errors import StateTypeError, StateUnavailableError
-from comporta.stores.base import HeartbeatSubscriber, Operation
+from comporta.stores.base import Operation
 from comporta.stores.failover.heartbeat import POLL_SECONDS
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.failover.worker_registry import HEARTBEAT_SECONDS
+from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.testing import Server
 from comporta.testing.redis_server import wait_until

@@ -18,7 +18,7 @@ from comporta import (
     StateFullError,
     TokenBucketLimiter,
 )
-from comporta.stores import memory
+from comporta.stores import memory, memory_fast_path
 from comporta.stores.base import State
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import ReadRecord, WriteRecord
@@ -117,7 +117,7 @@ def test_memory__state_removed_between_read_and_write__is_decided_again() -> Non
 
 
 def test_memory__more_refusals_than_it_caches__still_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_REFUSALS_MAX", 2)
+    monkeypatch.setattr(memory_fast_path, "_REFUSALS_MAX", 2)
     limiter = TokenBucketLimiter("1/hour", MemoryStore(ManualClock())).sync
     keys = [f"k{number}" for number in range(5)]
     assert [limiter.acquire(key) for key in keys] == [True] * 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from tests.stores.manual_heartbeat import (
 from tests.support import fallback_of
 
 from comporta.errors import (
+    StateAuthError,
     StateError,
     StateFullError,
     StateTypeError,
@@ -24,15 +25,30 @@ from comporta.limits.acquire import AcquireOperation
 from comporta.limits.charge import ChargeOperation
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.stores.base import Operation
-from comporta.stores.failover.heartbeat import PROBE_SECONDS_MAX
+from comporta.stores.failover.barrier import LEAD_US, RejoinRequest
+from comporta.stores.failover.recovery import PROBE_SECONDS_MAX
+from comporta.stores.failover.store import FailoverStore
 from comporta.stores.failover.worker_registry import (
     HEARTBEAT_SECONDS,
-    REJOIN_KEY,
+    REGISTRY_KEY,
+    REJOIN_SPACE,
     RecordHeartbeat,
     ScheduleRejoin,
+    Worker,
 )
 from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.testing import ManualClock
+
+ELSEWHERE = Worker("elsewhere", 1, 1, 1)
+
+
+def run_until_back(store: FailoverStore) -> None:
+    """Probe until this worker has rejoined."""
+    for _ in range(20):
+        if store.local_share is None:
+            return
+        run_heartbeat(store)
+    raise AssertionError("it has not rejoined")
 
 
 def test_recovery__after_an_outage__charges_what_the_share_granted() -> None:
@@ -82,38 +98,32 @@ def test_recovery__probe_fails_at_the_report__stays_in_fallback() -> None:
     assert fallback_of(store) is None
 
 
-def test_recovery__fault_of_this_worker_alone__does_not_wait_to_rejoin(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_recovery__fault_of_this_worker_alone__does_not_wait_to_rejoin() -> None:
     """The other workers use the whole limit in the meantime, and a share on top would exceed it."""
-    monkeypatch.setattr("comporta.stores.failover.heartbeat.MONOTONIC", ManualClock())
     store, primary = manual_failover()
     store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
     store.fail_over(STORE_DOWN)
     run_heartbeat(store)
     assert fallback_of(store) is None
-    assert primary.apply(ReadRecord(REJOIN_KEY, "")) is None
+    assert primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY)) is None
     store.fail_over(STORE_DOWN)  # so soon again: the store itself may be down
     run_heartbeat(store)
     assert fallback_of(store) is None
-    assert primary.apply(ReadRecord(REJOIN_KEY, "")) is not None
+    assert primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY)) is not None
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_recovery__slow_first_probe__waits_to_rejoin_unless_the_worker_is_new(
-    monkeypatch: pytest.MonkeyPatch, is_new: bool
-) -> None:
+def test_recovery__slow_first_probe__waits_to_rejoin_unless_the_worker_is_new(is_new: bool) -> None:
     """A server that hung answers once it continues, and other workers may have failed over before."""
     clock = ManualClock()
-    monkeypatch.setattr("comporta.stores.failover.heartbeat.MONOTONIC", clock)
-    store, primary = manual_failover()
+    store, primary = manual_failover(clock)
     if not is_new:
         store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
     store.fail_over(STORE_DOWN)
     clock.advance(0.05)
     run_heartbeat(store)
     assert fallback_of(store) is None
-    assert (primary.apply(ReadRecord(REJOIN_KEY, "")) is None) == is_new
+    assert (primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY)) is None) == is_new
 
 
 def test_recovery__after_a_failed_probe__waits_to_rejoin() -> None:
@@ -124,16 +134,16 @@ def test_recovery__after_a_failed_probe__waits_to_rejoin() -> None:
     primary.error = None
     run_heartbeat(store)
     assert fallback_of(store) is None
-    assert primary.apply(ReadRecord(REJOIN_KEY, "")) is not None
+    assert primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY)) is not None
 
 
 def test_probe__store_that_flaps__pauses_longer_each_time() -> None:
     store, _ = manual_failover()
-    first = store.heartbeat._probe_pause
+    first = store.heartbeat.recovery._probe_pause
     for _ in range(3):
         store.fail_over(STORE_DOWN)
         store.recover()
-    assert store.heartbeat._probe_pause > first
+    assert store.heartbeat.recovery._probe_pause > first
 
 
 def test_recovery__primary_with_probe_and_batches__uses_both() -> None:
@@ -180,9 +190,12 @@ def test_recovery__registry_and_rejoin_keys_unusable__still_happens(error: State
     primary.apply = apply_or_refuse  # type: ignore[method-assign]
     assert run_heartbeat(store) == HEARTBEAT_SECONDS
     assert fallback_of(store) is None
+    store.fail_over(STORE_DOWN)  # so soon again: the fleet may have lost it too
+    assert run_heartbeat(store) == HEARTBEAT_SECONDS
+    assert fallback_of(store) is None
 
 
-def test_reports__interrupted__lose_only_those_that_may_have_arrived() -> None:
+def test_reports__interrupted__are_kept_until_acknowledged() -> None:
     clock = ManualClock()
     store, primary = manual_failover(clock)
     primary.error = STORE_DOWN
@@ -207,10 +220,224 @@ def test_reports__interrupted__lose_only_those_that_may_have_arrived() -> None:
     primary.apply = apply_until_third_report  # type: ignore[method-assign]
     run_heartbeat(store)
     assert store.local_share is not None
-    assert len(store.local_share.pending_reports) == 17
+    assert len(store.heartbeat.recovery._reports) == 18, "the third may have arrived: it is sent again"
     run_heartbeat(store)
     assert fallback_of(store) is None
-    assert reports == 20
+    assert reports == 21
+
+
+def test_report__fails_after_the_recovery__is_sent_with_the_next_heartbeat() -> None:
+    """The second fault: the store fails again before it has acknowledged what was granted in the first."""
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    primary.error = STORE_DOWN
+    store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
+    clock.advance(1)
+    assert store.apply(AcquireOperation(TEN_PER_SECOND, "k", 4)) == 0
+    assert store.local_share is not None
+    store.heartbeat.recovery.collect_reports(store.local_share)
+    store.recover()
+    run_heartbeat(store)
+    assert store.local_share is not None, "the heartbeat found the store down"
+    primary.error = None
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    [reply] = store.apply(LimitOperation([LimitDemand(TEN_PER_SECOND.strategy, "ten", "k", 0)]))
+    assert reply.remaining == 6
+
+
+def test_rejoin__other_worker_known__waits_for_it_and_grants_nothing_at_the_end() -> None:
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    primary.apply(RecordHeartbeat(ELSEWHERE))
+    store.apply(AcquireOperation(TEN_PER_SECOND, "other", 1))
+    run_heartbeat(store)
+    store.fail_over(STORE_DOWN)
+    clock.advance(0.1)
+    began_ns, waits = clock.now_ns(), []
+    report = primary.apply_many
+
+    def report_many(operations: Sequence[Operation[Any]]) -> list[Any]:
+        waits.append(store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1)))
+        return report(operations)
+
+    primary.apply_many = report_many  # type: ignore[method-assign]
+    clock.advance(0.5)
+    assert store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1)) == 0
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    assert clock.now_ns() - began_ns >= 600_000_000
+    assert waits[0] == 50_000, "the share is frozen"
+
+
+def test_rejoin__barrier_runs__is_joined_however_short_the_outage() -> None:
+    """This worker noticed the outage at its end: the others have granted from their shares for longer."""
+    store, primary = manual_failover()
+    run_heartbeat(store)
+    primary.apply(ScheduleRejoin(ELSEWHERE, RejoinRequest(ELSEWHERE.member, 0, 2, 600_000, 0)))
+    store.fail_over(STORE_DOWN)
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    assert store.heartbeat.registration.epoch == 1
+
+
+def lose_calls(primary: FailingStore, fails: Callable[[Operation[Any], int], bool]) -> list[Operation[Any]]:
+    """Fail calls of the primary, chosen by the operation and how many of its kind were applied before."""
+    apply = primary.apply
+    applied: list[Operation[Any]] = []
+
+    def apply_or_fail(operation: Operation[Any]) -> Any:
+        number = sum(isinstance(each, type(operation)) for each in applied)
+        applied.append(operation)
+        if fails(operation, number):
+            raise STORE_DOWN
+        return apply(operation)
+
+    primary.apply = apply_or_fail  # type: ignore[method-assign]
+    return applied
+
+
+@pytest.mark.parametrize(("lost", "is_back", "epoch"), [(3, True, 1), (15, False, 2)])
+def test_rejoin__store_lost_at_the_barrier__is_retried_then_waits_at_a_younger_one(
+    lost: int, is_back: bool, epoch: int
+) -> None:
+    store, primary = manual_failover(ManualClock())
+    run_heartbeat(store)
+    primary.apply(RecordHeartbeat(ELSEWHERE))
+    lose_calls(
+        primary, lambda operation, number: isinstance(operation, ScheduleRejoin) and 1 <= number <= lost
+    )
+    for _ in range(2):  # the first outage counts as this worker's own fault
+        store.fail_over(STORE_DOWN)
+        run_heartbeat(store)
+    assert (fallback_of(store) is None) == is_back
+    run_until_back(store)
+    assert store.heartbeat.registration.epoch == epoch
+
+
+def test_rejoin__calls_at_the_barrier_fail__share_is_frozen_until_one_is_answered() -> None:
+    """The others may have rejoined without this worker."""
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    run_heartbeat(store)
+    primary.apply(RecordHeartbeat(ELSEWHERE))
+    frozen = []
+
+    def is_lost(operation: Operation[Any], number: int) -> bool:
+        if isinstance(operation, ScheduleRejoin) and store.local_share is not None:
+            frozen.append(store.local_share.outage.is_ending)
+        return isinstance(operation, ScheduleRejoin) and 1 <= number <= 5
+
+    lose_calls(primary, is_lost)
+    for _ in range(2):
+        store.fail_over(STORE_DOWN)
+        run_heartbeat(store)
+    assert frozen[:3] == [False, False, False], "the others cannot have rejoined yet"
+    assert frozen[5:8] == [True, True, False]
+
+
+@pytest.mark.parametrize(("lost", "epoch"), [(2, 1), (6, 2), (20, 3)])
+def test_rejoin__last_report_fails__is_sent_again_and_the_barrier_is_asked(lost: int, epoch: int) -> None:
+    """A worker whose report came after the moment does not know whether the others have rejoined."""
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    primary.apply(RecordHeartbeat(ELSEWHERE))
+    run_heartbeat(store)
+    store.fail_over(STORE_DOWN)
+    clock.advance(1)
+    assert store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1)) == 0
+    applied = lose_calls(
+        primary, lambda operation, number: isinstance(operation, ChargeOperation) and number < lost
+    )
+    run_until_back(store)
+    assert sum(isinstance(operation, ChargeOperation) for operation in applied) == lost + 1
+    assert store.heartbeat.registration.epoch == epoch
+
+
+def test_rejoin__denied_at_the_barrier__is_not_retried() -> None:
+    store, primary = manual_failover(ManualClock())
+    run_heartbeat(store)
+    primary.apply(RecordHeartbeat(ELSEWHERE))
+    asked = 0
+
+    def deny(operation: Operation[Any]) -> Any:
+        nonlocal asked
+        if isinstance(operation, ScheduleRejoin):
+            asked += 1
+            raise StateAuthError("NOAUTH")
+        return apply(operation)
+
+    apply = primary.apply
+    primary.apply = deny  # type: ignore[method-assign]
+    for _ in range(2):
+        store.fail_over(STORE_DOWN)
+        run_heartbeat(store)
+    assert asked == 1
+
+
+def test_heartbeat__after_a_recovery__comes_more_often_for_a_while() -> None:
+    """Workers that rejoin later wait until this one has confirmed their barrier."""
+    store, _ = manual_failover(ManualClock())
+    run_heartbeat(store)
+    store.fail_over(STORE_DOWN)
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    pauses = [run_heartbeat(store) for _ in range(2)]
+    assert pauses[-1] is not None
+    assert pauses[-1] <= 0.2
+
+
+def test_heartbeat__new_epoch__is_confirmed_at_once() -> None:
+    store, primary = manual_failover()
+    run_heartbeat(store)
+    other = ScheduleRejoin(ELSEWHERE, RejoinRequest(ELSEWHERE.member, 0, 2, 1_600_000, 0, 1))
+    assert primary.apply(other) == (1, 1_600_000)
+    run_heartbeat(store)
+    assert primary.apply(other) == (1, LEAD_US)
+
+
+def test_fork__reports_of_the_parent__are_forgotten_in_the_child() -> None:
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    primary.error = STORE_DOWN
+    store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
+    clock.advance(1)
+    store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
+    assert store.local_share is not None
+    store.heartbeat.recovery.collect_reports(store.local_share)
+    assert len(store.heartbeat.recovery._reports) == 1
+    store.heartbeat.after_fork()
+    assert len(store.heartbeat.recovery._reports) == 0
+
+
+@pytest.mark.parametrize(("keys", "is_early"), [(3, False), (1200, True)])
+def test_reports__before_the_moment_of_the_rejoin__only_those_of_many_keys(keys: int, is_early: bool) -> None:
+    """A bucket refills at the rate of the limit: what one worker reports too soon would be there again."""
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    primary.apply(RecordHeartbeat(ELSEWHERE))
+    run_heartbeat(store)
+    primary.error = STORE_DOWN
+    store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
+    run_heartbeat(store)
+    clock.advance(1)
+    for number in range(keys):
+        assert store.apply(AcquireOperation(TEN_PER_SECOND, str(number), 1)) == 0
+    primary.error = None
+    applied: list[type] = []
+    apply = primary.apply
+
+    def record(operation: Operation[Any]) -> Any:
+        applied.append(type(operation))
+        if isinstance(operation, ScheduleRejoin):
+            store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
+        return apply(operation)
+
+    primary.apply = record  # type: ignore[method-assign]
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    assert applied[::-1].index(ChargeOperation) < applied[::-1].index(ScheduleRejoin)
+    assert (applied.index(ChargeOperation) < applied.index(ScheduleRejoin)) == is_early
 
 
 def test_reports__more_keys_than_one_batch__are_collected_once() -> None:

@@ -29,7 +29,7 @@ from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.limits.reply import LimitReply
 from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.records import ReadRecord, WriteRecord
-from comporta.stores.redis import async_batches
+from comporta.stores.redis import async_batches, pool
 from comporta.stores.redis import store as redis_store_module
 from comporta.stores.redis.cluster import _RewrittenOperation
 from comporta.stores.redis.connection_async import NameResolver
@@ -267,6 +267,30 @@ def test_redis__after_a_fork__uses_new_connections(valkey: Server) -> None:
         connection.disconnect()
 
 
+def test_redis__used_after_close__leaves_no_connection(valkey: Server) -> None:
+    """A background thread may release a permit a few milliseconds after the store was closed."""
+    with redis_store(valkey) as store:
+        store.apply(ReadRecord("s", "k"))
+        store.close_connections()
+        store.apply(ReadRecord("s", "k"))
+        assert len(store._pool.idle) == 1
+        store.close()
+        store.apply(ReadRecord("s", "k"))
+        assert not store._pool.idle
+
+
+def test_redis__more_connections_than_are_kept__are_closed(
+    valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "IDLE_MAX", 2)
+    with redis_store(valkey) as store:
+        connections = [store.route.connect(5) for _ in range(3)]
+        for connection in connections:
+            store._pool._return_connection(connection)
+        assert [connection for connection, _ in store._pool.idle] == connections[:2]
+        assert connections[2]._sock is None  # type: ignore[attr-defined]  # redis-py's
+
+
 def test_redis__closed_twice__is_harmless(valkey: Server) -> None:
     async def story(store: RedisStore) -> None:
         await store.apply_async(ReadRecord("s", "k"))
@@ -322,7 +346,7 @@ def test_rewritten_operation__other_script__does_what_the_operation_does() -> No
     rewritten = _RewrittenOperation(operation, asking=True, states_only=False)
     assert rewritten.script == operation.script._replace(asking=True)
     assert rewritten.state_keys == operation.state_keys
-    assert rewritten.step([None], 0) == operation.step([None], 0)
+    assert rewritten.step([None, None], 0) == operation.step([None, None], 0)
     assert rewritten.script_keys() == operation.script_keys()
     assert rewritten.script_args() == operation.script_args()
     assert rewritten.undo(5) is None

@@ -7,9 +7,11 @@ far less than any other timeout would take.
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -17,13 +19,15 @@ from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as LostError
-from tests.support import command, wait_until_async, within
+from tests.support import command, wait_until, wait_until_async, within
 
 from comporta import StateError, StateTimeoutError, StateUnavailableError
+from comporta.clock import MONOTONIC
 from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.stores.redis import async_batches, pool
 from comporta.stores.redis.connection import DeadlineSocket
 from comporta.stores.redis.connection_async import AsyncEndpoint
+from comporta.stores.redis.deadline import AdaptiveDeadline
 from comporta.stores.redis.store import RedisStore
 from comporta.testing import FaultProxy, Server
 
@@ -58,15 +62,15 @@ def in_time() -> AbstractContextManager[None]:
 def warm_up(store: RedisStore) -> None:
     """Connect and load the script, without a deadline."""
     store.probe()
-    bound, store._pool._timeout = store._pool._timeout, 5.0
+    store.deadline.seconds = 5.0
     store.apply(READ)
-    store._pool._timeout = bound
+    store.deadline.seconds = store.timeout
 
 
 async def warm_up_async(store: RedisStore) -> None:
-    bound, store.timeout = store.timeout, 5.0
+    store.deadline.seconds = 5.0
     await store.apply_async(READ)
-    store.timeout = bound
+    store.deadline.seconds = store.timeout
 
 
 # servers that do not answer ---------------------------------------------------------------------------------
@@ -175,8 +179,9 @@ def test_async_call__loop_blocked_before_sending__is_answered(valkey: Server) ->
 
 
 def test_call__still_connecting__fails_and_the_next_uses_the_connection(
-    proxy: FaultProxy,
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pool, "_PROMISING_NS", 60_000_000_000)
     proxy.hang()
     with opened(proxy.url) as store:
         for _ in range(3):
@@ -345,7 +350,7 @@ def test_connect__one_hangs__a_later_caller_makes_another(proxy: FaultProxy) -> 
         for _ in range(pool.CONNECTS_MAX + 2):
             with pytest.raises(StateUnavailableError):
                 store.apply(READ)
-        assert 1 < proxy.connections <= pool.CONNECTS_MAX + 4
+        assert 1 < proxy.connections <= 2 * (pool.CONNECTS_MAX + 2)
         proxy.release()
 
 
@@ -545,13 +550,148 @@ def test_deadline_socket__used_by_redis_pys_own_parser__receives() -> None:
     far.close()
 
 
-def test_deadline_socket__long_past_its_deadline__reads_no_more() -> None:
-    """A server that sends a byte now and then could otherwise hold a caller indefinitely."""
+def _receive_into(bounded: DeadlineSocket) -> bytes:
+    buffer = bytearray(4)
+    return bytes(buffer[: bounded.recv_into(buffer)])
+
+
+RECEIVE: list[Callable[[DeadlineSocket], bytes]] = [lambda bounded: bounded.recv(4), _receive_into]
+
+
+@pytest.mark.parametrize("receive", RECEIVE)
+def test_deadline_socket__thread_kept_from_running__reads_what_has_arrived(
+    receive: Callable[[DeadlineSocket], bytes],
+) -> None:
     near, far = socket.socketpair()
     near.settimeout(1.0)
     bounded = DeadlineSocket(near, time.monotonic_ns() - 5_000_000_000, 1.0)
     far.sendall(b"late")
-    with pytest.raises(TimeoutError):
-        bounded.recv(1)
+    assert receive(bounded) == b"late"
     near.close()
     far.close()
+
+
+@pytest.mark.parametrize("receive", RECEIVE)
+def test_deadline_socket__passed_twice__reads_no_more(receive: Callable[[DeadlineSocket], bytes]) -> None:
+    """A server that sends a byte now and then could otherwise hold a caller indefinitely."""
+    near, far = socket.socketpair()
+    near.settimeout(1.0)
+    bounded = DeadlineSocket(near, time.monotonic_ns(), 1.0)
+    bounded.set_deadline(time.monotonic_ns(), 0.02)
+    with pytest.raises(TimeoutError):
+        receive(bounded)
+    bounded.set_deadline(time.monotonic_ns() - 5_000_000_000, 0.02)
+    with pytest.raises(TimeoutError):
+        receive(bounded)
+    far.sendall(b"late")
+    with pytest.raises(TimeoutError):
+        receive(bounded)
+    bounded.set_deadline(time.monotonic_ns(), 1.0)
+    assert receive(bounded) == b"late"
+    near.close()
+    far.close()
+
+
+def test_loop__ends_without_aclose__closes_its_connection(
+    valkey: Server, recwarn: pytest.WarningsRecorder
+) -> None:
+    """``asyncio.run`` shuts generators down; a transport left open would be a warning under ``-X dev``."""
+    with opened(valkey.url, timeout=5) as store:
+        for _ in range(2):
+            assert asyncio.run(store.apply_async(READ)) is None
+        gc.collect()
+        [last] = store.pipelines()._by_loop.values()
+        assert last._connection is None
+    assert [str(each.message) for each in recwarn if issubclass(each.category, ResourceWarning)] == []
+
+
+def test_connections__attempt_hangs__a_caller_that_waits_gets_another() -> None:
+    """The packets of the first attempt were lost: the second finds the network in order."""
+    over, attempts = threading.Event(), []
+
+    def connect(seconds: float) -> Any:
+        attempts.append(seconds)
+        if len(attempts) == 1:
+            over.wait(10)
+        return len(attempts)
+
+    pending = pool.PendingConnections(connect, deque(), "redis://test", 10.0)
+    try:
+        connection: Any = pending.wait(MONOTONIC.now_ns(), 10.0)
+        assert connection == 2
+    finally:
+        over.set()
+
+
+def test_connections__older_attempt_fails__a_caller_makes_its_own() -> None:
+    """The older attempt began during an outage. Its failure says nothing about the server of now."""
+    over, attempts = threading.Event(), []
+
+    def connect(seconds: float) -> Any:
+        attempts.append(seconds)
+        if len(attempts) == 1:
+            over.wait(60)
+            raise OSError("timed out")
+        return len(attempts)
+
+    pending = pool.PendingConnections(connect, deque(), "redis://test", 60.0)
+    with ThreadPoolExecutor() as threads:
+        try:
+            with pytest.raises(StateUnavailableError, match="still connecting"):
+                pending.wait(MONOTONIC.now_ns(), 0.01)
+            caller: Any = threads.submit(pending.wait, MONOTONIC.now_ns(), 60.0)
+            wait_until(lambda: len(pending.waiters) == 1)
+        finally:
+            over.set()
+        assert caller.result(60) == 2
+
+
+def test_async_call__older_attempt_to_connect_fails__makes_its_own(
+    valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[AsyncEndpoint] = []
+    connect = AsyncEndpoint.connect
+
+    async def story(store: RedisStore) -> None:
+        is_lost = asyncio.Event()
+
+        async def lose_the_first(endpoint: AsyncEndpoint, *arguments: Any) -> Any:
+            attempts.append(endpoint)
+            if len(attempts) == 1:
+                await is_lost.wait()
+                raise OSError("timed out")
+            return await connect(endpoint, *arguments)
+
+        monkeypatch.setattr(AsyncEndpoint, "connect", lose_the_first)
+        with pytest.raises(StateUnavailableError, match="still connecting"):
+            await store.apply_async(READ)
+        store.deadline = AdaptiveDeadline(60.0, 60.0)
+        call = asyncio.create_task(store.apply_async(READ))
+        for _ in range(10):
+            await asyncio.sleep(0)  # sleeps: until the call waits for the attempt
+        is_lost.set()
+        await call
+        assert len(attempts) == 2
+        await store.aclose()
+
+    with opened(valkey.url) as store:
+        asyncio.run(story(store))
+
+
+def test_async_call__after_an_outage__has_time_to_connect_if_the_heartbeat_was_answered(
+    valkey: Server,
+) -> None:
+    async def story(store: RedisStore) -> None:
+        await store.apply_async(READ)
+        [pipeline] = store.pipelines()._by_loop.values()
+        assert pipeline._connect_allowance() == 0, "it is connected"
+        await pipeline._drop_connection()
+        assert pipeline._connect_allowance() > 0, "the server answered this loop just now"
+        pipeline._used_ns = store.deadline.answered_ns = 1
+        assert pipeline._connect_allowance() == 0
+        await asyncio.to_thread(store.probe)
+        assert pipeline._connect_allowance() > 0
+        await store.aclose()
+
+    with opened(valkey.url, timeout=60) as store:
+        asyncio.run(story(store))

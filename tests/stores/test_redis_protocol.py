@@ -11,10 +11,10 @@ from comporta import LimitConfig, StateAuthError, StateTypeError, StateUnavailab
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.stores.base import Operation
+from comporta.stores.changes import CHANGES_KEY
 from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.stores.redis.protocol import (
     BATCHED_MAX,
-    WORKERS_KEY,
     ScriptCall,
     _pack_python,
     _packer,
@@ -39,25 +39,23 @@ def test_pack__with_and_without_hiredis__is_the_same(monkeypatch: pytest.MonkeyP
 def test_script_calls__neighbours_of_one_script__are_joined_up_to_the_maximum() -> None:
     operations: list[Operation[Any]] = [
         *(_limit_operation() for _ in range(BATCHED_MAX + 1)),
+        WriteRecord("s", "k", b"x", None),
+        WriteRecord("s", "k", b"x", None),
         ReadRecord("s", "k"),
-        ReadRecord("s", "k"),
+        ReadRecord("s", "l"),
         _limit_operation(),
     ]
-    assert [len(call.operations) for call in script_calls(operations)] == [BATCHED_MAX, 1, 1, 1, 1]
-
-
-def _ignore_count(_: int) -> None:
-    """Ignore the worker count."""
+    assert [len(call.operations) for call in script_calls(operations)] == [BATCHED_MAX, 1, 1, 1, 2, 1]
 
 
 @pytest.mark.parametrize(
     "raw",
-    [[1, 2], ["x"] * 5, [], [1] * 8, [1] * 10, [*[1] * 8, b"7"], [[]] * 9, b"OK", None, 5, {}],
+    [[1, 2], ["x"] * 5, [], [1] * 7, [1] * 9, [*[1] * 7, b"7", 1], [[]] * 8, b"OK", None, 5, {}],
 )
 def test_parse_replies__malformed_limit_reply__raises(raw: object) -> None:
     [call] = script_calls([_limit_operation()])
     with pytest.raises(StateUnavailableError, match="wrong shape"):
-        call.parse_replies(raw, _ignore_count)
+        call.parse_replies(raw)
 
 
 @pytest.mark.parametrize(
@@ -69,46 +67,44 @@ def test_parse_replies__malformed_limit_reply__raises(raw: object) -> None:
         AcquireOperation(LimitDefinition(LimitConfig(1, 1).build_strategy(), "n"), "k", 1),
     ],
 )
-@pytest.mark.parametrize("raw", [b"OK", [b"0", 5, 5], [None], [7, 7, 7], 1.5, None])
+@pytest.mark.parametrize("raw", [b"OK", [b"0", 5, 5], [1.5], [7, 7, 7], 1.5, None])
 def test_parse_replies__malformed_other_reply__raises(operation: Operation[Any], raw: object) -> None:
     with pytest.raises(StateUnavailableError, match="wrong shape"):
-        ScriptCall(operation.script, [operation]).parse_replies(raw, _ignore_count)
+        ScriptCall(operation.script, [operation]).parse_replies(raw)
 
 
 def test_parse_replies__type_error_of_one_operation__names_the_key() -> None:
     for error in (b"WRONGTYPE nonsense", "WRONGTYPE nonsense"):
         [call] = script_calls([_limit_operation("mine")])
-        [reply] = call.parse_replies([error, *[0] * 7, 3], _ignore_count)
+        [reply] = call.parse_replies([error, *[0] * 7])
         assert isinstance(reply, StateTypeError)
         assert "'rate_limiter:n:mine'" in str(reply)
 
 
 def test_parse_replies__other_error_of_one_operation__is_translated() -> None:
     [call] = script_calls([_limit_operation("mine")])
-    [reply] = call.parse_replies([b"NOPERM no permissions", *[0] * 7, 3], _ignore_count)
+    [reply] = call.parse_replies([b"NOPERM no permissions", *[0] * 7])
     assert isinstance(reply, StateAuthError)
     assert "'rate_limiter:n:mine'" in str(reply)
 
 
-def test_parse_replies__with_worker_count__passes_it_on() -> None:
-    counts: list[int] = []
-    [call] = script_calls([_limit_operation("a"), _limit_operation("b")])
-    assert len(call.parse_replies([0, 10, 9, 0, 1, 0, 0, 10] * 2 + [7], counts.append)) == 2
-    assert counts == [7]
-    [uncounted] = script_calls([_limit_operation("a")], uses_hash_tags=True)
-    assert len(uncounted.parse_replies([0, 10, 9, 0, 1, 0, 0, 10], counts.append)) == 1
-    assert counts == [7]
+def test_parse_replies__error_of_one_record__names_the_key() -> None:
+    [call] = script_calls([ReadRecord("s", "good"), ReadRecord("s", "bad"), ReadRecord("s", "none")])
+    good, bad, none = call.parse_replies([b"x", [b"WRONGTYPE nonsense"], None])
+    assert (good, none) == (b"x", None)
+    assert isinstance(bad, StateTypeError)
+    assert "'s:bad'" in str(bad)
 
 
-def test_command_bytes__with_and_without_worker_count__names_the_registry_or_not() -> None:
+def test_command_bytes__script_that_notes_changes__names_the_change_log_outside_a_cluster() -> None:
     for uses_hash_tags in (False, True):
-        [call] = script_calls([_limit_operation()], uses_hash_tags=uses_hash_tags)
-        assert (WORKERS_KEY.encode() in call.command_bytes(1)) is not uses_hash_tags
-        assert (b"rate_limiter:{n}:k" in call.command_bytes(1)) is uses_hash_tags
-        text = script_text(call.script, with_worker_count=call.with_worker_count)[1]
-        assert text.rstrip().endswith("return reply")
-        assert ("ZCARD" in text) is not uses_hash_tags
-    assert WORKERS_KEY.encode() not in ScriptCall(ReadRecord.script, [ReadRecord("s", "k")]).command_bytes(1)
+        operation = WriteRecord("s", "k", b"x", None, change_name="s:k")
+        [call] = script_calls([operation], uses_hash_tags=uses_hash_tags)
+        assert (CHANGES_KEY.encode() in call.command_bytes(1)) is not uses_hash_tags
+        assert (b"s:{k}" in call.command_bytes(1)) is uses_hash_tags
+        text = script_text(call.script, has_change_log=not uses_hash_tags)[1]
+        assert ("ZADD" in text) is not uses_hash_tags
+    assert CHANGES_KEY.encode() not in script_calls([_limit_operation()])[0].command_bytes(1)
 
 
 def test_key_summary__large_call__has_the_first_few_keys() -> None:

@@ -19,8 +19,9 @@ from comporta import (
     StateUnavailableError,
 )
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.stores.failover.worker_registry import REGISTRY_KEY
 from comporta.stores.records import ReadRecord
-from comporta.stores.redis.protocol import WORKERS_KEY, pack
+from comporta.stores.redis.protocol import pack
 from comporta.stores.redis.store import RedisStore
 from comporta.testing import Cluster, FaultProxy, Server
 from comporta.testing.redis_server import wait_until
@@ -118,9 +119,9 @@ def test_server__cannot_save__raises_misconf(program: str) -> None:
 
 
 def test_server__too_many_clients__raises_the_reason(own: Server) -> None:
-    own.command("CONFIG", "SET", "maxclients", "1")
     holder = RedisStore(own.url, timeout=5)
-    holder.apply(ReadRecord("s", "k"))
+    holder.apply(ReadRecord("s", "k"))  # before the command, whose connection the server may still count
+    own.command("CONFIG", "SET", "maxclients", "1")
     assert_refused(own.url, StateUnavailableError, "max number of clients")
     holder.close()
 
@@ -182,7 +183,7 @@ def test_probe__usable_server__leaves_a_connection_and_changes_nothing(own: Serv
     store.probe()
     assert store._pool.idle[0][0] is connection
     assert own.command("KEYS", "*") == []
-    own.command("RPUSH", WORKERS_KEY, "another type")
+    own.command("RPUSH", REGISTRY_KEY, "another type")
     store.probe()
     store.close()
 
@@ -208,30 +209,6 @@ def test_probe__no_reply__is_a_timeout(own: Server) -> None:
         with pytest.raises(StateUnavailableError, match="nothing was sent"):
             store.probe()
         store.close()
-
-
-@pytest.mark.parametrize("members", [0, 3])
-def test_worker_count__registered_workers__comes_with_every_decision(own: Server, members: int) -> None:
-    for number in range(members):
-        own.command("ZADD", WORKERS_KEY, number, f"worker-{number}")
-    store = RedisStore(own.url, timeout=5)
-    for attempt in attempts_on(store):
-        store.reported_worker_count = -1
-        assert attempt() == 0
-        assert store.reported_worker_count == members
-    store.close()
-
-
-def test_worker_count__registry_key_of_another_type__is_zero(own: Server) -> None:
-    own.command("SET", WORKERS_KEY, "another type")
-    store = RedisStore(own.url, timeout=5)
-    counts: list[int] = []
-    store.on_worker_count = counts.append
-    for attempt in attempts_on(store):
-        assert attempt() == 0
-    assert counts == [0, 0]
-    assert own.command("GET", WORKERS_KEY) == "another type"
-    store.close()
 
 
 def test_unix_socket__url__works_like_any_server(program: str, tmp_path: Path) -> None:

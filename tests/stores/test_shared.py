@@ -40,10 +40,11 @@ from comporta.stores.bound_limit import Binding
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.records import NEVER_US, RECORD, DeleteRecord, ReadRecord, WriteRecord
 from comporta.stores.shared import directory, fast_path, locked_table
+from comporta.stores.shared.index import locate
 from comporta.stores.shared.layout import ENTRIES_PER_PAGE, PAGE_BYTES
 from comporta.stores.shared.slots import allocate
 from comporta.stores.shared.store import SharedStore
-from comporta.stores.shared.table import SlotRequest, locate
+from comporta.stores.shared.table import SlotRequest
 from comporta.testing import ManualClock
 
 
@@ -211,7 +212,8 @@ def test_table__digest_across_two_entries__is_not_found() -> None:
 
 def test_table__no_index_page_left__evicts_a_state_of_the_path() -> None:
     with shared_store(ManualClock(), memory=4) as store:
-        store.table.geometry = store.table.geometry._replace(generations=1)
+        index = store.table._index
+        index._geometry = index._geometry._replace(generations=1)
         limiter = TokenBucketLimiter("2/hour", store, "n").sync
         assert all(limiter.acquire(f"k{number}") for number in range(20 * ENTRIES_PER_PAGE))
         assert store.table.usage().keys == 16 * ENTRIES_PER_PAGE
@@ -474,6 +476,36 @@ def test_verify__directory_damaged__all_workers_use_the_new_one(damage: Callable
         assert kinds.count("state_replaced") >= 1
 
 
+def test_operation__table_truncated_just_now__raises_before_it_reads_the_missing_part() -> None:
+    with shared_store() as store:
+        limiter = TokenBucketLimiter("2/hour", store, "n").sync
+        os.truncate(Path(store.path) / "table", 0)
+        for call in (limiter.acquire, limiter.peek):
+            with pytest.raises(StateUnavailableError, match=r"was truncated to 0 bytes: remove /"):
+                call("k")
+        store.verify()
+        assert limiter.acquire("k")
+
+
+def test_failover__table_truncated__decides_locally_until_the_heartbeat_opens_a_new_one() -> None:
+    with shared_store() as engine:
+        store = FailoverStore.wrap(engine, engine.address)
+        limiter = TokenBucketLimiter("2/hour", store, "n").sync
+        os.truncate(Path(engine.path) / "table", 0)
+        limiter.acquire("k")  # raises nothing
+        wait_until(lambda: engine._retired is not None and store.fallback is None)
+        assert limiter.acquire("other")
+        store.heartbeat.stop()
+
+
+def test_open__table_truncated_while_it_is_mapped__raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    with shared_store() as store:
+        opened = directory.StateDirectory(store.path, 8, directory.boot_id())
+        os.truncate(Path(store.path) / "table", 5000)
+        with pytest.raises(StateUnavailableError, match=r"cannot map .*: mmap length is greater"):
+            locked_table.LockedTable(opened, MONOTONIC, 0.5, store.address)
+
+
 def test_verify__directory_damaged_twice__closes_the_first_one() -> None:
     with shared_store() as store:
         limiter = TokenBucketLimiter("1/hour", store, "n").sync
@@ -501,15 +533,15 @@ def test_fast_path__table_replaced_during_a_decision__caches_nothing_of_the_old_
     with shared_store() as store:
         bound = store.bind(_binding(LimitConfig(0.001, 1)))
         assert bound.acquire("k", 1) == 0
-        old = bound._locations["k"]
+        old_memory, _, old_locations = bound._open_table
         shutil.rmtree(store.path)
         retired = store._locked
         store.verify()
         slot = retired.table.find(locate(StateKey("rate_limiter:n", "k", bound.cached_algorithm)))
         assert slot is not None
         bound._cache_location("k", retired, slot, bound.cached_algorithm.codec)
-        bound._remember_refusal("k", old, b"", 0, 1)
-        assert (bound._locations, bound._refusals) == ({}, {})
+        bound._remember_refusal("k", old_memory, old_locations["k"], (b"", 0, 1))
+        assert (bound._open_table[2], bound._refusals) == ({}, {})
 
 
 # the directory ------------------------------------------------------------------------------------------

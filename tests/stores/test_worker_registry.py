@@ -9,12 +9,10 @@ from comporta.errors import StateTypeError
 from comporta.stores.base import Outage
 from comporta.stores.failover.worker_registry import (
     REGISTRY_KEY,
-    REJOIN_SECONDS,
     WORKERS_MAX,
     ListWorkers,
     RecordHeartbeat,
     RemoveWorker,
-    ScheduleRejoin,
     Worker,
 )
 from comporta.testing import ManualClock, Server
@@ -29,17 +27,17 @@ def test_registry__workers_start_die_and_stop__counts_live_ones(open_store: Stor
     with open_store(clock) as store:
         assert store.apply(ListWorkers()) == []
         assert store.apply(RemoveWorker(worker(9))) == 0
-        assert [store.apply(RecordHeartbeat(worker(n))) for n in (1, 2, 3)] == [1, 2, 3]
+        assert [store.apply(RecordHeartbeat(worker(n))).worker_count for n in (1, 2, 3)] == [1, 2, 3]
         clock.advance(2)
-        assert store.apply(RecordHeartbeat(worker(1))) == 3
+        assert store.apply(RecordHeartbeat(worker(1))).worker_count == 3
         assert {(live.worker.pid, live.age) for live in store.apply(ListWorkers())} == {
             (1, 0),
             (2, 2),
             (3, 2),
         }
         clock.advance(1)
-        assert store.apply(RecordHeartbeat(worker(1))) == 1, "the others were silent for 3 s"
-        assert store.apply(RecordHeartbeat(worker(2))) == 2
+        assert store.apply(RecordHeartbeat(worker(1))).worker_count == 1, "the others were silent for 3 s"
+        assert store.apply(RecordHeartbeat(worker(2))).worker_count == 2
         assert store.apply(RemoveWorker(worker(2))) == 1
         assert store.apply(RemoveWorker(worker(1))) == 0
         assert store.apply(ListWorkers()) == []
@@ -53,18 +51,19 @@ def test_registry__clock_set_back_an_hour__keeps_live_workers_only(
         store.apply(RecordHeartbeat(worker(1)))
         store.apply(RecordHeartbeat(worker(2)))
         clock.advance(-3600)
-        assert store.apply(RecordHeartbeat(worker(1))) == 2
+        assert store.apply(RecordHeartbeat(worker(1))).worker_count == 2
         clock.advance(3)
-        assert store.apply(RecordHeartbeat(worker(1))) == 1
+        assert store.apply(RecordHeartbeat(worker(1))).worker_count == 1
         clock.advance(3600)
-        assert store.apply(RecordHeartbeat(worker(1))) == 1
+        assert store.apply(RecordHeartbeat(worker(1))).worker_count == 1
 
 
 def test_registry__local_engine__counts_up_to_its_maximum() -> None:
     with memory_store(ManualClock()) as store:
-        counts = [store.apply(RecordHeartbeat(worker(number))) for number in range(1, WORKERS_MAX + 5)]
+        numbers = range(1, WORKERS_MAX + 5)
+        counts = [store.apply(RecordHeartbeat(worker(number))).worker_count for number in numbers]
         assert counts[-1] == WORKERS_MAX
-        assert store.apply(RecordHeartbeat(worker(1))) == WORKERS_MAX
+        assert store.apply(RecordHeartbeat(worker(1))).worker_count == WORKERS_MAX
 
 
 def test_registry__key_of_another_type__is_left_alone(server: Server) -> None:
@@ -81,18 +80,3 @@ def test_worker__formatted_and_parsed__is_the_same() -> None:
     assert Worker.new() != Worker.new()
     assert RecordHeartbeat(worker).undo(1) is None
     assert RecordHeartbeat(worker).fallback(Outage(0, 0, "", 1)) is None
-
-
-def test_schedule_rejoin__several_workers__get_the_same_moment(open_store: StoreOpener) -> None:
-    clock = ManualClock()
-    ahead_us = round(REJOIN_SECONDS * 1e6)
-    with open_store(clock) as store:
-        assert store.apply(ScheduleRejoin()) == ahead_us, "the first sets it"
-        clock.advance(0.25)
-        assert store.apply(ScheduleRejoin()) == ahead_us - 250_000
-        clock.advance(0.5)
-        assert store.apply(ScheduleRejoin()) == ahead_us - 750_000, "too late to wait for"
-        clock.advance(0.5)
-        assert store.apply(ScheduleRejoin()) == ahead_us, "another outage"
-        clock.advance(-3600)
-        assert store.apply(ScheduleRejoin()) == ahead_us, "a moment far off was set by another clock"

@@ -19,9 +19,11 @@ from comporta.testing import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIAL = ROOT / "docs" / "tutorial.md"  # its programs need each other; test_tutorial.py runs them
 SNIPPETS = [
     pytest.param(page, text, id=f"{page.stem}-{number}")
     for page in PAGES
+    if page != TUTORIAL
     for number, text in enumerate(
         re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     )

@@ -62,8 +62,67 @@ async def main() -> None:
 takes: Callable[[int], Coroutine[Any, Any, str]] = page_async
 """
 
+CACHED = """
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_type
+
+from comporta import Cached, HealthCache, Loaded
+
+cache = HealthCache("sqlite:///searches.db")
+
+
+@cache.cached(fresh=600)
+async def search(q: str, *, uf: str = "SP") -> list[str]:
+    return [q, uf]
+
+
+@cache.sync.cached()
+def count(number: int) -> dict[str, int]:
+    return {"number": number}
+
+
+async def load() -> list[str]:
+    return []
+
+
+def load_plain() -> list[int]:
+    return []
+
+
+async def load_missing(missing: list[str] | None = None) -> Loaded[list[str]]:
+    return Loaded(missing or [])
+
+
+def load_missing_plain(missing: list[str] | None = None) -> Loaded[str]:
+    return Loaded("")
+
+
+async def main() -> None:
+    assert_type(await search("q", uf="RJ"), list[str])
+    assert_type(await search.fetch("q"), Cached[list[str]])
+    assert_type(await search.get("q"), Cached[list[str]] | None)
+    assert_type(await search.delete("q"), bool)
+    assert_type(count(1), dict[str, int])
+    assert_type(count.fetch(1), Cached[dict[str, int]])
+    assert_type(count.get(1), Cached[dict[str, int]] | None)
+    assert_type((await cache.fetch("ana", {}, load, force=True)).value, list[str])
+    assert_type((await cache.fetch("ana", {}, load_plain)).value, list[int])
+    assert_type(await cache.fetch("ana", {}, load_missing), Cached[list[str]])
+    assert_type(await cache.fetch("ana", {}, load_missing_plain), Cached[str])
+    assert_type(cache.sync.fetch("ana", {}, load_plain), Cached[list[int]])
+    assert_type(cache.sync.fetch("ana", {}, load_missing_plain), Cached[str])
+    stored: Cached[list[str]] | None = await cache.get_from_cache("ana", {})
+    many: list[Cached[list[str]] | None] = await cache.get_many("ana", [{}])
+    any_type: Cached = many[0] or await cache.fetch("ana", {}, load)
+    assert_type(any_type.value, Any)
+    print(stored)
+
+
+takes: Callable[[str], Coroutine[Any, Any, list[str]]] = search
+"""
+
 WRONG = """
-from comporta import CircuitBreaker, Retry, Upstream
+from comporta import CircuitBreaker, HealthCache, Retry, Upstream
 
 upstream = Upstream("pncp", "10/s", state="memory://")
 
@@ -78,12 +137,26 @@ def page(number: int) -> str:
 page("one")
 upstream.sync.call(len, 5)
 length: int = page(1)
+cache = HealthCache("sqlite:///searches.db").sync
+text: str = cache.fetch("ana", {}, lambda: 5).value
+cache.cached()(page).get("one")
+cache.fetch("ana", {}, page, forced=True)
 """
-WRONG_LINES = {14, 15, 16}
+WRONG_LINES = {14, 15, 16, 18, 19, 20}
 
 # What the examples use of packages that have neither annotations nor stubs. pyright would otherwise guess the
 # types from their code, and finds no task where Celery's decorator returns a proxy.
 STUBS = {
+    "boto3/__init__.pyi": """
+from typing import Any
+
+def client(service_name: str, **options: Any) -> Any: ...
+""",
+    "botocore/__init__.pyi": "",
+    "botocore/config.pyi": """
+class Config:
+    def __init__(self, *, retries: dict[str, int], connect_timeout: float, read_timeout: float) -> None: ...
+""",
     "celery/__init__.pyi": """
 from collections.abc import Callable
 from typing import Any, overload
@@ -129,6 +202,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ):
             (folder / f"{name}_{number}.py").write_text(text)
     (folder / "decorated.py").write_text(DECORATED)
+    (folder / "cached.py").write_text(CACHED)
     (folder / "wrong.py").write_text(WRONG)
     return folder
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from benchmarks.pictures import drawing
 from benchmarks.pictures.__main__ import QUICK, SLOW, path_of
+
+from comporta.cli import sim_charts as drawing
 
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -55,14 +55,28 @@ def test_machine_specific__path_of_a_machine__matches(line: str, folder: str) ->
     assert MACHINE_SPECIFIC.search(line.format(folder))
 
 
+def pinned_versions(lock: Path) -> set[str]:
+    """Return the packages of a lock file with their versions."""
+    return set(re.findall(r"^\S+==\S+", lock.read_text(encoding="utf-8"), re.MULTILINE))
+
+
 def test_lock_files__all__exist() -> None:
-    assert [path.name for path in LOCKS] == ["bench.txt", "demo.txt", "dev.txt"]
+    assert [path.name for path in LOCKS] == [
+        *("bench.txt", "demo.txt", "dev.txt", "dist.txt", "docs.txt"),
+    ]
 
 
 def test_lock_file_of_the_demo__versions__equal_those_for_contributors() -> None:
-    pinned = [set(re.findall(r"^\S+==\S+", lock.read_text(encoding="utf-8"), re.MULTILINE)) for lock in LOCKS]
-    _, demo, dev = pinned
+    demo, dev = (pinned_versions(ROOT / "requirements" / name) for name in ("demo.txt", "dev.txt"))
     assert demo < dev
+
+
+@pytest.mark.parametrize("name", ["bench.txt", "dist.txt", "docs.txt"])
+def test_lock_file_of_one_target__packages_for_contributors__have_the_same_version(name: str) -> None:
+    """These packages are installed over those for contributors, and must not replace any of them."""
+    ours, dev = (pinned_versions(ROOT / "requirements" / each) for each in (name, "dev.txt"))
+    named = {each.partition("==")[0] for each in dev}
+    assert {each for each in ours - dev if each.partition("==")[0] in named} == set()
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)

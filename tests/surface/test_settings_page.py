@@ -81,9 +81,12 @@ def _table_builder(settings: type[SettingsTable]) -> Callable[[str, Any], object
 
 
 def _build_limit(field: str, value: Any) -> object:
-    numbers = {"rate": 1.0, "capacity": 1, "window": 1.0, "strategy": LimitStrategy.SLIDING_WINDOW}
+    numbers: dict[str, Any] = {"rate": 1.0, "capacity": 1, "window": 1.0}
+    numbers["strategy"] = LimitStrategy.SLIDING_WINDOW
     if field == "rate":
         numbers["strategy"] = LimitStrategy.TOKEN_BUCKET
+    if field == "closed_after":
+        numbers["fallback"] = "closed"
     return LimitConfig(**{**numbers, field: value})
 
 

@@ -22,6 +22,7 @@ ESTABLISHED = {
 """Module and package names that are participles or gerunds on purpose, with the reason."""
 
 ESTABLISHED_FUNCTIONS = {
+    "cached": "what decorators that cache are called, as in cachetools and aiocache",
     "locked": "the name of the standard library: asyncio.Lock.locked()",
     "remaining": "what is left, as in the RateLimit-Remaining header",
 }
@@ -50,8 +51,8 @@ DIALECT_USES_MAX = 60
 
 TEST_NAME_CHARS_MAX = 90
 
-PROSE = ("src", "docs", "tests", "benchmarks")
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")
+PROSE = ("src", "docs", "tests", "benchmarks", "website")
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "Makefile")
 NOT_PROSE = {".png", ".svg", ".txt", ".pyc", ".so", ".db"}
 
 

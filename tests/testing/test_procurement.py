@@ -44,11 +44,9 @@ def pncp(portal: SimulatedPortal, uf: str = "SP", page: int = 1, size: int = 50)
     return fetch(f"{portal.url}{PNCP.format(*DAYS)}&uf={uf}&pagina={page}&tamanhoPagina={size}")
 
 
-def pcp(portal: SimulatedPortal, uf: str = "SP", page: int = 1, modality: str = "6") -> tuple[int, Any]:
-    days = "dataInicial=2026-01-01&dataFinal=2026-01-31"
-    return fetch(
-        f"{portal.url}/v1/processos?{days}&uf={uf}&modalidade={modality}&pagina={page}&tamanhoPagina=20"
-    )
+def pcp(portal: SimulatedPortal, page: int = 1, day: str = "2026-01-05", kind: str = "1") -> tuple[int, Any]:
+    days = f"dataInicial={day}&dataFinal={day}&tipoData={kind}"
+    return fetch(f"{portal.url}/v2/licitacao/processos?{days}&pagina={page}")
 
 
 def test_pncp__all_pages__contain_each_matching_tender_once(server: ProcurementServer) -> None:
@@ -60,17 +58,15 @@ def test_pncp__all_pages__contain_each_matching_tender_once(server: ProcurementS
     assert len(items) == len(numbers) == first["totalRegistros"] > 10
     assert {item["unidadeOrgao"]["ufSigla"] for item in items} == {"SP"}
     assert rest[-1]["paginasRestantes"] == 0
-    assert pncp(server.pncp, page=999) == (204, None)
+    assert pncp(server.pncp, page=999)[0] == 400
 
 
 def test_portals__same_seed__share_tenders_and_another_seed_differs(server: ProcurementServer) -> None:
-    numbers = {item["numeroControlePNCP"] for item in pncp(server.pncp)[1]["data"]}
-    status, listed = pcp(server.pcp)
-    assert status == 200
-    assert listed["total"] > len(listed["processos"]) or listed["paginas"] == 1
-    both = {item["numeroControlePncp"] for item in listed["processos"]} - {None}
-    assert both
-    assert both <= numbers
+    buyers = {item["orgaoEntidade"]["cnpj"] for item in pncp(server.pncp)[1]["data"]}
+    _, first = pcp(server.pcp)
+    items = [item for page in range(first["pageCount"]) for item in pcp(server.pcp, page + 1)[1]["result"]]
+    units = [item["unidadeCompradora"] for item in items]
+    assert buyers & {unit.get("cnpj") or unit.get("CNPJ") for unit in units if unit["uf"] == "SP"}
     with ProcurementServer(seed=3) as twin, ProcurementServer(seed=4) as other:
         assert pncp(twin.pncp) == pncp(server.pncp)
         assert pncp(other.pncp) != pncp(server.pncp)
@@ -79,25 +75,53 @@ def test_portals__same_seed__share_tenders_and_another_seed_differs(server: Proc
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("dataInicial=20260230&dataFinal=20260301", "day"),
-        ("dataInicial=2026-01-01&dataFinal=20260301", "dataInicial must be YYYYMMDD"),
-        ("dataInicial=20260301&dataFinal=20260101", "dataFinal"),
-        ("dataInicial=20260101&dataFinal=20260102&tamanhoPagina=9", "tamanhoPagina must be 10 to 50"),
-        ("dataInicial=20260101&dataFinal=20260102&uf=XX", "uf must be one of"),
+        ("dataInicial=20260230&dataFinal=20260301", "422 dataInicial and dataFinal must be days"),
+        (
+            "dataInicial=2026-01-01&dataFinal=20260301",
+            "422 dataInicial and dataFinal must be days: a day must",
+        ),
+        ("dataInicial=20260301&dataFinal=20260101", "422 dataFinal must be 0 to 365 days"),
+        ("dataInicial=20260101&dataFinal=20260102&tamanhoPagina=51", "400 tamanhoPagina must be 10 to 50"),
+        ("dataInicial=20260101&dataFinal=20260102&uf=XX", "400 uf must be one of"),
+        (
+            "dataInicial=20260101&dataFinal=20260102&codigoModalidadeContratacao=",
+            "400 codigoModalidadeContratacao must be 1 to 99",
+        ),
     ],
 )
-def test_pncp__invalid_query__is_a_400_that_names_the_parameter(
+def test_pncp__invalid_query__gets_a_status_and_the_name_of_the_parameter(
     server: ProcurementServer, query: str, message: str
 ) -> None:
     rest = "&codigoModalidadeContratacao=6&pagina=1&uf=SP&tamanhoPagina=50"
     added = "&".join(part for part in rest.split("&") if part.split("=")[0] not in query)
     status, body = fetch(f"{server.pncp.url}/api/consulta/v1/contratacoes/publicacao?{query}&{added}")
-    assert (status, message in body["message"]) == (400, True), body
+    assert f"{status} {body['message']}".startswith(message)
 
 
-def test_pcp__invalid_query__is_a_400_and_an_unknown_path_a_404(server: ProcurementServer) -> None:
-    assert pcp(server.pcp, modality="x")[0] == 400
+def test_pcp__one_day__lists_all_ufs_ten_a_page(server: ProcurementServer) -> None:
+    _, first = pcp(server.pcp)
+    pages = [pcp(server.pcp, page + 1)[1] for page in range(first["pageCount"])]
+    items = [item for page in pages for item in page["result"]]
+    assert len({item["codigoLicitacao"] for item in items}) == len(items) == first["total"]
+    assert len({item["unidadeCompradora"]["uf"] for item in items}) > 20
+    assert 1 < first["pageCount"] <= 20
+    assert [page["nextPage"] for page in (pages[0], pages[-1])] == [2, None]
+    assert (pages[0]["limit"], pages[1]["offset"], pages[1]["previousPage"]) == (10, 10, 1)
+    assert pcp(server.pcp, first["pageCount"] + 1)[1]["result"] == []
+
+
+def test_pcp__invalid_query__says_so_and_an_unknown_path_is_a_404(server: ProcurementServer) -> None:
+    assert pcp(server.pcp, kind="2")[0] == 400
+    assert pcp(server.pcp, day="2026-02-30")[0] == 422
     assert fetch(f"{server.pcp.url}/elsewhere")[0] == 404
+
+
+def test_failing_days__listings_that_begin_on_them__get_a_500(server: ProcurementServer) -> None:
+    for portal in (server.pncp, server.pcp):
+        portal.set(failing_days=["2026-01-01"])
+    assert (pncp(server.pncp)[0], pcp(server.pcp)[0]) == (500, 200)
+    assert pcp(server.pcp, day="2026-01-01")[0] == 500
+    assert server.pcp.as_dict()["failing_days"] == ["2026-01-01"]
 
 
 def test_rate__exceeded__is_refused_with_retry_after() -> None:
@@ -130,11 +154,7 @@ def test_portals__last_possible_day__is_answered(server: ProcurementServer) -> N
     days = "dataInicial=99991231&dataFinal=99991231&codigoModalidadeContratacao=6"
     path = f"/api/consulta/v1/contratacoes/publicacao?{days}&uf=SP&pagina=1&tamanhoPagina=50"
     assert fetch(server.pncp.url + path)[0] in (200, 204)
-    day = "dataInicial=9999-12-31&dataFinal=9999-12-31&modalidade=6"
-    assert {
-        fetch(f"{server.pcp.url}/v1/processos?{day}&uf={uf}&pagina=1&tamanhoPagina=50")[0]
-        for uf in ("RJ", "MA", "AC")
-    } == {200}
+    assert pcp(server.pcp, day="9999-12-31")[0] == 200
 
 
 def test_control__over_http__changes_and_shows_the_mode(server: ProcurementServer) -> None:
@@ -147,7 +167,16 @@ def test_control__over_http__changes_and_shows_the_mode(server: ProcurementServe
 
 
 @pytest.mark.parametrize(
-    "switch", [b'{"mode": "sad"}', b'{"delay": -1}', b'{"failing_ufs": ["XX"]}', b'{"speed": 1}', b"[", b"1"]
+    "switch",
+    [
+        b'{"mode": "sad"}',
+        b'{"delay": -1}',
+        b'{"failing_ufs": ["XX"]}',
+        b'{"failing_days": ["x"]}',
+        b'{"speed": 1}',
+        b"[",
+        b"1",
+    ],
 )
 def test_control__invalid_body__is_a_400_and_changes_nothing(
     server: ProcurementServer, switch: bytes

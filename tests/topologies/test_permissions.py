@@ -25,9 +25,9 @@ from comporta import (
 from comporta.events import Event
 from comporta.fleet import FleetCounters, FleetPublisher, fleet_history_flow, fleet_status_flow
 from comporta.flow import run
+from comporta.stores.failover.worker_registry import REGISTRY_KEY
 from comporta.stores.records import DeleteRecord, ReadRecord, WriteRecord
 from comporta.stores.redis.cluster import ClusterStore
-from comporta.stores.redis.protocol import WORKERS_KEY
 from comporta.stores.redis.store import RedisStore
 from comporta.testing import Cluster, Sentinels, Server
 
@@ -38,7 +38,7 @@ redis.call('ZADD', KEYS[1], now, 'me')
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', 0)
 redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)
 redis.call('ZREM', KEYS[1], 'me')
-return redis.call('ZCARD', '{WORKERS_KEY}')
+return redis.call('ZCARD', '{REGISTRY_KEY}')
 """
 
 
@@ -131,7 +131,7 @@ def test_permissions__of_the_page__are_enough_for_a_heartbeat(limited: Server) -
     store = RedisStore(user_url(limited.url), timeout=5)
     store.probe()
     connection: Any = store._pool.idle[0][0]
-    for command in (("EVAL", HEARTBEAT, 1, WORKERS_KEY), ("ZADD", WORKERS_KEY, 1, "me"), ("TIME",)):
+    for command in (("EVAL", HEARTBEAT, 1, REGISTRY_KEY), ("ZADD", REGISTRY_KEY, 1, "me"), ("TIME",)):
         connection.send_command(*command)
         connection.read_response()
     store.close()

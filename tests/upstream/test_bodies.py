@@ -30,6 +30,7 @@ from comporta.flow import Flow, Perform
 from comporta.metrics import InMemoryMetrics
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
+from comporta.upstream.body import ReadTimer
 
 MakeClient = Callable[..., tuple[Client, Upstream]]
 
@@ -622,3 +623,12 @@ def test_store__fails_while_the_limit_is_reported_to__the_response_is_returned(
     monkeypatch.setattr(type(upstream.limiter._flows), "pause_flow", fail)
     with Client("httpx2", upstream) as client:
         assert client.open(server.url).read_all() == WHOLE
+
+
+def test_read_timer__stopped_twice__counts_once() -> None:
+    """The end of a read and the end of the body both stop it."""
+    timer = ReadTimer(30)
+    timer.stop()
+    left = timer._left
+    timer.stop()
+    assert timer._left == left

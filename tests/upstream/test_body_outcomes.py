@@ -74,7 +74,7 @@ def test_stream__no_timeout_and_body_breaks_off__counts_as_a_failure(
 def test_stream__slow_caller__is_not_a_slow_call(
     server: BodyServer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body, "time", SimpleNamespace(monotonic=lambda: clock.now_ns() / 1e9))
+    monkeypatch.setattr(body, "RUNTIME", SimpleNamespace(monotonic=lambda: clock.now_ns() / 1e9))
     rule = BreakerConfig(threshold=None, slow_seconds=5, slow_ratio=0.5, minimum_calls=2)
     upstream = make_upstream(clock, breaker=rule)
     assert upstream.breaker is not None

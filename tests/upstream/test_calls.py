@@ -734,6 +734,20 @@ def test_fallback__paused_by_another_worker_before__this_worker_pauses(
     assert 15 <= scripted.at[0] <= 16.5
 
 
+def test_fallback__outage_begins_with_the_token_of_a_call__this_worker_pauses(
+    clock: ManualClock, runner: None
+) -> None:
+    store, primary = manual_failover(clock)
+    limit = LimitConfig(1000, 1000, fallback="open")
+    upstream = Upstream("pncp", limit, breaker=False, retry=False, state=store)
+    assert upstream.sync.call(Scripted(clock)) == "well"
+    Upstream("pncp", limit, breaker=False, retry=False, state=primary).limiter.sync.pause(30)
+    run_heartbeat(store)  # the heartbeat reads the pause
+    primary.error = StateUnavailableError("gone")
+    with pytest.raises(LimitReachedError, match="paused by the upstream"):
+        upstream.sync.call(Scripted(clock))
+
+
 @pytest.mark.parametrize("during_outage", [True, False])
 def test_recovery__paused_during_the_outage__all_workers_pause(
     clock: ManualClock, runner: None, *, during_outage: bool

@@ -15,7 +15,16 @@ from tests.support import redis_store, wait_until
 from tests.upstream.conftest import Make
 from tests.upstream.drivers import Response, Scripted
 
-from comporta import BreakerConfig, CircuitBreaker, LimitConfig, Outcome, Upstream, last_call
+from comporta import (
+    BreakerConfig,
+    CircuitBreaker,
+    LimitConfig,
+    LimitReachedError,
+    LimitStrategy,
+    Outcome,
+    Upstream,
+    last_call,
+)
 from comporta.limits.concurrency.operation import ListHolders
 from comporta.metrics import InMemoryMetrics
 from comporta.stores.base import Operation
@@ -275,6 +284,34 @@ def test_redis__call_with_permits__makes_one_round_trip(server: Server) -> None:
         assert mine.count("AcquireForCall") == 1
         assert set(mine) <= {"AcquireForCall", "BreakerOperation"}
     store.close()
+
+
+def test_redis__call_within_the_limit__makes_one_round_trip_and_joins_no_queue(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RecordingStore(server.url, 5.0)
+    upstream = Upstream(uuid.uuid4().hex, LimitConfig(0.001, 3), retry=False, max_wait=0.1, state=store)
+    upstream.sync.call(lambda: None)  # reads the circuit
+    queue = upstream.limiter._flows.wait_queue
+    with monkeypatch.context() as patched:
+        patched.setattr(queue, "join", None)
+        for _ in range(2):
+            store.applied.clear()
+            assert upstream.sync.call(lambda: "a page") == "a page"
+            mine = [name for thread, name in store.applied if thread == threading.get_ident()]
+            assert mine.count("ClaimOperation") == 1
+            assert set(mine) <= {"ClaimOperation", "BreakerOperation"}
+    with pytest.raises(LimitReachedError):
+        upstream.sync.call(lambda: None)
+    assert upstream.limiter._flows.is_contended
+    store.close()
+
+
+def test_redis__limit_with_a_queue__the_call_takes_its_turn(server: Server) -> None:
+    limit = LimitConfig(1000, 5, strategy=LimitStrategy.LEAKY_BUCKET)
+    with redis_store(server) as store:
+        upstream = Upstream(uuid.uuid4().hex, limit, state=store)
+        assert [upstream.sync.call(lambda: "a page") for _ in range(3)] == ["a page"] * 3
 
 
 def test_redis__many_awaiting_calls_with_permits__never_lose_one(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from email.utils import formatdate
 from typing import Any
@@ -11,8 +12,9 @@ from tests.processes import fleet
 from tests.processes.fleet import Worker, flush_server, run_together, start_workers
 from tests.support import assert_within, wait_until
 from tests.upstream import worker
+from tests.upstream.body_server import WHOLE, BodyServer
 
-from comporta import Upstream
+from comporta import ConcurrencyLimit, Upstream
 from comporta.testing import Server, SimulatedUpstream
 
 CALLS, WORKERS, IDEAL_SECONDS = 20, 4, 8.0
@@ -72,6 +74,26 @@ def test_max_concurrent__two_processes_with_many_calls__never_exceed_it_together
         answers = run_together(workers)
     assert [answer["statuses"] for answer in answers] == [[200] * 30] * 2
     assert 1 < simulated.max_in_flight <= 3
+
+
+def test_stream__process_stopped_for_longer_than_permit_ttl__has_its_permit_again_afterwards(
+    state: str,
+) -> None:
+    """Its permit expires, and another worker gets it; no worker gets a third one when the process goes on."""
+    options: dict[str, Any] = {"limit": "1000/s", "max_concurrent": 1, "permit_ttl": 0.5, "max_wait": 0}
+    permits = ConcurrencyLimit("simulated", 1, permit_ttl=0.5, state=state)
+    with BodyServer("stall") as server, Worker("stream", url=server.url, state=state, **options) as one:
+        owner = one.result()
+        one.wait_ready().send(signal.SIGSTOP)
+        one.wait_stopped()
+        wait_until(lambda: permits.sync.in_use() == 0)
+        with permits.sync.slot():
+            one.send(signal.SIGCONT)
+            wait_until(lambda: owner in {holder.owner for holder in permits.sync.holders()})
+        assert permits.sync.acquire() is None
+        server.release()
+        assert one.go().result() == len(WHOLE)
+        wait_until(lambda: permits.sync.in_use() == 0)
 
 
 def test_operator__forces_open_and_revokes__the_other_process_follows(

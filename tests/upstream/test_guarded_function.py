@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.upstream.conftest import Make
 from tests.upstream.drivers import Driver, Response, Scripted, lowest
 
-from comporta import CallReport, Outcome, Retry, StateUnavailableError, Upstream, last_call
+from comporta import BreakerConfig, CallReport, Outcome, Retry, StateUnavailableError, Upstream, last_call
 from comporta.metrics import InMemoryMetrics
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
@@ -195,3 +196,53 @@ def test_guard__error_is_raised__is_not_referenced_afterwards(store: MemoryStore
             assert fault() is None
     finally:
         gc.enable()
+
+
+class Pending:
+    """What ``aiohttp.ClientSession.get`` or a stub of grpc.aio returns: it can be awaited later."""
+
+    def __await__(self) -> Generator[Any, Any, str]:
+        yield
+        return "a page"
+
+
+def fetch() -> Any:
+    async def page() -> str:
+        return "a page"
+
+    return page()
+
+
+@pytest.mark.parametrize("timeout", [None, 30])
+def test_call__awaited_blocking_function__says_so_and_counts_for_nothing(timeout: float | None) -> None:
+    breaker = BreakerConfig(threshold=1)
+    upstream = Upstream("blocking", "1000/s", breaker=breaker, timeout=timeout, state="memory://")
+    assert upstream.breaker is not None
+    with pytest.raises(TypeError, match="cannot await what <class 'str'> returned, '7': pass an async"):
+        asyncio.run(upstream.call(str, 7))  # type: ignore[arg-type]  # the mistake under test
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        asyncio.run(upstream.call(asyncio.sleep, 0, wrong=1))  # type: ignore[arg-type]  # another mistake
+    with pytest.raises(TypeError, match="can only concatenate"):
+        asyncio.run(upstream.call(_add_to_text))
+    assert not upstream.breaker.is_degraded
+
+
+async def _add_to_text() -> int:
+    return "1" + 1  # type: ignore[operator,no-any-return]  # the mistake under test
+
+
+@pytest.mark.parametrize("function", [fetch, Pending])
+@pytest.mark.parametrize("max_concurrent", [None, 2])
+def test_guard__plain_function_returns_an_awaitable__says_so_and_counts_for_nothing(
+    function: Callable[[], Any], max_concurrent: int | None
+) -> None:
+    breaker = BreakerConfig(threshold=1)
+    upstream = Upstream("later", "1000/s", breaker=breaker, max_concurrent=max_concurrent, state="memory://")
+    assert upstream.breaker is not None
+    for call in (upstream.guard(function), partial(upstream.sync.call, function)):
+        with pytest.raises(TypeError, match=r"cannot await what <.*> returned, <.*>: decorate an async"):
+            call()
+        report = last_call()
+        assert report is not None
+        assert (report.outcome, report.attempts) == ("neither", 1)
+    assert upstream.breaker.phase == "closed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -141,3 +142,12 @@ def test_upstreams__close__closes_each_and_reopens(state: str, tmp_path: Path) -
         assert upstreams[name].sync.call(lambda: "made") == "made"
         upstreams.close()
     assert upstreams[name].sync.get_state().limiter.tokens_available == 8
+
+
+def test_pickle__upstream_of_this_process__is_the_same_object(state: str) -> None:
+    upstream = Upstream(unique(), "10/hour", state=state)
+    if state.startswith("memory"):
+        with pytest.raises(TypeError, match="cannot be pickled: its state is in the memory of this process"):
+            pickle.dumps(upstream)
+    else:
+        assert pickle.loads(pickle.dumps(upstream)) is upstream  # noqa: S301 - of this test

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Thread
 from typing import Any
 
 import httpx2
 import pytest
+from tests.support import wait_until
 
 from comporta import LimitConfig, LimitReachedError, Upstream, priority
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
+from comporta.upstream.renewal import RENEWER
 
 
 def upstream_of(limit: LimitConfig, **options: Any) -> Upstream:
@@ -98,8 +101,33 @@ def test_view__of_a_view__keeps_what_is_not_changed() -> None:
         ({"priority": "urgent"}, "priority must be one of 'interactive', 'normal', 'batch', got 'urgent'"),
         ({"owner": ""}, "owner must be 1 to 200 characters, got 0"),
         ({"cost": 0}, "cost must be at least 1, got 0"),
+        ({"max_wait": -1}, "max_wait must be 0 to 86400 seconds, got -1"),
     ],
 )
 def test_options__invalid__are_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         upstream_of(LimitConfig(1, 10)).options(**options)
+
+
+def test_view__with_max_wait__waits_longer_than_the_upstream() -> None:
+    upstream = upstream_of(LimitConfig(1, 1))
+    upstream.sync.call(int)
+    with pytest.raises(LimitReachedError):
+        upstream.sync.call(int)
+    view = upstream.options(max_wait=2)
+    assert view._options.max_wait == 2
+    assert view.sync.call(int) == 0
+    assert view.options(owner="a")._options.max_wait == 2
+
+
+def test_view__with_max_wait__renews_its_permit_while_it_waits_for_a_token() -> None:
+    upstream = Upstream("pncp", "10/s", max_concurrent=1, max_wait=0, state=MemoryStore())
+    upstream.limiter.sync.pause(60)
+    view = upstream.options(max_wait=60)
+    waiting = Thread(target=view.sync.call, args=(int,))
+    waiting.start()
+    renewals = RENEWER.get()._renewals
+    wait_until(lambda: any(renewal.limit is upstream.permits for renewal in list(renewals.values())))
+    upstream.limiter.sync.resume()
+    waiting.join()
+    assert not any(renewal.limit is upstream.permits for renewal in list(renewals.values()))

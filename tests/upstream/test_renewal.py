@@ -16,9 +16,12 @@ from comporta import Upstream
 from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
 from comporta.limits.concurrency.limit import ConcurrencyLimit
+from comporta.limits.concurrency.operation import RegisterPermits
+from comporta.stores.base import Operation
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
 from comporta.threads import BackgroundThread
+from comporta.upstream import renewal
 from comporta.upstream.renewal import RENEWER, PermitRenewer
 
 TTL = 0.15
@@ -85,7 +88,7 @@ def test_renewer__permit_added__is_due_after_a_third_of_its_ttl(
     before_ns = MONOTONIC.now_ns()
     renewer.add(limit, permit)
     after_ns = MONOTONIC.now_ns()
-    assert before_ns <= renewer._due_ns[permit][0] - TTL * 1e9 / 3 <= after_ns
+    assert before_ns <= renewer._renewals[permit].due_ns - TTL * 1e9 / 3 <= after_ns
 
 
 def test_renewer__permit_was_released__is_forgotten(limit: ConcurrencyLimit, renewer: PermitRenewer) -> None:
@@ -93,7 +96,46 @@ def test_renewer__permit_was_released__is_forgotten(limit: ConcurrencyLimit, ren
     assert permit is not None
     renewer.add(limit, permit)
     limit.sync.release(permit)
-    wait_until(lambda: not renewer._due_ns)
+    wait_until(lambda: not renewer._renewals)
+
+
+def test_renewer__permits_have_expired__registers_those_of_open_bodies_again(
+    limit: ConcurrencyLimit, renewer: PermitRenewer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a stop of the process; another worker got all permits meanwhile."""
+    monkeypatch.setattr(renewal, "REGISTERED_MAX", 2)
+    mine = [limit.sync.acquire() for _ in range(3)]
+    clock.advance(2 * TTL)
+    others = [limit.sync.acquire() for _ in range(5)]
+    for permit in mine:
+        assert permit is not None
+        renewer.add(limit, permit)
+    wait_until(lambda: limit.sync.in_use() == 8)
+    assert limit.sync.acquire() is None
+    for permit in (*mine, *others):
+        assert permit is not None
+        renewer.discard(permit)
+        limit.sync.release(permit)
+    wait_until(lambda: limit.sync.in_use() == 0)
+
+
+def test_renewer__store_fails_while_it_registers__tries_again(
+    limit: ConcurrencyLimit, renewer: PermitRenewer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    permit, apply, failures = limit.sync.acquire(), limit.store.apply, [1, 2]
+
+    def fail_twice(operation: Operation[object]) -> object:
+        if failures and isinstance(operation, RegisterPermits):
+            failures.pop()
+            raise StateUnavailableError("gone")
+        return apply(operation)
+
+    assert permit is not None
+    clock.advance(2 * TTL)
+    monkeypatch.setattr(limit.store, "apply", fail_twice)
+    renewer.add(limit, permit)
+    wait_until(lambda: limit.sync.in_use() == 1)
+    assert not failures
 
 
 def test_renewer__store_fails__tries_again(
@@ -111,7 +153,7 @@ def test_renewer__store_fails__tries_again(
     monkeypatch.setattr(limit.store, "apply", fail_twice)
     renewer.add(limit, permit)
     wait_until(lambda: not failures)
-    assert permit in renewer._due_ns
+    assert permit in renewer._renewals
 
 
 def test_renewer__thread_cannot_start__the_next_permit_tries_again(
@@ -143,7 +185,8 @@ def test_fork__generator_is_open__the_parent_goes_on_renewing_and_the_child_has_
     child = os.fork()
     if not child:
         try:
-            well = not RENEWER._due_ns and RENEWER._run is None and list(items()) == [1, 2]
+            renewer = RENEWER.get()
+            well = not renewer._renewals and renewer._run is None and list(items()) == [1, 2]
         except BaseException:  # the child must end here in any case
             well = False
         os._exit(0 if well else 1)
@@ -164,4 +207,4 @@ def test_fork__renewer_without_a_thread__starts_none(
     assert_renewed(limit, clock, 1)
     renewer.before_fork()
     renewer.after_fork()
-    assert (renewer._due_ns, renewer._run) == ({}, None)
+    assert (renewer._renewals, renewer._run) == ({}, None)

@@ -104,7 +104,7 @@ def test_metrics__reference_page__lists_each_with_type_and_labels(
 ) -> None:
     make().call(lambda: None)
     shown = [name for name in metrics.snapshot() if name.startswith("upstream_")]
-    assert len(shown) == 4
+    assert len(shown) == 5
     for series in shown:
         name, _, labels = series.partition("{")
         kind = "histogram, seconds" if name.endswith("seconds") else "counter"

@@ -167,3 +167,25 @@ def test_upstreams__one_invalid_limit_of_several__names_its_place(tmp_path: Path
     path.write_text('[upstreams.llm]\nlimit = "10/s; 1000/century"\n')
     with pytest.raises(ValueError, match=r"comporta.toml.*limit must look like .*1000/century"):
         Upstreams.from_file(path)
+
+
+def test_state__several_limits__has_the_use_of_each(store: MemoryStore) -> None:
+    llm = make(store)
+    llm.options(cost={"tokens": 600}).sync.call(ok)
+    assert llm.limits is not None
+    llm.limits.limiters["tokens"].sync.pause(5)
+    state = llm.sync.get_state()
+    assert [(limit.name, limit.stats.tokens_available) for limit in state.limits] == [
+        ("requests", 9),
+        ("tokens", 400),
+    ]
+    assert state.limiter.paused == 0
+    assert state.paused == pytest.approx(5)
+    plain = state.as_dict()
+    assert [limit["stats"]["fallback"] for limit in plain["limits"]] == [None, None]
+
+
+def test_state__one_limit__has_no_list_of_limits(store: MemoryStore) -> None:
+    state = Upstream("single", "10/s", state=store, retry=False).sync.get_state()
+    assert state.limits == ()
+    assert state.paused == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import time
 import uuid
@@ -229,6 +230,35 @@ def test_request__body_is_a_stream__is_not_retried(
     assert simulated.accepted == 1
     simulated.next_statuses = [500]
     assert client.send(simulated.url, "PUT", content=b"kept").status == 200
+
+
+@pytest.mark.parametrize("package", ["httpx2", "httpx"])
+def test_transport__client_of_the_other_kind__says_which_transport_to_use(package: str) -> None:
+    client: Any = importlib.import_module(package)
+    upstream: Any = Upstream("kinds", "100/s", state="memory://kinds")
+
+    async def main(transport: Any) -> None:
+        async with client.AsyncClient(transport=transport):
+            pass
+
+    with pytest.raises(TypeError, match=rf"is for {package}\.AsyncClient: use upstream\.sync\.transport"):
+        client.Client(transport=upstream.transport(client=package)).get("http://upstream.test")
+    with pytest.raises(TypeError, match=rf"is for {package}\.Client: use upstream\.transport"):
+        asyncio.run(main(upstream.sync.transport(client=package)))
+
+
+@pytest.mark.parametrize(("package", "other"), [("httpx2", "httpx"), ("httpx", "httpx2")])
+def test_transport__client_of_the_other_package__says_which_transport_to_use(
+    package: str, other: str
+) -> None:
+    client: Any = importlib.import_module(package)
+    upstream: Any = Upstream("packages", "100/s", state="memory://packages")
+    transport = upstream.sync.transport(client=other)
+    with (
+        client.Client(transport=transport) as wrong,
+        pytest.raises(TypeError, match=rf"is for {other}, got a request of {package}: use transport\("),
+    ):
+        wrong.get("http://upstream.test")
 
 
 def test_transport__no_inner_transport__creates_one(simulated: SimulatedUpstream) -> None:

@@ -74,7 +74,20 @@ def together(url: str, state: str, calls: int, number: int = 0, **options: Any) 
     send_result(asyncio.run(main()))
 
 
-JOBS: dict[str, Any] = {"steps": steps, "together": together}
+def stream(url: str, state: str, number: int = 0, **options: Any) -> None:
+    """Open a stream, send the owner of its permit, and read the rest at the next signal."""
+    upstream = Upstream("simulated", state=state, **options)
+    assert upstream.permits is not None
+    transport = upstream.options(timeout=None).sync.transport()
+    with httpx2.Client(transport=transport, trust_env=False) as client, client.stream("GET", url) as response:
+        [holder] = upstream.permits.sync.holders()
+        send_result(holder.owner)
+        wait_for_start()
+        send_result(len(response.read()))
+    upstream.sync.close()
+
+
+JOBS: dict[str, Any] = {"steps": steps, "stream": stream, "together": together}
 
 if __name__ == "__main__":
     JOBS[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -5,14 +5,14 @@ Also the name under which other workers know this process. Values only: nothing 
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final
 
 from comporta.breaker.codec import OWNER_BYTES_MAX
 from comporta.breaker.state import FORCED_CLOSED, FORCED_OPEN, WHY_BYTES_MAX
 from comporta.errors import CircuitOpenError
+from comporta.runtime import RUNTIME
 from comporta.stores.base import Fallback
 
 PHASES = ("closed", "open", "half_open", "ramp")
@@ -166,14 +166,10 @@ def error_summary(error: object) -> str:
 
 def worker_name() -> str:
     """Return the name under which other workers know this process: ``host:pid``."""
-    return _worker_name(os.getpid())
+    return format_worker_name(RUNTIME.host(), RUNTIME.pid())
 
 
-@cache
-def _worker_name(pid: int) -> str:
-    return format_worker_name(os.uname().nodename or "localhost", pid)
-
-
+@lru_cache(1024)
 def format_worker_name(host: str, pid: int) -> str:
     """Return the name of the worker with this process id on ``host``."""
     plain = "".join(

@@ -2,7 +2,8 @@
 -- normalization.py.
 --
 -- KEYS  five for each circuit: the number of failures (a string), the end of the cooldown (a string, Unix seconds),
---       the state of a tripped circuit (a hash), the counts (a hash), and the operator's record
+--       the state of a tripped circuit (a hash), the counts (a hash), and the operator's record; the name before
+--       ":failures" goes into the change log
 -- ARGV  1: now in µs, or 0 for the server's clock; then 27 for each circuit: the command (read, admit, fail, succeed,
 --       release, reset, report_open, report_failures); the 14 numbers of its rules; generation, probe, succeeded_us,
 --       calls, slow, remaining_us, age_us, cooldown_us, total, streak, owner, reason
@@ -54,6 +55,12 @@ local function error_of(value) return type(value) == 'table' and value.err end
 
 -- Read the state and normalize it; save() writes what that changes. Returns an error text, if any.
 local function load()
+  if call('EXISTS', keys[1], keys[2], keys[3], keys[4], keys[5]) == 0 then
+    c = {failures = 0, open_until = 0, probes = {}, slices = {}, failing = {}, tripped = false, opened = 0, reason = '',
+      successes = 0, ramp_start = 0, cooldown = 0, generation = 0, last_failure = 0, streak_start = 0, forced = 0,
+      forced_reason = ''}
+    return
+  end
   local failures, mark = pcall('GET', keys[1]), pcall('GET', keys[2])
   local trip = pcall('HMGET', keys[3], 'since', 'reason', 'successes', 'ramp', 'probes', 'cooldown')
   local counted = pcall('HMGET', keys[4], 'generation', 'last', 'run', 'slices', 'failing')
@@ -418,6 +425,15 @@ local function share(phase)
   return max(1, floor(steps * 1000000 / (rules.ramp_steps + 1)))
 end
 
+-- Whether other workers must read the circuit again; see `changed_name` in operation.py.
+local function is_notable(command, change, phase)
+  if change ~= CHANGE_NONE then return true end
+  if phase == HALF_OPEN and request.probe > 0 and (command == 'succeed' or command == 'release') then return true end
+  if c.failures == 0 then return false end
+  if command == 'report_failures' then return true end
+  return command == 'fail' and (phase == RAMP or c.failures == floor((rules.threshold + 1) / 2))
+end
+
 local NUMBERS = {'threshold', 'cooldown_us', 'cooldown_permille', 'cooldown_max_us', 'failure_ppm', 'slow_ppm',
   'window_us', 'minimum_calls', 'quorum', 'probes', 'probes_at_once', 'probe_us', 'ramp_steps', 'ramp_step_us'}
 local ARGUMENTS = {'generation', 'probe', 'succeeded_us', 'calls', 'slow', 'remaining_us', 'age_us', 'cooldown_us',
@@ -444,6 +460,7 @@ for turn = 0, #KEYS / KEY_COUNT - 1 do
     local change, probe = commands[ARGV[a]]()
     save()
     local now = phase()
+    if is_notable(ARGV[a], change, now) then note_change(string.sub(keys[1], 1, -10), now_us) end
     local calls, failed, slow, first = window_counts()
     reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = now_us, now, c.generation, remaining(now)
     reply[r + 5], reply[r + 6], reply[r + 7] = c.failures, c.forced, share(now)

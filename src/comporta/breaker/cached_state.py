@@ -5,7 +5,6 @@ Reads a clock and nothing else: ``local_view`` and ``poller`` talk to the store.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from threading import Lock
 
@@ -31,6 +30,7 @@ from comporta.breaker.worker_circuit import WorkerCircuit
 from comporta.clock import SECOND_US
 from comporta.jitter import fraction
 from comporta.ramp import FULL_SHARE
+from comporta.runtime import RUNTIME
 
 NEVER_NS = 2**62
 
@@ -44,8 +44,9 @@ class CachedState:
     """
 
     __slots__ = (
-        *("_deadline_ns", "_now_ns", "_opened_ns", "_reply_time_us", "_rules", "_shares_admission"),
-        *("_staleness_ns", "lock", "own", "reply", "shared_admission", "store_clock", "valid_until_ns"),
+        *("_changed_us", "_deadline_ns", "_ends_ns", "_now_ns", "_opened_ns", "_reply_time_us", "_rules"),
+        *("_shares_admission", "_staleness_ns", "lock", "own", "reply", "shared_admission"),
+        *("store_clock", "valid_until_ns"),
     )
 
     def __init__(
@@ -68,6 +69,8 @@ class CachedState:
         self._now_ns = now_ns
         self._staleness_ns = staleness_ns
         self._shares_admission = shares_admission
+        self._changed_us = 0
+        self._ends_ns = NEVER_NS  # when the reply ceases to be true without any operation
         self._deadline_ns = 0  # the end of the reply's remaining_us
         self._opened_ns = -1
         self._reply_time_us = 0
@@ -96,10 +99,26 @@ class CachedState:
         if reply.is_fallback:
             self.valid_until_ns = 0
         else:
-            ends_ns = NEVER_NS if reply.forced or not reply.remaining_us else self._deadline_ns
-            self.valid_until_ns = min(ends_ns, sent_ns + self._staleness_ns)
+            self._ends_ns = NEVER_NS if reply.forced or not reply.remaining_us else self._deadline_ns
+            self.valid_until_ns = min(self._ends_ns, sent_ns + self._staleness_ns)
         self.shared_admission = self._admission_to_share(reply)
         return events_between(previous, reply)
+
+    def mark_changed(self, version_us: int) -> None:
+        """Note that the circuit changed at a time of the store: a reply from before it is outdated."""
+        with self.lock:
+            self._changed_us = version_us
+
+    def confirm(self, asked_ns: int) -> bool:
+        """Extend the validity of the reply: at ``asked_ns`` no change after ``mark_changed`` was known.
+
+        Returns false if the reply is from before a change, or from this worker's own circuit.
+        """
+        with self.lock:
+            if not self._reply_time_us or self._reply_time_us < self._changed_us:
+                return False
+            self.valid_until_ns = max(self.valid_until_ns, min(self._ends_ns, asked_ns + self._staleness_ns))
+            return True
 
     def _admission_to_share(self, reply: CircuitReply) -> Admission | None:
         if reply.phase != CLOSED or reply.failures or reply.is_fallback or not self._shares_admission:
@@ -182,11 +201,11 @@ class CachedState:
         """Return when the circuit opened, in Unix seconds, if that is known."""
         if self._opened_ns < 0:
             return None
-        return time.time() - (self._now_ns() - self._opened_ns) / 1e9
+        return RUNTIME.unix_time() - (self._now_ns() - self._opened_ns) / 1e9
 
     def open_until(self) -> float | None:
         """Return when the cooldown ends, in Unix seconds; ``None`` if the circuit is not open, or forced."""
-        return time.time() + (self._deadline_ns - self._now_ns()) / 1e9 if self.is_open() else None
+        return RUNTIME.unix_time() + (self._deadline_ns - self._now_ns()) / 1e9 if self.is_open() else None
 
     def snapshot(self) -> CircuitSnapshot:
         """Return the circuit as last seen, with times of this machine's clock, for use during an outage."""

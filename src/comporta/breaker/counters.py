@@ -15,6 +15,9 @@ from comporta.stores.failover.worker_registry import HEARTBEAT_SECONDS
 REFRESH_MARGIN_NS = int(1.3 * HEARTBEAT_SECONDS * 1e9)
 """The heartbeat polls at least this often, with a margin for a late thread."""
 
+_REPORT_AFTER_NS = int(0.7 * HEARTBEAT_SECONDS * 1e9)
+"""The heartbeat reports counts that are older than this, about once a second."""
+
 
 class CallCounters:
     """Successes and slow calls of this process since its last report, and the time of its last success.
@@ -48,6 +51,10 @@ class CallCounters:
             self.calls, self._started_ns = 0, now_ns
         self.calls += 1
         return now_ns - self._started_ns < self._report_every_ns
+
+    def is_report_due(self, now_ns: int) -> bool:
+        """Whether the heartbeat should report the counts now."""
+        return self.calls > 0 and now_ns - self._started_ns >= _REPORT_AFTER_NS
 
     def count_if_slow(self, admission: Admission) -> None:
         """Count a call that ends now if it was slow, whatever its result."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from functools import partial
 from typing import Any
 
@@ -19,7 +17,7 @@ from comporta.breaker.admission import (
     error_summary,
 )
 from comporta.breaker.local_view import LocalView
-from comporta.breaker.operation import FORCED_SPACE
+from comporta.breaker.operation import FORCED_SPACE, circuit_name
 from comporta.breaker.state import (
     ADMIT,
     FAIL,
@@ -36,6 +34,7 @@ from comporta.breaker.worker_circuit import WorkerCircuit
 from comporta.flow import Flow, Perform
 from comporta.metrics import count
 from comporta.ramp import FULL_SHARE
+from comporta.runtime import RUNTIME
 from comporta.stores.effects import Apply
 from comporta.stores.records import DeleteRecord, WriteRecord
 from comporta.threads import run_cleanup
@@ -77,7 +76,7 @@ class BreakerFlows:
     def _ask_store_flow(self) -> Flow[Admission]:
         view = self.view
         # urandom, because forked children would draw the same numbers from random
-        probe = int.from_bytes(os.urandom(6), "little") + 1
+        probe = int.from_bytes(RUNTIME.random_bytes(6), "little") + 1
         reply: CircuitReply = yield self._apply(ADMIT, probe=probe)
         return view.state.admission(reply, view.now_ns())
 
@@ -157,14 +156,7 @@ class BreakerFlows:
 
     def force_flow(self, how: str | None, reason: str) -> Flow[None]:
         """Hold the circuit open or closed for all workers; ``None`` ends that."""
-        view = self.view
-        if how is None:
-            yield Apply(view.store, DeleteRecord(FORCED_SPACE, view.name))
-        elif how in FORCE_NAMES.values():
-            value = f"{how} {error_summary(reason)}".strip().encode("utf-8", "replace")[: WHY_BYTES_MAX + 10]
-            yield Apply(view.store, WriteRecord(FORCED_SPACE, view.name, value, None))
-        else:
-            raise ValueError(f"how must be 'open', 'closed' or None, got {how!r:.50}")
+        yield Apply(self.view.store, force_operation(self.view.name, how, reason))
         yield from self.read_flow()
 
     def state_flow(self) -> Flow[BreakerState]:
@@ -197,5 +189,16 @@ class BreakerFlows:
 
 
 def _window(reply: CircuitReply) -> BreakerWindow:
-    since = None if reply.window_age_us < 0 else time.time() - reply.window_age_us / 1e6
+    since = None if reply.window_age_us < 0 else RUNTIME.unix_time() - reply.window_age_us / 1e6
     return BreakerWindow(reply.calls, reply.failed, reply.slow, since)
+
+
+def force_operation(name: str, how: str | None, reason: str = "") -> WriteRecord | DeleteRecord:
+    """Return the operation that holds a circuit ``"open"`` or ``"closed"``, or ends that with ``None``."""
+    log_name = circuit_name(name)
+    if how is None:
+        return DeleteRecord(FORCED_SPACE, name, change_name=log_name)
+    if how not in FORCE_NAMES.values():
+        raise ValueError(f"how must be 'open', 'closed' or None, got {how!r:.50}")
+    value = f"{how} {error_summary(reason)}".strip().encode("utf-8", "replace")[: WHY_BYTES_MAX + 10]
+    return WriteRecord(FORCED_SPACE, name, value, None, change_name=log_name)

@@ -31,6 +31,7 @@ from comporta.flow import Flow, run, run_async
 from comporta.metrics import current_metrics
 from comporta.outcome import PLAIN_TYPES, CountingRules, classify
 from comporta.refusals import RefusalHandler
+from comporta.signatures import require_result
 from comporta.threads import is_from_destruction, run_cleanup
 
 _CANNOT_AWAIT = (GeneratorExit, KeyboardInterrupt, SystemExit)
@@ -163,7 +164,7 @@ def decorate(guard: CallGuard, function: Callable[..., Any]) -> Callable[..., An
     state, counters, poller, now_ns = view.state, view.counters, view.poller, view.now_ns
     is_remote = not view.is_exact
     is_plain = view.ignores_successes and guard.rules.counts_result is None
-    current = metrics._Current  # read without a call, which would cost as much as the rest of the condition
+    current = metrics._current  # read without a call, which would cost as much as the rest of the condition
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -176,13 +177,16 @@ def decorate(guard: CallGuard, function: Callable[..., Any]) -> Callable[..., An
                 return guard.answer_refused(admission)
         try:
             result = function(*args, **kwargs)
+            has_plain_type = type(result) in _PLAIN_TYPES
+            if not has_plain_type:
+                require_result(function, result)
         except BaseException as error:
             guard.finish(admission, error)
             raise
         if (
             is_plain
             and admission is state.shared_admission
-            and (type(result) in _PLAIN_TYPES or response_of(result) is None)
+            and (has_plain_type or response_of(result) is None)
             and current.sink is None
         ):
             if is_remote:
@@ -202,7 +206,7 @@ def decorate_async(
     state, counters, poller, now_ns = view.state, view.counters, view.poller, view.now_ns
     is_remote = not view.is_exact
     is_plain = view.ignores_successes and guard.rules.counts_result is None
-    current = metrics._Current  # read without a call, which would cost as much as the rest of the condition
+    current = metrics._current  # read without a call, which would cost as much as the rest of the condition
 
     @wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:

@@ -13,10 +13,15 @@ from comporta.breaker.codec import CIRCUIT
 from comporta.breaker.normalization import normalize
 from comporta.breaker.result_counts import own_failures
 from comporta.breaker.state import (
+    CHANGE_NONE,
     EMPTY_CIRCUIT,
+    FAIL,
+    HALF_OPEN,
+    RAMP,
     RELEASE,
     REPORT_FAILURES,
     REPORT_OPEN,
+    SUCCEED,
     Circuit,
     CircuitReply,
     CircuitRequest,
@@ -38,10 +43,15 @@ _KEYS = ("failures", "degraded_until", "half_open", "calls")
 _REPLY_SIZE = 18
 
 
-SCRIPT = Script("breaker", partial(lua, "breaker/breaker"), batchable=True)
+SCRIPT = Script("breaker", partial(lua, "breaker/breaker"), batchable=True, notes_changes=True)
 
 
 _SAME_CLOCK = StoreClock(is_same=True)
+
+
+def circuit_name(name: str) -> str:
+    """Return the name of a circuit in the change log."""
+    return f"{SPACE}:{name}"
 
 
 class CircuitSnapshot(NamedTuple):
@@ -111,6 +121,21 @@ class BreakerOperation(Operation[CircuitReply]):
         """Return the command, the rules, and the arguments of the request."""
         command, *arguments, owner, reason = self._stored_request()
         return [command, *self._effective_rules(), *arguments, owner, reason.encode("utf-8", "replace")]
+
+    def changed_name(self, reply: CircuitReply) -> str | None:
+        """Return the circuit's name if other workers must read it again.
+
+        They must after a transition, when a probe is free again, and when a streak of failures has come half
+        of the way to the threshold: from then on a success of any worker ends it.
+        """
+        request, threshold = self._request, self._rules.threshold
+        frees_probe = request.probe > 0 and request.command in (SUCCEED, RELEASE) and reply.phase == HALF_OPEN
+        notice_at = reply.failures if reply.phase == RAMP else (threshold + 1) // 2
+        is_streak = reply.failures > 0 and (
+            request.command == REPORT_FAILURES or (request.command == FAIL and reply.failures == notice_at)
+        )
+        changed = reply.change != CHANGE_NONE or frees_probe or is_streak
+        return circuit_name(self._name) if changed else None
 
     def undo(self, reply: CircuitReply) -> BreakerOperation | None:
         """Return the operation that releases a probe granted to a caller that was cancelled."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from comporta import fork_safety
 from comporta.breaker.breaker import CircuitBreaker
 from comporta.breaker.config import BreakerConfig
+from comporta.runtime import PerProcess
 from comporta.stores.registry import default_url
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ SHARING_VARIABLE = "USE_REDIS_CIRCUIT_BREAKER"
 _YES = ("true", "1", "yes", "on")
 _NO = ("false", "0", "no", "off")
 
-_breakers: dict[str, CircuitBreaker] = {}
+_breakers: PerProcess[dict[str, CircuitBreaker]] = PerProcess(dict)
 _lock = Lock()
 
 fork_safety.reinit_lock_after_fork(_lock)
@@ -46,19 +47,20 @@ fork_safety.reinit_lock_after_fork(_lock)
 def get_circuit_breaker(source: str = "pncp") -> CircuitBreaker:
     """Return the breaker of a source: the same object for every caller in this process."""
     with _lock:
-        if source not in _breakers:
-            if len(_breakers) >= BREAKERS_MAX:
+        breakers = _breakers.get()
+        if source not in breakers:
+            if len(breakers) >= BREAKERS_MAX:
                 raise ValueError(
                     f"a process has at most {BREAKERS_MAX} named breakers, got one more: {source!r:.100}"
                 )
-            _breakers[source] = _create(source, os.environ)
-        return _breakers[source]
+            breakers[source] = _create(source, os.environ)
+        return breakers[source]
 
 
 def forget_circuit_breakers() -> None:
     """Drop all named breakers, so that the next call creates them from the current environment; for tests."""
     with _lock:
-        _breakers.clear()
+        _breakers.get().clear()
 
 
 def config_for(name: str) -> BreakerConfig:

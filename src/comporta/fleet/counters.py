@@ -17,6 +17,8 @@ from comporta.fleet.series import (
     SERVICE_LAYOUT,
     SERVICE_SERIES,
     UPSTREAM_LAYOUT,
+    latency_column,
+    latency_series,
     upstream_series,
     wait_column,
 )
@@ -79,9 +81,10 @@ class PendingCounts:
     def _admits(self, series: str) -> bool:
         if series in (CACHE_SERIES, SERVICE_SERIES):
             return True
-        if series not in self._admitted and len(self._admitted) < SERIES_MAX and is_series_name(series):
-            self._admitted.add(series)
-        return series in self._admitted
+        _, _, upstream = series.partition(".")  # an upstream has a series of each kind, or none
+        if upstream not in self._admitted and len(self._admitted) < SERIES_MAX and is_series_name(series):
+            self._admitted.add(upstream)
+        return upstream in self._admitted
 
 
 class FleetCounters:
@@ -113,9 +116,11 @@ class FleetCounters:
             self._forward_to.counter(name, value, **labels)
 
     def histogram(self, name: str, value: float, /, **labels: str) -> None:
-        """Count the wait of an upstream call, and forward the metric."""
+        """Count the wait or the latency of an upstream call, and forward the metric."""
         if name == "upstream_wait_seconds":
             self._add(upstream_series(labels["upstream"]), 1, wait_column(value))
+        elif name == "upstream_latency_seconds":
+            self._add(latency_series(labels["upstream"]), 1, latency_column(value))
         if self._forward_to is not None:
             self._forward_to.histogram(name, value, **labels)
 

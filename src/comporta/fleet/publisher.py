@@ -1,7 +1,9 @@
-"""``FleetPublisher``: a background thread that publishes this worker's part of the fleet status every 2 s.
+"""``FleetPublisher``: a background thread that publishes this worker's part of the fleet status.
 
-No caller waits for the thread, and none of its errors reaches one. What it publishes is decided in
-``status_writer.py``; this module knows only when it runs: from ``start`` to ``close``, and not during a fork.
+It does so every 2 s while a page or ``comporta top`` shows the status, and otherwise every 10 s: every reader
+leaves a record, which the heartbeat follows. No caller waits for the thread, and none of its errors reaches
+one. What it publishes is decided in ``status_writer.py``; this module knows only when it runs: from ``start``
+to ``close``, and not during a fork.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakMethod, ref
 
 from comporta import events, fork_safety
+from comporta.fleet.reader import FLEET, WATCHED
 from comporta.fleet.status_writer import FleetStatusWriter
+from comporta.fleet.worker_watch import RECHECK_SECONDS
 from comporta.threads import BackgroundThread
 from comporta.validators import require_number
 
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
     from comporta.upstream.upstream import Upstream
 
 INTERVAL_SECONDS: Final = 2.0
+
+UNWATCHED_INTERVALS: Final = 5
+"""The worker publishes after this many intervals while no reader is there."""
+
 _CLOSE_SECONDS = 1.0
 
 
@@ -45,6 +53,7 @@ class FleetPublisher:
         self._writer = FleetStatusWriter(store, upstreams, self._pending, interval)
         self._loop = PublisherLoop(self._writer, interval)
         self._unsubscribe: Callable[[], None] | None = None
+        store.follow(FLEET, WATCHED, WeakMethod(self._loop.on_watched))
 
     def start(self) -> None:
         """Start the thread and record events; a second call has no effect."""
@@ -77,11 +86,15 @@ class PublisherThread(BackgroundThread):
 
 
 class PublisherLoop:
-    """Runs the writer every ``interval`` seconds; the thread does not keep this object alive."""
+    """Runs the writer every ``interval`` seconds, or less often; the thread does not keep this object alive.
+
+    ``is_watched``: a reader is there, or this worker does not know.
+    """
 
     def __init__(self, writer: FleetStatusWriter, interval: float) -> None:
         self.writer = writer
         self.thread: PublisherThread | None = None
+        self.is_watched = True
         self._interval = interval
         self._is_started = False
         self._lock = Lock()
@@ -109,9 +122,21 @@ class PublisherLoop:
                 if not self._is_running():
                     # set before it starts: an interrupt in between must not lead to a second thread
                     thread = self.thread = PublisherThread()
-                    arguments = (ref(self), thread, self._interval)
-                    if not thread.start(_run_loop, *arguments, name="comporta-fleet"):
+                    if not thread.start(_run_loop, ref(self), thread, name="comporta-fleet"):
                         self.thread = None
+
+    def on_watched(self, record: bytes | None) -> None:
+        """Publish as often as readers need it, from now on; ``None``: there are none."""
+        was_watched, self.is_watched = self.is_watched, record is not None
+        thread = self.thread
+        if self.is_watched and not was_watched and thread is not None:
+            thread.wake.set()
+
+    def next_interval(self) -> float:
+        """Return the seconds until the next run, for which the records of the writer must last."""
+        self.writer.interval = self._interval * (1 if self.is_watched else UNWATCHED_INTERVALS)
+        is_urgent = self.writer.workers.has_suspects and self.writer.interval > RECHECK_SECONDS
+        return RECHECK_SECONDS if is_urgent else self.writer.interval
 
     def before_fork(self) -> None:
         """Stop the thread during a fork."""
@@ -144,10 +169,10 @@ def _weak_callback(method: Callable[..., None]) -> Callable[..., None]:
     return callback
 
 
-def _run_loop(loop_ref: ref[PublisherLoop], thread: PublisherThread, interval: float) -> None:
+def _run_loop(loop_ref: ref[PublisherLoop], thread: PublisherThread) -> None:
     """Publish until the loop is closed or garbage collected; between two runs nothing here references it."""
     while True:
-        thread.wake.wait(interval)
+        thread.wake.wait(_interval_of(loop_ref()))
         is_last = thread.stop_requested  # read before the run: counts made during it need one more run
         loop = loop_ref()
         if loop is None or (is_last and not thread.publishes_rest):
@@ -156,6 +181,10 @@ def _run_loop(loop_ref: ref[PublisherLoop], thread: PublisherThread, interval: f
             loop.writer.publish()
         except Exception as error:  # a bug; without the event, the end of the thread would go unnoticed
             loop.writer.report_once("comporta", repr(error))
-        del loop
         if is_last:
             return
+        del loop
+
+
+def _interval_of(loop: PublisherLoop | None) -> float:
+    return 0.0 if loop is None else loop.next_interval()

@@ -8,8 +8,8 @@ why; the other parts are complete.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,13 +21,15 @@ from comporta.fleet.series import (
     SERVICE_SERIES,
     history_columns,
     last_minute,
+    latency_series,
     series_layout,
     upstream_series,
 )
 from comporta.fleet.summary import upstream_summary
 from comporta.fleet.validation import parse_event, parse_leases, parse_names, parse_story, parse_summary
 from comporta.flow import Flow
-from comporta.stores.base import KEY_ERRORS
+from comporta.runtime import RUNTIME
+from comporta.stores.base import KEY_ERRORS, key_text
 from comporta.stores.effects import Apply, ApplyMany
 from comporta.stores.failover.worker_registry import ListWorkers, LiveWorker, Worker
 from comporta.stores.history import SLOT_SECONDS, SLOTS, History, ReadHistory
@@ -56,9 +58,18 @@ LEASES: Final = "leases"
 """The record ``FLEET:LEASES`` exists if a worker published leases lately; otherwise readers skip them. The
 record with a worker's name after a dot holds its leases."""
 
+WATCHED: Final = "watched"
+"""The record ``FLEET:WATCHED`` exists while a reader is there. Workers follow it and publish more often."""
+
+WATCHED_SECONDS: Final = 30.0
+"""For how long workers publish often after a reader has read the status."""
+
 STORY: Final = "comporta_story"
 STORY_NOW: Final = "now"
 JOURNAL: Final = "events"
+
+ADMIN: Final = "admin"
+"""The kind of events that are actions of operators."""
 
 BATCH_SIZE: Final = 25
 """How many series are read or written in one call, which occupies a server for about 1 ms."""
@@ -68,6 +79,7 @@ HOUR_SECONDS: Final = SLOTS * SLOT_SECONDS
 NAMES_SECONDS: Final = 3600.0
 _RENEWAL_SECONDS = 60.0
 _RECENT_SLOTS = 3
+_CONSEQUENCES = ("breaker_forced", "limit_paused", "limit_resumed")
 _SAME_EVENT_SECONDS = 3.0
 """The same event from several workers within this time is shown as one."""
 
@@ -79,10 +91,11 @@ def upstream_summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
     """
     summary = yield from summary_flow(upstream)
     reader = _StatusReader(upstream.store)
-    history: History | None = yield from reader.apply_flow(
-        ReadHistory(upstream_series(upstream.name), MINUTE_SECONDS)
-    )
-    return {**summary, "minute": last_minute(history or History(0, []))}
+    minute: dict[str, Any] = {}
+    for series in (upstream_series(upstream.name), latency_series(upstream.name)):
+        history: History | None = yield from reader.apply_flow(ReadHistory(series, MINUTE_SECONDS))
+        minute |= last_minute(history or History(0, []), series_layout(series))
+    return {**summary, "minute": minute}
 
 
 def summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
@@ -97,15 +110,15 @@ def summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
 
 
 def encode_summary(summary: Mapping[str, Any]) -> bytes:
-    """Return a summary as a record; one that is too long loses its ``holders``."""
+    """Return a summary as a record; one that is too long loses its ``holders`` and ``limits``."""
     text = _encode_json(summary)
-    return text if len(text) <= VALUE_BYTES_MAX else _encode_json({**summary, "holders": {}})
+    return text if len(text) <= VALUE_BYTES_MAX else _encode_json({**summary, "holders": {}, "limits": []})
 
 
 def remember_names_flow(store: Store, names: Iterable[str]) -> Flow[list[str]]:
     """Add upstreams to the list of known ones for an hour; return those for which it has no room."""
     record: bytes | None = yield Apply(store, ReadRecord(FLEET, NAMES))
-    now, known = time.time(), parse_names(record)
+    now, known = RUNTIME.unix_time(), parse_names(record)
     new = [name for name in names if abs(now - known.get(name, 0.0)) >= _RENEWAL_SECONDS]
     if not new:
         return []
@@ -146,18 +159,19 @@ def fleet_status_flow(
     ``recent`` are the latest slots of all series, ``minutes`` the last minute of the cache and the service.
     """
     reader = _StatusReader(store)
+    yield from reader.announce_flow()
     known = {**(yield from reader.summaries_flow(summaries or {})), **(summaries or {})}
     histories = yield from reader.histories_flow(known, MINUTE_SECONDS)
     minutes = {label: last_minute(history, series_layout(series)) for label, series, history in histories}
     upstreams = [
-        {**known[name], "minute": minutes.pop(_label(name), known[name].get("minute"))}
+        {**known[name], "minute": _pop_minute(minutes, name) or known[name].get("minute")}
         for name in sorted(known)
     ]
     live_workers: list[LiveWorker] | None = yield from reader.apply_flow(ListWorkers())
     leases = yield from reader.leases_flow(live_workers or [])
     entries: list[bytes] | None = yield from reader.apply_flow(ReadJournal(JOURNAL))
     story: bytes | None = yield from reader.apply_flow(ReadRecord(STORY, STORY_NOW))
-    now = time.time()
+    now = RUNTIME.unix_time()
     return {
         "upstreams": upstreams,
         "workers": None if live_workers is None else _worker_summaries(live_workers, upstreams, leases),
@@ -174,7 +188,7 @@ def fleet_history_flow(store: Store) -> Flow[dict[str, Any]]:
     reader = _StatusReader(store)
     names = yield from reader.names_flow()
     histories = yield from reader.histories_flow(names, HOUR_SECONDS)
-    now = time.time()
+    now = RUNTIME.unix_time()
     return {
         "slot_seconds": SLOT_SECONDS,
         "at": now,
@@ -187,7 +201,8 @@ def merge_events(entries: Iterable[bytes]) -> list[dict[str, Any]]:
     """Return the events of a journal, the newest first; the same event from several workers becomes one.
 
     ``workers`` is how many workers reported it, ``worker`` the first of them. Identical entries count once,
-    because a worker sends its events again if the store fails meanwhile.
+    because a worker sends its events again if the store fails meanwhile. Each action of an operator is one
+    event, together with what the workers notice of it.
     """
     merged: list[dict[str, Any]] = []
     latest: dict[tuple[str, str], tuple[dict[str, Any], set[str]]] = {}
@@ -195,9 +210,14 @@ def merge_events(entries: Iterable[bytes]) -> list[dict[str, Any]]:
         {**event, "workers": 1} for event in map(parse_event, dict.fromkeys(entries)) if event is not None
     ]
     for event in sorted(parsed, key=lambda event: event["at"]):
+        action = latest.get(("admin", event["source"]))
+        if action and event["kind"] in _CONSEQUENCES and event["at"] - action[0]["at"] <= _SAME_EVENT_SECONDS:
+            action[0]["severity"] = event["severity"]  # what the workers notice of it is no second entry
+            continue
         subject = event["kind"], event["source"]
         same, workers = latest.get(subject, (event, set()))
-        if workers and event["worker"] not in workers and event["at"] - same["at"] <= _SAME_EVENT_SECONDS:
+        is_near = event["at"] - same["at"] <= _SAME_EVENT_SECONDS and event["kind"] != ADMIN
+        if workers and event["worker"] not in workers and is_near:
             workers.add(event["worker"])
             same["workers"] = len(workers)
             continue
@@ -218,6 +238,13 @@ class _StatusReader:
     def reasons(self) -> list[str]:
         """Why parts are missing, each reason once."""
         return list(self._reasons)
+
+    def announce_flow(self) -> Flow[None]:
+        """Tell the workers that a reader is there; a store that cannot be written is read all the same."""
+        name = key_text(FLEET, WATCHED)
+        mark = WriteRecord(FLEET, WATCHED, b"1", WATCHED_SECONDS, ABSENT, change_name=name)
+        with suppress(StateError):
+            yield Apply(self._store, mark)
 
     def apply_flow(self, operation: Operation[Any]) -> Flow[Any]:
         """Apply an operation; ``None`` if that fails."""
@@ -270,7 +297,9 @@ class _StatusReader:
     def histories_flow(self, names: Iterable[str], seconds: float) -> Flow[list[tuple[str, str, History]]]:
         """Return label, series and history of upstreams, the cache and the service."""
         histories: list[tuple[str, str, History]] = []
-        labelled = {_label(name): upstream_series(name) for name in sorted(names)} | {
+        upstreams = sorted(names)
+        labelled = {_label(name): upstream_series(name) for name in upstreams} | {
+            **{latency_series(name): latency_series(name) for name in upstreams},
             CACHE_SERIES: CACHE_SERIES,
             SERVICE_SERIES: SERVICE_SERIES,
         }
@@ -291,6 +320,11 @@ class _StatusReader:
 def _label(name: str) -> str:
     """Return the label of an upstream; one named ``cache`` or ``service`` gets that of its series."""
     return upstream_series(name) if name in (CACHE_SERIES, SERVICE_SERIES) else name
+
+
+def _pop_minute(minutes: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the last minute of an upstream, its latencies included."""
+    return {**minutes.pop(_label(name), {}), **minutes.pop(latency_series(name), {})}
 
 
 def _columns(series: str, history: History, now: float) -> dict[str, list[Any]]:

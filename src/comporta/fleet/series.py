@@ -15,9 +15,10 @@ from comporta.stores.history import NUMBER_MAX, SLOT_SECONDS, SLOT_US, History
 CACHE_SERIES: Final = "cache"
 SERVICE_SERIES: Final = "service"
 _UPSTREAM_PREFIX: Final = "upstream."
+LATENCY_PREFIX: Final = "latency."
 
 WAIT_BOUNDS: Final = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)
-"""The upper bounds of the wait histogram's buckets in seconds; the last bucket has none."""
+"""The upper bounds of a histogram's buckets in seconds, of waits and latencies; the last bucket has none."""
 
 MINUTE_SECONDS: Final = 60
 
@@ -28,30 +29,31 @@ _EVENT_PHASES = {"breaker_opened": "open", "breaker_half_open": "half-open", "br
 
 
 class SeriesLayout(NamedTuple):
-    """The columns of a series: sums, then a histogram of waits if ``waits`` is true, then gauges."""
+    """The columns of a series: sums, then a histogram of durations if it has a name, then gauges."""
 
     sums: tuple[str, ...]
     gauges: tuple[str, ...] = ()
-    waits: bool = False
+    histogram: str = ""
 
     @property
-    def first_wait(self) -> int:
-        """The first column of the wait histogram."""
+    def first_bucket(self) -> int:
+        """The first column of the histogram."""
         return len(self.sums)
 
     @property
     def first_gauge(self) -> int:
         """The column of the first gauge."""
-        return len(self.sums) + (len(WAIT_BOUNDS) + 1 if self.waits else 0)
+        return len(self.sums) + (len(WAIT_BOUNDS) + 1 if self.histogram else 0)
 
 
 UPSTREAM_LAYOUT: Final = SeriesLayout(
     ("calls", "ok", "failed", "refused", "open", "limited", "would_refuse", "retries"),
     ("limit", "tokens", "phase", "paused", "in_flight"),
-    waits=True,
+    histogram="wait",
 )
-_FIRST_WAIT: Final = UPSTREAM_LAYOUT.first_wait
+_FIRST_WAIT: Final = UPSTREAM_LAYOUT.first_bucket
 _PHASE: Final = UPSTREAM_LAYOUT.first_gauge + UPSTREAM_LAYOUT.gauges.index("phase")
+LATENCY_LAYOUT: Final = SeriesLayout((), histogram="latency")
 CACHE_LAYOUT: Final = SeriesLayout(("hits", "stale", "misses"))
 SERVICE_LAYOUT: Final = SeriesLayout(("requests", "errors", "refused"))
 
@@ -61,6 +63,16 @@ def upstream_series(upstream: str) -> str:
     return f"{_UPSTREAM_PREFIX}{upstream}"
 
 
+def latency_series(upstream: str) -> str:
+    """Return the name of the series with the latencies of an upstream: its own has no columns left."""
+    return f"{LATENCY_PREFIX}{upstream}"
+
+
+def latency_column(seconds: float) -> int:
+    """Return the column of that series in which a latency of this length is counted."""
+    return bisect_left(WAIT_BOUNDS, seconds)
+
+
 def series_upstream(series: str) -> str | None:
     """Return the upstream of a series; ``None`` if it is not an upstream's."""
     return series.removeprefix(_UPSTREAM_PREFIX) if series.startswith(_UPSTREAM_PREFIX) else None
@@ -68,6 +80,8 @@ def series_upstream(series: str) -> str | None:
 
 def series_layout(series: str) -> SeriesLayout:
     """Return the columns of a series."""
+    if series.startswith(LATENCY_PREFIX):
+        return LATENCY_LAYOUT
     return {CACHE_SERIES: CACHE_LAYOUT, SERVICE_SERIES: SERVICE_LAYOUT}.get(series, UPSTREAM_LAYOUT)
 
 
@@ -106,7 +120,7 @@ def event_phase(kind: str) -> str | None:
 
 
 def last_minute(history: History, layout: SeriesLayout = UPSTREAM_LAYOUT) -> dict[str, Any]:
-    """Return the counts of the last minute, and percentiles of the waits in seconds.
+    """Return the counts of the last minute, and percentiles of the durations in seconds.
 
     It sums the slots that started within the last minute, which are 50 to 60 s. Percentiles are ``None`` if
     there were no calls.
@@ -114,8 +128,8 @@ def last_minute(history: History, layout: SeriesLayout = UPSTREAM_LAYOUT) -> dic
     slots = [slot.numbers for slot in history.slots if slot.age < MINUTE_SECONDS]
     summed = [sum(column) for column in zip(*slots, strict=True)] or [0] * layout.first_gauge
     minute: dict[str, Any] = dict(zip(layout.sums, summed, strict=False))
-    if layout.waits:
-        minute |= _wait_percentiles(summed, layout, (50, 95, 99))
+    if layout.histogram:
+        minute |= _percentiles(summed, layout, (50, 95, 99))
     return minute
 
 
@@ -135,9 +149,10 @@ def history_columns(
     }
     for column, name in enumerate(layout.sums):
         columns[name] = [row[column] for row in rows]
-    if layout.waits:
-        waits = [_wait_percentiles(row, layout, (50, 95)) for row in rows]
-        columns |= {name: [row[name] for row in waits] for name in ("wait_p50", "wait_p95")}
+    if layout.histogram:
+        durations = [_percentiles(row, layout, (50, 95)) for row in rows]
+        names = (f"{layout.histogram}_p50", f"{layout.histogram}_p95")
+        columns |= {name: [row[name] for row in durations] for name in names}
     for column, name in enumerate(layout.gauges, layout.first_gauge):
         columns[name] = [_parse_gauge(name, row[column]) for row in rows]
     if layout.gauges:
@@ -158,17 +173,17 @@ def _parse_phases(marks: int) -> list[int]:
     return [phase for phase in _WORST_FIRST if marks >> phase & 1]
 
 
-def _wait_percentiles(
+def _percentiles(
     numbers: Sequence[int], layout: SeriesLayout, percents: Iterable[int]
 ) -> dict[str, float | None]:
-    buckets = numbers[layout.first_wait : layout.first_gauge]
-    return {f"wait_p{percent}": percentile(buckets, percent) for percent in percents}
+    buckets = numbers[layout.first_bucket : layout.first_gauge]
+    return {f"{layout.histogram}_p{percent}": percentile(buckets, percent) for percent in percents}
 
 
 def percentile(buckets: Sequence[int], percent: int) -> float | None:
-    """Estimate a percentile of the waits from their histogram; ``None`` if it is empty.
+    """Estimate a percentile of durations from their histogram; ``None`` if it is empty.
 
-    It assumes that waits are spread evenly within a bucket; those beyond the last bound count as that bound.
+    It assumes that they are spread evenly within a bucket; those beyond the last bound count as that bound.
     """
     target = sum(buckets) * percent / 100
     if not target:

@@ -14,7 +14,6 @@ many were dropped.
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -38,15 +37,19 @@ from comporta.fleet.reader import (
 )
 from comporta.fleet.series import (
     CACHE_SERIES,
+    LATENCY_PREFIX,
     SERVICE_SERIES,
     event_phase,
     gauge_columns,
+    latency_series,
     phase_mark,
     upstream_series,
 )
 from comporta.fleet.summary import largest_holders
+from comporta.fleet.worker_watch import WorkerWatch
 from comporta.flow import run
 from comporta.limits.leases.client import leased_units
+from comporta.runtime import RUNTIME
 from comporta.stores.base import KEY_ERRORS
 from comporta.stores.history import SLOT_SECONDS, RecordHistory
 from comporta.stores.journal import APPEND_MAX, ENTRY_BYTES_MAX, AppendToJournal
@@ -113,16 +116,20 @@ class EventBuffer:
 
 
 class FleetStatusWriter:
-    """Writes what was counted and what happened since the last time."""
+    """Writes what was counted and what happened since the last time.
+
+    ``interval``: how long the records that it writes have to last.
+    """
 
     def __init__(
         self, store: Store, upstreams: Mapping[str, Upstream], pending: PendingCounts, interval: float
     ) -> None:
         self.events = EventBuffer()
+        self.workers = WorkerWatch(store)
         self._store = store
         self._upstreams = upstreams
         self._pending = pending
-        self._interval = interval
+        self.interval = interval
         self._has_published_leases = False
         self._reported: set[str] = set()
         self._published_ns = store.clock.now_ns()
@@ -133,6 +140,7 @@ class FleetStatusWriter:
             if self._is_reachable() and self._publish_all():
                 self._published_ns = self._store.clock.now_ns()
                 return
+        self.workers.forget()
         self._drop_old_counts()
 
     def report_once(self, subject: str, text: str) -> None:
@@ -156,6 +164,7 @@ class FleetStatusWriter:
         if not self._publish_histories(gauges, phases):
             return False
         self._try("leases", self._publish_leases)
+        self._try("workers", self.workers.check)
         self._publish_events()
         return True
 
@@ -187,7 +196,7 @@ class FleetStatusWriter:
         leases = leased_units(self._store)
         if leases or self._has_published_leases:
             value = _encode_json(largest_holders(leases, LEASES_MAX))
-            ttl = LEASES_INTERVALS * self._interval
+            ttl = LEASES_INTERVALS * self.interval
             self._store.apply(WriteRecord(FLEET, leases_key(worker_name()), value, ttl))
             self._store.apply(WriteRecord(FLEET, LEASES, b"1", SUMMARY_TTL_SECONDS))
         self._has_published_leases = bool(leases)
@@ -197,7 +206,7 @@ class FleetStatusWriter:
         phases: dict[str, set[tuple[int, int]]] = {}
         for event in self.events.snapshot():
             phase = event_phase(event.kind)
-            if phase and event.source in self._upstreams and time.time() - event.at < SLOT_SECONDS:
+            if phase and event.source in self._upstreams and RUNTIME.unix_time() - event.at < SLOT_SECONDS:
                 phases.setdefault(upstream_series(event.source), set()).add(phase_mark(phase))
         return phases
 
@@ -206,9 +215,10 @@ class FleetStatusWriter:
         series_max = self._store.primary.large_states_max
         if series_max is None:
             return True
-        ranked = [CACHE_SERIES, SERVICE_SERIES, *map(upstream_series, sorted(self._upstreams))]
+        names = sorted(self._upstreams)
+        ranked = [CACHE_SERIES, SERVICE_SERIES, *map(upstream_series, names), *map(latency_series, names)]
         has_room = series in ranked[:series_max]
-        if not has_room:
+        if not has_room and not series.startswith(LATENCY_PREFIX):
             text = f"its history is not stored: the table has room for {series_max} histories"
             self.report_once(series, text)
         return has_room
@@ -229,7 +239,7 @@ class FleetStatusWriter:
 
     def _take_turn(self, names: Iterable[str]) -> bool:
         """Take the turn among the workers with the same upstreams; return false if another has it."""
-        ttl = _TURN_SHARE * self._interval
+        ttl = _TURN_SHARE * self.interval
         return self._store.apply(WriteRecord(TURNS, turn_key(names), worker_name().encode(), ttl, ABSENT))
 
     def _publish_summary(self, name: str, upstream: Upstream) -> dict[str, Any] | None:
@@ -255,7 +265,8 @@ class FleetStatusWriter:
         if self.events.dropped and self._is_reachable():
             dropped, self.events.dropped = self.events.dropped, 0
             text = f"{dropped} events of this worker were dropped: more than {EVENTS_MAX} were waiting"
-            self._append_events([events.Event(time.time(), "events_dropped", "comporta", text, "warning")])
+            event = events.Event(RUNTIME.unix_time(), "events_dropped", "comporta", text, "warning")
+            self._append_events([event])
 
     def _append_events(self, batch: list[events.Event]) -> None:
         entries = [encode_event(event) for event in batch]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from comporta.breaker.admission import BreakerState
     from comporta.breaker.config import BreakerConfig
-    from comporta.upstream.health import UpstreamState
+    from comporta.upstream.health import LimitState, UpstreamState
 
 HOLDERS_MAX: Final = 40
 """How many workers a summary names as holders of permits, those with the most."""
@@ -31,7 +31,8 @@ def upstream_summary(
     """Return the summary of an upstream: its health, its last minute, and its limits.
 
     Times are Unix seconds, durations are seconds. ``phase`` is ``None`` without a breaker. ``probes`` are the
-    owners of probes in flight; ``holders`` is how many permits each worker holds.
+    owners of probes in flight; ``holders`` is how many permits each worker holds. ``burst`` is the capacity
+    without degradation.
     """
     return {
         "name": state.name,
@@ -41,13 +42,52 @@ def upstream_summary(
         "limit": state.limit,
         "original": state.original,
         "configured": state.configured,
-        "paused": state.limiter.paused,
+        "burst": state.limiter.original,
+        "strategy": state.strategy,
+        "limit_text": state.limit_text,
+        "configured_text": state.configured_text,
+        "paused": state.paused,
         "in_flight": state.calls_in_flight,
         "in_flight_max": in_flight_max,
         "holders": largest_holders(state.holders or {}, HOLDERS_MAX),
         "in_words": status_sentence(state, breaker),
         "shadow": list(state.shadow),
+        "limits": [_limit_fields(limit) for limit in state.limits],
         "minute": dict(minute),
+    }
+
+
+def status_reasons(summary: Mapping[str, Any]) -> list[str]:
+    """Return why an upstream is not in its normal state: what an operator decided first, then the rest."""
+    name, phase = summary["name"], summary["phase"]
+    reasons = []
+    if summary["forced"]:
+        reasons.append(f"{name} is held {summary['forced']} by an operator")
+    elif phase in ("open", "half-open"):
+        reasons.append(f"{name} is {phase}")
+    if summary["paused"]:
+        reasons.append(f"{name} is paused")
+    if summary["limit"] < summary["original"]:
+        reasons.append(f"{name} is slowed down")
+    if has_override(summary):
+        reasons.append(f"an operator changed the limit of {name} to {summary['limit_text']}")
+    return reasons
+
+
+def has_override(summary: Mapping[str, Any]) -> bool:
+    """Whether an operator's override of the limit is in effect."""
+    configured = summary.get("configured_text")
+    return bool(configured) and summary.get("limit_text") != configured
+
+
+def _limit_fields(limit: LimitState) -> dict[str, Any]:
+    """Return one of several limits: units left of its capacity, and units per second."""
+    return {
+        "name": limit.name,
+        "tokens": limit.stats.tokens_available,
+        "capacity": limit.stats.limit,
+        "limit": limit.limit,
+        "original": limit.original,
     }
 
 
@@ -82,16 +122,14 @@ def _health_sentence(state: UpstreamState, config: BreakerConfig | None) -> str:
     breaker = state.breaker
     if breaker is not None and (breaker.forced or breaker.phase != "closed"):
         return _circuit_sentence(breaker, config)
-    if state.limiter.paused:
-        return f"Paused for {_duration(state.limiter.paused)}, as requested by the upstream or an operator."
+    if state.paused:
+        return f"Paused for {_duration(state.paused)}, as requested by the upstream or an operator."
     if state.limit < state.original:
         return (
             f"Slowed down to {state.limit:.1f} of {state.original:.1f} a second: the upstream refused calls."
         )
-    if state.configured not in (None, state.original):
-        return (
-            f"An operator set the limit to {state.original:g} a second; {state.configured:g} is configured."
-        )
+    if state.limit_text != state.configured_text:
+        return f"An operator set the limit to {state.limit_text}; {state.configured_text} is configured."
     if breaker is None:
         return "No breaker: calls pass."
     if breaker.failures:
@@ -103,7 +141,9 @@ def _circuit_sentence(breaker: BreakerState, config: BreakerConfig | None) -> st
     """Return the sentence for a circuit that is forced or not closed."""
     reason = _reason_text(breaker.reason)
     if breaker.forced:
-        return _sentence(f"Held {breaker.forced} by an operator", reason)
+        is_failing = breaker.forced == "closed" and breaker.failures
+        failures = f" despite {_failure_count(breaker.failures, None)}" if is_failing else ""
+        return _sentence(f"Held {breaker.forced} by an operator{failures}", reason)
     if breaker.phase == "open":
         until = "" if breaker.degraded_until is None else f" until {_time_of_day(breaker.degraded_until)}"
         return _sentence(f"Open{until}", _cause(breaker.failures, reason, config))
@@ -143,7 +183,7 @@ def _reason_text(reason: str) -> str:
 
 
 def _time_of_day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S UTC")
 
 
 def _duration(seconds: float) -> str:

@@ -21,6 +21,7 @@ MOMENT_MAX: Final = 1e11
 NUMBER_MAX: Final = 1e15
 STEPS_MAX: Final = 100
 HOLDERS_MAX: Final = 1000
+LIMITS_MAX: Final = 16
 
 Check = Callable[[Any], bool]
 
@@ -54,6 +55,17 @@ def _optional(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
+_LIMIT_FIELDS: Final[Mapping[str, Check]] = {
+    "name": _is_text,
+    **dict.fromkeys(("tokens", "capacity", "limit", "original"), _is_number),
+}
+
+
+def _are_limits(value: Any) -> bool:
+    fits = isinstance(value, list) and len(value) <= LIMITS_MAX
+    return fits and all(isinstance(one, dict) and _matches(one, _LIMIT_FIELDS) for one in value)
+
+
 _EVENT_FIELDS: Final[Mapping[str, Check]] = {
     "at": _is_moment,
     **dict.fromkeys(("kind", "source", "text", "severity", "worker"), _is_text),
@@ -62,15 +74,19 @@ _SUMMARY_FIELDS: Final[Mapping[str, Check]] = {
     "name": _is_text,
     "phase": lambda value: value is None or (_is_text(value) and value in PHASE_NUMBERS),
     **dict.fromkeys(("since", "until"), _optional(_is_moment)),
-    **dict.fromkeys(("failures", "share", "capacity", "limit", "original", "paused"), _is_number),
+    **dict.fromkeys(("failures", "share", "capacity", "burst", "limit", "original", "paused"), _is_number),
     **dict.fromkeys(
         ("threshold", "tokens", "in_flight", "in_flight_max", "configured"), _optional(_is_number)
     ),
-    **dict.fromkeys(("reason", "in_words"), _is_text),
+    **dict.fromkeys(("reason", "in_words", "strategy", "limit_text", "configured_text"), _is_text),
     "forced": _optional(_is_text),
     **dict.fromkeys(("probes", "shadow"), _are_texts),
     **dict.fromkeys(("holders", "minute"), _are_numbers),
+    "limits": _are_limits,
 }
+_ADDED_FIELDS: Final = {"shadow": [], "limits": [], "limit_text": "", "configured_text": ""}
+"""Fields that a worker of an older version does not write."""
+
 _STORY_FIELDS: Final[Mapping[str, Check]] = {
     **dict.fromkeys(("step", "of"), _is_step),
     **dict.fromkeys(("scenario", "title", "text", "look"), _is_text),
@@ -87,7 +103,9 @@ def parse_summary(name: str, record: bytes | None) -> dict[str, Any] | None:
     """Return the summary of an upstream; ``None`` if it is malformed or names another upstream."""
     summary = parse_object(record)
     if summary is not None:
-        summary.setdefault("shadow", [])  # a worker of an older version does not write it
+        for field, default in _ADDED_FIELDS.items():
+            summary.setdefault(field, default)
+        summary.setdefault("burst", summary.get("capacity"))
     return (
         summary
         if summary is not None and _matches(summary, _SUMMARY_FIELDS) and summary["name"] == name

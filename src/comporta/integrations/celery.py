@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from comporta.errors import RefusedError
 from comporta.jitter import uniform
-from comporta.limits.leases.scheduler import SCHEDULER
+from comporta.limits.leases.scheduler import return_all
 from comporta.stores.failover import heartbeat
 
 try:
@@ -93,5 +93,5 @@ def refusal_countdown(error: RefusedError, refusals: int = 0) -> float:
 @worker_process_shutdown.connect  # type: ignore[untyped-decorator]
 def _leave_fleet(**_: object) -> None:
     """Return leases and remove the worker: a prefork process ends without Python's exit handlers."""
-    SCHEDULER.return_all()
+    return_all()
     heartbeat.stop_all()

@@ -31,6 +31,7 @@ from comporta.limits.group import LimitGroup
 from comporta.limits.key import normalize_key
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.operation import LimitDemand
+from comporta.limits.priority import NORMAL
 from comporta.limits.reply import LimitReply
 from comporta.limits.strategies.base import LimitParams
 from comporta.stores.bound_limit import WouldBlock
@@ -121,8 +122,7 @@ class InboundLimit:
         address: type[ClientAddress] = ClientAddress,
     ) -> None:
         self._limiters = _limiters(limiter)
-        shadow = len(self._limiters) == 1 and self._limiters[0].config.shadow
-        self._group = None if shadow else LimitGroup(*self._limiters)
+        self._group = LimitGroup(*self._limiters)
         self._configured_params = [limiter.config.build_strategy().params for limiter in self._limiters]
         self._is_single = isinstance(limiter, BaseLimiter)
         self._decide_fast = fast_decider(self._limiters[0]) if self._is_single else None
@@ -172,15 +172,19 @@ class InboundLimit:
         return _inbound_decision((policy,), policy, reply)
 
     def _decide_flow(self, texts: Sequence[str]) -> Flow[InboundDecision]:
-        if self._group is None:
-            yield from self._limiters[0]._flows.decide_flow(texts[0] or None, self._cost)
-            return InboundDecision([])  # in shadow mode clients see nothing of the limit
-        operation = yield from self._group._operation_flow(texts, [self._cost] * len(texts))
+        operation = yield from self._group._passing_operation_flow(texts, [self._cost] * len(texts), NORMAL)
         replies: list[LimitReply] = yield Apply(self._limiters[0].store, operation)
-        params = map(self._effective_params, range(len(replies)), operation.demands)
-        policies = tuple(map(self._policy, range(len(replies)), params, replies))
+        self._group._count_would_refuse(operation, replies)
+        in_force = [index for index, demand in enumerate(operation.demands) if not demand.shadow]
+        if not in_force:
+            return InboundDecision([])  # in shadow mode clients see nothing of the limit
+        policies = tuple(
+            self._policy(index, self._effective_params(index, operation.demands[index]), replies[index])
+            for index in in_force
+        )
         binding, policy = max(
-            zip(replies, policies, strict=True), key=lambda pair: (pair[0].wait_us, -pair[0].remaining)
+            zip([replies[index] for index in in_force], policies, strict=True),
+            key=lambda pair: (pair[0].wait_us, -pair[0].remaining),
         )
         return _inbound_decision(policies, policy, binding)
 

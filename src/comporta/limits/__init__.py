@@ -1,6 +1,6 @@
 """Rate limits and concurrency limits that a whole fleet shares.
 
-- ``limiter``: the limiters that users call; ``group``: several limits in one decision
+- ``limiter``, ``sync_limiter``: the limiters that users call; ``group``: several limits in one decision
 - ``manager``, ``monitor``: limiters by name, with metrics and log lines
 - ``config``, ``key``, ``cost``, ``decision``: the values that users pass and receive
 - ``per_key``: another limit for some keys; ``shadow``: limits that refuse nothing

@@ -3,7 +3,7 @@
 All calls for one limit share its parameters and its override record, so a batch sends them once however many
 keys it contains, and the reply for each key is one number.
 
-Lua version: ``acquire.lua``, below the Lua text of the strategy.
+Lua version: ``acquire.lua``, below the Lua text of the strategy and ``one_limit.lua``.
 """
 
 from __future__ import annotations
@@ -11,43 +11,72 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from comporta.limits.claims import ClaimAttempt
 from comporta.limits.operation import LimitDemand, LimitOperation
+from comporta.limits.priority import NORMAL
 from comporta.limits.reply import unusable_key_error
 from comporta.limits.scripts import LIMIT_SPACE, acquire_script
 from comporta.limits.strategies.base import Strategy
 from comporta.limits.strategies.outage_share import fallback_strategy
 from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
 
+_ATTEMPT = ClaimAttempt(0, NORMAL)
+
 
 class LimitDefinition:
     """One limit as operations address it: strategy, name, and what they derive from both once.
 
     ``fallback`` says how a worker decides during an outage (``outage_share.py``). ``current_strategy``
-    returns the strategy under the last override that this process saw.
+    returns the strategy under the last override that this process saw. ``has_claims``: other processes may
+    wait for the same limit.
     """
 
-    __slots__ = ("_local_share", "current_strategy", "fallback", "name", "script", "space", "strategy")
+    __slots__ = (
+        *("_local_share", "closed_after_us", "current_strategy", "fallback", "has_claims"),
+        *("name", "script", "space", "strategy"),
+    )
 
-    def __init__(self, strategy: Strategy, name: str, fallback: str = "share") -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        name: str,
+        fallback: str = "share",
+        closed_after_us: int = 0,
+        *,
+        has_claims: bool = True,
+    ) -> None:
+        self.has_claims = has_claims
         self.strategy = strategy
         self.name = name
         self.fallback = fallback
+        self.closed_after_us = closed_after_us
         self.current_strategy: Callable[[], Strategy] = lambda: strategy
         self._local_share: tuple[Outage, LimitDefinition] | None = None
         self.space = f"{LIMIT_SPACE}:{name}"
         self.script = acquire_script(strategy.name, name, tuple(strategy.params))
 
+    def demand(self, key: str, amount: int) -> LimitDemand:
+        """Return the demand of a caller of the class "normal" that does not wait."""
+        attempt = _ATTEMPT if self.has_claims else None
+        return LimitDemand(self.strategy, self.name, key, amount, attempt=attempt)
+
     def local_share(self, outage: Outage) -> LimitDefinition:
         """Return this worker's share of the limit, the same object throughout an outage."""
         cached = self._local_share
         if cached is None or cached[0] is not outage:
-            share = fallback_strategy(self.current_strategy(), self.name, self.fallback, outage)
-            cached = self._local_share = (outage, LimitDefinition(share, self.name))
+            share = fallback_strategy(
+                self.current_strategy(), self.name, self.fallback, outage, self.closed_after_us
+            )
+            cached = self._local_share = (outage, LimitDefinition(share, self.name, has_claims=False))
         return cached[1]
 
 
 class AcquireOperation(Operation[int]):
-    """Take an amount from one limit; the reply is the wait in microseconds."""
+    """Take an amount from one limit; the reply is the wait in microseconds.
+
+    The caller does not wait and is of the class "normal": it leaves what waiters of that class or a higher
+    one have claimed.
+    """
 
     __slots__ = ("_definition", "amount", "key", "script")
 
@@ -61,13 +90,21 @@ class AcquireOperation(Operation[int]):
 
     @property
     def state_keys(self) -> list[StateKey]:
-        """The state of the key."""
-        return [StateKey(self._definition.space, self.key, self._definition.strategy)]
+        """The state of the key, and the claims on it."""
+        return self._demand.state_keys
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], int]:
         """Decide."""
-        new, wait_us = self._definition.strategy.step(states[0], now_us, self.amount)
-        return [new], wait_us
+        demand = self._demand
+        state, claims = demand.split_states(states)
+        new, wait_us = demand.take(state, claims, now_us)
+        if demand.attempt is None:
+            return [new], wait_us
+        return [new, demand.claims_after(claims, now_us, wait_us)], wait_us
+
+    @property
+    def _demand(self) -> LimitDemand:
+        return self._definition.demand(self.key, self.amount)
 
     def script_keys(self) -> tuple[str]:
         """Return the state of the key."""
@@ -79,10 +116,7 @@ class AcquireOperation(Operation[int]):
 
     def undo(self, reply: int) -> LimitOperation | None:
         """Return what releases the amount granted to a cancelled caller."""
-        if reply:
-            return None
-        definition = self._definition
-        return LimitOperation([LimitDemand(definition.strategy, definition.name, self.key, -self.amount)])
+        return None if reply else LimitOperation([self._demand.released])
 
     def fallback(self, outage: Outage) -> AcquireOperation:
         """Return what takes from this worker's share of the limit."""

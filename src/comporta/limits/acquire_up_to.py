@@ -1,6 +1,7 @@
 """Taking what there is: as much of an amount as one limit can grant now, in one step.
 
-Lua version: ``acquire_up_to.lua``, below the Lua text of the strategy.
+Lua version: ``acquire_up_to.lua``, below the Lua text of the strategy, ``headroom.lua`` and
+``one_limit.lua``.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from comporta.limits.claims import NO_ATTEMPT
 from comporta.limits.operation import LimitDemand, LimitOperation, on_local_share
 from comporta.limits.reply import unusable_key_error
-from comporta.limits.scripts import LIMIT_SPACE, acquire_up_to_script
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+from comporta.limits.scripts import acquire_up_to_script
+from comporta.stores.base import Operation, Outage, Script, State, StateKey
 
 
 class AcquireUpTo(Operation[int]):
@@ -30,29 +32,32 @@ class AcquireUpTo(Operation[int]):
 
     @property
     def state_keys(self) -> list[StateKey]:
-        """The state of the key."""
-        return [StateKey(f"{LIMIT_SPACE}:{self.demand.name}", self.demand.key, self.demand.strategy)]
+        """The state of the key, and the claims on it if they count."""
+        return self.demand.state_keys
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], int]:
-        """Take what remains, up to the amount."""
-        strategy = self.demand.strategy
-        amount = min(self.demand.amount, strategy.usage(states[0], now_us).remaining)
+        """Take what remains above the headroom and the claims of others, up to the amount."""
+        demand, strategy = self.demand, self.demand.strategy
+        state, claims = demand.split_states(states)
+        kept = demand.headroom.floor(strategy, state, now_us, 1) + demand.kept_units(claims, now_us)
+        amount = min(demand.amount, strategy.usage(state, now_us).remaining - kept)
+        unchanged: list[State | None] = [None] * len(states)
         if amount < 1:
-            return [None], 0
-        new, wait_us = strategy.step(states[0], now_us, amount)
-        return [new], 0 if wait_us else amount
+            return unchanged, 0
+        new, wait_us = strategy.step(state, now_us, amount)
+        return [new, *unchanged[1:]], 0 if wait_us else amount
 
     def script_keys(self) -> tuple[str]:
         """Return the state of the key."""
-        return (key_text(f"{LIMIT_SPACE}:{self.demand.name}", self.demand.key),)
+        return (self.demand.state_text,)
 
-    def script_args(self) -> tuple[int]:
-        """Return the amount."""
-        return (self.demand.amount,)
+    def script_args(self) -> tuple[int, int, int]:
+        """Return the amount, the headroom, and the rank of the caller's class."""
+        return self.demand.amount, self.demand.headroom.units, (self.demand.attempt or NO_ATTEMPT).rank
 
     def undo(self, reply: int) -> LimitOperation | None:
         """Return what releases the amount granted to a cancelled caller."""
-        return LimitOperation([self.demand._replace(amount=-reply)]) if reply else None
+        return LimitOperation([self.demand._replace(amount=reply).released]) if reply else None
 
     def fallback(self, outage: Outage) -> AcquireUpTo:
         """Return what takes from this worker's share of the limit."""

@@ -16,7 +16,7 @@ from comporta.limits.overrides.record import ExpiringStrategy
 from comporta.limits.scripts import OVERRIDE_SPACE
 from comporta.limits.strategies.base import Strategy
 from comporta.stores.base import Store
-from comporta.stores.bound_limit import BoundLimit, WouldBlock
+from comporta.stores.bound_limit import Algorithm, BoundLimit, WouldBlock
 
 
 class AcquireEffect:
@@ -44,6 +44,39 @@ class AcquireEffect:
 def strategy_effect(bound: BoundLimit) -> Effect:
     """Return the effect that reads the strategy in effect, which an override may have changed."""
     return Perform(lambda: bound.algorithm, bound.algorithm_async)
+
+
+class WrappedBoundLimit(BoundLimit):
+    """A bound limit in front of another, which knows the strategy, the server and the leases."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: BoundLimit) -> None:
+        self.inner = inner
+
+    @property
+    def remote(self) -> Any:
+        """The remote side of the limit behind it."""
+        return self.inner.remote
+
+    @property
+    def leases(self) -> Any:
+        """The lease client of the limit behind it."""
+        return self.inner.leases
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The strategy in effect."""
+        return self.inner.algorithm
+
+    @property
+    def cached_algorithm(self) -> Any:
+        """The strategy in effect as this process last saw it. Never blocks."""
+        return self.inner.cached_algorithm
+
+    async def algorithm_async(self) -> Algorithm:
+        """Return the strategy in effect without blocking the event loop."""
+        return await self.inner.algorithm_async()
 
 
 class RemoteBoundLimit(BoundLimit):

@@ -1,6 +1,10 @@
 """Charging a limit with what a worker granted elsewhere, whether it is available or not.
 
-After an outage each worker reports this way what it granted from its local share.
+After an outage each worker reports this way what it granted from its local share. A report has a number, and
+the store remembers the last one of each worker and limit that it applied: a report that is sent again because
+its reply was lost is not charged again.
+
+Lua version: ``charge.lua``, below the Lua text of the strategy.
 """
 
 from __future__ import annotations
@@ -8,51 +12,74 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from comporta.limits.reply import REPLY_SIZE, LimitReply, build_reply, parse_reply
-from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE, limit_script
+from comporta.clock import SECOND_US
+from comporta.limits.reply import unusable_key_error
+from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE, REPORT_SPACE, charge_script
 from comporta.limits.strategies.base import CHARGE, Strategy
 from comporta.stores.base import Operation, Script, State, StateKey, key_text
+from comporta.stores.records import RECORD
+
+MARKER_TTL_US = 3600 * SECOND_US
+"""How long a store remembers the last report of a worker: longer than the network keeps one on its way."""
 
 
-class ChargeOperation(Operation[LimitReply]):
-    """Charge one limit with an amount; the debt is bounded (see ``CHARGE``)."""
+class ChargeOperation(Operation[bool]):
+    """Charge one limit with an amount; returns whether it was charged now. The debt is bounded (``CHARGE``).
 
-    __slots__ = ("_strategy", "amount", "key", "name")
+    Charges of one ``reporter`` have growing numbers; one with a number that was already applied does nothing.
+    A ``number`` of 0 is applied each time.
+    """
 
-    def __init__(self, strategy: Strategy, name: str, key: str, amount: int) -> None:
+    __slots__ = ("_number", "_reporter", "_strategy", "amount", "key", "name")
+
+    def __init__(
+        self, strategy: Strategy, name: str, key: str, amount: int, *, reporter: str = "", number: int = 0
+    ) -> None:
         self._strategy = strategy
+        self._reporter = reporter
+        self._number = number
         self.name = name
         self.key = key
         self.amount = amount
 
-    @property
-    def script(self) -> Script:
-        """The script of a single limit."""
-        return limit_script(self._strategy.name)
+    def as_report(self, reporter: str, number: int) -> ChargeOperation:
+        """Return the same charge, which takes effect once."""
+        return ChargeOperation(
+            self._strategy, self.name, self.key, self.amount, reporter=reporter, number=number
+        )
 
     @property
-    def reply_size(self) -> int:
-        """The fields of one reply."""
-        return REPLY_SIZE
+    def script(self) -> Script:
+        """The script of charges for this strategy."""
+        return charge_script(self._strategy.name)
 
     @property
     def state_keys(self) -> list[StateKey]:
-        """The state of the key."""
-        return [StateKey(f"{LIMIT_SPACE}:{self.name}", self.key, self._strategy)]
+        """The state of the key, and the marker of the reporter."""
+        return [
+            StateKey(f"{LIMIT_SPACE}:{self.name}", self.key, self._strategy),
+            StateKey(REPORT_SPACE, f"{self.name}:{self._reporter}", RECORD),
+        ]
 
-    def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], LimitReply]:
-        """Take the amount."""
-        new, wait_us = self._strategy.step(states[0], now_us, self.amount, CHARGE)
-        return [new], build_reply(self._strategy, new or states[0], now_us, wait_us, 0)
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], bool]:
+        """Take the amount, unless this report was applied before."""
+        state, marker = states
+        if self._number and marker is not None and int(marker[1]) >= self._number:
+            return [None, None], False
+        new, _ = self._strategy.step(state, now_us, self.amount, CHARGE)
+        return [new, (now_us + MARKER_TTL_US, b"%d" % self._number) if self._number else None], True
 
     def script_keys(self) -> list[str]:
-        """Return the state and the override record."""
-        return [key_text(f"{LIMIT_SPACE}:{self.name}", self.key), key_text(OVERRIDE_SPACE, self.name)]
+        """Return the state, the override record and the marker."""
+        state, marker = (key_text(key.space, key.key) for key in self.state_keys)
+        return [state, key_text(OVERRIDE_SPACE, self.name), marker]
 
     def script_args(self) -> list[int | str | bytes]:
-        """Return one group of one limit."""
-        return [1, self._strategy.name, self.amount, CHARGE, *self._strategy.params, 0]
+        """Return the number, the amount, the parameters of the limit, and how long to keep the marker."""
+        return [self._number, self.amount, *self._strategy.params, MARKER_TTL_US // 1000]
 
-    def parse(self, raw: Sequence[Any]) -> LimitReply:
-        """Parse the reply."""
-        return parse_reply(self.name, self.key, raw)
+    def parse(self, raw: Sequence[Any]) -> bool:
+        """Parse the reply, or raise the error that the script returned for one of the keys."""
+        if isinstance(raw[0], int):
+            return raw[0] == 1
+        raise unusable_key_error(self.name, self.key, raw[0])

@@ -2,11 +2,11 @@
 
 Without claims, a waiter that needs many units starves: callers of other processes that need one take each
 unit as it arrives. A first waiter that was refused therefore leaves a claim (its units, its class, and since
-when its process waits), and later waiters of the same or a lower class leave those units untouched. Higher
-classes ignore it. A claim expires unless its process retries. The module is pure: it reads no clock and does
-no I/O.
+when its process waits), and later callers of the same or a lower class leave those units untouched, whether
+they wait or not. Higher classes ignore it. A claim expires unless its process retries. The module is pure: it
+reads no clock and does no I/O.
 
-Lua version: ``claims.lua``.
+Lua version: ``one_limit.lua``, ``claim_support.lua``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ from __future__ import annotations
 from struct import Struct
 from typing import Any, NamedTuple
 
-from comporta.stores.base import State, StateType
+from comporta.limits.priority import NORMAL, step_above_floor
+from comporta.limits.strategies.base import Strategy, ceil_div
+from comporta.stores.base import GONE, State, StateType
 
 CLAIMS_MAX = 16
-"""How many claims a key keeps. A process without room for a claim retries without one."""
+"""How many claims a key keeps: those of the processes that are first. The others retry ever less often."""
 
 CLAIM_TTL_US = 250_000
 """How long a claim outlives the time of its process's next attempt."""
 
 RETRY_EVERY_US = 1_000_000
 """A waiter retries at least this often: another machine may raise, reset or resume a limit."""
+
+
+BLOCKED_US_MIN = 1_000
+"""The shortest wait of a caller that others precede, however much there is."""
 
 
 class LimitClaim(NamedTuple):
@@ -42,13 +48,18 @@ LimitClaims = tuple[LimitClaim, ...]
 class ClaimAttempt(NamedTuple):
     """An attempt to take: who tries, its class, how long its process has waited, and how long it will wait.
 
-    With a ``left_us`` below 0 the caller does not wait, and leaves no claim.
+    With a ``left_us`` below 0 the caller does not wait, and leaves no claim; as claimant it is 0, so that it
+    does not withdraw the claim of its process.
     """
 
     claimant: int
     rank: int
     waited_us: int = 0
     left_us: int = -1
+
+
+NO_ATTEMPT = ClaimAttempt(0, -1)
+"""In the arguments of a script: no claim counts."""
 
 
 def live_claims(claims: LimitClaims, now_us: int) -> LimitClaims:
@@ -65,9 +76,7 @@ def units_ahead(claims: LimitClaims, attempt: ClaimAttempt, now_us: int) -> int:
     """Return the units that others claimed before: of a higher class, or earlier in the same class."""
     place = (attempt.rank, now_us - attempt.waited_us, attempt.claimant)
     return sum(
-        claim.units
-        for claim in claims
-        if (claim.rank, claim.since_us, claim.claimant) < place and claim.claimant != attempt.claimant
+        claim.units for claim in claims if _place(claim) < place and claim.claimant != attempt.claimant
     )
 
 
@@ -76,14 +85,77 @@ def claims_after(
 ) -> LimitClaims:
     """Return the claims after an attempt that has to wait for ``wait_us``; 0 means that it was granted.
 
-    A caller that was granted, or that will not wait that long, withdraws its claim.
+    A caller that was granted, or that will not wait that long, withdraws its claim. If there is no room, the
+    claim that is last in order gives way.
     """
     others = tuple(claim for claim in claims if claim.claimant != attempt.claimant)
-    if not 0 < wait_us <= attempt.left_us or len(others) >= CLAIMS_MAX:
+    if not 0 < wait_us <= attempt.left_us:
         return others
     since_us = now_us - attempt.waited_us
+    if len(others) >= CLAIMS_MAX:
+        last = max(others, key=_place)
+        if _place(last) < (attempt.rank, since_us, attempt.claimant):
+            return others
+        others = tuple(claim for claim in others if claim is not last)
     ends_us = now_us + min(wait_us, RETRY_EVERY_US) + CLAIM_TTL_US
     return (*others, LimitClaim(attempt.claimant, attempt.rank, since_us, units, ends_us))
+
+
+def _place(claim: LimitClaim) -> tuple[int, int, int]:
+    return claim.rank, claim.since_us, claim.claimant
+
+
+def retry_wait_us(claims: LimitClaims, attempt: ClaimAttempt, wait_us: int) -> int:
+    """Return when a caller that has to wait for ``wait_us`` retries, given the claims after its attempt.
+
+    Without a claim it retries after half of the time that it has waited, so that its attempts do not grow
+    with the fleet and the rate: all units until then go to those that are first.
+    """
+    if not 0 < wait_us <= attempt.left_us or any(claim.claimant == attempt.claimant for claim in claims):
+        return wait_us
+    return max(wait_us, min(attempt.waited_us // 2, attempt.left_us // 2, RETRY_EVERY_US))
+
+
+def changed_claims(old: LimitClaims | None, claims: LimitClaims) -> State | None:
+    """Return the new state for some claims: ``None`` if they are the old ones."""
+    if claims == (old or ()):
+        return None
+    return claims or GONE
+
+
+def take_in_order(
+    strategy: Strategy,
+    state: State | None,
+    now_us: int,
+    amount: int,
+    *,
+    floor: int,
+    ahead: int,
+    max_wait_us: int = 0,
+) -> tuple[State | None, int]:
+    """Take what neither the headroom of higher classes nor the claims of others keep back.
+
+    The result is that of :meth:`Strategy.step`.
+    """
+    missing = amount + floor + ahead - strategy.effective_at(now_us)[0].params.capacity
+    if ahead and missing > 0:
+        return _refuse_behind_claims(strategy, state, now_us, missing)
+    return step_above_floor(strategy, state, now_us, amount, floor=floor + ahead, max_wait_us=max_wait_us)
+
+
+def _refuse_behind_claims(
+    strategy: Strategy, state: State | None, now_us: int, missing: int
+) -> tuple[State | None, int]:
+    """Refuse until the units ahead and those of this caller have become available, one after the other.
+
+    Together they are ``missing`` units more than the limit can hold.
+    """
+    current, paused_us, _ = strategy.effective_at(now_us)
+    capacity, per_us, unit, _ = current.params
+    new, wait_us = current.step(state, now_us, capacity)
+    more_us = ceil_div(missing * unit, per_us) if per_us else 0
+    refused = new if wait_us else None  # a refusal changes a state only in time
+    return refused, max(wait_us + more_us, paused_us, BLOCKED_US_MIN)
 
 
 class _ClaimsCodec:
@@ -108,10 +180,15 @@ class _ClaimsStateType(StateType):
 
     name = "claims"
     codec = _ClaimsCodec()
+    attached = True
 
     def expires_us(self, state: State) -> int:
         """Return when the last claim has expired."""
         return max((claim.ends_us for claim in state), default=0)
+
+    def blocks_fast_path(self, state: State) -> bool:
+        """Whether a claim binds callers of the class "normal", to which fast paths belong."""
+        return any(claim.rank <= NORMAL for claim in state)
 
 
 CLAIMS = _ClaimsStateType()

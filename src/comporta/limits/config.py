@@ -26,6 +26,7 @@ WINDOW_MAX = 366 * 86_400
 LEASE_DEFAULT = 0.05
 LEASE_MIN = 0.001
 LEASE_MAX = 10.0
+CLOSED_AFTER_MAX = 86_400
 
 
 class LimitStrategy(Enum):
@@ -72,7 +73,8 @@ class LimitConfig:
     ``strategy`` is a :class:`LimitStrategy` or the name of a registered strategy. ``distributed`` uses a
     shared store by default (see :func:`comporta.stores.registry.default_url`). ``fallback`` is what each
     worker does while a shared store is unreachable: ``"share"`` grants the limit divided by the number of
-    workers, ``"open"`` everything, ``"closed"`` nothing. ``lease`` lets workers take many units in one step
+    workers, ``"open"`` everything, ``"closed"`` nothing, from ``closed_after`` seconds after the outage began
+    (until then its share). ``lease`` lets workers take many units in one step
     and use them one by one, within the given time: ``True`` for 50 ms, text such as ``"20ms"``, or seconds.
     ``shadow`` counts what the limit would refuse (metric ``would_refuse``), and refuses nothing.
     ``batch_headroom`` and ``normal_headroom`` are the units that callers of these priority classes leave to
@@ -89,6 +91,7 @@ class LimitConfig:
     shadow: bool = False
     batch_headroom: int | None = None
     normal_headroom: int = 0
+    closed_after: float = 0.0
 
     def __post_init__(self) -> None:
         """Validate at once, so that no limiter ever sees an invalid configuration."""
@@ -107,6 +110,9 @@ class LimitConfig:
             raise ValueError(f"window is required for {self.strategy_name}, got None")
         strategy.check_config(self)
         require_choice("fallback", self.fallback, FALLBACKS)
+        require_number("closed_after", self.closed_after, 0, CLOSED_AFTER_MAX, unit="seconds")
+        if self.closed_after and self.fallback != "closed":
+            raise ValueError(f"closed_after needs fallback='closed', got fallback={self.fallback!r}")
         if not isinstance(self.shadow, bool):
             raise TypeError(f"shadow must be a bool, got {self.shadow!r:.100}")
         if self.lease is not False:
@@ -127,6 +133,7 @@ class LimitConfig:
         shadow: bool = False,
         batch_headroom: int | None = None,
         normal_headroom: int = 0,
+        closed_after: float = 0.0,
     ) -> LimitConfig:
         """Parse ``"10/s"``, ``"100/minute burst 20"``, ``"5/15m"`` or ``"1000/day at 00:00 Europe/Lisbon"``.
 
@@ -134,7 +141,7 @@ class LimitConfig:
         month with a time and a time zone is a calendar window, which is a strategy of its own.
         """
         if not isinstance(text, str):
-            raise TypeError(f"limit must be a LimitConfig or a str, got {text!r:.100}")
+            raise TypeError(f"limit must be a LimitConfig or a str such as '10/s', got {text!r:.100}")
         calendar = _CALENDAR_PATTERN.fullmatch(text)
         options: dict[str, Any] = {
             "distributed": distributed,
@@ -143,6 +150,7 @@ class LimitConfig:
             "shadow": shadow,
             "batch_headroom": batch_headroom,
             "normal_headroom": normal_headroom,
+            "closed_after": closed_after,
         }
         if calendar is not None:
             return cls(**_calendar_fields(calendar, _strategy_name(strategy)), **options)
@@ -203,6 +211,11 @@ def split_limits(limit: Limits, name: str) -> dict[str, tuple[str, LimitConfig |
     if isinstance(limit, str) and ";" in limit:
         limit = limit.split(";")
     if isinstance(limit, Mapping):
+        for each, value in limit.items():
+            if not isinstance(value, LimitConfig | str):
+                raise TypeError(
+                    f"limit[{each!r:.100}] must be a LimitConfig or a str such as '10/s', got {value!r:.100}"
+                )
         return {each: (f"{name}.{each}", value) for each, value in limit.items()}
     if isinstance(limit, LimitConfig | str) or not isinstance(limit, Sequence):
         limit = [limit]

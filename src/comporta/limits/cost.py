@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import add, sub
 
 from comporta.limits.strategies.base import EXACT_INT_MAX
 from comporta.validators import require_integer
 
 Cost = int | Mapping[str, int]
 """A number for every limit, or numbers by name, such as ``{"requests": 1, "tokens": 1200}``."""
+
+
+class GroupUnits:
+    """Units of each limit of a group, which add up like a number."""
+
+    __slots__ = ("amounts",)
+
+    def __init__(self, amounts: Iterable[int]) -> None:
+        self.amounts = tuple(amounts)
+
+    def __add__(self, other: GroupUnits | int) -> GroupUnits:
+        """Return the sum of each limit; the other summand may be the number 0."""
+        if isinstance(other, int):
+            return self
+        return GroupUnits(map(add, self.amounts, other.amounts))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: GroupUnits) -> GroupUnits:
+        """Return the difference of each limit."""
+        return GroupUnits(map(sub, self.amounts, other.amounts))
 
 
 def cost_amounts(field: str, cost: Cost, names: Sequence[str], defaults: Sequence[int]) -> list[int]:

@@ -6,7 +6,7 @@ fast path of a single decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from comporta.jitter import uniform
 from comporta.limits.acquire_up_to import AcquireUpTo
 from comporta.limits.bound_limits import AcquireEffect, strategy_effect
 from comporta.limits.claim_operation import ClaimOperation
-from comporta.limits.claims import CLAIM_TTL_US, RETRY_EVERY_US, ClaimAttempt
+from comporta.limits.claims import BLOCKED_US_MIN, CLAIM_TTL_US, RETRY_EVERY_US, ClaimAttempt
 from comporta.limits.config import CAPACITY_MAX, LimitConfig, class_headrooms
 from comporta.limits.decision import Decision, Stats, decision_from_reply
 from comporta.limits.key import LimitKey, normalize_key
@@ -32,11 +32,12 @@ from comporta.limits.overrides.operation import (
 )
 from comporta.limits.overrides.record import PAUSE_US_MAX, ExpiringStrategy
 from comporta.limits.peek import PeekOperation
-from comporta.limits.priority import NO_HEADROOM, Caller, resolve_caller
+from comporta.limits.priority import NO_HEADROOM, NORMAL, Caller, resolve_caller
 from comporta.limits.reply import LimitReply
 from comporta.limits.scripts import LIMIT_SPACE, claim_script
 from comporta.limits.strategies.registry import strategy_type
-from comporta.limits.wait_queue import PAUSE_JITTER_US_MAX, WaitQueue, wait_flow
+from comporta.limits.wait_order import Pace
+from comporta.limits.wait_queue import PAUSE_JITTER_US_MAX, TIMEOUT_MAX, WaitQueue, wait_flow
 from comporta.stores.base import Operation, Store
 from comporta.stores.bound_limit import Algorithm, BoundLimit
 from comporta.stores.effects import Apply, Sleep
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 Key = LimitKey | str | None
 
-TIMEOUT_MAX = 366 * 86_400
 PAUSE_MAX = PAUSE_US_MAX // 1_000_000
 
 _UNCHECKED_TURN_US = 50_000
@@ -63,12 +63,13 @@ class LimitFlows:
 
     __slots__ = (
         "_claim_script",
-        "_contended_until_us",
+        "_first_strategy",
         "_has_queue",
         "_headrooms",
         "_remote",
         "bound",
         "config",
+        "contended_until_us",
         "current_strategy",
         "lease_client",
         "name",
@@ -100,10 +101,13 @@ class LimitFlows:
         self.read_strategy = strategy_effect(bound)
         self._has_queue = strategy_type(config.strategy_name).has_queue
         self._headrooms = class_headrooms(config)
-        self._contended_until_us = 0
+        self.contended_until_us = 0
         self._claim_script = claim_script(config.strategy_name, name, tuple(self.params))
         self._remote: RemoteBoundLimit | None = bound.remote
         self.shadow: ShadowBoundLimit | None = bound.shadow
+        self._first_strategy: Strategy | None = None
+        if self._remote is not None and not (self._has_queue or self.shadow or lease_client):
+            self._first_strategy = self._remote.algorithm
 
     def acquire_flow(
         self, key: Key, cost: int, timeout: float | None, caller: Caller | None = None
@@ -120,15 +124,20 @@ class LimitFlows:
         if timeout == 0:
             if not self.wait_queue.is_empty(text, caller.rank):
                 return False  # the waiting callers came first
-            if has_headroom:
-                return (yield from self._claim_flow(text, cost, caller, -1)) == 0
+            if has_headroom or (caller.rank != NORMAL and self._has_claims(cost)):
+                attempt = self._passing_attempt(caller.rank)
+                return (yield from self._claim_flow(text, cost, caller.rank, attempt)) == 0
             return (yield from self._acquire_flow(key, cost)) == 0
         if self._has_queue and not has_headroom:
             return (yield from self._queue_turn_flow(text, cost, timeout))
         try_acquire: Callable[[], Flow[int]] = partial(self._acquire_flow, key, cost)
-        if has_headroom or (self.store.shared and self.lease_client is None):
+        if has_headroom or self._has_claims(cost):
+            has_lease = self.lease_client is not None and not has_headroom
+            is_first = has_lease and self.wait_queue.is_empty(text, caller.rank)
+            if is_first and not (yield from self._acquire_flow(key, cost)):
+                return True
             deadline_us = self._deadline_us(timeout)
-            try_acquire = partial(self._claim_flow, text, cost, caller, deadline_us)
+            try_acquire = partial(self._wait_in_order_flow, text, cost, caller.rank, deadline_us)
         return (
             yield from wait_flow(
                 self.wait_queue,
@@ -138,38 +147,64 @@ class LimitFlows:
                 timeout,
                 jitter_us=self.pause_jitter_us,
                 cost=cost,
-                pace_us=self._pace_us,
+                pace_after=partial(self.pace_after, cost),
                 caller=caller,
             )
         )
 
-    def decide_flow(self, key: Key, cost: int) -> Flow[Decision]:
+    def acquire_first_flow(self, key: Key, timeout: float, caller: Caller) -> Flow[bool]:
+        """Take one unit before the caller joins the wait queue, where a server decides; false: it must wait.
+
+        An ordinary call then needs neither a waiter nor its locks. A refused caller leaves a claim, and the
+        next ones join the queue first (``is_contended``).
+        """
+        queue = self.wait_queue
+        if self._first_strategy is None or queue.waiters_by_key or self.is_contended:
+            return False
+        demand = self._demand(self._first_strategy, normalize_key(key), 1, caller.rank)
+        attempt = ClaimAttempt(queue.claimant, caller.rank, 0, to_us(timeout))
+        return (yield from self._apply_claim_flow(demand, attempt)) == 0
+
+    def decide_flow(self, key: Key, cost: int, caller: Caller | None = None) -> Flow[Decision]:
         """Take ``cost`` if it is available, and return the decision."""
         text = normalize_key(key)
         check_cost(cost)
         yield from self.check_cost_flow(text, cost)
-        reply = yield from self._apply_flow(text, cost)
+        caller = resolve_caller(None, None) if caller is None else caller
+        if self.shadow is None and not self.wait_queue.is_empty(text, caller.rank):
+            return (yield from self._decide_behind_waiters_flow(key, cost, caller))
+        demand = yield from self._passing_demand_flow(text, cost, caller)
+        [reply] = yield Apply(self.store, LimitOperation([demand]))
         return self._decision(reply, counts=True)
 
-    def acquire_up_to_flow(self, key: Key, cost: int) -> Flow[int]:
+    def _decide_behind_waiters_flow(self, key: Key, cost: int, caller: Caller) -> Flow[Decision]:
+        """Refuse until the callers that wait in this process can have been served."""
+        decision = yield from self.peek_flow(key, cost, caller)
+        earliest_us = self.wait_queue.earliest_us(normalize_key(key), cost, caller)
+        wait_us = max(BLOCKED_US_MIN, earliest_us - self.store.clock.now_ns() // 1000)
+        retry_after = max(decision.retry_after, to_seconds(wait_us))
+        return decision._replace(allowed=False, retry_after=retry_after)
+
+    def acquire_up_to_flow(self, key: Key, cost: int, caller: Caller | None = None) -> Flow[int]:
         """Take as much of ``cost`` as there is, and return how much that was."""
         text = normalize_key(key)
         require_integer("cost", cost, 1, CAPACITY_MAX)
-        if not self.wait_queue.is_empty(text):
+        caller = resolve_caller(None, None) if caller is None else caller
+        if not self.wait_queue.is_empty(text, caller.rank):
             return 0  # the waiting callers came first
-        demand = yield from self.demand_flow(text, cost)
+        demand = yield from self._passing_demand_flow(text, cost, caller)
         granted: int = yield Apply(self.store, AcquireUpTo(demand))
         if self.shadow is not None and granted < cost:
             self.shadow.count_would_refuse()
             return cost
         return granted
 
-    def peek_flow(self, key: Key, cost: int = 1) -> Flow[Decision]:
+    def peek_flow(self, key: Key, cost: int = 1, caller: Caller | None = None) -> Flow[Decision]:
         """Return what ``decide_flow`` would decide, and take nothing."""
         text = normalize_key(key)
         check_cost(cost)
         yield from self.check_cost_flow(text, cost)
-        demand = yield from self.demand_flow(text, cost)
+        demand = yield from self._passing_demand_flow(text, cost, caller)
         reply: LimitReply = yield Apply(self.store, PeekOperation(demand))
         return self._decision(reply, counts=False)
 
@@ -274,6 +309,11 @@ class LimitFlows:
             return 0
         return round(uniform(0, min(strategy.record.pause_length_us // 10, PAUSE_JITTER_US_MAX)))
 
+    def pace_after(self, cost: int, now_us: int, wait_us: int) -> Pace:
+        """Return when the limit grants some units, the first ``cost`` of them after ``wait_us``."""
+        from_us = now_us + wait_us - self._pace_us(max(1, cost))
+        return lambda units: from_us + self._pace_us(units)
+
     def _pace_us(self, units: int) -> int:
         """Return how long the limit takes to grant some units, as far as this process knows."""
         return self.current_strategy().effective_at(self.store.clock.now_ns() // 1000)[0].pace_us(units)
@@ -301,25 +341,65 @@ class LimitFlows:
         """Whether callers of this class leave something to higher ones."""
         return self._headrooms[rank].units > 0
 
-    def demand_flow(self, text: str, amount: int, rank: int | None = None) -> Flow[LimitDemand]:
+    def fast_path_checks(self) -> tuple[Collection[str], Callable[[Key], bool]]:
+        """Return what a fast path checks: a call needs a flow if the first is not empty and the second true.
+
+        The second is called with the key. Then callers wait for it, or every caller leaves headroom.
+        """
+        if self.has_headroom(NORMAL):
+            return ("",), lambda key: True
+        return self.wait_queue.waiters_by_key, self.wait_queue.may_have
+
+    def demand_flow(
+        self, text: str, amount: int, rank: int | None = None, attempt: ClaimAttempt | None = None
+    ) -> Flow[LimitDemand]:
         """Return what an operation wants of this limit; without a class it may take everything."""
         strategy: Strategy = yield self.read_strategy
+        return self._demand(strategy, text, amount, rank, attempt)
+
+    def _demand(
+        self,
+        strategy: Strategy,
+        text: str,
+        amount: int,
+        rank: int | None,
+        attempt: ClaimAttempt | None = None,
+    ) -> LimitDemand:
         headroom = NO_HEADROOM if rank is None else self._headrooms[rank]
         fallback, current = self.config.fallback, self.current_strategy
-        return LimitDemand(strategy, self.name, text, amount, fallback, current, headroom)
+        closed_after_us, shadow = to_us(self.config.closed_after), self.shadow is not None
+        given = (strategy, self.name, text, amount, fallback, current, headroom, closed_after_us)
+        return LimitDemand(*given, attempt, shadow)
 
-    def _claim_flow(self, text: str, cost: int, caller: Caller, deadline_us: int) -> Flow[int]:
-        """Take ``cost`` above the floor of a class; a caller with a deadline leaves a claim if refused."""
-        demand = yield from self.demand_flow(text, cost, caller.rank)
+    def _passing_demand_flow(self, text: str, cost: int, caller: Caller | None) -> Flow[LimitDemand]:
+        """Return the demand of a caller that does not wait."""
+        rank = (resolve_caller(None, None) if caller is None else caller).rank
+        return (yield from self.demand_flow(text, cost, rank, self._passing_attempt(rank)))
+
+    def _passing_attempt(self, rank: int) -> ClaimAttempt | None:
+        """Return the attempt of a caller that does not wait; ``None`` where no other process can wait."""
+        return ClaimAttempt(0, rank) if self.store.shared else None
+
+    def _has_claims(self, cost: int) -> bool:
+        """Whether waiters leave claims; with a lease only those that need several units at once."""
+        return self.store.shared and (self.lease_client is None or cost > 1)
+
+    def _wait_in_order_flow(self, text: str, cost: int, rank: int, deadline_us: int) -> Flow[int]:
+        """Take ``cost`` above the floor of a class; a caller that is refused leaves a claim."""
         attempt = None
         if self.store.shared:
-            now_us, queue = self.store.clock.now_ns() // 1000, self.wait_queue
-            waited_us = now_us - queue.oldest_since_us(text, caller.rank, now_us)
-            left_us = max(-1, min(deadline_us - now_us, to_us(TIMEOUT_MAX)))
-            attempt = ClaimAttempt(queue.claimant, caller.rank, waited_us, left_us)
+            now_us = self.store.clock.now_ns() // 1000
+            attempt = self.wait_queue.claim_attempt(text, rank, now_us, deadline_us)
+        return (yield from self._claim_flow(text, cost, rank, attempt))
+
+    def _claim_flow(self, text: str, cost: int, rank: int, attempt: ClaimAttempt | None) -> Flow[int]:
+        demand = yield from self.demand_flow(text, cost, rank)
+        return (yield from self._apply_claim_flow(demand, attempt))
+
+    def _apply_claim_flow(self, demand: LimitDemand, attempt: ClaimAttempt | None) -> Flow[int]:
         wait_us: int = yield Apply(self.store, ClaimOperation(self._claim_script, demand, attempt))
         if wait_us:
-            self._contended_until_us = self.store.clock.now_ns() // 1000 + RETRY_EVERY_US + CLAIM_TTL_US
+            self.contended_until_us = self.store.clock.now_ns() // 1000 + RETRY_EVERY_US + CLAIM_TTL_US
         return wait_us
 
     @property
@@ -327,10 +407,9 @@ class LimitFlows:
         """Whether a waiter of this process was refused behind claims, or left one, not long ago.
 
         Until then a waiting caller may first try without a claim, which is much faster where this process
-        decides.
+        decides. ``contended_until_us`` is 0 if no waiter ever was: fast paths check that without a call.
         """
-        until_us = self._contended_until_us
-        return until_us > 0 and self.store.clock.now_ns() // 1000 < until_us
+        return self.store.clock.now_ns() // 1000 < self.contended_until_us
 
     def _deadline_us(self, timeout: float | None) -> int:
         return NEVER_US if timeout is None else self.store.clock.now_ns() // 1000 + to_us(timeout)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from typing import Any
 
+from comporta.clock import to_us
 from comporta.errors import LimitReachedError, StateError
 from comporta.flow import Flow, run, run_async
 from comporta.limits.budgets.reservation import Reservation
 from comporta.limits.budgets.settlements import Settlement, Settlements, settle_all_flow
+from comporta.limits.claims import ClaimAttempt
 from comporta.limits.config import LimitConfig, Limits, split_limits
-from comporta.limits.cost import Cost, cost_amounts
+from comporta.limits.cost import Cost, GroupUnits, cost_amounts
 from comporta.limits.decision import Decision, decision_from_reply
 from comporta.limits.flows import Key, check_timeout
 from comporta.limits.key import LimitKey, normalize_key
@@ -19,9 +22,12 @@ from comporta.limits.limiter import BaseLimiter
 from comporta.limits.operation import LimitOperation
 from comporta.limits.priority import Caller, resolve_caller
 from comporta.limits.reply import LimitReply
+from comporta.limits.wait_order import Pace
 from comporta.limits.wait_queue import WaitQueue, wait_flow
 from comporta.stores.base import Store
 from comporta.stores.effects import Apply
+from comporta.stores.live_objects import require_picklable
+from comporta.stores.records import NEVER_US
 from comporta.stores.registry import default_url, resolve_store
 
 LIMITS_MAX = 16
@@ -66,8 +72,6 @@ class LimitGroup:
             raise ValueError(f"limiters must be 1 to {LIMITS_MAX}, got {len(limiters)}")
         if any(limiter.store is not limiters[0].store for limiter in limiters):
             raise ValueError("limiters must share one store, got several: give all the same state URL")
-        if any(limiter.config.shadow for limiter in limiters):
-            raise ValueError("limiters of a group must not be in shadow mode: a group is decided as a whole")
         if len({limiter.name for limiter in limiters}) < len(limiters):
             names = ", ".join(limiter.name for limiter in limiters)
             raise ValueError(f"limiters must have different names, got {names}")
@@ -76,6 +80,11 @@ class LimitGroup:
         self._wait_queue = WaitQueue()
         self._settlements = Settlements(self._store, limiters[0].name)
         self.sync = SyncLimitGroup(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the limiters by name: another process decides on the same states."""
+        require_picklable(f"the group of {', '.join(self._names)}", self._store)
+        return _restore_group, (self._limiters, self._names, self._has_one_key)
 
     @property
     def limiters(self) -> dict[str, BaseLimiter]:
@@ -98,9 +107,9 @@ class LimitGroup:
         caller = resolve_caller(priority, owner)
         return await run_async(self._acquire_flow(keys, cost, timeout, caller))
 
-    async def decide(self, keys: Keys, cost: Cost = 1) -> Decision:
+    async def decide(self, keys: Keys, cost: Cost = 1, *, priority: str | None = None) -> Decision:
         """Take ``cost`` from every limit or from none; return the decision of the most restrictive limit."""
-        return await run_async(self._decide_flow(keys, cost))
+        return await run_async(self._decide_flow(keys, cost, resolve_caller(priority, None)))
 
     async def release(self, keys: Keys, cost: Cost = 1) -> None:
         """Give ``cost`` back to every limit."""
@@ -137,29 +146,52 @@ class LimitGroup:
         texts, amounts = self._normalize_keys(keys), self._amounts(cost)
         check_timeout(timeout)
         yield from self._check_cost_flow(texts, amounts)
-        try_acquire = partial(self._try_acquire_flow, texts, amounts, caller.rank)
+        waits_us: list[int] = []
+        queue_key, clock = "\0".join(texts), self._store.clock
         if timeout == 0:
-            return (yield from try_acquire()) == 0
+            if not self._wait_queue.is_empty(queue_key, caller.rank):
+                return False  # the waiting callers came first
+            return (yield from self._try_acquire_flow(texts, amounts, caller.rank, None, waits_us)) == 0
+        deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
         return (
             yield from wait_flow(
                 self._wait_queue,
-                try_acquire,
-                self._store.clock,
-                "\0".join(texts),
+                partial(self._try_acquire_flow, texts, amounts, caller.rank, deadline_us, waits_us),
+                clock,
+                queue_key,
                 timeout,
                 jitter_us=self._pause_jitter_us,
+                cost=GroupUnits(amounts),
+                pace_after=lambda now_us, _: self._pace(texts, amounts, now_us, waits_us),
                 caller=caller,
             )
         )
 
-    def _decide_flow(self, keys: Keys, cost: Cost) -> Flow[Decision]:
+    def _decide_flow(self, keys: Keys, cost: Cost, caller: Caller | None = None) -> Flow[Decision]:
+        rank = (resolve_caller(None, None) if caller is None else caller).rank
         texts, amounts = self._normalize_keys(keys), self._amounts(cost)
         yield from self._check_cost_flow(texts, amounts)
-        operation = yield from self._operation_flow(texts, amounts)
+        operation = yield from self._passing_operation_flow(texts, amounts, rank)
         replies: list[LimitReply] = yield Apply(self._store, operation)
-        allowed = all(reply.wait_us == 0 for reply in replies)
-        most_restrictive = max(replies, key=lambda reply: (reply.wait_us, -reply.remaining))
-        return decision_from_reply(most_restrictive, allowed=allowed)
+        would_refuse = self._count_would_refuse(operation, replies)
+        known = list(zip(operation.demands, replies, strict=True))
+        in_force = [reply for demand, reply in known if not demand.shadow] or replies
+        most_restrictive = max(in_force, key=lambda reply: (reply.wait_us, -reply.remaining))
+        allowed = operation.binding_wait_us([reply.wait_us for reply in replies]) == 0
+        decision = decision_from_reply(most_restrictive, allowed=allowed)
+        return decision._replace(retry_after=0.0, would_refuse=True) if would_refuse else decision
+
+    def _count_would_refuse(self, operation: LimitOperation, replies: Sequence[LimitReply]) -> bool:
+        """Count a grant that limits in shadow mode would have refused; return whether any would."""
+        if operation.binding_wait_us([reply.wait_us for reply in replies]):
+            return False
+        would_refuse = False
+        for limiter, demand, reply in zip(self._limiters, operation.demands, replies, strict=True):
+            shadow = limiter._flows.flows_of(demand.key).shadow
+            if shadow is not None and reply.wait_us:
+                shadow.count_would_refuse()
+                would_refuse = True
+        return would_refuse
 
     def _release_flow(self, keys: Keys, cost: Cost) -> Flow[None]:
         texts, amounts = self._normalize_keys(keys), self._amounts(cost)
@@ -214,21 +246,72 @@ class LimitGroup:
         for limiter, text, amount in zip(self._limiters, texts, amounts, strict=True):
             yield from limiter._flows.check_cost_flow(text, amount)
 
-    def _try_acquire_flow(self, texts: Sequence[str], amounts: Sequence[int], rank: int) -> Flow[int]:
-        operation = yield from self._operation_flow(texts, amounts, rank)
+    def _passing_operation_flow(
+        self, texts: Sequence[str], amounts: Sequence[int], rank: int
+    ) -> Flow[LimitOperation]:
+        """Return the operation of a caller that does not wait."""
+        return (yield from self._operation_flow(texts, amounts, rank, self._attempt(texts, rank, None)))
+
+    def _attempt(self, texts: Sequence[str], rank: int, deadline_us: int | None) -> ClaimAttempt | None:
+        """Return the place of a caller among the waiters of all processes.
+
+        Without a deadline it does not wait.
+        """
+        if not self._store.shared:
+            return None
+        if deadline_us is None:
+            return ClaimAttempt(0, rank)
+        now_us = self._store.clock.now_ns() // 1000
+        return self._wait_queue.claim_attempt("\0".join(texts), rank, now_us, deadline_us)
+
+    def _try_acquire_flow(
+        self,
+        texts: Sequence[str],
+        amounts: Sequence[int],
+        rank: int,
+        deadline_us: int | None,
+        waits_us: list[int],
+    ) -> Flow[int]:
+        """Take from every limit or from none; ``waits_us`` gets the wait of each limit."""
+        attempt = self._attempt(texts, rank, deadline_us)
+        operation = yield from self._operation_flow(texts, amounts, rank, attempt)
         replies: list[LimitReply] = yield Apply(self._store, operation)
-        return max(reply.wait_us for reply in replies)
+        self._count_would_refuse(operation, replies)
+        demands = operation.demands
+        waits_us[:] = [
+            0 if demand.shadow else reply.wait_us for demand, reply in zip(demands, replies, strict=True)
+        ]
+        return max(waits_us)
+
+    def _pace(
+        self, texts: Sequence[str], amounts: Sequence[int], now_us: int, waits_us: Sequence[int]
+    ) -> Pace:
+        """Return when all limits have granted some units; a limit that refused nothing may grant any."""
+        paces = [
+            limiter._flows.flows_of(text).pace_after(amount, now_us, wait_us) if wait_us else None
+            for limiter, text, amount, wait_us in zip(self._limiters, texts, amounts, waits_us, strict=True)
+        ]
+
+        def pace(units: GroupUnits) -> int:
+            by_limit = zip(paces, units.amounts, strict=True)
+            return max(each(amount) for each, amount in by_limit if each is not None)
+
+        return pace
 
     def _pause_jitter_us(self) -> int:
         return max(limiter._flows.pause_jitter_us() for limiter in self._limiters)
 
     def _operation_flow(
-        self, texts: Sequence[str], amounts: Sequence[int], rank: int | None = None
+        self,
+        texts: Sequence[str],
+        amounts: Sequence[int],
+        rank: int | None = None,
+        attempt: ClaimAttempt | None = None,
     ) -> Flow[LimitOperation]:
         """Return one operation on all limits; a limit that costs nothing must not be paused either."""
         demands = []
         for limiter, text, amount in zip(self._limiters, texts, amounts, strict=True):
-            demands.append((yield from limiter._flows.demand_flow(text, amount, rank)))
+            demands.append((yield from limiter._flows.demand_flow(text, amount, rank, attempt)))
         return LimitOperation(demands)
 
     @property
@@ -259,6 +342,10 @@ class SyncLimitGroup:
     def __init__(self, group: LimitGroup) -> None:
         self._group = group
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse to be pickled."""
+        raise TypeError("group.sync cannot be pickled: pickle the group, and use its sync there")
+
     def acquire(
         self,
         keys: Keys,
@@ -272,9 +359,9 @@ class SyncLimitGroup:
         caller = resolve_caller(priority, owner)
         return run(self._group._acquire_flow(keys, cost, timeout, caller))
 
-    def decide(self, keys: Keys, cost: Cost = 1) -> Decision:
+    def decide(self, keys: Keys, cost: Cost = 1, *, priority: str | None = None) -> Decision:
         """Take ``cost`` from every limit or from none; return the decision of the most restrictive limit."""
-        return run(self._group._decide_flow(keys, cost))
+        return run(self._group._decide_flow(keys, cost, resolve_caller(priority, None)))
 
     def release(self, keys: Keys, cost: Cost = 1) -> None:
         """Give ``cost`` back to every limit."""
@@ -295,6 +382,15 @@ class SyncLimitGroup:
         """Send what waits to be settled and close the store's blocking connections; they reopen on use."""
         run(self._group._settlements.flush_flow())
         self._group._store.close_connections()
+
+
+def _restore_group(
+    limiters: tuple[BaseLimiter, ...], names: tuple[str, ...], has_one_key: bool
+) -> LimitGroup:
+    """Return a group of the limiters that this process has under the same names."""
+    group = LimitGroup(*limiters)
+    group._names, group._has_one_key = names, has_one_key
+    return group
 
 
 def _make_limiters(

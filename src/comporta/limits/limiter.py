@@ -6,12 +6,13 @@ store. A single decision takes a fast path; every other method drives a flow (``
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar
 
-from comporta.flow import run, run_async
+from comporta.clock import to_us
+from comporta.flow import run_async
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
 from comporta.limits.block import LimitBlock
 from comporta.limits.bound_limits import RemoteBoundLimit
@@ -24,12 +25,14 @@ from comporta.limits.flows import Key, LimitFlows, is_timeout
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.leases.client import LeaseClient
 from comporta.limits.per_key import LimitFor, LimitTable, PerKeyFlows
-from comporta.limits.priority import NORMAL, contexts_entered, has_own_caller, resolve_caller
+from comporta.limits.priority import contexts_entered, has_own_caller, resolve_caller
 from comporta.limits.scripts import OVERRIDE_SPACE
 from comporta.limits.shadow import ShadowBoundLimit
 from comporta.limits.strategies.base import Strategy
 from comporta.limits.strategies.registry import strategy_type
+from comporta.limits.sync_limiter import SyncLimiter
 from comporta.names import validate_name
+from comporta.runtime import PerProcess
 from comporta.stores.base import Fallback, StateKey, Store
 from comporta.stores.bound_limit import Binding, BoundLimit, WouldBlock
 from comporta.stores.live_objects import LiveObjects, require_picklable, store_at
@@ -38,7 +41,7 @@ from comporta.stores.records import RECORD
 from comporta.stores.registry import default_url, resolve_store
 
 _CLAIMS = NameClaims()
-_LIVE: LiveObjects[BaseLimiter] = LiveObjects()
+_LIVE: PerProcess[LiveObjects[BaseLimiter]] = PerProcess(LiveObjects)
 
 
 class BaseLimiter:
@@ -74,7 +77,13 @@ class BaseLimiter:
             advice="choose another name, or call set_limit() on the existing limiter",
         )
         strategy = self.config.build_strategy().on_clock(self.store.clock)
-        definition = LimitDefinition(strategy, self.name, self.config.fallback)
+        definition = LimitDefinition(
+            strategy,
+            self.name,
+            self.config.fallback,
+            to_us(self.config.closed_after),
+            has_claims=self.store.shared,
+        )
         bound = _bind_limit(self.config, self.store, definition)
         if self.config.shadow:
             bound = ShadowBoundLimit(bound, self.name)
@@ -90,15 +99,13 @@ class BaseLimiter:
             self._flows = PerKeyFlows(LimitTable(self._flows, limit_for, self._make_flows))
             bound = self._flows.bound
         self._limit_for = limit_for
-        self._waiters_by_key = self._flows.wait_queue.waiters_by_key
-        self._may_have_waiters = self._flows.wait_queue.may_have
-        self._leaves_headroom = self._flows.has_headroom(NORMAL)
+        self._slow_keys, self._needs_flow = self._flows.fast_path_checks()
         self._try_acquire = bound.try_acquire if bound.decides_in_process else None
         self._acquire_async = bound.acquire_async
         self._budget = BudgetFlows(self._flows)
         self._decide_now = decision_path(self._flows)
         self.sync = SyncLimiter(self._flows, self._budget)
-        _LIVE.add(self.store, self.name, self)
+        _LIVE.get().add(self.store, self.name, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by name: another process gets its own limiter of this name, on the same store."""
@@ -112,7 +119,7 @@ class BaseLimiter:
             setattr(sync, field, getattr(other.sync, field))
         self.__dict__.update(other.__dict__)
         self.sync = sync
-        _LIVE.add(self.store, self.name, self)
+        _LIVE.get().add(self.store, self.name, self)
 
     def _make_flows(self, config: LimitConfig) -> LimitFlows:
         """Return the flows of another limit on the same store, for the keys that have it."""
@@ -149,9 +156,8 @@ class BaseLimiter:
             cost == 1
             and priority is None
             and owner is None
-            and not self._leaves_headroom
             and not (contexts_entered and has_own_caller())
-            and not (self._waiters_by_key and self._may_have_waiters(key))
+            and not (self._slow_keys and self._needs_flow(key))
         ):
             if timeout == 0:
                 if self._try_acquire is not None:
@@ -160,7 +166,11 @@ class BaseLimiter:
                     except WouldBlock:
                         pass
                 return not await self._acquire_async(key, 1)
-            if self._try_acquire is not None and is_timeout(timeout) and not self._flows.is_contended:
+            if (
+                self._try_acquire is not None
+                and is_timeout(timeout)
+                and not (self._flows.contended_until_us and self._flows.is_contended)
+            ):
                 try:
                     if not self._try_acquire(key, 1):
                         return True
@@ -169,21 +179,34 @@ class BaseLimiter:
         caller = resolve_caller(priority, owner)
         return await run_async(self._flows.acquire_flow(key, cost, timeout, caller))
 
-    async def decide(self, key: Key = None, cost: int = 1) -> Decision:
-        """Take ``cost`` if it is available, and return the decision with the use of the key."""
-        if cost == 1 and type(cost) is int and self._decide_now is not None:
+    async def decide(self, key: Key = None, cost: int = 1, priority: str | None = None) -> Decision:
+        """Take ``cost`` if it is available, and return the decision with the use of the key.
+
+        ``priority`` is that of :meth:`acquire`. A caller is refused while others of its class or a higher one
+        wait for the key.
+        """
+        if (
+            cost == 1
+            and type(cost) is int
+            and self._decide_now is not None
+            and priority is None
+            and not (contexts_entered and has_own_caller())
+            and not (self._slow_keys and self._needs_flow(key))
+        ):
             try:
                 return self._decide_now(key._text if type(key) is LimitKey else key, 1)
             except WouldBlock:
                 pass
-        return await run_async(self._flows.decide_flow(key, cost))
+        return await run_async(self._flows.decide_flow(key, cost, resolve_caller(priority, None)))
 
-    async def acquire_up_to(self, key: Key = None, cost: int = 1) -> int:
+    async def acquire_up_to(self, key: Key = None, cost: int = 1, priority: str | None = None) -> int:
         """Take as much of ``cost`` as there is now, in one step, and return how much was granted.
 
-        ``cost`` may be above the capacity. Units that a worker has leased are not counted as available.
+        ``cost`` may be above the capacity. Units that a worker has leased are not counted as available, nor
+        are those that the class (``priority``) leaves to higher ones.
         """
-        return await run_async(self._flows.acquire_up_to_flow(key, cost))
+        caller = resolve_caller(priority, None)
+        return await run_async(self._flows.acquire_up_to_flow(key, cost, caller))
 
     def limit(
         self, key: Key | Callable[..., Key] = None, cost: int = 1, timeout: float | None = 0
@@ -196,9 +219,9 @@ class BaseLimiter:
         """
         return LimitBlock(self._flows, key, cost, timeout)
 
-    async def peek(self, key: Key = None, cost: int = 1) -> Decision:
-        """Return what ``decide`` would return, without taking anything."""
-        return await run_async(self._flows.peek_flow(key, cost))
+    async def peek(self, key: Key = None, cost: int = 1, priority: str | None = None) -> Decision:
+        """Return what ``decide`` would return, but for callers that wait in this process; take nothing."""
+        return await run_async(self._flows.peek_flow(key, cost, resolve_caller(priority, None)))
 
     async def release(self, key: Key = None, cost: int = 1) -> None:
         """Give back units that you took and did not use."""
@@ -267,137 +290,6 @@ class BaseLimiter:
         await self.store.aclose()
 
 
-class SyncLimiter:
-    """The methods of a limiter, blocking: ``limiter.sync``."""
-
-    __slots__ = (
-        "_acquire",
-        "_budget",
-        "_decide_now",
-        "_flows",
-        "_leaves_headroom",
-        "_may_have_waiters",
-        "_may_wait",
-        "_try_acquire",
-        "_waiters_by_key",
-    )
-
-    def __init__(self, flows: LimitFlows, budget: BudgetFlows) -> None:
-        self._flows = flows
-        self._budget = budget
-        self._waiters_by_key = flows.wait_queue.waiters_by_key
-        self._may_have_waiters = flows.wait_queue.may_have
-        self._leaves_headroom = flows.has_headroom(NORMAL)
-        self._try_acquire = flows.bound.try_acquire if flows.bound.decides_in_process else flows.bound.acquire
-        self._acquire = flows.bound.acquire
-        self._may_wait = flows.bound.decides_in_process
-        self._decide_now = decision_path(flows)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Refuse to be pickled."""
-        raise TypeError("limiter.sync cannot be pickled: pickle the limiter, and use its sync there")
-
-    def acquire(
-        self,
-        key: Key = None,
-        cost: int = 1,
-        timeout: float | None = 0,
-        priority: str | None = None,
-        owner: str | None = None,
-    ) -> bool:
-        """Take ``cost`` from the limit of a key; true if it was granted within ``timeout`` seconds."""
-        if type(key) is LimitKey:
-            key = key._text
-        if (
-            cost == 1
-            and priority is None
-            and owner is None
-            and not self._leaves_headroom
-            and not (contexts_entered and has_own_caller())
-            and not (self._waiters_by_key and self._may_have_waiters(key))
-        ):
-            if timeout == 0:
-                try:
-                    return not self._try_acquire(key, 1)
-                except WouldBlock:
-                    return not self._acquire(key, 1)
-            if self._may_wait and is_timeout(timeout) and not self._flows.is_contended:
-                try:
-                    if not self._try_acquire(key, 1):
-                        return True
-                except WouldBlock:
-                    pass
-        return run(self._flows.acquire_flow(key, cost, timeout, resolve_caller(priority, owner)))
-
-    def decide(self, key: Key = None, cost: int = 1) -> Decision:
-        """Take ``cost`` if it is available, and return the decision with the use of the key."""
-        if cost == 1 and type(cost) is int and self._decide_now is not None:
-            try:
-                return self._decide_now(key._text if type(key) is LimitKey else key, 1)
-            except WouldBlock:
-                pass
-        return run(self._flows.decide_flow(key, cost))
-
-    def acquire_up_to(self, key: Key = None, cost: int = 1) -> int:
-        """Take as much of ``cost`` as there is now, in one step, and return how much was granted."""
-        return run(self._flows.acquire_up_to_flow(key, cost))
-
-    def limit(
-        self, key: Key | Callable[..., Key] = None, cost: int = 1, timeout: float | None = 0
-    ) -> LimitBlock:
-        """Return a guard for a block, ``with limiter.sync.limit(key):``, or a decorator of functions."""
-        return LimitBlock(self._flows, key, cost, timeout)
-
-    def peek(self, key: Key = None, cost: int = 1) -> Decision:
-        """Return what ``decide`` would return, without taking anything."""
-        return run(self._flows.peek_flow(key, cost))
-
-    def release(self, key: Key = None, cost: int = 1) -> None:
-        """Give back units that you took and did not use."""
-        run(self._flows.release_flow(key, cost))
-
-    def settle(self, key: Key, reserved: int, used: int, granted_at: float | None = None) -> bool:
-        """Credit or debit the difference between what you acquired for a call and what it really cost."""
-        return run(self._budget.settle_flow(key, reserved, used, granted_at))
-
-    @contextmanager
-    def reserve(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> Iterator[Reservation]:
-        """Take an estimate for the block, and settle it when the block has set ``used``.
-
-        Raises :class:`comporta.LimitReachedError` if the estimate is not granted within ``timeout`` seconds.
-        """
-        reservation = run(self._budget.reserve_flow(key, cost, timeout))
-        yield reservation
-        run(self._budget.settle_reservation_flow(key, reservation))
-
-    def reset(self, key: Key = None) -> None:
-        """Delete the state of a key, as if it had never been used."""
-        run(self._flows.reset_flow(key))
-
-    def stats(self, key: Key = None) -> Stats:
-        """Return what is available and what all workers were granted in the last minute."""
-        return run(self._flows.stats_flow(key))
-
-    def set_limit(self, limit: LimitConfig | str | None) -> None:
-        """Override the limit for every worker; ``None`` revokes the override."""
-        run(self._flows.set_limit_flow(limit))
-
-    def pause(self, seconds: float) -> None:
-        """Refuse every request of every worker for ``seconds``, at most a day; 0 ends the pause."""
-        run(self._flows.pause_flow(seconds))
-
-    def resume(self) -> None:
-        """End a pause."""
-        run(self._flows.resume_flow())
-
-    def close(self) -> None:
-        """Return leased units and close the store's blocking connections; they reopen when needed."""
-        run(self._budget.settlements.flush_flow())
-        if self._flows.lease_client is not None:
-            run(self._flows.lease_client.return_all_flow())
-        self._flows.store.close_connections()
-
-
 class TokenBucketLimiter(BaseLimiter):
     """A limiter with a rate, and a burst that accumulates while nothing is taken."""
 
@@ -444,7 +336,7 @@ def _restore_limiter(
     limit_for: LimitFor | None,
 ) -> BaseLimiter:
     """Return this process's limiter of a name, or a new one with the same configuration."""
-    limiter = _LIVE.find(address, name)
+    limiter = _LIVE.get().find(address, name)
     if limiter is not None and limiter.config == config:
         return limiter
     limiter = limiter_type.__new__(limiter_type)

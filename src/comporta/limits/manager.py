@@ -257,7 +257,7 @@ def limit_configs_from_settings(limit: LimitSettings) -> list[LimitConfig]:
 
 
 def _common_options(limit: LimitSettings) -> dict[str, Any]:
-    names = ("fallback", "lease", "shadow", "batch_headroom", "normal_headroom")
+    names = ("fallback", "lease", "shadow", "batch_headroom", "normal_headroom", "closed_after")
     return {name: getattr(limit, name) for name in names}
 
 

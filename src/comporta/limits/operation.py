@@ -1,6 +1,7 @@
 """Deciding one limit, or several at once, as an operation that any store can apply.
 
-Several limits in one operation are charged together or not at all: each must grant its amount.
+Several limits in one operation are charged together or not at all: each must grant its amount. A caller that
+waits for several limits leaves a claim on each of them (``claims.py``).
 
 Lua version: ``limit.lua``, below the Lua text of the strategies.
 """
@@ -10,12 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from comporta.limits.priority import NO_HEADROOM, Headroom, step_above_floor
+from comporta.limits.claims import (
+    CLAIMS,
+    NO_ATTEMPT,
+    ClaimAttempt,
+    LimitClaims,
+    changed_claims,
+    claims_after,
+    live_claims,
+    take_in_order,
+    units_ahead,
+)
+from comporta.limits.priority import NO_HEADROOM, Headroom
 from comporta.limits.reply import REPLY_SIZE, LimitReply, build_reply, parse_reply
-from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE, group_script, limit_script
+from comporta.limits.scripts import CLAIM_SPACE, LIMIT_SPACE, OVERRIDE_SPACE, group_script, limit_script
 from comporta.limits.strategies.base import Strategy
 from comporta.limits.strategies.outage_share import fallback_strategy
-from comporta.stores.base import Operation, Outage, Script, State, StateKey
+from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
 
 
 class LimitDemand(NamedTuple):
@@ -23,7 +35,9 @@ class LimitDemand(NamedTuple):
 
     ``fallback`` says how a worker decides while the shared store is unreachable (``outage_share.py``).
     ``current_strategy`` returns the strategy in effect then, under the last override that this process saw.
-    ``headroom`` is what the class of the caller leaves to the higher ones.
+    ``headroom`` is what the class of the caller leaves to the higher ones, and ``attempt`` its place among
+    the claims of waiters; ``None`` ignores claims. A refusal of a limit in ``shadow`` mode does not keep the
+    others from granting.
     """
 
     strategy: Strategy
@@ -33,6 +47,59 @@ class LimitDemand(NamedTuple):
     fallback: str = "share"
     current_strategy: Callable[[], Strategy] | None = None
     headroom: Headroom = NO_HEADROOM
+    closed_after_us: int = 0
+    attempt: ClaimAttempt | None = None
+    shadow: bool = False
+
+    @property
+    def state_keys(self) -> list[StateKey]:
+        """The state of the key, and the claims on it if they count."""
+        limit = StateKey(f"{LIMIT_SPACE}:{self.name}", self.key, self.strategy)
+        if self.attempt is None:
+            return [limit]
+        return [limit, StateKey(f"{CLAIM_SPACE}:{self.name}", self.key, CLAIMS)]
+
+    @property
+    def state_text(self) -> str:
+        """The state of the key on a server, which holds the claims, too."""
+        return key_text(f"{LIMIT_SPACE}:{self.name}", self.key)
+
+    @property
+    def released(self) -> LimitDemand:
+        """The demand that gives the amount back."""
+        return self._replace(amount=-self.amount, attempt=None)
+
+    def split_states(self, states: Sequence[State | None]) -> tuple[State | None, LimitClaims | None]:
+        """Return the state of the key, and the claims on it, from the states of ``state_keys``."""
+        return (states[0], None) if self.attempt is None else (states[0], states[1])
+
+    def kept_units(self, claims: LimitClaims | None, now_us: int) -> int:
+        """Return the units that others claimed before this caller."""
+        if self.attempt is None or not claims:
+            return 0
+        return units_ahead(live_claims(claims, now_us), self.attempt, now_us)
+
+    def take(
+        self, state: State | None, claims: LimitClaims | None, now_us: int, max_wait_us: int = 0
+    ) -> tuple[State | None, int]:
+        """Take the amount without the headroom and without what others claimed before."""
+        floor = self.headroom.floor(self.strategy, state, now_us, self.amount)
+        return take_in_order(
+            self.strategy,
+            state,
+            now_us,
+            self.amount,
+            floor=floor,
+            ahead=self.kept_units(claims, now_us),
+            max_wait_us=max_wait_us,
+        )
+
+    def claims_after(self, claims: LimitClaims | None, now_us: int, wait_us: int) -> State | None:
+        """Return the claims after an attempt that has to wait for ``wait_us``; ``None`` if unchanged."""
+        if self.attempt is None or self.amount <= 0:
+            return None
+        live = live_claims(claims or (), now_us)
+        return changed_claims(claims, claims_after(live, self.attempt, now_us, self.amount, wait_us))
 
 
 class LimitOperation(Operation[list[LimitReply]]):
@@ -58,23 +125,28 @@ class LimitOperation(Operation[list[LimitReply]]):
 
     @property
     def state_keys(self) -> list[StateKey]:
-        """The state of each limit."""
-        return [StateKey(f"{LIMIT_SPACE}:{d.name}", d.key, d.strategy) for d in self.demands]
+        """The state of each limit, followed by the claims on it if they count."""
+        return [key for demand in self.demands for key in demand.state_keys]
 
     def step(
         self, states: Sequence[State | None], now_us: int
     ) -> tuple[list[State | None], list[LimitReply]]:
         """Decide all limits, then charge all or none."""
+        known = self._split_states(states)
         steps = [
-            self._step_one(demand, state, now_us) for demand, state in zip(self.demands, states, strict=True)
+            self._step_one(demand, state, claims, now_us)
+            for demand, (state, claims) in zip(self.demands, known, strict=True)
         ]
-        all_grant = all(wait_us <= self.max_wait_us for _, wait_us in steps)
+        longest_us = self.binding_wait_us([wait_us for _, wait_us in steps])
+        all_grant = longest_us <= self.max_wait_us
         new_states: list[State | None] = []
         replies = []
-        for demand, state, (new, wait_us) in zip(self.demands, states, steps, strict=True):
+        for demand, (state, claims), (new, wait_us) in zip(self.demands, known, steps, strict=True):
             grants = wait_us <= self.max_wait_us
             kept = new if all_grant or not grants else None  # a refusal changes a state only in time
             new_states.append(kept)
+            if demand.attempt is not None:
+                new_states.append(demand.claims_after(claims, now_us, longest_us))
             retry_us = 0 if grants else wait_us
             replies.append(
                 build_reply(
@@ -83,40 +155,56 @@ class LimitOperation(Operation[list[LimitReply]]):
             )
         return new_states, replies
 
-    def _step_one(self, demand: LimitDemand, state: State | None, now_us: int) -> tuple[State | None, int]:
+    def binding_wait_us(self, waits_us: Sequence[int]) -> int:
+        """Return the longest of the waits of all limits, without those of limits in shadow mode."""
+        waits = zip(self.demands, waits_us, strict=True)
+        return max((wait_us for demand, wait_us in waits if not demand.shadow), default=0)
+
+    def _split_states(self, states: Sequence[State | None]) -> list[tuple[State | None, LimitClaims | None]]:
+        """Return for each limit its state and the claims on it."""
+        known, at = [], 0
+        for demand in self.demands:
+            known.append(demand.split_states(states[at : at + 2]))
+            at += len(demand.state_keys)
+        return known
+
+    def _step_one(
+        self, demand: LimitDemand, state: State | None, claims: LimitClaims | None, now_us: int
+    ) -> tuple[State | None, int]:
         strategy, amount = demand.strategy, demand.amount
         if amount > 0:
-            floor = demand.headroom.floor(strategy, state, now_us, amount)
-            return step_above_floor(
-                strategy, state, now_us, amount, floor=floor, max_wait_us=self.max_wait_us
-            )
+            return demand.take(state, claims, now_us, self.max_wait_us)
         if amount < 0 and state is not None:
             return strategy.release(state, now_us, -amount), 0
         return None, 0 if amount else strategy.effective_at(now_us)[1]
 
     def script_keys(self) -> list[str]:
         """Return two keys for each limit: its state and its override record."""
-        keys = []
-        for _, name, key, *_ in self.demands:
-            keys.append(f"{LIMIT_SPACE}:{name}:{key}" if key else f"{LIMIT_SPACE}:{name}")
-            keys.append(f"{OVERRIDE_SPACE}:{name}")
+        keys: list[str] = []
+        for demand in self.demands:
+            keys += (demand.state_text, f"{OVERRIDE_SPACE}:{demand.name}")
         return keys
 
     def script_args(self) -> list[int | str | bytes]:
-        """Return one group: the number of limits, then eight arguments for each."""
-        args: list[int | str | bytes] = [len(self.demands)]
+        """Return one group: the number of limits, the attempt, then nine arguments for each limit."""
+        args: list[int | str | bytes] = [len(self.demands), *(self.demands[0].attempt or NO_ATTEMPT)]
         for demand in self.demands:
             strategy = demand.strategy
-            args += (strategy.name, demand.amount, self.max_wait_us, *strategy.params, demand.headroom.units)
+            args += (strategy.name, demand.amount, self.max_wait_us, *strategy.params)
+            args += (demand.headroom.units, int(demand.shadow))
         return args
 
     def undo(self, reply: Sequence[LimitReply]) -> LimitOperation | None:
         """Return what releases the amounts granted to a cancelled caller; a turn in a queue stays spent."""
-        granted = all(limit_reply.wait_us <= self.max_wait_us for limit_reply in reply)
-        taken = [demand for demand in self.demands if demand.amount > 0]
-        if self.max_wait_us or not granted or not taken:
+        waits_us = [limit_reply.wait_us for limit_reply in reply]
+        taken = [
+            demand
+            for demand, wait_us in zip(self.demands, waits_us, strict=True)
+            if demand.amount > 0 and not wait_us
+        ]
+        if self.max_wait_us or self.binding_wait_us(waits_us) or not taken:
             return None
-        return LimitOperation([demand._replace(amount=-demand.amount) for demand in taken])
+        return LimitOperation([demand.released for demand in taken])
 
     def fallback(self, outage: Outage) -> LimitOperation:
         """Return the same operation on this worker's share of each limit."""
@@ -136,4 +224,5 @@ class LimitOperation(Operation[list[LimitReply]]):
 def on_local_share(demand: LimitDemand, outage: Outage) -> LimitDemand:
     """Return the same demand on this worker's share of the limit."""
     strategy = demand.current_strategy() if demand.current_strategy else demand.strategy
-    return demand._replace(strategy=fallback_strategy(strategy, demand.name, demand.fallback, outage))
+    share = fallback_strategy(strategy, demand.name, demand.fallback, outage, demand.closed_after_us)
+    return demand._replace(strategy=share, attempt=None)

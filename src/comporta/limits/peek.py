@@ -1,6 +1,6 @@
 """Asking a limit without taking from it: the use of a key, and how long a caller with a cost would wait.
 
-Lua version: ``peek.lua``, below the Lua text of the strategy.
+Lua version: ``peek.lua``, below the Lua text of the strategy, ``headroom.lua`` and ``one_limit.lua``.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from comporta.limits.claims import NO_ATTEMPT
 from comporta.limits.operation import LimitDemand, on_local_share
 from comporta.limits.reply import REPLY_SIZE, LimitReply, build_reply, parse_reply
-from comporta.limits.scripts import LIMIT_SPACE, peek_script
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+from comporta.limits.scripts import peek_script
+from comporta.stores.base import Operation, Outage, Script, State, StateKey
 
 
 class PeekOperation(Operation[LimitReply]):
@@ -35,24 +36,24 @@ class PeekOperation(Operation[LimitReply]):
 
     @property
     def state_keys(self) -> list[StateKey]:
-        """The state of the key."""
-        return [StateKey(f"{LIMIT_SPACE}:{self.demand.name}", self.demand.key, self.demand.strategy)]
+        """The state of the key, and the claims on it if they count."""
+        return self.demand.state_keys
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], LimitReply]:
         """Decide as a caller of this cost would be decided, and keep what it would have taken."""
-        strategy, amount = self.demand.strategy, self.demand.amount
-        new, wait_us = strategy.step(states[0], now_us, amount)
+        state, claims = self.demand.split_states(states)
+        new, wait_us = self.demand.take(state, claims, now_us)
         kept = new if wait_us else None  # a refusal changes a state only in time
-        reply = build_reply(strategy, kept or states[0], now_us, wait_us, wait_us, is_peek=True)
-        return [kept], reply
+        reply = build_reply(self.demand.strategy, kept or state, now_us, wait_us, wait_us, is_peek=True)
+        return [kept, *[None] * (len(states) - 1)], reply
 
     def script_keys(self) -> tuple[str]:
         """Return the state of the key."""
-        return (key_text(f"{LIMIT_SPACE}:{self.demand.name}", self.demand.key),)
+        return (self.demand.state_text,)
 
-    def script_args(self) -> tuple[int]:
-        """Return the amount."""
-        return (self.demand.amount,)
+    def script_args(self) -> tuple[int, int, int]:
+        """Return the amount, the headroom, and the rank of the caller's class."""
+        return self.demand.amount, self.demand.headroom.units, (self.demand.attempt or NO_ATTEMPT).rank
 
     def fallback(self, outage: Outage) -> PeekOperation:
         """Return what asks this worker's share of the limit."""

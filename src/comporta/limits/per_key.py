@@ -15,6 +15,7 @@ from typing import Any
 
 from comporta import fork_safety
 from comporta.flow import Flow
+from comporta.limits.claims import ClaimAttempt
 from comporta.limits.config import LimitConfig
 from comporta.limits.decision import Decision, Stats
 from comporta.limits.flows import Key, LimitFlows
@@ -86,7 +87,13 @@ class LimitTable:
         try:
             config = LimitConfig.coerce(limit) if isinstance(limit, LimitConfig) else None
             config = config or LimitConfig.parse(limit, default.strategy)  # type: ignore[arg-type]
-            config = replace(config, fallback=default.fallback, lease=default.lease, shadow=default.shadow)
+            config = replace(
+                config,
+                fallback=default.fallback,
+                closed_after=default.closed_after,
+                lease=default.lease,
+                shadow=default.shadow,
+            )
             return self.default if config == default else self._make(config)
         except (TypeError, ValueError) as error:
             raise type(error)(f"limit_for has no usable limit for {key!r:.100}: {error}") from error
@@ -177,17 +184,17 @@ class PerKeyFlows(LimitFlows):
         """Take ``cost`` from the limit of the key."""
         return (yield from self._table.flows_for(key).acquire_flow(key, cost, timeout, caller))
 
-    def acquire_up_to_flow(self, key: Key, cost: int) -> Flow[int]:
+    def acquire_up_to_flow(self, key: Key, cost: int, caller: Caller | None = None) -> Flow[int]:
         """Take as much of ``cost`` as the limit of the key has."""
-        return (yield from self._table.flows_for(key).acquire_up_to_flow(key, cost))
+        return (yield from self._table.flows_for(key).acquire_up_to_flow(key, cost, caller))
 
-    def decide_flow(self, key: Key, cost: int) -> Flow[Decision]:
+    def decide_flow(self, key: Key, cost: int, caller: Caller | None = None) -> Flow[Decision]:
         """Take ``cost`` from the limit of the key if it is available."""
-        return (yield from self._table.flows_for(key).decide_flow(key, cost))
+        return (yield from self._table.flows_for(key).decide_flow(key, cost, caller))
 
-    def peek_flow(self, key: Key, cost: int = 1) -> Flow[Decision]:
+    def peek_flow(self, key: Key, cost: int = 1, caller: Caller | None = None) -> Flow[Decision]:
         """Return what ``decide_flow`` would decide."""
-        return (yield from self._table.flows_for(key).peek_flow(key, cost))
+        return (yield from self._table.flows_for(key).peek_flow(key, cost, caller))
 
     def release_flow(self, key: Key, cost: int) -> Flow[None]:
         """Give ``cost`` back to the limit of the key."""
@@ -219,9 +226,11 @@ class PerKeyFlows(LimitFlows):
         """Return the flows of the limit of the key."""
         return self._table.flows_for(text or None)
 
-    def demand_flow(self, text: str, amount: int, rank: int | None = None) -> Flow[LimitDemand]:
+    def demand_flow(
+        self, text: str, amount: int, rank: int | None = None, attempt: ClaimAttempt | None = None
+    ) -> Flow[LimitDemand]:
         """Return what an operation wants of the limit of the key."""
-        return (yield from self.flows_of(text).demand_flow(text, amount, rank))
+        return (yield from self.flows_of(text).demand_flow(text, amount, rank, attempt))
 
     def check_cost_flow(self, text: str, cost: int) -> Flow[None]:
         """Raise for a cost that the limit of the key could never grant."""

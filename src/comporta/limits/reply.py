@@ -58,9 +58,11 @@ def parse_reply(name: str, key: str, fields: Sequence[Any]) -> LimitReply:
     return LimitReply._make(fields)
 
 
-def unusable_key_error(name: str, key: str, error: bytes | str) -> StateError:
+def unusable_key_error(name: str, key: str, error: object) -> StateError:
     """Return the error for a key that holds something else, or that this user may not access."""
     text = error.decode("utf-8", "replace") if isinstance(error, bytes) else error
+    if not isinstance(text, str):
+        raise TypeError("expected a text")
     full_key = key_text(f"{LIMIT_SPACE}:{name}", key)
     if "WRONGTYPE" not in text:
         return translate_error(RuntimeError(text), repr(full_key))

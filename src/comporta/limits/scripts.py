@@ -16,7 +16,9 @@ from comporta.stores.lua import lua
 LIMIT_SPACE = "rate_limiter"
 OVERRIDE_SPACE = "rate_limiter_change"
 CLAIM_SPACE = "rate_limiter_claims"
+REPORT_SPACE = "rate_limiter_reports"
 
+_ONE_LIMIT = ("limits/now", "limits/one_limit")
 _SUPPORT = ("limits/support", "limits/strategies/recent_traffic")
 
 
@@ -31,23 +33,31 @@ def group_script(names: frozenset[str]) -> Script:
     """Return the script that decides groups of limits of these strategies."""
     ordered = sorted(names)
     text = partial(_group_text, tuple(ordered))
-    return Script("limit:" + ",".join(ordered), text, batchable=True, with_worker_count=True)
+    return Script("limit:" + ",".join(ordered), text, batchable=True)
+
+
+@cache
+def charge_script(name: str) -> Script:
+    """Return the script that charges limits of a strategy with what workers granted during an outage."""
+    text = partial(_strategy_text, name, "limits/charge")
+    return Script(f"charge {name}", text, batchable=True)
 
 
 def acquire_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that takes from one limit of a strategy, for any of its keys."""
-    return _limit_script("take", partial(_strategy_text, name, "limits/acquire"), name, limit_name, arguments)
+    return _limit_script("take", partial(_acquire_text, name), name, limit_name, arguments)
 
 
 def acquire_up_to_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that takes what there is from one limit of a strategy, for any of its keys."""
-    text = partial(_strategy_text, name, "limits/acquire_up_to")
+    text = partial(_strategy_text, name, "limits/headroom", *_ONE_LIMIT, "limits/acquire_up_to")
     return _limit_script("take up to", text, name, limit_name, arguments)
 
 
 def peek_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that asks one limit of a strategy how long a caller would wait, for any key."""
-    return _limit_script("peek", partial(_strategy_text, name, "limits/peek"), name, limit_name, arguments)
+    text = partial(_strategy_text, name, "limits/headroom", *_ONE_LIMIT, "limits/peek")
+    return _limit_script("peek", text, name, limit_name, arguments)
 
 
 def settle_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
@@ -62,12 +72,16 @@ def lease_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Scri
 
 def claim_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that takes from one limit of a strategy with a class, in order with other waiters."""
-    return _limit_script("claim", partial(_claim_text, name), name, limit_name, arguments)
+    claims = ("limits/claim_support", "limits/claims")
+    text = partial(_strategy_text, name, "limits/headroom", *_ONE_LIMIT, *claims)
+    return _limit_script("claim", text, name, limit_name, arguments)
 
 
 def call_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that takes a permit together with an amount from one limit of a strategy."""
-    return _limit_script("call", partial(_call_text, name), name, limit_name, arguments)
+    permits = ("limits/concurrency/permit_support", "limits/one_limit", "limits/concurrency/call")
+    text = partial(_strategy_text, name, *permits)
+    return _limit_script("call", text, name, limit_name, arguments)
 
 
 def _limit_script(
@@ -80,20 +94,24 @@ def _limit_script(
         batchable=True,
         keys=(key_text(OVERRIDE_SPACE, limit_name),),
         arguments=arguments,
-        with_worker_count=True,
     )
 
 
 def _group_text(names: tuple[str, ...]) -> str:
     strategies = [strategy_type(name).lua() for name in names]
     table = ", ".join(f"{name} = {name}" for name in names)
-    parts = lua("limits/headroom", "limits/limit")
+    parts = lua("limits/headroom", "limits/claim_support", "limits/limit")
     return "\n".join([lua(*_SUPPORT), *strategies, f"local STRATEGIES = {{{table}}}", parts])
 
 
 @cache
-def _strategy_text(name: str, last_part: str) -> str:
-    return "\n".join([*_single_strategy(name), lua(last_part)])
+def _strategy_text(name: str, *parts: str) -> str:
+    return "\n".join([*_single_strategy(name), lua(*parts)])
+
+
+@cache
+def _acquire_text(name: str) -> str:
+    return "\n".join([strategy_type(name).acquire_lua(), _strategy_text(name, *_ONE_LIMIT, "limits/acquire")])
 
 
 @cache
@@ -101,7 +119,7 @@ def _lease_text(name: str) -> str:
     return "\n".join(
         [
             *_single_strategy(name),
-            lua("limits/leases/params"),
+            lua(*_ONE_LIMIT, "limits/leases/params"),
             strategy_type(name).lease_lua(),
             lua("limits/leases/lease"),
         ]
@@ -118,17 +136,6 @@ def _settle_text(name: str) -> str:
             lua("limits/budgets/settle"),
         ]
     )
-
-
-@cache
-def _claim_text(name: str) -> str:
-    return "\n".join([*_single_strategy(name), lua("limits/headroom", "limits/claims")])
-
-
-@cache
-def _call_text(name: str) -> str:
-    permits = lua("limits/concurrency/permit_support", "limits/concurrency/call")
-    return "\n".join([*_single_strategy(name), permits])
 
 
 def _single_strategy(name: str) -> list[str]:

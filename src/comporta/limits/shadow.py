@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from comporta.limits.bound_limits import WrappedBoundLimit
 from comporta.metrics import count
-from comporta.stores.bound_limit import Algorithm, BoundLimit
+from comporta.stores.bound_limit import BoundLimit
 
 LIMIT = "limit"
 
@@ -20,16 +21,16 @@ def count_would_refuse(policy: str, name: str, upstream: str) -> None:
     count("would_refuse", 1, policy=policy, name=name, upstream=upstream)
 
 
-class ShadowBoundLimit(BoundLimit):
+class ShadowBoundLimit(WrappedBoundLimit):
     """A limit tied to a store that grants everything, and counts what it would have refused.
 
     ``upstream`` is the upstream whose limit it is, if it is one's.
     """
 
-    __slots__ = ("_inner", "_name", "acquire", "decides_in_process", "try_acquire", "upstream")
+    __slots__ = ("_name", "acquire", "decides_in_process", "try_acquire", "upstream")
 
     def __init__(self, inner: BoundLimit, name: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._name = name
         self.upstream = ""
         self.decides_in_process = inner.decides_in_process
@@ -37,33 +38,9 @@ class ShadowBoundLimit(BoundLimit):
         self.acquire = self._grant_all(inner.acquire)
 
     @property
-    def remote(self) -> Any:
-        """The remote side of the limit."""
-        return self._inner.remote
-
-    @property
-    def leases(self) -> Any:
-        """The lease client of the limit."""
-        return self._inner.leases
-
-    @property
     def shadow(self) -> ShadowBoundLimit:
         """This object."""
         return self
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm in force."""
-        return self._inner.algorithm
-
-    @property
-    def cached_algorithm(self) -> Any:
-        """The algorithm in force as this process last saw it."""
-        return self._inner.cached_algorithm
-
-    async def algorithm_async(self) -> Algorithm:
-        """Return the algorithm in force."""
-        return await self._inner.algorithm_async()
 
     def acquire_async(self, key: Any, cost: int) -> Coroutine[Any, Any, int]:
         """Take if it is available, and grant in any case."""
@@ -74,7 +51,7 @@ class ShadowBoundLimit(BoundLimit):
         count_would_refuse(LIMIT, self._name, self.upstream)
 
     async def _acquire_async(self, key: Any, cost: int) -> int:
-        if await self._inner.acquire_async(key, cost):
+        if await self.inner.acquire_async(key, cost):
             self.count_would_refuse()
         return 0
 

@@ -31,19 +31,25 @@ local function seconds_text(us)
   return format('%.6f', us / 1000000)
 end
 
--- Whether the four parameters can belong to a limit (`LimitParams.is_valid`).
-local function are_valid_params(c, p, u, w)
-  c, p, u, w = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
-  if max(c, p, u, w) > 2^53 or w > 1e14 then return false end
-  if p > 0 and u > 0 then return c > 0 and c * u <= 2^53 end
-  return c > 0 and w > 0
-end
+-- The functions that check recorded parameters. Few limits have a record, and defining a function costs as much as
+-- calling it.
+local function params_checks()
+  -- Whether the four parameters can belong to a limit (`LimitParams.is_valid`).
+  local function are_valid_params(c, p, u, w)
+    c, p, u, w = tonumber(c), tonumber(p), tonumber(u), tonumber(w)
+    if max(c, p, u, w) > 2^53 or w > 1e14 then return false end
+    if p > 0 and u > 0 then return c > 0 and c * u <= 2^53 end
+    return c > 0 and w > 0
+  end
 
--- Whether recorded parameters can replace the configured ones (`LimitParams.is_compatible`).
-local function are_compatible_params(p, u, w, per_us, unit)
-  p, u, w = tonumber(p), tonumber(u), tonumber(w)
-  if per_us > 0 then return p > 0 and u > 0 end
-  return p == 0 and w > 0 and (u > 0 or unit == 0)
+  -- Whether recorded parameters can replace the configured ones (`LimitParams.is_compatible`).
+  local function are_compatible_params(p, u, w, per_us, unit)
+    p, u, w = tonumber(p), tonumber(u), tonumber(w)
+    if per_us > 0 then return p > 0 and u > 0 end
+    return p == 0 and w > 0 and (u > 0 or unit == 0)
+  end
+
+  return are_valid_params, are_compatible_params
 end
 
 -- The parameters in effect after the override record at `key` (see overrides/record.py).
@@ -53,6 +59,7 @@ end
 local function effective_params(key, now_us, capacity, per_us, unit, window_us)
   local record = pcall('GET', key)
   if type(record) ~= 'string' then return capacity, per_us, unit, window_us, 0, 0, capacity end
+  local are_valid_params, are_compatible_params = params_checks()
   local c, p, u, w, rest = match(record, '^([1-9]%d*) (%d+) (%d+) (%d+)(.*)$')
   if not c or not are_valid_params(c, p, u, w) then
     return capacity, per_us, unit, window_us, 0, 0, capacity

@@ -8,9 +8,16 @@ as those of one owner. The module is a data structure: it does not wait, and the
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
 from comporta.limits.priority import Caller
+
+Units = Any
+"""What a waiter wants: a number, or what adds up like one (``GroupUnits``)."""
+
+Pace = Callable[[Units], int]
+"""Returns when the limit can have granted some units to the waiters of a key, at the earliest."""
 
 
 class QueuedWaiter(Protocol):
@@ -19,7 +26,8 @@ class QueuedWaiter(Protocol):
     rank: int
     owner: str | None
     since_us: int
-    cost: int
+    deadline_us: int
+    cost: Units
 
     def __hash__(self) -> int: ...
 
@@ -34,7 +42,7 @@ class ClassOrder(Generic[W]):
 
     def __init__(self) -> None:
         self.arrivals: OrderedDict[W, None] = OrderedDict()
-        self.units = 0
+        self.units: Units = 0
         self.turns: OrderedDict[str | None, OrderedDict[W, None]] = OrderedDict()
 
     def add(self, waiter: W) -> None:
@@ -63,14 +71,14 @@ class ClassOrder(Generic[W]):
 class WaitOrder(Generic[W]):
     """The waiters of one key. It is empty only while it is not in use.
 
-    The limit grants what they want in order, at its pace, beginning at ``pace_from_us``; 0 if no caller has
-    tried yet, because the limit may still grant a whole burst.
+    The limit grants what they want in order, at its ``pace``; ``None`` if no caller has tried yet, because
+    the limit may still grant a whole burst.
     """
 
-    __slots__ = ("_by_rank", "_size", "pace_from_us")
+    __slots__ = ("_by_rank", "_size", "pace")
 
     def __init__(self) -> None:
-        self.pace_from_us = 0
+        self.pace: Pace | None = None
         self._by_rank: dict[int, ClassOrder[W]] = {}
         self._size = 0
 
@@ -105,12 +113,31 @@ class WaitOrder(Generic[W]):
         waiters = self._by_rank.get(rank)
         return now_us if waiters is None else next(iter(waiters.arrivals)).since_us
 
-    def units_ahead(self, caller: Caller) -> int | None:
+    def units_ahead(self, caller: Caller) -> Units | None:
         """Return how many units are granted before a new caller; ``None`` if owners take turns with it."""
         own = self._by_rank.get(caller.rank)
         if own is not None and set(own.turns) != {caller.owner}:
             return None
         return sum(waiters.units for rank, waiters in self._by_rank.items() if rank <= caller.rank)
+
+    def late_waiters(self, pace: Pace) -> list[W]:
+        """Return the waiters that cannot be served before their deadlines.
+
+        It leaves out those of classes in which owners take turns.
+        """
+        late: list[W] = []
+        ahead: Units = 0
+        for rank in sorted(self._by_rank):
+            waiters = self._by_rank[rank]
+            if len(waiters.turns) > 1:
+                ahead += waiters.units
+                continue
+            for waiter in waiters.arrivals:
+                if pace(ahead + waiter.cost) > waiter.deadline_us:
+                    late.append(waiter)
+                else:
+                    ahead += waiter.cost
+        return late
 
     def precedes(self, rank: int) -> bool:
         """Whether a waiter of this class or a higher one waits."""

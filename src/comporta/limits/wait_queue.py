@@ -7,22 +7,25 @@ the store. The order is that of arrival, except that higher classes go first and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from threading import Lock
 
 from comporta import fork_safety
 from comporta.clock import Clock, to_seconds, to_us
 from comporta.flow import Flow, running_loop
-from comporta.limits.claims import RETRY_EVERY_US
+from comporta.limits.claims import RETRY_EVERY_US, ClaimAttempt
 from comporta.limits.key import DIGEST_PREFIX, PLAIN_BYTES_MAX, LimitKey, normalize_key
 from comporta.limits.priority import DEFAULT_CALLER, Caller
-from comporta.limits.wait_order import WaitOrder
+from comporta.limits.wait_order import Pace, Units, WaitOrder
+from comporta.runtime import RUNTIME
 from comporta.stores.records import NEVER_US
 from comporta.threads import AutoResetEvent, run_cleanup
 
 WAITERS_MAX = 100_000
 """How many callers may wait in one queue; the next one is refused at once."""
+
+TIMEOUT_MAX = 366 * 86_400
+"""How many seconds a caller may wait."""
 
 PAUSE_JITTER_US_MAX = 250_000
 """Callers that wait for the end of a pause come back within at most this time after it."""
@@ -36,15 +39,27 @@ _PLAIN_KEY_CHARS_MAX = PLAIN_BYTES_MAX // 4
 class Waiter:
     """A caller in a wait queue, the units that it wants, and a way to wake it.
 
-    ``since_us`` is when it joined the queue.
+    ``since_us`` is when it joined the queue, ``deadline_us`` until when it waits. ``is_late``: it cannot be
+    served by then.
     """
 
-    __slots__ = ("_lock", "_on_wake", "_woken", "cost", "is_gone", "owner", "rank", "since_us")
+    __slots__ = (
+        *("_lock", "_on_wake", "_woken", "cost", "deadline_us"),
+        *("is_gone", "is_late", "owner", "rank", "since_us"),
+    )
 
-    def __init__(self, caller: Caller = DEFAULT_CALLER, since_us: int = 0, cost: int = 1) -> None:
+    def __init__(
+        self,
+        caller: Caller = DEFAULT_CALLER,
+        since_us: int = 0,
+        cost: Units = 1,
+        deadline_us: int = NEVER_US,
+    ) -> None:
         self.rank, self.owner = caller
         self.since_us = since_us
+        self.deadline_us = deadline_us
         self.cost = cost
+        self.is_late = False
         self._lock = Lock()
         self._woken = False
         self._on_wake: Callable[[], object] | None = None
@@ -86,11 +101,13 @@ class WaitQueue:
 
     ``waiters_by_key`` is public so that the fast path can check without a call whether any caller waits.
     ``claimant`` identifies the queue, among those of other processes, in claims (``claims.py``).
+    ``_all_plain``: no caller ever waited for a key that callers may pass in another form.
     """
 
     def __init__(self) -> None:
         self.waiters_by_key: dict[str, WaitOrder[Waiter]] = {}
         self.claimant = _new_claimant()
+        self._all_plain = True
         self._lock = Lock()
         fork_safety.register(self)
 
@@ -101,7 +118,12 @@ class WaitQueue:
         fork_safety.reinit_lock(self._lock)
 
     def join(
-        self, key: str, caller: Caller = DEFAULT_CALLER, now_us: int = 0, cost: int = 1
+        self,
+        key: str,
+        caller: Caller = DEFAULT_CALLER,
+        now_us: int = 0,
+        cost: Units = 1,
+        deadline_us: int = NEVER_US,
     ) -> Waiter | None:
         """Add a caller to a queue; ``None`` if the queue is full."""
         with self._lock:
@@ -109,31 +131,40 @@ class WaitQueue:
             waiters = self.waiters_by_key.get(key) or WaitOrder()
             if len(waiters) >= WAITERS_MAX:
                 return None
-            waiter = Waiter(caller, now_us, cost)
+            waiter = Waiter(caller, now_us, cost, deadline_us)
             waiters.add(waiter)
+            if self._all_plain and not _is_plain(key):
+                self._all_plain = False  # before other threads see the queue
             self.waiters_by_key[key] = waiters
         return waiter
 
-    def set_pace_from(self, key: str, pace_from_us: int) -> None:
-        """Record from when on the limit grants what the callers of a queue want, at its pace."""
-        waiters = self.waiters_by_key.get(key)
-        if waiters is not None:
-            waiters.pace_from_us = pace_from_us
+    def set_pace(self, key: str, pace: Pace) -> None:
+        """Record when the limit grants what the callers of a queue want.
 
-    def earliest_us(
-        self, key: str, cost: int, pace_us: Callable[[int], int], caller: Caller = DEFAULT_CALLER
-    ) -> int:
-        """Return when the limit can grant ``cost`` after all that is served before; 0 if that is not known.
-
-        ``pace_us`` returns how long the limit takes to grant some units.
+        When that is known for the first time, callers that joined before and would be served too late stop
+        waiting.
         """
+        with self._lock:
+            waiters = self.waiters_by_key.get(key)
+            if waiters is None:
+                return
+            late = waiters.late_waiters(pace) if waiters.pace is None else []
+            waiters.pace = pace
+        for waiter in late:
+            waiter.is_late = True
+            waiter.wake()
+
+    def earliest_us(self, key: str, cost: Units, caller: Caller = DEFAULT_CALLER) -> int:
+        """Return when the limit can grant ``cost`` after all that is served before; 0 if it is not known."""
+        if key not in self.waiters_by_key:
+            return 0
         with self._lock:
             self._drop_gone(key)
             waiters = self.waiters_by_key.get(key)
-            if waiters is None or not waiters.pace_from_us:
+            if waiters is None or waiters.pace is None:
                 return 0
             ahead = waiters.units_ahead(caller)
-            return 0 if ahead is None else waiters.pace_from_us + pace_us(ahead + cost)
+            return 0 if ahead is None else waiters.pace(ahead + cost)
 
     def is_first(self, key: str, waiter: Waiter) -> bool:
         """Whether it is this caller's turn."""
@@ -156,9 +187,15 @@ class WaitQueue:
             waiters = self.waiters_by_key.get(key)
             return now_us if waiters is None else waiters.oldest_since_us(rank, now_us)
 
+    def claim_attempt(self, key: str, rank: int, now_us: int, deadline_us: int) -> ClaimAttempt:
+        """Return the place of this process's first waiter of a class among those of other processes."""
+        waited_us = now_us - self.oldest_since_us(key, rank, now_us)
+        left_us = max(-1, min(deadline_us - now_us, to_us(TIMEOUT_MAX)))
+        return ClaimAttempt(self.claimant, rank, waited_us, left_us)
+
     def may_have(self, key: LimitKey | str | None) -> bool:
         """Whether callers wait for a key that may not be in the form in which queues are kept."""
-        if type(key) is str and 0 < len(key) <= _PLAIN_KEY_CHARS_MAX and key[0] != DIGEST_PREFIX:
+        if type(key) is str and (self._all_plain or _is_plain(key)):
             return key in self.waiters_by_key
         return normalize_key(key) in self.waiters_by_key
 
@@ -205,8 +242,13 @@ class WaitQueue:
             del self.waiters_by_key[key]
 
 
+def _is_plain(key: str) -> bool:
+    """Whether a key is certainly in the form in which queues are kept: not empty and not a digest."""
+    return 0 < len(key) <= _PLAIN_KEY_CHARS_MAX and key[0] != DIGEST_PREFIX
+
+
 def _new_claimant() -> int:
-    return int.from_bytes(os.urandom(6)) or 1  # exact in Lua, whose numbers are doubles
+    return int.from_bytes(RUNTIME.random_bytes(6)) or 1  # exact in Lua, whose numbers are doubles
 
 
 def _never() -> bool:
@@ -257,28 +299,29 @@ def wait_flow(
     timeout: float | None,
     *,
     jitter_us: Callable[[], int],
-    cost: int = 1,
-    pace_us: Callable[[int], int] | None = None,
+    cost: Units = 1,
+    pace_after: Callable[[int, int], Pace] | None = None,
     caller: Caller = DEFAULT_CALLER,
 ) -> Flow[bool]:
     """Wait for a turn in the queue, then for the limit; true if it was granted within the timeout.
 
     ``acquire_flow`` tries once and returns the wait in µs, 0 if granted. ``jitter_us`` returns by how many µs
-    to delay a retry, because after a pause all waiting callers would return at once. ``pace_us`` returns how
-    long the limit takes to grant some units: a caller that would be served too late does not wait.
+    to delay a retry, because after a pause all waiting callers would return at once. ``pace_after`` returns
+    the pace of the limit, from the time and the wait of a refusal: a caller that would be served too late
+    does not wait.
     """
     now_us = clock.now_ns() // 1000
     deadline_us = NEVER_US if timeout is None else now_us + to_us(timeout)
-    if pace_us is not None and queue.earliest_us(key, cost, pace_us, caller) > deadline_us:
+    if queue.earliest_us(key, cost, caller) > deadline_us:
         return False
-    waiter = queue.join(key, caller, now_us, cost)
+    waiter = queue.join(key, caller, now_us, cost, deadline_us)
     if waiter is None:
         return False
     try:
         while True:
             if not queue.is_first(key, waiter):  # a caller of a higher class may come first at any time
                 left_us = deadline_us - clock.now_ns() // 1000
-                if left_us <= 0:
+                if left_us <= 0 or waiter.is_late:
                     return False
                 yield WaitForWake(clock, waiter, to_seconds(min(left_us, _WAIT_US_MAX)))
                 continue
@@ -286,8 +329,8 @@ def wait_flow(
             if wait_us == 0:
                 return True
             now_us = clock.now_ns() // 1000
-            if pace_us is not None:
-                queue.set_pace_from(key, now_us + wait_us - pace_us(cost))
+            if pace_after is not None:
+                queue.set_pace(key, pace_after(now_us, wait_us))
             left_us = deadline_us - now_us
             if wait_us > left_us:
                 return False

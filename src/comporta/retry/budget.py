@@ -2,8 +2,8 @@
 
 When an upstream is down every call fails. If each is made four times, the upstream gets four times its load
 at the worst moment. So retries are bounded by the calls of the last minute, those of all workers together.
-Each process counts its calls and reports them to the store about once a second; a retry is granted in one
-atomic step.
+Each process counts its calls and reports them to the store every 5 s, or every slice of a short window, and
+with each retry that it asks for; a retry is granted in one atomic step.
 
 The window has six slices and moves by a whole slice at a time. Where the count is uncertain it is too low,
 which makes the budget smaller: calls that cannot be reported in time are dropped, not reported late.
@@ -24,17 +24,9 @@ from comporta.clock import MONOTONIC, to_us
 from comporta.errors import StateError
 from comporta.flow import Flow
 from comporta.names import validate_name
-from comporta.stores.base import (
-    HeartbeatSubscriber,
-    Operation,
-    Outage,
-    Script,
-    State,
-    StateKey,
-    StateType,
-    Store,
-)
+from comporta.stores.base import Operation, Outage, Script, State, StateKey, StateType, Store
 from comporta.stores.effects import Apply
+from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 from comporta.stores.lua import lua
 from comporta.stores.name_claims import NameClaims
 from comporta.stores.redis.errors import translate_error
@@ -48,7 +40,7 @@ CALLS_MAX = 1_000_000_000
 """The largest number of calls in one report; calls above it are not counted."""
 
 _MILLIONTHS = 1_000_000
-_REPORT_EVERY_NS = 1_000_000_000
+_REPORT_EVERY_NS_MIN, _REPORT_EVERY_NS_MAX = 1_000_000_000, 5_000_000_000
 _EVENT_EVERY_NS = 60_000_000_000
 _NO_SLICE = (-1, 0, 0)
 _CLAIMS = NameClaims()
@@ -186,8 +178,8 @@ class CallReporter(HeartbeatSubscriber):
     """
 
     __slots__ = (
-        *("__weakref__", "_budget", "_name", "_now_ns", "_reported_ns", "_slice_ns", "_stale_ns", "_store"),
-        "calls",
+        *("__weakref__", "_budget", "_name", "_now_ns", "_report_every_ns", "_reported_turn", "_slice_ns"),
+        *("_stale_ns", "_store", "calls"),
     )
 
     def __init__(self, name: str, store: Store, budget: Budget) -> None:
@@ -198,7 +190,8 @@ class CallReporter(HeartbeatSubscriber):
         self._now_ns = store.clock.now_ns
         self._slice_ns = budget._slice_us * 1000
         self._stale_ns = 0
-        self._reported_ns = -_REPORT_EVERY_NS
+        self._report_every_ns = min(_REPORT_EVERY_NS_MAX, max(_REPORT_EVERY_NS_MIN, self._slice_ns))
+        self._reported_turn = -1
         fork_safety.register(self)
         store.subscribe(self)
 
@@ -213,11 +206,13 @@ class CallReporter(HeartbeatSubscriber):
         return BudgetOperation(self._name, self._budget, self._take_calls(), retry=retry)
 
     def heartbeat_operation(self) -> BudgetOperation | None:
-        """Return the report of the calls counted so far, at most once a second; ``None`` without calls."""
-        now_ns = MONOTONIC.now_ns()
-        if now_ns - self._reported_ns < _REPORT_EVERY_NS or not self.calls:
+        """Return the report of the calls counted so far if it is due; ``None`` without calls."""
+        turn = (
+            self._now_ns() // self._report_every_ns
+        )  # the same for all budgets, so that they are sent together
+        if turn == self._reported_turn or not self.calls:
             return None
-        self._reported_ns = now_ns
+        self._reported_turn = turn
         calls = self._take_calls()
         return BudgetOperation(self._name, self._budget, calls, retry=False) if calls else None
 

@@ -26,7 +26,7 @@ from comporta.retry.attempts import (
 )
 from comporta.retry.backoff import Backoff, Delays, Draw, Jitter
 from comporta.retry.budget import UNNAMED, Budget, RetryBudget
-from comporta.signatures import is_async_callable, require_plain_function
+from comporta.signatures import is_async_callable, require_plain_function, require_result
 from comporta.stores.base import Store
 from comporta.stores.effects import Sleep
 from comporta.stores.memory import MemoryStore
@@ -79,9 +79,11 @@ class Attempt:
     def block(self) -> Any:
         """Call the function."""
         try:
-            return self._fn(*self._args, **self._kwargs)
+            result = self._fn(*self._args, **self._kwargs)
         except Exception as error:
             return FailedAttempt(error)
+        require_result(self._fn, result)
+        return result
 
     async def wait(self) -> Any:
         """Call the function and await its result."""

@@ -201,6 +201,19 @@ class UnionField:
 
 
 @dataclass(frozen=True)
+class FlagField:
+    """A boolean; in a variable, ``1`` and ``0`` as well."""
+
+    def unmet_requirement(self, value: Any) -> str | None:
+        """Require a boolean."""
+        return None if isinstance(value, bool) else "true or false"
+
+    def parse(self, text: str) -> Any:
+        """Return the boolean, else the text."""
+        return {"1": True, "0": False, "true": True, "false": False}.get(text.strip().lower(), text)
+
+
+@dataclass(frozen=True)
 class JitterField:
     """The jitter of retries: the name of a mode, or a range of seconds."""
 

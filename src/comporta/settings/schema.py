@@ -71,6 +71,7 @@ class LimitSettings(SettingsTable):
     limit_for: Mapping[str, str] | None = setting(TextTableField("a table of keys and limits such as '10/s'"))
     batch_headroom: int | None = setting(_INTEGER)
     normal_headroom: int = setting(_INTEGER, 0)
+    closed_after: float = setting(NumberField(unit="seconds"), 0.0)
     origin: str = field(default="limit", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:

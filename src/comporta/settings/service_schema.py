@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from comporta.settings.field_types import (
+    ChoiceField,
+    FlagField,
     NumberField,
     SecretField,
     TextField,
@@ -42,14 +44,21 @@ _WORKERS = NumberField(1, 64, is_integer=True)
 _BYTES = NumberField(1024, 2**30, is_integer=True)
 _PAGES = NumberField(1, 1000, is_integer=True)
 _DAYS = NumberField(1, 3660, is_integer=True)
+_ACCOUNTS = NumberField(1, 1_000_000_000, is_integer=True)
 _CALLS = NumberField(1, 100_000, is_integer=True)
 _SECONDS = NumberField(above=0, maximum=3600, unit="seconds")
+_SECONDS_OR_ZERO = NumberField(0, 3600, unit="seconds")
 _AGE = NumberField(above=0, maximum=31_536_000, unit="seconds")
 _SECONDS_OR_FALSE = NumberField(above=0, maximum=3600, unit="seconds", allows_false=True)
 _LEASE = NumberField(0.05, 3600, unit="seconds")
 _CONCURRENCY = NumberField(1, 1000, is_integer=True)
+_FLAG = FlagField()
 _BOOLEAN = UnionField("true or false", (bool,))
 _LIMIT = UnionField("text such as '50/s burst 100', or false", (str, bool))
+_AUTH = ChoiceField(("none", "tokens", "header"))
+_LOG_FORMAT = ChoiceField(("text", "json"))
+_LOG_LEVEL = ChoiceField(("debug", "info", "warning", "error"))
+_SHEETS = ChoiceField(("database", "files", "google"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ class SearchSettings(SettingsTable):
     """The cache and the bounds of searches; durations are in seconds.
 
     ``fresh`` and ``stale`` are those of the cache. ``soft_timeout`` is how long an answer waits for a refresh
-    before the service serves a stale one. ``timeout`` bounds the whole search.
+    before the service serves a stale one. ``timeout`` is how long a search waits; what has not arrived then
+    is pending.
     """
 
     fresh: float = setting(_AGE, 6 * _HOUR)
@@ -75,6 +85,7 @@ class SearchSettings(SettingsTable):
     timeout: float = setting(_SECONDS, 60.0)
     page_timeout: float = setting(_SECONDS, 15.0)
     pages_max: int = setting(_PAGES, 20)
+    pcp_pages_max: int = setting(_PAGES, 50)
     page_bytes_max: int = setting(_BYTES, 8 * 2**20)
     days_max: int = setting(_DAYS, 31)
     origin: str = field(default="search", compare=False, kw_only=True)
@@ -85,8 +96,9 @@ class BatchSettings(SettingsTable):
     """The processing of batch jobs and its bounds for each worker; ``running_max`` bounds the whole fleet.
 
     ``processor`` is the function that processes an account, such as ``package.module:name``; without it, the
-    service calls ``address``. With ``google_credentials``, the file of a service account, the sheets are
-    Google Sheets. ``google_endpoint`` replaces the URL of Google's services, for example in tests.
+    service calls ``address``. ``sheets`` says where sheets are; by default they are Google Sheets if there
+    are ``google_credentials``, the file of a service account, else the service serves them from its database.
+    ``google_endpoint`` replaces the URL of Google's services, for example in tests.
     """
 
     processor: str | None = setting(TextField("text such as 'package.module:name'"))
@@ -96,10 +108,13 @@ class BatchSettings(SettingsTable):
     jobs_max: int = setting(_WORKERS, 8)
     backfills_max: int = setting(_WORKERS, 4)
     running_max: int = setting(_CALLS, 1000)
+    running_per_user_max: int = setting(_CALLS, 100)
+    accounts_per_user_max: int = setting(_ACCOUNTS, 1_000_000)
     accounts_max: int = setting(_CALLS, 100_000)
     lease_seconds: float = setting(_LEASE, 15.0)
     poll_seconds: float = setting(_LEASE, 1.0)
     keep_days: int = setting(_DAYS, 30)
+    sheets: str | None = setting(_SHEETS)
     google_credentials: str | None = setting(TextField("a file"))
     google_endpoint: str | None = setting(_ADDRESS)
     origin: str = field(default="batch", compare=False, kw_only=True)
@@ -114,25 +129,38 @@ _BATCH, _BATCH_DEFAULT = UnionField("a table", (BatchSettings,)), BatchSettings(
 class ServiceSettings(SettingsTable):
     """The address, the storage and the access control of the service.
 
-    Without ``admin_token`` there are no admin routes. ``sheets`` is a directory, by default in the user's
-    data directory. ``request_seconds`` is how long a client may take to send a request or to read on.
-    ``close_seconds`` is how long requests in flight may take to finish when the service shuts down.
+    ``public_url`` is the URL at which clients reach the service, by default that of each request.
+    ``sheets_folder`` is the directory of sheets that are files, by default in the user's data directory.
+    Without ``admin_token`` there are no admin routes, unless ``auth`` is ``tokens``. ``auth`` says how users
+    are identified, ``open`` that everyone who reaches the host may use it without. ``request_seconds`` is how
+    long a client may take to send a request or to read on. When the service shuts down, it goes on for
+    ``drain_seconds``, in which ``/readyz`` returns 503, and then requests in flight may take
+    ``close_seconds`` to finish.
     """
 
     host: str = setting(TextField("a host name or an address"), "127.0.0.1")
     port: int = setting(_PORT, 8000)
     workers: int = setting(_WORKERS, 1)
     database: str | None = setting(_DATABASE)
-    sheets: str | None = setting(TextField("a directory"))
+    public_url: str | None = setting(_ADDRESS)
+    sheets_folder: str | None = setting(TextField("a directory"))
     admin_token: str | None = setting(SecretField())
     dashboard_token: str | None = setting(SecretField())
+    metrics_token: str | None = setting(SecretField())
+    auth: str = setting(_AUTH, "none")
+    identity_header: str = setting(TextField("the name of a header"), "X-Forwarded-User")
+    open: bool = setting(_FLAG, False)
     trusted_proxies: Sequence[str] = setting(TextListField("a list of networks such as ['10.0.0.0/8']"), ())
     allow_private_addresses: bool = setting(_BOOLEAN, False)
     client_limit: str | bool = setting(_LIMIT, "50/s burst 100")
     body_bytes_max: int = setting(_BYTES, 2**20)
     calls_max: int = setting(_CALLS, 1000)
     request_seconds: float = setting(_SECONDS, 8.0)
+    drain_seconds: float = setting(_SECONDS_OR_ZERO, 2.0)
     close_seconds: float = setting(_SECONDS, 5.0)
+    log_format: str = setting(_LOG_FORMAT, "text")
+    log_level: str = setting(_LOG_LEVEL, "info")
+    access_log: bool = setting(_BOOLEAN, False)
     search: SearchSettings = field(default=_SEARCH_DEFAULT, metadata={"type": _SEARCH})
     addresses: AddressesSettings = field(default=_ADDRESSES_DEFAULT, metadata={"type": _ADDRESSES})
     batch: BatchSettings = field(default=_BATCH_DEFAULT, metadata={"type": _BATCH})

@@ -4,14 +4,17 @@ A store applies an operation to the states of some keys, atomically. It does not
 means. This package exports what you need to write an engine: see ``docs/guides/write-a-state-engine.md``.
 
 - ``base``: the contract: ``Store``, ``Operation`` and their parts. ``bound_limit``: limits tied to a store.
+- ``heartbeat_subscriber``: what uses the heartbeat of a store implements it.
 - ``registry``: opens the store of a URL, with failover where it is shared.
-- ``memory``: ``memory://``, a dictionary of one process.
+- ``memory``: ``memory://``, dictionaries of one process. ``memory_space``: those of one space.
+  ``memory_fast_path``: a limit's direct path from a key to a decision.
 - ``shared/``: ``shared://``, one machine, no server.
 - ``redis/``: ``redis://`` and its relatives, a fleet.
 - ``failover/``: what a worker does while its shared store is unreachable.
 - ``records``, ``history``, ``journal``: operations that any engine can apply; ``lua`` reads their Lua twins.
+- ``changes``: the log of what changed, which workers follow instead of polling.
 - ``effects``: how flows use a store. ``name_claims``: one configuration per name on a store.
-  ``live_objects``: objects by name, for pickles.
+  ``live_objects``: objects by name, for pickles. ``bounded_cache``: caches that drop their oldest entries.
 """
 
 from comporta.state_schemes import register_scheme

@@ -18,6 +18,7 @@ from comporta.errors import StateFullError, StatePermissionError, StateTypeError
 
 if TYPE_CHECKING:
     from comporta.stores.bound_limit import Binding, LocalBoundLimit
+    from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
@@ -72,6 +73,12 @@ class StateType(ABC):
     There may be very many keys of such a type, and a store may keep those not used lately as bytes.
     """
 
+    attached: bool = False
+    """Whether a state of this type belongs to the state before it in an operation's ``state_keys``.
+
+    A server keeps both under one key; elsewhere it may block fast paths (:meth:`blocks_fast_path`).
+    """
+
     @property
     @abstractmethod
     def codec(self) -> Codec:
@@ -88,6 +95,13 @@ class StateType(ABC):
         """
         return self.expires_us(state) + PINNED_US
 
+    def blocks_fast_path(self, state: State) -> bool:
+        """Whether fast paths must not decide on the state that this one is attached to.
+
+        They apply an operation that reads both instead.
+        """
+        return False
+
     def take_report(
         self, space: str, key: str, state: State, now_us: int
     ) -> tuple[Operation[object] | None, State | None]:
@@ -96,6 +110,10 @@ class StateType(ABC):
         ``None`` and ``None``: there is nothing to report. Called when the shared store is reachable again.
         """
         return None, None
+
+    def with_outage(self, outage: Outage) -> StateType:
+        """Return what reports the same states when the outage turned out to concern more workers."""
+        return self
 
 
 class StateKey(NamedTuple):
@@ -113,10 +131,10 @@ class Script(NamedTuple):
     """A Lua script: its ``name`` and a function that returns its ``text``.
 
     ``batchable``: several calls of it may be sent as one, arguments end to end. ``keys`` and ``arguments``
-    come first, once, however many calls are joined. ``with_worker_count``: the text leaves its answer in
-    ``reply`` and does not return it; a server adds the number of live workers (``redis/worker_count.lua``).
-    ``asking``: the call goes to a cluster node that is importing the slot. ``states_only``: only the states
-    are declared as KEYS, other keys are passed as arguments (``redis/states_only.lua``).
+    come first, once, however many calls are joined. ``notes_changes``: the text may call ``note_change``
+    (``changes.lua``). ``asking``: the call goes to a cluster node that is importing the slot.
+    ``states_only``: only the states are declared as KEYS, other keys are passed as arguments
+    (``redis/keys_from_args.lua``).
     """
 
     name: str
@@ -124,7 +142,7 @@ class Script(NamedTuple):
     batchable: bool = False
     keys: tuple[str, ...] = ()
     arguments: tuple[int | str | bytes, ...] = ()
-    with_worker_count: bool = False
+    notes_changes: bool = False
     asking: bool = False
     states_only: bool = False
 
@@ -134,6 +152,8 @@ class Outage(NamedTuple):
 
     ``since`` is in Unix seconds, for people; ``since_us`` by the clock of the local state. ``denied``: the
     server is reachable and refuses this worker. ``full``: this worker has no room for another key.
+    ``is_ending``: this worker is reporting what it granted, and grants nothing more until it has rejoined.
+    ``first_worker_count``: the worker count when the outage began, if this worker has learned of more since.
     """
 
     since: float
@@ -142,6 +162,8 @@ class Outage(NamedTuple):
     worker_count: int
     denied: bool = False
     full: bool = False
+    is_ending: bool = False
+    first_worker_count: int = 0
 
 
 class Fallback(NamedTuple):
@@ -168,6 +190,13 @@ class Operation(ABC, Generic[R_co]):
     @abstractmethod
     def state_keys(self) -> Sequence[StateKey]:
         """The states it touches, each once."""
+
+    def changed_name(self, reply: Any) -> str | None:
+        """Return the name under which the change log records what it changed; ``None`` if nothing.
+
+        Lua twin: the script's calls of ``note_change``.
+        """
+        return None
 
     @property
     @abstractmethod
@@ -199,36 +228,19 @@ class Operation(ABC, Generic[R_co]):
         """Return the operation that gives back what ``reply`` granted to a caller that was cancelled."""
         return None
 
+    def as_report(self, reporter: str, number: int) -> Operation[Any]:
+        """Return this operation as a report that takes effect once, however often it is applied.
+
+        The numbers of one reporter grow, and its reports are applied in their order. An operation that may be
+        applied more than once anyway returns itself.
+        """
+        return self
+
     def fallback(self, outage: Outage) -> Operation[R_co] | None:
         """Return what to apply to this worker's local state while the shared store is unreachable.
 
         ``None``: it makes sense only where all workers see it.
         """
-        return None
-
-
-class HeartbeatSubscriber(ABC):
-    """Polls the store, or reports to it, between two heartbeats; a breaker's local view is an example."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def heartbeat_operation(self) -> Operation[Any] | None:
-        """Return the operation to apply now; ``None`` if there is nothing to do."""
-
-    @abstractmethod
-    def on_heartbeat_reply(self, reply: Any) -> None:
-        """Handle the reply, on the heartbeat's thread. Must not raise."""
-
-    def rejoin_operations(self) -> Sequence[Operation[Any]]:
-        """Return what the shared store must know before this worker uses it again, after an outage.
-
-        May be applied more than once in one recovery.
-        """
-        return ()
-
-    def recovery_operation(self) -> Operation[Any] | None:
-        """Return what copies knowledge that the shared store may have lost into the local state."""
         return None
 
 
@@ -278,11 +290,23 @@ class Store(ABC):
     decides_in_process: bool = False
     """Whether an operation takes microseconds in this process, without a server; ``bind`` then works."""
 
+    is_healthy: bool
+    """Of a store that fails over: whether operations reach the engine; false also before the first use."""
+
     has_heartbeat: bool = False
     """Whether the store has a heartbeat, which polls for subscribers and reads overrides."""
 
+    keeps_changes: bool = False
+    """Whether it records the changes that operations name (``Operation.changed_name``) in a change log.
+
+    Then the heartbeat reads the log instead of every record that is followed (``changes.py``).
+    """
+
     batch_size: int = 1
     """How many operations ``apply_many`` sends in one call, at most."""
+
+    connect_seconds_max: float = 0.0
+    """How long ``probe`` may take to connect: workers that rejoin wait at least so long for each other."""
 
     state_bytes_max: int | None = None
     """The largest state it keeps; ``None``: no limit."""
@@ -351,14 +375,11 @@ class Store(ABC):
         """How many histories, the largest states there are, it keeps; ``None``: no limit."""
         return None
 
-    def report_worker_count_to(self, callback: Callable[[int], None]) -> None:  # noqa: B027 - a default
-        """Call ``callback`` with the number of live workers whenever a reply carries it."""
-
     def subscribe(self, subscriber: HeartbeatSubscriber) -> None:  # noqa: B027 - a default
         """Poll for a subscriber for as long as it is referenced elsewhere, if there is a heartbeat."""
 
     def follow(self, space: str, key: str, listener: OverrideListener) -> None:  # noqa: B027 - a default
-        """Pass a record to ``listener`` about once a second, if there is a heartbeat."""
+        """Pass a record to ``listener`` within about 1 s of each change, if there is a heartbeat."""
 
     def start_heartbeat(self) -> bool:
         """Start the heartbeat if there is one and it is not running; false if none runs."""

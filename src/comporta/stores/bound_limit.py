@@ -47,6 +47,10 @@ class WouldBlock(Exception):  # noqa: N818 - a signal between a store and its ca
     """The decision cannot be made without waiting."""
 
 
+class FastPathBlocked(WouldBlock):
+    """Another state counts for the decision, too: only an operation can make it."""
+
+
 class BoundLimit(ABC):
     """An algorithm tied to a store: the direct path for the hot operation.
 
@@ -57,6 +61,15 @@ class BoundLimit(ABC):
 
     decides_in_process: bool = True
     """Whether ``try_acquire`` can answer without a round trip."""
+
+    fails_over: bool = False
+    """Whether this limit decides from a local share while its engine fails; it has an ``engine_limit``."""
+
+    engine_limit: LocalBoundLimit | None
+    """The limit of the engine behind one that ``fails_over``; ``None`` until the engine is open.
+
+    While the store ``is_healthy``, callers may use it directly, if they come back here after an error.
+    """
 
     @property
     def remote(self) -> Any:

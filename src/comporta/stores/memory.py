@@ -1,20 +1,16 @@
 """The engine behind ``memory://``: state in dictionaries of one process, for all its threads and event loops.
 
-Each space (all keys of one limit, for example) is a dictionary of its own. The keys of a limit that were not
-used lately move from there to smaller dictionaries: one that grows, or is searched for expired states, never
-takes more than a few milliseconds. The store removes expired states a few at a time while it is in use, each
-within about a minute of its expiry. At ``keys_max`` it refuses a new key with ``StateFullError``: it never
-evicts a live one. It knows no other process.
+Each space (all keys of one limit, for example) has dictionaries of its own (``memory_space.py``). The store
+removes expired states a few at a time while it is in use, each within about a minute of its expiry. At
+``keys_max`` it refuses a new key with ``StateFullError``: it never evicts a live one. It knows no other
+process.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from itertools import islice
-from struct import error as StructError  # noqa: N812 - a class
 from threading import Lock
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -23,7 +19,10 @@ from comporta import fork_safety
 from comporta.clock import MONOTONIC, SECOND_US, Clock
 from comporta.errors import StateFullError
 from comporta.stores.base import GONE, Operation, State, StateKey, StateType, Store
-from comporta.stores.bound_limit import Algorithm, Binding, LocalBoundLimit, Step, StepOf
+from comporta.stores.bound_limit import Binding, Step
+from comporta.stores.changes import CHANGES_STATE_KEY, note_change
+from comporta.stores.memory_fast_path import MemoryBoundLimit
+from comporta.stores.memory_space import MemorySpace
 from comporta.stores.records import RECORD
 
 R = TypeVar("R")
@@ -36,83 +35,7 @@ _SWEEP_ROUNDS = 60
 _SWEEP_MIN = 256
 _SWEEP_MAX = 1024
 _FULL_SWEEP_EVERY_US = SECOND_US // 100
-_RECENT_MAX = 2048
-_RECENT_MOVED = 256
-_REFUSALS_MAX = 10_000
 _UPDATE_BATCH = 500
-
-
-class _Space:
-    """The states of one space, and their type.
-
-    ``table`` holds the keys used lately, the only ones that fast paths see. It moves its oldest keys to the
-    ``older`` dictionaries, by hash and as bytes, and gets a key back when that is written again. A space
-    whose type is not ``evictable`` keeps all its keys in ``table``.
-    """
-
-    __slots__ = ("older", "older_count", "state_type", "table")
-
-    def __init__(self, state_type: StateType, older_count: int) -> None:
-        self.state_type = state_type
-        self.table: dict[str, State] = {}
-        self.older: list[dict[str, bytes | State]] = []
-        self.older_count = older_count
-
-    def get(self, key: str) -> State | None:
-        """Return the state of a key."""
-        state = self.table.get(key)
-        if state is None and self.older:
-            older = self._older(key).get(key)
-            return None if older is None else self._unpack(older)
-        return state
-
-    def put(self, key: str, state: State) -> None:
-        """Write a state; the key counts as used lately."""
-        self.table[key] = state
-        if self.older:
-            self._older(key).pop(key, None)
-        if len(self.table) > _RECENT_MAX and self.state_type.evictable:
-            self._move_oldest()
-
-    def remove(self, key: str) -> None:
-        """Delete a key."""
-        if self.table.pop(key, None) is None:
-            del self._older(key)[key]
-
-    def parts(self) -> list[dict[str, Any]]:
-        """Return all dictionaries of this space."""
-        return [self.table, *self.older]
-
-    def clear(self) -> None:
-        """Delete all keys."""
-        for part in self.parts():
-            part.clear()
-
-    def remove_expired(self, part: dict[str, Any], now_us: int) -> int:
-        """Delete the expired states of one of the parts; returns how many."""
-        expires_us, unpack = self.state_type.expires_us, self._unpack
-        expired = [key for key, state in part.items() if expires_us(unpack(state)) <= now_us]
-        for key in expired:
-            del part[key]
-        if not part:
-            part.clear()  # frees the memory of the dictionary itself
-        return len(expired)
-
-    def _unpack(self, state: bytes | State) -> State:
-        return self.state_type.codec.unpack_from(state) if isinstance(state, bytes) else state
-
-    def _move_oldest(self) -> None:
-        if not self.older:
-            self.older = [{} for _ in range(self.older_count)]
-        pack = self.state_type.codec.pack
-        for key in list(islice(self.table, _RECENT_MOVED)):
-            state: bytes | State = self.table.pop(key)
-            with suppress(StructError):  # a number too large for the layout: it stays a tuple
-                state = pack(*state)
-            self._older(key)[key] = state
-
-    def _older(self, key: str) -> dict[str, bytes | State]:
-        return self.older[hash(key) % self.older_count]
 
 
 class MemoryStore(Store):
@@ -130,11 +53,11 @@ class MemoryStore(Store):
         self.fast_path_until_us = 0
         self._sweep_at_us = 0
         self._lock = Lock()
-        self._spaces: dict[str, _Space] = {}
+        self._spaces: dict[str, MemorySpace] = {}
         self._bound_limits: dict[tuple[str, str], WeakSet[MemoryBoundLimit]] = {}
         self._size = 0
         self._older_count = max(1, keys_max // _SWEEP_MAX)
-        self._to_sweep: list[tuple[_Space, dict[str, Any]]] = []
+        self._to_sweep: list[tuple[MemorySpace, dict[str, Any]]] = []
         self._full_sweep_at_us = 0
         fork_safety.register(self)
 
@@ -153,11 +76,15 @@ class MemoryStore(Store):
             self._reserve_keys(changes, now_us)
             for key, new in changes:
                 self._store_state(key, new)
+            name = operation.changed_name(reply) if self.keeps_changes else None
+            if name is not None:
+                log = note_change(self._state(CHANGES_STATE_KEY, now_us), name, now_us)
+                self._store_state(CHANGES_STATE_KEY, log)
             return reply
 
         return self._run_locked(apply_locked)
 
-    def step_locked(self, space: _Space, key: str, step: Step[R], cost: int) -> R:
+    def step_locked(self, space: MemorySpace, key: str, step: Step[R], cost: int) -> R:
         """Apply a step to one key under the lock, where the fast path cannot."""
 
         def step_once(now_us: int) -> R:
@@ -249,6 +176,15 @@ class MemoryStore(Store):
                 batch = keys[start : start + _UPDATE_BATCH]
                 self._run_locked(partial(_update_batch, update, name, space, batch))
 
+    def replace_state_types(self, replace: Callable[[StateType], StateType]) -> None:
+        """Replace the type of each space by what ``replace`` returns for it."""
+
+        def replace_locked(_: int) -> None:
+            for space in self._spaces.values():
+                space.state_type = replace(space.state_type)
+
+        self._run_locked(replace_locked)
+
     def close(self) -> None:
         """Delete all states."""
 
@@ -293,10 +229,10 @@ class MemoryStore(Store):
         state = self._space(key.space, key.type).get(key.key)
         return None if state is None or key.type.expires_us(state) <= now_us else state
 
-    def _space(self, name: str, state_type: StateType) -> _Space:
+    def _space(self, name: str, state_type: StateType) -> MemorySpace:
         space = self._spaces.get(name)
         if space is None:
-            space = self._spaces[name] = _Space(state_type, self._older_count)
+            space = self._spaces[name] = MemorySpace(state_type, self._older_count)
         return space
 
     def _reserve_keys(self, changes: list[tuple[StateKey, State]], now_us: int) -> None:
@@ -332,7 +268,7 @@ def _keys_of(part: dict[str, Any], _: int) -> list[str]:
 def _update_batch(
     update: Callable[[str, str, StateType, State, int], State | None],
     name: str,
-    space: _Space,
+    space: MemorySpace,
     keys: list[str],
     now_us: int,
 ) -> None:
@@ -341,117 +277,3 @@ def _update_batch(
         new = None if state is None else update(name, key, space.state_type, state, now_us)
         if new is not None:
             space.put(key, new)
-
-
-class MemoryBoundLimit(LocalBoundLimit):
-    """An algorithm tied to one space; ``acquire`` is the shortest path from a key to a decision.
-
-    It takes no lock. A decision is made on an immutable state (a tuple), and the new state is written only if
-    the old one is still in the dictionary. CPython switches threads, and runs signal handlers, only at calls
-    and loops, and there is neither between that check and the write. Everything rarer (a new key, a sweep, an
-    operation on several keys) happens under the store's lock, which also closes this path while it is held.
-
-    A refusal is cached together with the state it was made on: as long as that very object is in the
-    dictionary, the answer stays the same until the time it named. Refusals of an algorithm that is in force
-    only for a time (``lasting`` is false) are not cached: the algorithm after it may grant sooner.
-    """
-
-    __slots__ = (
-        *("__weakref__", "_configured", "_key_text", "_on_switch", "_space", "_store"),
-        *("acquire", "algorithm", "try_acquire"),
-    )
-
-    algorithm: Algorithm
-
-    def __init__(  # noqa: C901 - the hot path is one function on purpose
-        self, store: MemoryStore, algorithm: Algorithm, space: _Space, key_text: Callable[[Any], str]
-    ) -> None:
-        self.algorithm = self._configured = algorithm
-        self._store = store
-        self._space = space
-        self._key_text = key_text
-        table, step, now_ns = space.table, algorithm.step, store.clock.now_ns
-        get, whole = table.get, key_text(None)
-        refusals: dict[Any, tuple[State, int, int]] = {}
-        lasting = True
-
-        def acquire(key: Any, cost: int) -> int:
-            text = whole if key is None else key  # a known key is its own text
-            state = get(text)
-            if state is not None:
-                now_us = now_ns() // 1000
-                if refusals and cost == 1:
-                    refusal = refusals.get(key)
-                    if refusal is not None and refusal[0] is state and refusal[1] <= now_us < refusal[2]:
-                        return refusal[2] - now_us
-                new, wait_us = step(state, now_us, cost)
-                if new is None:
-                    if cost == 1 and lasting:
-                        cache_refusal(key, state, now_us, wait_us)
-                    return wait_us
-                try:
-                    # atomic for all other threads: no call and no loop from here to the write
-                    if now_us < store.fast_path_until_us and table[text] is state:
-                        table[text] = new
-                        return wait_us
-                except KeyError:
-                    pass  # expired and removed in the meantime
-            return store.step_locked(space, key_text(key), step, cost)
-
-        def cache_refusal(key: Any, state: State, now_us: int, wait_us: int) -> None:
-            if len(refusals) >= _REFUSALS_MAX:
-                refusals.clear()
-            refusals[key] = (state, now_us, now_us + wait_us)
-
-        def switch_algorithm(other: Algorithm) -> None:
-            nonlocal step, lasting
-            step, lasting = other.step, other.lasting
-            refusals.clear()
-
-        self.acquire = self.try_acquire = acquire
-        self._on_switch = [switch_algorithm]
-
-    async def algorithm_async(self) -> Algorithm:
-        """Return the algorithm in force."""
-        return self.algorithm
-
-    def fast_path(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
-        """Return a function that decides as ``acquire`` does, without a lock, and caches no refusals."""
-        store, space, key_text = self._store, self._space, self._key_text
-        table, now_ns, whole = space.table, store.clock.now_ns, self._key_text(None)
-        get, step = table.get, step_of(self.algorithm)
-
-        def decide(key: Any, cost: int) -> R:
-            text = whole if key is None else key
-            state = get(text)
-            if state is not None:
-                now_us = now_ns() // 1000
-                new, reply = step(state, now_us, cost)
-                if new is None:
-                    return reply
-                try:
-                    # atomic for all other threads: no call and no loop from here to the write
-                    if now_us < store.fast_path_until_us and table[text] is state:
-                        table[text] = new
-                        return reply
-                except KeyError:
-                    pass  # expired and removed in the meantime
-            return store.step_locked(space, key_text(key), step, cost)
-
-        def switch_algorithm(other: Algorithm) -> None:
-            nonlocal step
-            step = step_of(other)
-
-        self._on_switch.append(switch_algorithm)  # first: another thread may be switching
-        switch_algorithm(self.algorithm)
-        return decide
-
-    async def acquire_async(self, key: Any, cost: int) -> int:
-        """Do what ``acquire`` does, at once."""
-        return self.acquire(key, cost)
-
-    def apply_override(self, override: bytes | None) -> None:
-        """Switch to the algorithm under an operator's override. The caller holds the store's lock."""
-        self.algorithm = self._space.state_type = algorithm = self._configured.with_override(override)
-        for switch_algorithm in self._on_switch:
-            switch_algorithm(algorithm)

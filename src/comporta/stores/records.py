@@ -4,7 +4,7 @@ A record is up to 4 KB of bytes under a key. A write can require that the record
 holds the value that was read, so that a late owner cannot overwrite its successor's record. Registries, the
 journal, histories and operators' overrides are records.
 
-This module does not know what the bytes mean. Lua twin: ``record.lua``.
+This module does not know what the bytes mean. Lua twins: ``record.lua`` and ``read_records.lua``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from comporta.stores.base import (
     key_text,
 )
 from comporta.stores.lua import lua
+from comporta.stores.redis.errors import translate_error
 
 VALUE_BYTES_MAX = 4096
 NEVER_US = 2**62
@@ -67,50 +68,35 @@ class _RecordType(StateType):
 RECORD = _RecordType()
 
 
+_CHANGE_SCRIPT = Script("record", partial(lua, "stores/record"))
+_NOTED_CHANGE_SCRIPT = Script("noted record", partial(lua, "stores/record"), notes_changes=True)
+_READ_SCRIPT = Script("read records", partial(lua, "stores/read_records"), batchable=True)
+
+
 class _RecordOperation(Operation[R]):
     """Base of the operations on one record."""
 
-    __slots__ = ("changes_override", "expected", "key", "space")
+    __slots__ = ("key", "space")
 
-    script = Script("record", partial(lua, "stores/record"))
-    command = ""
-
-    def __init__(
-        self, space: str, key: str, expected: bytes | None = None, *, changes_override: bool = False
-    ) -> None:
+    def __init__(self, space: str, key: str) -> None:
         size = len(key_text(space, key).encode("utf-8", "surrogatepass"))
         if size > KEY_BYTES_MAX:
             raise ValueError(f"key must be at most {KEY_BYTES_MAX} bytes with its space, got {size}")
         self.space = space
         self.key = key
-        self.expected = expected
-        self.changes_override = changes_override
 
     @property
     def state_keys(self) -> list[StateKey]:
         """The record."""
         return [StateKey(self.space, self.key, RECORD)]
 
-    def script_args(self) -> list[int | str | bytes]:
-        """The command, whether a value is expected, and that value."""
-        return [self.command, 0 if self.expected is None else 1, self.expected or ABSENT]
-
-    def _matches_expected(self, state: State | None, now_us: int) -> bool:
-        return self.expected is None or (_value(state, now_us) or ABSENT) == self.expected
-
-
-def _value(state: State | None, now_us: int) -> bytes | None:
-    return None if state is None or state[0] <= now_us else bytes(state[1])
-
-
-def _parse_flag(raw: Sequence[Any]) -> bool:
-    return {(0,): False, (1,): True}[tuple(raw)]  # any other reply is malformed
-
 
 class ReadRecord(_RecordOperation[bytes | None]):
-    """Return the value of a record, or ``None`` if there is none."""
+    """Return the value of a record, or ``None`` if there is none. Many reads take one call of a server."""
 
-    command = "read"
+    __slots__ = ()
+
+    script = _READ_SCRIPT
 
     def step(
         self, states: Sequence[State | None], now_us: int
@@ -118,18 +104,71 @@ class ReadRecord(_RecordOperation[bytes | None]):
         """Read the record without changing it."""
         return [None], _value(states[0], now_us)
 
-    @staticmethod
-    def parse(raw: Sequence[Any]) -> bytes | None:
-        """Read the value."""
-        if not raw:
-            return None
+    def script_args(self) -> list[int | str | bytes]:
+        """Return nothing: the key says everything."""
+        return []
+
+    def parse(self, raw: Sequence[Any]) -> bytes | None:
+        """Read the value; a list holds the error of an unusable key."""
         [value] = raw
-        if not isinstance(value, bytes):
+        if isinstance(value, list):
+            key = repr(key_text(self.space, self.key))
+            raise translate_error(RuntimeError(value[0].decode("utf-8", "replace")), key, key)
+        if value is not None and not isinstance(value, bytes):
             raise TypeError("expected bytes")
         return value
 
 
-class WriteRecord(_RecordOperation[bool]):
+class _RecordChange(_RecordOperation[bool]):
+    """Base of the operations that change a record if it holds what is expected.
+
+    ``changes_override``: bound limits of this process follow the record. ``change_name``: the change log
+    records the change under this name.
+    """
+
+    __slots__ = ("_change_name", "changes_override", "expected", "script")
+
+    script: Script
+    command = ""
+
+    def __init__(
+        self,
+        space: str,
+        key: str,
+        expected: bytes | None = None,
+        *,
+        changes_override: bool = False,
+        change_name: str | None = None,
+    ) -> None:
+        super().__init__(space, key)
+        self.expected = expected
+        self.changes_override = changes_override
+        self._change_name = change_name
+        self.script = _CHANGE_SCRIPT if change_name is None else _NOTED_CHANGE_SCRIPT
+
+    def script_args(self) -> list[int | str | bytes]:
+        """The command, whether a value is expected, that value, and the name for the change log."""
+        expects = 0 if self.expected is None else 1
+        return [self.command, expects, self.expected or ABSENT, self._change_name or ""]
+
+    def changed_name(self, reply: bool) -> str | None:
+        """Return the name for the change log if the record changed."""
+        return self._change_name if reply else None
+
+    def _matches_expected(self, state: State | None, now_us: int) -> bool:
+        return self.expected is None or (_value(state, now_us) or ABSENT) == self.expected
+
+    @staticmethod
+    def parse(raw: Sequence[Any]) -> bool:
+        """Read 1 for changed, 0 for not."""
+        return {(0,): False, (1,): True}[tuple(raw)]  # any other reply is malformed
+
+
+def _value(state: State | None, now_us: int) -> bytes | None:
+    return None if state is None or state[0] <= now_us else bytes(state[1])
+
+
+class WriteRecord(_RecordChange):
     """Write a value for ``ttl`` seconds (``None``: until deleted) and return whether it was written.
 
     ``expected``: write only if the record still holds this value; ``ABSENT``: only if there is no record.
@@ -148,8 +187,9 @@ class WriteRecord(_RecordOperation[bool]):
         expected: bytes | None = None,
         *,
         changes_override: bool = False,
+        change_name: str | None = None,
     ) -> None:
-        super().__init__(space, key, expected, changes_override=changes_override)
+        super().__init__(space, key, expected, changes_override=changes_override, change_name=change_name)
         if not 1 <= len(value) <= VALUE_BYTES_MAX:
             raise ValueError(f"value must be 1 to {VALUE_BYTES_MAX} bytes, got {len(value)}")
         if ttl is not None and not 0.001 <= ttl <= 1e9:
@@ -168,13 +208,8 @@ class WriteRecord(_RecordOperation[bool]):
         """Add the value and its time to live in milliseconds (0: none)."""
         return [*super().script_args(), self.value, 0 if self.ttl_us is None else self.ttl_us // 1000]
 
-    @staticmethod
-    def parse(raw: Sequence[Any]) -> bool:
-        """Read 1 for written, 0 for not."""
-        return _parse_flag(raw)
 
-
-class DeleteRecord(_RecordOperation[bool]):
+class DeleteRecord(_RecordChange):
     """Delete a record, or a state of another type, and return whether there was one."""
 
     __slots__ = ("state_type",)
@@ -188,9 +223,10 @@ class DeleteRecord(_RecordOperation[bool]):
         expected: bytes | None = None,
         *,
         changes_override: bool = False,
+        change_name: str | None = None,
         state_type: StateType | None = None,
     ) -> None:
-        super().__init__(space, key, expected, changes_override=changes_override)
+        super().__init__(space, key, expected, changes_override=changes_override, change_name=change_name)
         self.state_type = state_type or RECORD
 
     @property
@@ -203,8 +239,3 @@ class DeleteRecord(_RecordOperation[bool]):
         if states[0] is None or not self._matches_expected(states[0], now_us):
             return [None], False
         return [GONE], True
-
-    @staticmethod
-    def parse(raw: Sequence[Any]) -> bool:
-        """Read 1 for deleted, 0 for not."""
-        return _parse_flag(raw)

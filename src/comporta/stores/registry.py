@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from comporta import fork_safety
 from comporta.clock import MONOTONIC
 from comporta.errors import StateError
+from comporta.runtime import PerProcess
 from comporta.state_schemes import CLUSTER_SCHEMES, REDIS_SCHEMES, StoreOpener, find_opener
 from comporta.stores.base import Store
 from comporta.stores.failover.control import ENGINE_ERRORS
@@ -33,7 +34,7 @@ from comporta.stores.memory import MemoryStore
 APP_DEFAULT = "default"
 
 _lock = RLock()  # an engine may open another one
-_open_stores: dict[str, Store] = {}
+_open_stores: PerProcess[dict[str, Store]] = PerProcess(dict)
 
 fork_safety.reinit_lock_after_fork(_lock)
 
@@ -65,16 +66,17 @@ def open_store(url: str) -> Store:
         opener = partial(_open_registered, find_opener(url))
     key = _canonical_url(url)
     with _lock:
-        store = _open_stores.get(key)
+        open_stores = _open_stores.get()
+        store = open_stores.get(key)
         if store is None:
-            store = _open_stores[key] = opener(url)
+            store = open_stores[key] = opener(url)
         return store
 
 
 def opened_store(address: str) -> Store | None:
     """Return the open store of an address, if there is one."""
     with _lock:
-        return next((store for store in _open_stores.values() if store.address == address), None)
+        return next((store for store in _open_stores.get().values() if store.address == address), None)
 
 
 def _canonical_url(url: str) -> str:
@@ -126,8 +128,9 @@ def check_url(url: str) -> None:
 def close_stores() -> None:
     """Close all stores opened by URL. The next ``open_store`` opens them again; for tests and commands."""
     with _lock:
-        while _open_stores:
-            _open_stores.popitem()[1].close()
+        open_stores = _open_stores.get()
+        while open_stores:
+            open_stores.popitem()[1].close()
 
 
 def _open_registered(open_engine: StoreOpener, url: str) -> Store:
@@ -200,7 +203,9 @@ def _split_timeouts(url: str) -> tuple[str, dict[str, Any]]:
     """Take comporta's own options out of a URL; redis-py reads the others."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    given = {name: _pop_number(options, name, float) for name in ("timeout", "connect_timeout")}
+    given = {
+        name: _pop_number(options, name, float) for name in ("timeout", "timeout_max", "connect_timeout")
+    }
     timeouts = {name: value for name, value in given.items() if value is not None}
     query = f"?{urlencode(options)}" if options else ""
     return f"{parts.scheme}://{parts.netloc}{parts.path}{query}" if timeouts else url, timeouts

@@ -23,6 +23,8 @@ MODALITIES: Final = {
     8: "Dispensa",
     9: "Inexigibilidade",
 }
+PCP_MODALITIES: Final = (6,)
+"""PCP's users publish tenders of these modalities."""
 
 _SUBJECTS = ("uniformes escolares", "merenda escolar", "medicamentos", "pavimentação", "computadores")
 _PURPOSES = ("Aquisição de", "Registro de preços para", "Contratação de serviços de")
@@ -55,19 +57,34 @@ class Tender(NamedTuple):
         return self.published + min(timedelta(15), date.max - self.published)
 
 
-def tenders(seed: int, first: date, last: date, uf: str, modality: int) -> list[Tender]:
-    """Return the tenders published from the first day to the last, both included."""
+def tenders(seed: int, first: date, last: date, uf: str, modality: int, *, volume: int = 1) -> list[Tender]:
+    """Return the tenders published from the first day to the last, both included.
+
+    There are ``volume`` to 4 times as many a day.
+    """
     days = (first + timedelta(day) for day in range((last - first).days + 1))
-    return [tender for day in days for tender in _tenders_of_day(seed, day, uf, modality)]
+    return [tender for day in days for tender in _tenders_of_day(seed, day, uf, modality, volume)]
+
+
+def pcp_tenders(seed: int, first: date, last: date, volume: int = 1) -> list[Tender]:
+    """Return what PCP lists for these days: the tenders of all UFs."""
+    days = (first + timedelta(day) for day in range((last - first).days + 1))
+    return [
+        tender
+        for day in days
+        for uf in UFS
+        for modality in PCP_MODALITIES
+        for tender in _tenders_of_day(seed, day, uf, modality, volume)
+        if tender.on_pcp
+    ]
 
 
 @lru_cache(maxsize=20_000)
-def _tenders_of_day(seed: int, day: date, uf: str, modality: int) -> tuple[Tender, ...]:
+def _tenders_of_day(seed: int, day: date, uf: str, modality: int, volume: int) -> tuple[Tender, ...]:
     random = Random(f"{seed}:{day}:{uf}:{modality}")
     base = day.toordinal() % 10_000 * 100 + UFS.index(uf)
-    return tuple(
-        _make_tender(random, base * 10 + index, day, uf, modality) for index in range(random.randint(1, 4))
-    )
+    numbers = (base * 10 + index % 10 + index // 10 * 10**7 for index in range(volume * random.randint(1, 4)))
+    return tuple(_make_tender(random, number, day, uf, modality) for number in numbers)
 
 
 def _make_tender(random: Random, number: int, day: date, uf: str, modality: int) -> Tender:
@@ -99,22 +116,39 @@ def as_pncp(tender: Tender) -> dict[str, Any]:
         "modalidadeNome": MODALITIES.get(tender.modality, "Outra"),
         "dataPublicacaoPncp": f"{tender.published}T08:00:00",
         "dataEncerramentoProposta": f"{tender.closing_day}T17:00:00",
-        "linkSistemaOrigem": f"https://pncp.example/editais/{tender.number}",
+        "linkSistemaOrigem": _pncp_link(tender.number),
     }
 
 
+def _pncp_link(number: int) -> str | None:
+    """Return a link as the portal has them: some lack a scheme, and some are missing."""
+    if number % 7 == 0:
+        return None
+    return f"{'www.' if number % 3 == 0 else 'https://'}pncp.example/editais/{number}"
+
+
 def as_pcp(tender: Tender) -> dict[str, Any]:
-    """Return a tender in the format of PCP's listing, with its PNCP identifier if it is on PNCP too."""
-    return {
-        "id": tender.number,
-        "numeroControlePncp": tender.control_number if tender.on_pncp else None,
-        "orgao": {"cnpj": tender.cnpj, "nome": tender.agency},
+    """Return a tender in the format of PCP's listing, which has neither a value nor PNCP's identifier."""
+    number = 10 * tender.number + tender.modality
+    unit = {
+        "nomeUnidadeCompradora": tender.agency,
+        "cidade": tender.city,
         "uf": tender.uf,
-        "municipio": tender.city,
-        "objeto": tender.subject,
-        "valorEstimado": tender.value,
-        "modalidade": {"codigo": tender.modality, "nome": MODALITIES.get(tender.modality, "Outra")},
-        "publicadoEm": f"{tender.published}T08:00:00",
-        "encerraEm": f"{tender.closing_day}T17:00:00",
-        "link": f"https://pcp.example/processos/{tender.number}",
+        "codigoMunicipioIbge": 1_100_000 + tender.number % 1000,
+        "CNPJ" if tender.number % 2 else "cnpj": tender.cnpj,
+    }
+    return {
+        "codigoLicitacao": number,
+        "identificacao": f"{MODALITIES[tender.modality]} {number}/{tender.published.year}",
+        "numero": f"{number}/{tender.published.year}",
+        "resumo": tender.subject,
+        "razaoSocial": tender.agency,
+        "nomeUnidade": tender.agency,
+        "unidadeCompradora": unit,
+        "tipoLicitacao": {"modalidadeLicitacao": MODALITIES[tender.modality], "tipoLicitacao": "Menor preço"},
+        "statusProcessoPublico": {"codigo": 1, "descricao": "Recebendo propostas"},
+        "dataHoraPublicacao": f"{tender.published}T11:00:00Z",
+        "dataHoraInicioPropostas": None,
+        "dataHoraFinalPropostas": f"{tender.closing_day}T20:00:00Z",
+        "urlReferencia": f"/processos/{tender.uf.lower()}/{number}",
     }

@@ -28,12 +28,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)
-    with ProcurementServer(seed=options.seed, port=options.port) as server:
+    with suppress(SystemExit), ProcurementServer(seed=options.seed, port=options.port) as server:
         sys.stdout.write(f"pncp {server.pncp.url}\npcp {server.pcp.url}\ncontrol {server.url}/control\n")
         sys.stdout.flush()
-        with suppress(SystemExit):
-            while True:
-                signal.pause()
+        while True:
+            signal.pause()
 
 
 def _exit(_number: int, _frame: object) -> None:

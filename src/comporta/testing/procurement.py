@@ -19,7 +19,7 @@ from datetime import date
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from comporta.testing.fake_tenders import UFS, Tender, as_pcp, as_pncp, tenders
+from comporta.testing.fake_tenders import UFS, Tender, as_pcp, as_pncp, pcp_tenders, tenders
 from comporta.testing.http_server import (
     Disconnect,
     HttpRequest,
@@ -47,11 +47,18 @@ _BURST_SECONDS = 1.5
 _REFUSAL_RETRY_SECONDS = 2.0
 
 
+_PCP_PAGE_SIZE = 10
+
+
 class _InvalidQueryError(ValueError):
-    """A query that the portal does not understand."""
+    """A query that the portal does not understand, and the status with which it says so."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
-class _PortalQuery(NamedTuple):
+class _PncpQuery(NamedTuple):
     first: date
     last: date
     modality: int
@@ -63,8 +70,9 @@ class _PortalQuery(NamedTuple):
 class SimulatedPortal:
     """One of the portals: how it behaves, and counts of its requests. ``name`` and ``url`` identify it.
 
-    ``mode`` is one of ``MODES``; ``delay`` is in seconds, for ``slow``; requests for ``failing_ufs`` get a
-    500. ``accepted``, ``refused`` (429) and ``failed`` count requests, ``requests_by_uf`` those for each UF.
+    ``mode`` is one of ``MODES``; ``delay`` is in seconds, for ``slow``. Requests for ``failing_ufs`` get a
+    500, and so do those for listings that begin on one of ``failing_days`` (``YYYY-MM-DD``). ``accepted``,
+    ``refused`` (429) and ``failed`` count requests, ``requests_by_uf`` those for each UF.
     ``too_many`` counts refusals because of the portal's rate limit, not of the mode ``rate-limited``.
     ``busiest`` is the largest number of requests in any 10 s.
     """
@@ -75,6 +83,7 @@ class SimulatedPortal:
         self.mode = MODES[0]
         self.delay = 1.0
         self.failing_ufs: frozenset[str] = frozenset()
+        self.failing_days: frozenset[str] = frozenset()
         self.accepted = self.refused = self.failed = 0
         self.too_many = self.busiest = 0
         self.requests_by_uf: Counter[str] = Counter()
@@ -83,7 +92,11 @@ class SimulatedPortal:
         self._quota = RequestQuota(rate, (rate or 0) * _BURST_SECONDS)
 
     def set(
-        self, mode: str | None = None, delay: float | None = None, failing_ufs: list[str] | None = None
+        self,
+        mode: str | None = None,
+        delay: float | None = None,
+        failing_ufs: list[str] | None = None,
+        failing_days: list[str] | None = None,
     ) -> None:
         """Change how the portal behaves. Arguments that are left out keep their value."""
         if mode is not None and mode not in MODES:
@@ -93,9 +106,11 @@ class SimulatedPortal:
         unknown = sorted(set(failing_ufs or ()) - set(UFS))
         if unknown:
             raise ValueError(f"failing_ufs must be among {' '.join(UFS)}, got {unknown[0]!r:.50}")
+        days = frozenset(date.fromisoformat(day).isoformat() for day in failing_days or ())
         self.mode = self.mode if mode is None else mode
         self.delay = self.delay if delay is None else delay
         self.failing_ufs = self.failing_ufs if failing_ufs is None else frozenset(failing_ufs)
+        self.failing_days = self.failing_days if failing_days is None else days
 
     def as_dict(self) -> dict[str, Any]:
         """Return the behaviour and the counts, as ``/control`` shows them."""
@@ -103,6 +118,7 @@ class SimulatedPortal:
             "mode": self.mode,
             "delay": self.delay,
             "failing_ufs": sorted(self.failing_ufs),
+            "failing_days": sorted(self.failing_days),
             "accepted": self.accepted,
             "refused": self.refused,
             "failed": self.failed,
@@ -137,7 +153,8 @@ class SimulatedPortal:
         await self._simulate_latency()
         uf = query.get("uf", "")
         self.requests_by_uf[uf if uf in UFS else "?"] += 1
-        if uf in self.failing_ufs or (self.mode == "flaky" and self.accepted % 2):
+        fails = uf in self.failing_ufs or _dashed_day(query.get("dataInicial", "")) in self.failing_days
+        if fails or (self.mode == "flaky" and self.accepted % 2):
             self.failed += 1
             return json_response(500, {"message": "internal error"})
         return json_response(*make_page(query))
@@ -158,7 +175,8 @@ class ProcurementServer(HttpServer):
 
     The same ``seed`` gives the same tenders. ``pncp_rate`` and ``pcp_rate`` are requests a second (``None``:
     no limit); the portals refuse the excess with 429 and ``Retry-After``. A response takes ``latency``
-    seconds on average. ``portals`` maps names to portals.
+    seconds on average. A UF publishes ``volume`` to 4 times as many tenders a day. ``portals`` maps names to
+    portals.
     """
 
     def __init__(
@@ -168,10 +186,12 @@ class ProcurementServer(HttpServer):
         pncp_rate: float | None = 10.0,
         pcp_rate: float | None = 5.0,
         latency: float = 0.0,
+        volume: int = 1,
         port: int | None = None,
     ) -> None:
         super().__init__(port)
         self.seed = seed
+        self._volume = volume
         self.pncp = SimulatedPortal("pncp", f"{self.url}/pncp", pncp_rate, latency)
         self.pcp = SimulatedPortal("pcp", f"{self.url}/pcp", pcp_rate, latency)
         self.portals = {portal.name: portal for portal in (self.pncp, self.pcp)}
@@ -182,7 +202,7 @@ class ProcurementServer(HttpServer):
             return self._handle_control(request, path)
         if path == "/pncp/api/consulta/v1/contratacoes/publicacao":
             return await self.pncp._respond(request.query, self._pncp_page)
-        if path == "/pcp/v1/processos":
+        if path == "/pcp/v2/licitacao/processos":
             return await self.pcp._respond(request.query, self._pcp_page)
         return json_response(404, {"message": f"no resource at {path:.100}"})
 
@@ -200,14 +220,17 @@ class ProcurementServer(HttpServer):
     def _pncp_page(self, params: Query) -> tuple[int, Any]:
         try:
             query = _parse_pncp_query(params)
-        except ValueError as error:
-            return 400, {"message": str(error)[:300]}
-        matches = [tender for tender in self._tenders(query) if tender.on_pncp]
+        except _InvalidQueryError as error:
+            return error.status, {"message": str(error)[:300]}
+        found = tenders(self.seed, query.first, query.last, query.uf, query.modality, volume=self._volume)
+        matches = [tender for tender in found if tender.on_pncp]
         pages = ceil(len(matches) / query.size)
-        if query.page > max(1, pages) or not matches:
+        if not matches:
             return 204, None
+        if query.page > pages:
+            return 400, {"message": f"pagina must be 1 to {pages}, got {query.page}"}
         return 200, {
-            "data": [as_pncp(tender) for tender in _page_items(matches, query)],
+            "data": [as_pncp(tender) for tender in _page_items(matches, query.page, query.size)],
             "totalRegistros": len(matches),
             "totalPaginas": pages,
             "numeroPagina": query.page,
@@ -217,64 +240,66 @@ class ProcurementServer(HttpServer):
 
     def _pcp_page(self, params: Query) -> tuple[int, Any]:
         try:
-            query = _parse_pcp_query(params)
-        except ValueError as error:
-            return 400, {"message": str(error)[:300]}
-        matches = [tender for tender in self._tenders(query) if tender.on_pcp]
+            first, last = _parse_days(params, _parse_day)
+            page = _parse_integer(params, "pagina", 1, 100_000)
+            _parse_integer(params, "tipoData", 1, 1)
+        except _InvalidQueryError as error:
+            return error.status, {"message": str(error)[:300]}
+        matches = pcp_tenders(self.seed, first, last, self._volume)
+        pages = ceil(len(matches) / _PCP_PAGE_SIZE)
         return 200, {
-            "processos": [as_pcp(tender) for tender in _page_items(matches, query)],
-            "pagina": query.page,
-            "paginas": ceil(len(matches) / query.size),
+            "result": [as_pcp(tender) for tender in _page_items(matches, page, _PCP_PAGE_SIZE)],
             "total": len(matches),
+            "pageCount": pages,
+            "currentPage": page,
+            "limit": _PCP_PAGE_SIZE,
+            "offset": (page - 1) * _PCP_PAGE_SIZE,
+            "nextPage": page + 1 if page < pages else None,
+            "previousPage": page - 1 if page > 1 else None,
         }
 
-    def _tenders(self, query: _PortalQuery) -> list[Tender]:
-        return tenders(self.seed, query.first, query.last, query.uf, query.modality)
 
-
-def _parse_pncp_query(params: Query) -> _PortalQuery:
-    first, last = (_parse_compact_day(params, name) for name in ("dataInicial", "dataFinal"))
-    return _validate_query(
-        _PortalQuery(
-            first,
-            last,
-            _parse_integer(params, "codigoModalidadeContratacao", 1, 99),
-            params.get("uf", ""),
-            _parse_integer(params, "pagina", 1, 100_000),
-            _parse_integer(params, "tamanhoPagina", 10, 50),
-        )
+def _parse_pncp_query(params: Query) -> _PncpQuery:
+    first, last = _parse_days(params, _parse_compact_day)
+    query = _PncpQuery(
+        first,
+        last,
+        _parse_integer(params, "codigoModalidadeContratacao", 1, 99),
+        params.get("uf", ""),
+        _parse_integer(params, "pagina", 1, 100_000),
+        _parse_integer(params, "tamanhoPagina", 10, 50),
     )
-
-
-def _parse_pcp_query(params: Query) -> _PortalQuery:
-    first, last = (date.fromisoformat(params.get(name, "")) for name in ("dataInicial", "dataFinal"))
-    return _validate_query(
-        _PortalQuery(
-            first,
-            last,
-            _parse_integer(params, "modalidade", 1, 99),
-            params.get("uf", ""),
-            _parse_integer(params, "pagina", 1, 100_000),
-            _parse_integer(params, "tamanhoPagina", 1, 100),
-        )
-    )
-
-
-def _validate_query(query: _PortalQuery) -> _PortalQuery:
     if query.uf not in UFS:
         raise _InvalidQueryError(f"uf must be one of {' '.join(UFS)}, got {query.uf!r:.50}")
-    if not 0 <= (query.last - query.first).days < DAYS_MAX:
-        raise _InvalidQueryError(
-            f"dataFinal must be 0 to {DAYS_MAX - 1} days after dataInicial, got {query.last}"
-        )
     return query
 
 
-def _parse_compact_day(params: Query, name: str) -> date:
-    text = params.get(name, "")
-    if len(text) != 8 or not text.isdigit():
-        raise _InvalidQueryError(f"{name} must be YYYYMMDD, got {text!r:.50}")
-    return date(int(text[:4]), int(text[4:6]), int(text[6:]))
+def _parse_days(params: Query, parse: Callable[[str], date]) -> tuple[date, date]:
+    """Return the first and the last day; the portals answer 422 to days that make no sense."""
+    try:
+        first, last = (parse(params.get(name, "")) for name in ("dataInicial", "dataFinal"))
+    except ValueError as error:
+        raise _InvalidQueryError(f"dataInicial and dataFinal must be days: {error}", 422) from None
+    if not 0 <= (last - first).days < DAYS_MAX:
+        text = f"dataFinal must be 0 to {DAYS_MAX - 1} days after dataInicial, got {last}"
+        raise _InvalidQueryError(text, 422)
+    return first, last
+
+
+def _parse_compact_day(text: str) -> date:
+    if len(text) != 8 or not (text.isascii() and text.isdigit()):
+        raise ValueError(f"a day must be YYYYMMDD, got {text!r:.50}")
+    return _parse_day(_dashed_day(text))
+
+
+def _parse_day(text: str) -> date:
+    """Return a day; of a date and time only the day counts."""
+    return date.fromisoformat(text[:10])
+
+
+def _dashed_day(text: str) -> str:
+    """Return a day as YYYY-MM-DD, in whichever of the portals' forms it is."""
+    return f"{text[:4]}-{text[4:6]}-{text[6:]}" if len(text) == 8 else text[:10]
 
 
 def _parse_integer(params: Query, name: str, minimum: int, maximum: int) -> int:
@@ -284,5 +309,5 @@ def _parse_integer(params: Query, name: str, minimum: int, maximum: int) -> int:
     return int(text)
 
 
-def _page_items(matches: list[Tender], query: _PortalQuery) -> list[Tender]:
-    return matches[(query.page - 1) * query.size : query.page * query.size]
+def _page_items(matches: list[Tender], page: int, size: int) -> list[Tender]:
+    return matches[(page - 1) * size : page * size]

@@ -109,6 +109,7 @@ class Cluster(Lifecycle):
         count = len(self.nodes)
         for number, node in enumerate(self.nodes):
             slots = range(number * SLOTS // count, (number + 1) * SLOTS // count)
+            node.command("CLUSTER", "RESET", "HARD")  # a node of another cluster may have known its port
             node.command("CLUSTER", "ADDSLOTS", *slots)
             node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for node in self.nodes[1:]:

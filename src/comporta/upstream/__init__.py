@@ -1,6 +1,7 @@
 """Upstreams: one object that applies limit, breaker, retries, permits and time-out to every call.
 
 - ``upstream``: the public class, ``Upstream``
+- ``sync_upstream``: its methods for blocking code, ``upstream.sync``
 - ``registry``: all upstreams of a program from one settings file
 - ``policies``: the policies of one upstream, and the state that its calls share
 - ``factory``: creates the policies from the options of an upstream

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from inspect import isawaitable
+from typing import Any, Final
 
 from comporta.client_answers import response_of
 from comporta.flow import MissingLoopError
+from comporta.outcome import PLAIN_TYPES
 from comporta.retry.retry import FailedAttempt
+from comporta.signatures import not_awaitable_error, require_result
 from comporta.timeouts import Timeouts
+
+_NOT_CALLED: Final = object()
 
 
 class TimedAttempt:
@@ -29,18 +34,24 @@ class TimedAttempt:
     def block(self) -> Any:
         """Call the function."""
         try:
-            return self._function(*self._arguments, **self._keywords)
+            answer = self._function(*self._arguments, **self._keywords)
+            if type(answer) not in PLAIN_TYPES:
+                require_result(self._function, answer)
         except Exception as error:
             return FailedAttempt(error)
+        return answer
 
     async def wait(self) -> Any:
         """Call and await the function, within the time-out."""
+        awaitable: Any = _NOT_CALLED
         try:
             if self._timeouts is None:
-                return await self._function(*self._arguments, **self._keywords)
+                awaitable = self._function(*self._arguments, **self._keywords)
+                return await awaitable
             timeout = self._timeouts.start()
             try:
-                answer = await self._function(*self._arguments, **self._keywords)
+                awaitable = self._function(*self._arguments, **self._keywords)
+                answer = await awaitable
             except BaseException as error:
                 timeout.finish(error)
                 raise
@@ -48,6 +59,10 @@ class TimedAttempt:
             return answer
         except MissingLoopError:
             raise  # a mistake of the program, which must not count against the upstream
+        except TypeError as error:
+            if awaitable is _NOT_CALLED or isawaitable(awaitable):
+                return FailedAttempt(error)
+            return FailedAttempt(not_awaitable_error(self._function, awaitable))
         except Exception as error:
             return FailedAttempt(error)
 

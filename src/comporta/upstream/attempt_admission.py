@@ -6,7 +6,8 @@ wait, because it may have opened in the meantime.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from comporta.errors import CircuitOpenError, LimitReachedError, StateError
@@ -15,8 +16,11 @@ from comporta.jitter import uniform
 from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.effects import Sleep
 from comporta.upstream.attempt_outcome import pause_flow
+from comporta.upstream.renewal import RENEWER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from comporta.upstream.call_state import CallState
 
 _LONG_WAIT_NS = 1_000_000
@@ -42,51 +46,95 @@ def admit_attempt_flow(call: CallState) -> Flow[None]:
 
 def _acquire_now_flow(call: CallState) -> Flow[bool]:
     """Take a token, and a permit if calls need one, without waiting: both or neither."""
-    limits = call.policies.call_limits
-    if call.policies.pause.is_set or not call.takes_any_token:
+    policies = call.policies
+    limits = policies.call_limits
+    if policies.pause.is_set or not call.takes_any_token:
         return False
-    if limits is None:
-        return _try_acquire(call)
-    call.permit = yield from limits.acquire_flow()
-    call.has_token = call.permit is not None
+    if limits is not None:
+        call.permit = yield from limits.acquire_flow(call.options.caller.rank)
+        call.has_token = call.permit is not None
+    elif policies.try_acquire is not None:
+        return _try_acquire(call, policies.try_acquire)
+    elif policies.permits is None and policies.group is None:
+        yield from _acquire_remotely_flow(call)
     return call.has_token
 
 
-def _try_acquire(call: CallState) -> bool:
+def _try_acquire(call: CallState, try_acquire: Callable[[None, int], int]) -> bool:
     """Take a token without waiting, if the limit is on this machine and has no waiters."""
-    policies = call.policies
-    if policies.try_acquire is None or policies.waiters:
+    if call.policies.waiters:
         return False
     try:
-        call.has_token = not policies.try_acquire(None, 1)
+        call.has_token = not try_acquire(None, 1)
     except WouldBlock:
         return False
     return call.has_token
 
 
+def _acquire_remotely_flow(call: CallState) -> Flow[None]:
+    """Take a token from a limit on a server, unless this caller may not wait or others wait before it."""
+    policies, started_ns = call.policies, call.policies.clock.now_ns()
+    limiter, max_wait_ns = policies.limiter, _max_wait_ns(call, started_ns)
+    if not max_wait_ns or limiter.fallback is not None:
+        return
+    max_wait, caller = max_wait_ns / 1e9, call.options.caller
+    call.has_token = yield from limiter._flows.acquire_first_flow(None, max_wait, caller)
+    if call.has_token:
+        if policies.limiter.fallback is not None:  # the local state does not know of a pause
+            yield from _wait_out_pause_flow(call, started_ns + max_wait_ns)
+        yield from _end_wait_flow(call, started_ns)
+
+
 def _wait_flow(call: CallState) -> Flow[None]:
     """Wait for a permit, then for a token."""
-    clock = call.policies.clock
-    started_ns = clock.now_ns()
+    started_ns = call.policies.clock.now_ns()
     until_ns = started_ns + _max_wait_ns(call, started_ns)
     try:
         yield from _acquire_permit_flow(call, until_ns)
-        yield from _acquire_token_flow(call, until_ns)
+        with _renewed_permit(call):
+            yield from _acquire_token_flow(call, until_ns)
+    except BaseException:
+        _record_wait(call, started_ns)
+        raise
+    yield from _end_wait_flow(call, started_ns)
+
+
+@contextmanager
+def _renewed_permit(call: CallState) -> Iterator[None]:
+    """Renew the permit of a call that may wait for longer than the time to live of permits allows for."""
+    held = None if call.options.max_wait is None else call.held_permit
+    if held is None:
+        yield
+        return
+    renewer = RENEWER.get()
+    renewer.add(*held)
+    try:
+        yield
     finally:
-        call.sent_ns = clock.now_ns()
-        waited_ns = call.sent_ns - started_ns
-        call.report.waited += waited_ns / 1e9
-    if waited_ns > _LONG_WAIT_NS:
+        renewer.discard(held[1])
+
+
+def _end_wait_flow(call: CallState, started_ns: int) -> Flow[None]:
+    """Record a wait, and get a new admission if it was long."""
+    if _record_wait(call, started_ns) > _LONG_WAIT_NS:
         yield from _readmit_flow(call)
+
+
+def _record_wait(call: CallState, started_ns: int) -> int:
+    """Add a wait that ends now to the report; return its nanoseconds."""
+    call.sent_ns = call.policies.clock.now_ns()
+    waited_ns = call.sent_ns - started_ns
+    call.report.waited += waited_ns / 1e9
+    return waited_ns
 
 
 def _max_wait_ns(call: CallState, now_ns: int) -> int:
     """Return how long an attempt may wait: ``max_wait``, and for a retry not beyond its deadline."""
     policies = call.policies
     if policies.retry is None or policies.retry.backoff.deadline is None or not call.report.attempts:
-        return policies.max_wait_ns
+        return call.max_wait_ns
     remaining_ns = call.started_ns + round(policies.retry.backoff.deadline * 1e9) - now_ns
-    return max(0, min(policies.max_wait_ns, remaining_ns))
+    return max(0, min(call.max_wait_ns, remaining_ns))
 
 
 def _admit_flow(call: CallState) -> Flow[None]:

@@ -116,7 +116,7 @@ def _is_worth_retrying(call: CallState) -> bool:
     retry, outcome, answer = call.policies.retry, call.outcome, call.answer
     traits = call.traits
     allowed = traits.repeatable or (traits.replayable and outcome.kind == REFUSED)
-    if retry is None or not allowed or (outcome.pause or 0.0) > call.policies.max_wait:
+    if retry is None or not allowed or (outcome.pause or 0.0) * 1e9 > call.max_wait_ns:
         return False
     if type(answer) is FailedAttempt:
         return outcome.repeat and retry.should_retry(answer.error)

@@ -7,11 +7,11 @@ open. This module knows no HTTP client: a transport passes each read through an 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from comporta.flow import Flow, run, run_async
+from comporta.runtime import RUNTIME
 from comporta.threads import run_elsewhere
 from comporta.upstream.renewal import RENEWER
 
@@ -42,25 +42,25 @@ class ReadTimer:
         self.seconds = seconds
         self._left = 0.0 if seconds is None else seconds
         self._idle = self._stopped = 0.0
-        self._since: float | None = time.monotonic()
+        self._since: float | None = RUNTIME.monotonic()
 
     def stop(self) -> None:
         """Stop counting, at the end of a read."""
         since, self._since = self._since, None
         if since is not None:
-            self._stopped = time.monotonic()
+            self._stopped = RUNTIME.monotonic()
             self._left -= self._stopped - since
 
     def idle_seconds(self) -> float:
         """Return for how long it was stopped: the time that the caller took between reads."""
-        return self._idle if self._since is not None else self._idle + time.monotonic() - self._stopped
+        return self._idle if self._since is not None else self._idle + RUNTIME.monotonic() - self._stopped
 
     def start(self) -> float | None:
         """Go on counting, at the start of a read; return the seconds left, or ``None`` without a bound.
 
         Raise ``TimeoutError`` if no time is left.
         """
-        self._since = now = time.monotonic()
+        self._since = now = RUNTIME.monotonic()
         self._idle += now - self._stopped
         if self.seconds is None:
             return None
@@ -69,7 +69,7 @@ class ReadTimer:
         return self._left
 
     def _unspent(self) -> float:
-        return self._left if self._since is None else self._left - (time.monotonic() - self._since)
+        return self._left if self._since is None else self._left - (RUNTIME.monotonic() - self._since)
 
     def seconds_left(self) -> float | None:
         """Return the seconds left, at least 0; ``None``: there is no bound."""
@@ -146,10 +146,10 @@ class OpenBody:
         self._timeout_error = timeout_error
         self._is_reading = False
         timer.stop()
-        self._forks = RENEWER.forks
+        self._forks = RENEWER.get().forks
         self._permit = call.held_permit
         if self._permit is not None:
-            RENEWER.add(*self._permit)
+            RENEWER.get().add(*self._permit)
 
     def __del__(self) -> None:
         if self._unfinished:
@@ -249,10 +249,10 @@ class OpenBody:
             call = self._unfinished.pop()
         except IndexError:
             return None
-        if self._forks != RENEWER.forks:
+        if self._forks != RENEWER.get().forks:
             return None  # the call is the parent process's
         if self._permit is not None:
-            RENEWER.discard(self._permit[1])
+            RENEWER.get().discard(self._permit[1])
         call.exclude_time(self._timer.idle_seconds())
         if may_finish and error is None and call.finish_body():
             return None

@@ -17,7 +17,7 @@ from comporta.upstream.report import CallReport, last_report
 if TYPE_CHECKING:
     from comporta.breaker.admission import Admission
     from comporta.limits.concurrency.limit import ConcurrencyLimit
-    from comporta.limits.concurrency.operation import Permit
+    from comporta.limits.concurrency.permits import Permit
     from comporta.retry.backoff import Delays
     from comporta.upstream.observation import CallObservation
     from comporta.upstream.options import CallOptions
@@ -116,6 +116,12 @@ class CallState(TimedAttempt):
             self.classify_answer()
         except BaseException as error:
             self.interruption = error
+
+    @property
+    def max_wait_ns(self) -> int:
+        """How long an attempt may wait for capacity."""
+        seconds = self.options.max_wait
+        return self.policies.max_wait_ns if seconds is None else round(seconds * 1e9)
 
     @property
     def takes_any_token(self) -> bool:

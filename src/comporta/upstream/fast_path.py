@@ -23,6 +23,7 @@ from comporta.outcome import OK, OK_OUTCOME
 from comporta.retry.attempts import attempt_number, listeners
 from comporta.retry.retry import FailedAttempt
 from comporta.stores.bound_limit import WouldBlock
+from comporta.stores.failover.control import ENGINE_ERRORS
 from comporta.threads import run_cleanup
 from comporta.upstream.report import CallReport, last_report
 
@@ -65,6 +66,10 @@ _NO_BREAKER = Admission("closed", 0)
 """The admission of a call without a breaker."""
 
 
+_NEEDS_FLOW_ERRORS = (WouldBlock, *ENGINE_ERRORS)
+"""A decision that raises one of these is made again by the flow, which waits or falls back."""
+
+
 def _needs_flow(started_ns: int, call: UpstreamCall | None) -> None:
     """Admit no call."""
 
@@ -90,8 +95,11 @@ def _build_admit(  # noqa: C901 - the hot path is one function on purpose
     poller = None if view is None or view.is_exact else view.poller
     reporter = None if policies.budget is None else policies.budget._reporter
     take, number = policies.try_acquire, attempt_number.get
+    bound, store = policies.limiter._flows.bound, policies.limiter.store
+    fails_over = bound.fails_over
     if take is None or not _is_possible(policies):
         return _needs_flow
+    try_acquire = take
 
     def admit(  # noqa: C901 - as above
         started_ns: int, call: UpstreamCall | None
@@ -109,10 +117,15 @@ def _build_admit(  # noqa: C901 - the hot path is one function on purpose
                 if started_ns >= state.valid_until_ns:
                     return None
                 poller.was_used = True
+        take = try_acquire
+        if fails_over:  # ask the engine itself, without the fallback in between
+            if bound.engine_limit is None or not store.is_healthy:
+                return None
+            take = bound.engine_limit.try_acquire
         try:
             if take(None, 1) if limits is None or call is None else not _take_both(call, limits, take):
                 return None
-        except WouldBlock:
+        except _NEEDS_FLOW_ERRORS:
             return None
         if reporter is not None:
             if started_ns >= reporter._stale_ns:
@@ -145,7 +158,7 @@ def _take_both(call: UpstreamCall, limits: CallLimits, take: Callable[[Any, int]
         return False
     call.permit = permit
     has_token = False
-    with suppress(WouldBlock):
+    with suppress(*_NEEDS_FLOW_ERRORS):
         has_token = not take(None, 1)
     if not has_token:
         call.permit = None
@@ -159,14 +172,19 @@ def _build_record_success(policies: Policies) -> Callable[[Admission, CallReport
     state = None if view is None else view.state
     counters = None if view is None or view.is_exact else view.counters
     is_traced = view is not None and not view.ignores_successes  # a success changes more than its time
-    now_ns, current = policies.clock.now_ns, metrics._Current
+    now_ns, current = policies.clock.now_ns, metrics._current
     bound = policies.limiter._flows.bound
+    fails_over = bound.fails_over
+    settled = bound.cached_algorithm if bound.cached_algorithm.lasting else None  # not lowered
     is_due = None if degradation is None else degradation._flows.is_due
     counts_accepted = degradation is not None and degradation.rule == "accepted"  # others do not use the rate
 
     def record_success(admission: Admission, report: CallReport, started_ns: int, is_body_open: bool) -> bool:
-        if is_due is not None and not bound.cached_algorithm.lasting and is_due():
-            return False
+        if is_due is not None:
+            limit = bound.engine_limit if fails_over else bound
+            is_settled = limit is not None and limit.cached_algorithm is settled
+            if not is_settled and is_due():
+                return False
         ended_ns = now_ns()
         if state is not None and not is_body_open:
             if is_traced or admission is not state.shared_admission:
@@ -227,7 +245,7 @@ def _build_finish_body(policies: Policies) -> Callable[[UpstreamCall], bool]:
             return False
         report = call.report
         report.took = (now_ns() - call.started_ns) / 1e9
-        if metrics._Current.sink is not None:
+        if metrics._current.sink is not None:
             run_cleanup(policies.record, report)
         return True
 

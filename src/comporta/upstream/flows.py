@@ -51,10 +51,7 @@ class UpstreamCall(CallState):
         fast_path = self.policies.fast_path
         try:
             if fast_path.start(self):
-                try:  # as block() does
-                    self.answer = self._function(*self._arguments, **self._keywords)
-                except Exception as error:
-                    self.answer = FailedAttempt(error)
+                self.answer = self.block()
                 if fast_path.finish(self):
                     answer, self.answer = self.answer, None  # which may refer to this call
                     return answer

@@ -1,6 +1,7 @@
 """The wrappers that ``Upstream.guard`` puts around plain functions and coroutine functions.
 
-An ordinary call needs no object: its state is in the local names of the wrapper. Where the fast path stops,
+An ordinary call needs no object: its state is in the local names of the wrapper. Without keywords, Python
+need not copy them. Where the fast path stops,
 the wrapper creates the ``UpstreamCall`` from what it has, and the flow goes on from there. With permits every
 call needs the object, because a permit has to be released whatever happens; so does one with a class or a
 cost of its own.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from comporta.flow import MissingLoopError, run, run_async
 from comporta.outcome import OK_OUTCOME
 from comporta.retry.retry import FailedAttempt
+from comporta.signatures import require_result
 from comporta.upstream.flows import UpstreamCall, unwrap
 from comporta.upstream.report import CallReport, last_report
 
@@ -48,11 +50,14 @@ def guard_function(  # noqa: C901 - the hot path is one function on purpose
                 report = CallReport(name, 1, 0.0, 0.0, admission.phase)
                 last_report.set(report)
                 try:
-                    answer = function(*args, **kwargs)
+                    answer = function(*args, **kwargs) if kwargs else function(*args)
+                    is_plain = type(answer) in plain_types
+                    if not is_plain:
+                        require_result(function, answer)
                 except Exception as error:
                     answer = FailedAttempt(error)
                 else:
-                    outcome = OK_OUTCOME if type(answer) in plain_types else classify(answer, None)
+                    outcome = OK_OUTCOME if is_plain else classify(answer, None)
                     is_success = outcome is OK_OUTCOME or outcome == OK_OUTCOME
                     if is_success and record_success(admission, report, started_ns, False):
                         return answer
@@ -96,11 +101,11 @@ def guard_coroutine_function(  # noqa: C901 - as above
                 last_report.set(report)
                 try:  # as TimedAttempt.wait() does, without a coroutine of its own
                     if timeouts is None:
-                        answer = await function(*args, **kwargs)
+                        answer = await (function(*args, **kwargs) if kwargs else function(*args))
                     else:
                         timeout = timeouts.start()
                         try:
-                            answer = await function(*args, **kwargs)
+                            answer = await (function(*args, **kwargs) if kwargs else function(*args))
                         except BaseException as error:
                             timeout.finish(error)
                             raise

@@ -7,15 +7,25 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from comporta.flow import Flow
-from comporta.limits.overrides.degradation import limiter_rates
-from comporta.limits.overrides.record import rate_per_second
+from comporta.limits.overrides.degradation import limiter_params, limiter_rates
+from comporta.limits.overrides.record import limit_text, rate_per_second
 from comporta.stores.base import Fallback
 
 if TYPE_CHECKING:
     from comporta.breaker.admission import BreakerState
-    from comporta.limits.concurrency.operation import PermitHolder
+    from comporta.limits.concurrency.permits import PermitHolder
     from comporta.limits.decision import Stats
     from comporta.upstream.policies import Policies
+
+
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """One of several limits of an upstream: its use, and units per second with and without degradation."""
+
+    name: str
+    stats: Stats
+    limit: float
+    original: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +33,11 @@ class UpstreamState:
     """The state of an upstream; policies that it does not use are ``None``.
 
     ``limit``, ``original`` and ``configured`` are requests per second: the current limit, the limit without
-    degradation, and the limit without an operator's override. ``holders`` is the number of calls in flight of
-    each worker. ``shadow`` names the policies that refuse nothing: ``"limit"``, ``"breaker"``.
+    degradation, and the limit without an operator's override. ``limit_text`` and ``configured_text`` are the
+    last two as people write them, with their bursts. ``holders`` is the number of calls in flight of
+    each worker. ``shadow`` names the policies that refuse nothing: ``"limit"``, ``"breaker"``. ``limits`` are
+    all limits of an upstream that has several; ``limiter``, ``strategy`` and the rates are then those of the
+    first.
     """
 
     name: str
@@ -38,13 +51,23 @@ class UpstreamState:
     holders: dict[str, int] | None = None
     configured: float | None = None
     shadow: tuple[str, ...] = ()
+    limits: tuple[LimitState, ...] = ()
+    strategy: str = "token_bucket"
+    limit_text: str = ""
+    configured_text: str = ""
+
+    @property
+    def paused(self) -> float:
+        """For how many seconds a limit grants nothing."""
+        return max((limit.stats.paused for limit in self.limits), default=self.limiter.paused)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as plain values, for JSON."""
         plain = asdict(self)
         plain["breaker"] = None if self.breaker is None else self.breaker.as_dict()
         plain["fallback"] = None if self.fallback is None else self.fallback._asdict()
-        plain["limiter"]["fallback"] = plain["fallback"]
+        for limiter in (plain["limiter"], *(limit["stats"] for limit in plain["limits"])):
+            limiter["fallback"] = plain["fallback"]
         return plain
 
 
@@ -60,26 +83,43 @@ def upstream_health_flow(policies: Policies) -> Flow[UpstreamState]:
         holders = yield from policies.permits._holders_flow()
     if policies.budget is not None:
         usage = yield from policies.budget._usage_flow()
-    limit, original = limiter_rates(policies.limiter)
+    current, original = limiter_params(policies.limiter)
+    configured = policies.limiter._flows.params
+    limits = yield from _limit_states_flow(policies)
     return UpstreamState(
         policies.name,
         breaker,
         stats,
-        limit,
-        original,
+        rate_per_second(current),
+        rate_per_second(original),
         None if holders is None else len(holders),
         None if usage is None else usage.retries,
         policies.limiter.store.fallback,
         None if holders is None else dict(Counter(holder.owner for holder in holders)),
-        rate_per_second(policies.limiter._flows.params),
+        rate_per_second(configured),
         _shadow_policies(policies),
+        limits,
+        policies.limiter.config.strategy_name,
+        limit_text(original),
+        limit_text(configured),
     )
+
+
+def _limit_states_flow(policies: Policies) -> Flow[tuple[LimitState, ...]]:
+    """Read the use of each limit of an upstream that has several."""
+    states = []
+    limiters = {} if policies.group is None else policies.group.limiters
+    for name, limiter in limiters.items():
+        stats = yield from limiter._flows.stats_flow(None)
+        states.append(LimitState(name, stats, *limiter_rates(limiter)))
+    return tuple(states)
 
 
 def _shadow_policies(policies: Policies) -> tuple[str, ...]:
     breaker = policies.breaker
+    limiters = [policies.limiter] if policies.group is None else policies.group.limiters.values()
     in_shadow = {
-        "limit": policies.limiter.config.shadow,
+        "limit": any(limiter.config.shadow for limiter in limiters),
         "breaker": breaker is not None and breaker.view.config.shadow,
     }
     return tuple(name for name, is_shadow in in_shadow.items() if is_shadow)

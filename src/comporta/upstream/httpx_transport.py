@@ -91,6 +91,12 @@ class Exchange:
 
     def _prepare(self, attempt: Callable[[Exchange], Any]) -> UpstreamCall:
         request = self.request
+        if not isinstance(request, self._package.Request):
+            client = type(request).__module__.partition(".")[0]
+            raise TypeError(
+                f"this transport is for {self._package.__name__}, got a request of {client}: "
+                f"use transport(client={client!r})"
+            )
         replay = replay_rule(
             request.method,
             request.headers,
@@ -160,6 +166,15 @@ def transport_classes(name: str) -> TransportClasses:
     return TransportClasses(_blocking_transport(package), _async_transport(package))
 
 
+def _refuse_client(package: Any, client: str, other: str) -> Callable[..., Any]:
+    """Return what a transport does for the other kind of client: it raises an error that names its own."""
+
+    def refuse(*arguments: object) -> Any:
+        raise TypeError(f"this transport is for {package.__name__}.{client}: use upstream.{other}")
+
+    return refuse
+
+
 def _blocking_transport(package: Any) -> type[Any]:
     transport: Any = package.BaseTransport
     stream_class = type("BodyStream", (BodyStream, package.SyncByteStream), {})
@@ -175,6 +190,8 @@ def _blocking_transport(package: Any) -> type[Any]:
         def handle_request(self, request: Any) -> Any:
             """Send a request as soon as the policies admit it."""
             return Exchange(package, self._upstream, request).execute(self._attempt)
+
+        handle_async_request = __aenter__ = _refuse_client(package, "Client", "transport()")
 
         def _attempt(self, exchange: Exchange) -> Any:
             exchange.start_timer()
@@ -216,6 +233,8 @@ def _async_transport(package: Any) -> type[Any]:
         async def handle_async_request(self, request: Any) -> Any:
             """Send a request as soon as the policies admit it."""
             return await Exchange(package, self._upstream, request).execute_async(self._attempt)
+
+        handle_request = __enter__ = _refuse_client(package, "AsyncClient", "sync.transport()")
 
         async def _attempt(self, exchange: Exchange) -> Any:
             exchange.start_timer()

@@ -9,9 +9,10 @@ from typing import Any, Final
 from comporta.limits.cost import Cost
 from comporta.limits.priority import Caller, check_owner, priority_rank, resolve_caller
 from comporta.timeouts import Timeouts
-from comporta.validators import require_integer
+from comporta.validators import require_integer, require_number
 
 BUFFER_BODY_MAX = 1 << 30  # bytes
+SECONDS_MAX = 86_400.0
 
 
 class Unchanged(Enum):
@@ -40,6 +41,9 @@ class CallOptions:
     cost: Cost = 1
     """What each attempt takes from the limit, or from each of several limits."""
 
+    max_wait: float | None = None
+    """How many seconds a call waits for capacity; ``None``: as long as the upstream says."""
+
     is_classed: bool = field(init=False)
     """Whether the calls have a class or a cost of their own, which the fast path has to look at."""
 
@@ -64,9 +68,12 @@ class CallOptions:
         priority: str | Unchanged | None = UNCHANGED,
         owner: str | Unchanged | None = UNCHANGED,
         cost: Cost | Unchanged = UNCHANGED,
+        max_wait: float | Unchanged = UNCHANGED,
     ) -> CallOptions:
         """Return these options with the given ones changed."""
         changes: dict[str, Any] = {} if cost is UNCHANGED else {"cost": cost}
+        if max_wait is not UNCHANGED:
+            changes["max_wait"] = require_number("max_wait", max_wait, 0, SECONDS_MAX, unit="seconds")
         if timeout is not UNCHANGED:
             changes["timeouts"] = make_timeouts(timeout)
         if priority is not UNCHANGED:

@@ -182,3 +182,6 @@ class Policies:
         count("upstream_attempts", report.attempts, upstream=self.name)
         observe("upstream_wait_seconds", report.waited, upstream=self.name)
         observe("upstream_call_seconds", report.took, upstream=self.name)
+        if report.attempts:
+            latency = max(0.0, report.took - report.waited) / report.attempts
+            observe("upstream_latency_seconds", latency, upstream=self.name)

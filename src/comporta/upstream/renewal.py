@@ -1,8 +1,9 @@
 """Renews the permits of answers whose bodies are still being read, on one background thread.
 
 A permit expires after ``permit_ttl`` seconds, so that a killed worker does not keep it. A stream of events
-may last longer. The thread starts with the first permit and never keeps a program from exiting. It knows
-nothing of calls and bodies.
+may last longer. A worker that was stopped for longer than that registers its permits again when it goes on:
+its streams are still open. The thread starts with the first permit and never keeps a program from exiting. It
+knows nothing of calls and bodies.
 """
 
 from __future__ import annotations
@@ -15,22 +16,40 @@ from comporta import fork_safety
 from comporta.clock import MONOTONIC
 from comporta.errors import StateError
 from comporta.flow import run
+from comporta.runtime import PerProcess
 from comporta.threads import BackgroundThread
 
 if TYPE_CHECKING:
     from comporta.limits.concurrency.limit import ConcurrencyLimit
-    from comporta.limits.concurrency.operation import Permit
+    from comporta.limits.concurrency.permits import Permit
+
+REGISTERED_MAX = 256
+"""How many permits one operation registers again."""
 
 _RENEWALS_PER_TTL = 3
 _STOP_SECONDS = 1.0
 _NEVER_NS = 1 << 62
 
 
+class _Renewal:
+    """When a permit is due, and its limit."""
+
+    __slots__ = ("due_ns", "limit")
+
+    def __init__(self, limit: ConcurrencyLimit) -> None:
+        self.limit = limit
+        self.postpone()
+
+    def postpone(self) -> None:
+        """Make the permit due after a part of its time to live."""
+        self.due_ns = MONOTONIC.now_ns() + round(self.limit.permit_ttl * 1e9) // _RENEWALS_PER_TTL
+
+
 class PermitRenewer:
     """Renews permits until they are discarded; there are never more than their limits allow."""
 
     def __init__(self) -> None:
-        self._due_ns: dict[Permit, tuple[int, ConcurrencyLimit]] = {}
+        self._renewals: dict[Permit, _Renewal] = {}
         self._lock = Lock()
         self._run: BackgroundThread | None = None
         self._wakes_ns = _NEVER_NS
@@ -41,9 +60,8 @@ class PermitRenewer:
 
     def add(self, limit: ConcurrencyLimit, permit: Permit) -> None:
         """Renew a permit from now on."""
-        due_ns = _next_ns(limit)
-        self._due_ns[permit] = (due_ns, limit)
-        if self._run is not None and self._run.is_alive() and due_ns >= self._wakes_ns:
+        renewal = self._renewals[permit] = _Renewal(limit)
+        if self._run is not None and self._run.is_alive() and renewal.due_ns >= self._wakes_ns:
             return
         with self._lock:
             if self._run is None or not self._run.is_alive():
@@ -53,7 +71,7 @@ class PermitRenewer:
 
     def discard(self, permit: Permit) -> None:
         """Stop renewing a permit. Takes no lock: the garbage collector may call it."""
-        self._due_ns.pop(permit, None)
+        self._renewals.pop(permit, None)
 
     def _start(self) -> None:
         self._wakes_ns = _NEVER_NS
@@ -65,16 +83,28 @@ class PermitRenewer:
         while not thread.stop_requested:
             self._renew_due()
             self._wakes_ns = _NEVER_NS  # a permit that is added while the first one is sought sets the event
-            self._wakes_ns = min([due_ns for due_ns, _ in list(self._due_ns.values())], default=_NEVER_NS)
+            due = [renewal.due_ns for renewal in list(self._renewals.values())]
+            self._wakes_ns = min(due, default=_NEVER_NS)
             thread.wake.wait((self._wakes_ns - MONOTONIC.now_ns()) / 1e9)
 
     def _renew_due(self) -> None:
         now_ns = MONOTONIC.now_ns()
-        for permit, (due_ns, limit) in list(self._due_ns.items()):
-            if due_ns <= now_ns:
-                self._due_ns[permit] = (_next_ns(limit), limit)
-                if not _renew(limit, permit):
-                    self.discard(permit)  # also one that was discarded a moment ago
+        expired: dict[ConcurrencyLimit, list[Permit]] = {}
+        for permit, renewal in list(self._renewals.items()):
+            if renewal.due_ns <= now_ns:
+                renewal.postpone()
+                if not _renew(renewal.limit, permit):
+                    expired.setdefault(renewal.limit, []).append(permit)
+        for limit, permits in expired.items():
+            self._register_again(limit, permits)
+
+    def _register_again(self, limit: ConcurrencyLimit, permits: list[Permit]) -> None:
+        """Register permits again that have expired, unless their calls have ended, a batch at a time."""
+        for start in range(0, len(permits), REGISTERED_MAX):
+            batch = permits[start : start + REGISTERED_MAX]
+            with suppress(StateError):  # the next renewal tries again
+                for permit in run(limit._register_flow(batch)):
+                    self.discard(permit)
 
     def before_fork(self) -> None:
         """Stop the thread during the fork."""
@@ -90,20 +120,16 @@ class PermitRenewer:
     def after_fork(self) -> None:
         """Leave the parent's permits to the parent; the child has no thread yet."""
         fork_safety.reinit_lock(self._lock)
-        self._due_ns.clear()
+        self._renewals.clear()
         self._run = None
         self.forks += 1
 
 
-def _next_ns(limit: ConcurrencyLimit) -> int:
-    return MONOTONIC.now_ns() + round(limit.permit_ttl * 1e9) // _RENEWALS_PER_TTL
-
-
 def _renew(limit: ConcurrencyLimit, permit: Permit) -> bool:
-    """Renew a permit; false if it has expired or was released. In an outage it may be renewed later."""
+    """Renew a permit; false if it has expired or was released. During an outage it is renewed later."""
     with suppress(StateError):
         return run(limit._renew_flow(permit)) or limit.fallback is not None
     return True
 
 
-RENEWER = PermitRenewer()
+RENEWER = PerProcess(PermitRenewer)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Self, Typ
 
 from comporta.breaker.breaker import CircuitBreaker
 from comporta.breaker.config import BreakerConfig
-from comporta.flow import run, run_async
+from comporta.flow import run_async
 from comporta.limits.concurrency.limit import ConcurrencyLimit
 from comporta.limits.config import Limits
 from comporta.limits.cost import Cost
@@ -29,6 +29,7 @@ from comporta.outcome import Classifier, CountingRules, checked_classifier, clas
 from comporta.refusals import RAISE, refusal_handler
 from comporta.retry.attempts import NO_HOOKS
 from comporta.retry.retry import Retry
+from comporta.runtime import PerProcess
 from comporta.signatures import callable_kind
 from comporta.stores.live_objects import LiveObjects, require_picklable
 from comporta.stores.name_claims import NameClaims
@@ -48,9 +49,17 @@ from comporta.upstream.flows import UpstreamCall
 from comporta.upstream.generators import guard_async_generator, guard_generator
 from comporta.upstream.guarded_function import guard_coroutine_function, guard_function
 from comporta.upstream.health import UpstreamState, upstream_health_flow
-from comporta.upstream.options import UNCHANGED, CallOptions, Unchanged, check_buffer_body, make_timeouts
+from comporta.upstream.options import (
+    SECONDS_MAX,
+    UNCHANGED,
+    CallOptions,
+    Unchanged,
+    check_buffer_body,
+    make_timeouts,
+)
 from comporta.upstream.policies import Policies
 from comporta.upstream.replaceable_guards import ReplaceableGuards
+from comporta.upstream.sync_upstream import SyncUpstream
 from comporta.validators import ErrorFilter, require_choice, require_number
 
 if TYPE_CHECKING:
@@ -59,20 +68,18 @@ if TYPE_CHECKING:
     from aiohttp import ClientMiddlewareType
 
     from comporta.stores.base import Store
-    from comporta.upstream.requests_adapter import UpstreamAdapter
 
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-SECONDS_MAX = 86_400.0
 COUNT_MODES = ("attempts", "series")
 
 _DEFAULT_CLASSIFIER = classify
 """Its outcomes need no check, unlike those of a user's function."""
 
 _CLAIMS = NameClaims()
-_LIVE: LiveObjects[Upstream] = LiveObjects()
+_LIVE: PerProcess[LiveObjects[Upstream]] = PerProcess(LiveObjects)
 
 
 class _PermitBound(NamedTuple):
@@ -199,13 +206,14 @@ class Upstream:
         self.sync = SyncUpstream(self)
         self._is_view = False
         self._guards: ReplaceableGuards | None = None  # set where settings may be reloaded
-        _LIVE.add(self.store, name, self)
+        _LIVE.get().add(self.store, name, self)
 
     def _label_shadow_counts(self) -> None:
         """Have what the policies would refuse counted for this upstream."""
-        shadow = self.limiter._flows.shadow
-        if shadow is not None:
-            shadow.upstream = self.name
+        limiters = [self.limiter] if self.limits is None else self.limits.limiters.values()
+        for limiter in limiters:
+            if limiter._flows.shadow is not None:
+                limiter._flows.shadow.upstream = self.name
         if self.breaker is not None:
             self.breaker._guard.flows.upstream = self.name
 
@@ -218,7 +226,7 @@ class Upstream:
         self.limiter, self._policies, self.sync, self._guards = limiter, policies, sync, guards
         if guards is not None:
             guards.make_again()
-        _LIVE.add(self.store, self.name, self)
+        _LIVE.get().add(self.store, self.name, self)
 
     def __copy__(self) -> Upstream:
         view = object.__new__(type(self))
@@ -251,19 +259,23 @@ class Upstream:
         priority: str | Unchanged | None = UNCHANGED,
         owner: str | Unchanged | None = UNCHANGED,
         cost: Cost | Unchanged = UNCHANGED,
+        max_wait: float | Unchanged = UNCHANGED,
     ) -> Upstream:
         """Return a view of this upstream that makes its calls with other options.
 
         The view shares all policies and counts with this upstream. ``timeout=None`` is for answers that
         never end, such as server-sent events. ``priority`` (``"interactive"``, ``"normal"``, ``"batch"``) and
         ``owner`` are by default those of :func:`comporta.priority`. ``cost`` is what each attempt takes from
-        the limit, or numbers by name for several limits; a limit that is left out costs 1.
+        the limit, or numbers by name for several limits; a limit that is left out costs 1. ``max_wait`` is
+        how many seconds a call waits for capacity.
         """
         view = copy(self)
         view._is_view = True
         if cost is not UNCHANGED:
             cost = self._policies.tokens.check_cost(cost)
-        view._options = self._options.change(timeout=timeout, priority=priority, owner=owner, cost=cost)
+        view._options = self._options.change(
+            timeout=timeout, priority=priority, owner=owner, cost=cost, max_wait=max_wait
+        )
         view.sync = SyncUpstream(view)
         return view
 
@@ -368,94 +380,10 @@ class Upstream:
 
 
 def _restore_upstream(address: str, name: str) -> Upstream:
-    upstream = _LIVE.find(address, name)
+    upstream = _LIVE.get().find(address, name)
     if upstream is None:
         raise LookupError(
             f"upstream {name!r} on {address} does not exist in this process: create it at the top of a "
             "module that this process imports, with the same state"
         )
     return upstream
-
-
-class SyncUpstream:
-    """An upstream for blocking code: ``upstream.sync``."""
-
-    __slots__ = ("_upstream",)
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function through the policies."""
-        return cast(T, self._upstream._prepare(function, args, kwargs).execute())
-
-    @overload
-    def transport(
-        self,
-        inner: httpx2.BaseTransport | None = None,
-        *,
-        client: Literal["httpx2"] = "httpx2",
-        buffer_body: int | None = None,
-    ) -> httpx2.BaseTransport: ...
-
-    @overload
-    def transport(
-        self,
-        inner: httpx.BaseTransport | None = None,
-        *,
-        client: Literal["httpx"],
-        buffer_body: int | None = None,
-    ) -> httpx.BaseTransport: ...
-
-    def transport(self, inner: Any = None, *, client: str = "httpx2", buffer_body: int | None = None) -> Any:
-        """Return a transport for ``httpx2.Client``, or with ``client="httpx"`` for httpx's.
-
-        The options are those of :meth:`Upstream.transport`.
-        """
-        from comporta.upstream.httpx_transport import transport_classes  # noqa: PLC0415 - an extra
-
-        return transport_classes(client).blocking(self._upstream, inner, check_buffer_body(buffer_body))
-
-    def adapter(
-        self,
-        *,
-        repeat: bool = False,
-        pool_connections: int = 10,
-        pool_maxsize: int = 10,
-        pool_block: bool = False,
-    ) -> UpstreamAdapter:
-        """Return an adapter to mount in a session of the requests library.
-
-        The pool's options are those of ``requests.adapters.HTTPAdapter``.
-        """
-        from comporta.upstream.requests_adapter import UpstreamAdapter  # noqa: PLC0415 - an extra
-
-        return UpstreamAdapter(
-            self._upstream,
-            repeat=repeat,
-            pool_connections=pool_connections,
-            pool_maxsize=pool_maxsize,
-            pool_block=pool_block,
-        )
-
-    def settle(self, reserved: Cost, used: Cost, granted_at: float | None = None) -> bool:
-        """Credit or debit what an attempt cost less or more than its ``cost``."""
-        return run(self._upstream._policies.tokens.settle_flow(reserved, used, granted_at))
-
-    def get_state(self) -> UpstreamState:
-        """Read the state of the upstream from the store, for a health page."""
-        return run(upstream_health_flow(self._upstream._policies))
-
-    def close(self) -> None:
-        """Return leased tokens and permits and close the store's blocking connections, until needed again."""
-        if self._upstream.permits is not None:
-            run(self._upstream.permits._flush_flow())
-        self._upstream.limiter.sync.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -5,7 +5,6 @@
 -- ARGV  1: now in µs, or 0 for the server's clock; 2-5: capacity, per_us, unit, window_us;
 --       then for each call: the amount (above 0: debit, below 0: credit) and how long ago it was granted in µs
 -- reply for each call 1 if the state changed, else 0; an error text if the key is unusable.
---       This text leaves the reply in `reply`; the store appends the statement that returns it.
 
 -- Whether a window that began `age_us` ago has ended (`LimitParams.is_window_over`).
 local function is_window_over(age_us)
@@ -30,3 +29,4 @@ local reply = {}
 for i = 1, (#ARGV - 5) / 2 do
   reply[i] = settle(KEYS[i + 1], tonumber(ARGV[2 * i + 4]), tonumber(ARGV[2 * i + 5]))
 end
+return reply

@@ -66,7 +66,7 @@ class Settlements(LeaseHolder):
                 if len(self._waiting) > len(settlements):
                     return  # the first one was scheduled
                 at_ns = MONOTONIC.now_ns() + round(SEND_AFTER_SECONDS * 1e9)
-                if SCHEDULER.schedule(at_ns, self.return_all, self):
+                if SCHEDULER.get().schedule(at_ns, self.return_all, self):
                     return
                 settlements, self._waiting = self._waiting, []
         yield from settle_all_flow(self.store, settlements)

@@ -1,6 +1,7 @@
 """Concurrency limits: how many calls the whole fleet may have in flight.
 
 - ``limit``: ``ConcurrencyLimit``, the class that users call
+- ``permits``: a permit, the state of all permits of a limit, and the share of a worker
 - ``operation``: acquiring, releasing, renewing and listing permits, as operations
 - ``call``, ``call_limits``: a permit and a token for a call, taken together
 - ``own_permits``: the permits that this process holds, for outages of the store

@@ -1,32 +1,25 @@
 -- Takes a permit and an amount from a limit for one or more calls: for each call both or neither.
--- Lua version of `AcquireForCall` and `ReleaseCall` in call.py, which puts the Lua text of the limit's strategy and
--- permit_support.lua above this text.
+-- Lua version of `AcquireForCall` and `ReleaseCall` in call.py, which puts the Lua text of the limit's strategy,
+-- permit_support.lua and one_limit.lua above this text.
 --
 -- KEYS  1: the override record of the limit; then for each call: the state of the limit, the permits, the claims
 -- ARGV  1: now in µs, or 0 for the server's clock; 2-5: capacity, per_us, unit, window_us;
 --       then for each call: the amount (above 0: take; 0: take only a permit; below 0: release the amount and the
 --       permits); the permit, and below it permits to release first, one per line; the number of permits; the time
---       to live of a permit in µs
+--       to live of a permit in µs; the rank of the caller's class, which leaves what waiters of that class and of
+--       higher ones have claimed (-1: no claim counts)
 -- reply for each call: 1 if it was granted, else 0; the wait for the limit in µs, or -1 if no permit was free;
 --       how many other processes wait for a permit.
 --       If a key is unusable: an error text in place of the first, then the number of the key from 0, then 0.
---       This text leaves the reply in `reply`; the store appends the statement that returns it.
-
-local capacity, per_us = tonumber(ARGV[2]), tonumber(ARGV[3])
-local unit, window_us, debt, pause_us = tonumber(ARGV[4]), tonumber(ARGV[5]), 0, 0
-capacity, per_us, unit, window_us, debt, pause_us = effective_params(
-  KEYS[1], now_us, capacity, per_us, unit, window_us)
 
 -- The wait for the limit, or the error of an unusable key; takes the amount if there is no wait.
-local function take(state, amount)
+local function take_amount(state, amount, rank)
   if amount == 0 then return 0 end
-  local wait_us = strategy(
-    state, now_us, amount, 0, pause_us == 0 or amount < 0, capacity, per_us, unit, window_us, debt)
-  if amount > 0 and type(wait_us) == 'number' then return max(wait_us, pause_us) end
-  return wait_us
+  if amount > 0 then return take(state, amount, 0, claimed_units(state, rank), true) end
+  return (strategy(state, now_us, amount, 0, true, capacity, per_us, unit, window_us, debt))
 end
 
-local function apply(state, key, waiting, amount, permits, max_permits, ttl_us)
+local function apply(state, key, waiting, amount, permits, max_permits, ttl_us, rank)
   local permits_error = remove_expired(key, ttl_us)
   if permits_error then return permits_error, 1, 0 end
   remove_permits(key, permits)
@@ -36,7 +29,7 @@ local function apply(state, key, waiting, amount, permits, max_permits, ttl_us)
   if amount >= 0 and redis.call('ZCARD', key) + count_claims_ahead(others, owner, now_us) >= max_permits then
     return 0, -1, #others
   end
-  local wait_us = take(state, amount)
+  local wait_us = take_amount(state, amount, rank)
   if type(wait_us) == 'string' then return wait_us, 0, 0 end
   if wait_us > 0 then return 0, wait_us, #others end
   if amount >= 0 then add_permit(key, permit, ttl_us) end
@@ -44,8 +37,10 @@ local function apply(state, key, waiting, amount, permits, max_permits, ttl_us)
 end
 
 local reply = {}
-for i = 1, (#ARGV - 5) / 4 do
-  local k, a = 3 * i - 1, 4 * i + 2
+for i = 1, (#ARGV - 5) / 5 do
+  local k, a = 3 * i - 1, 5 * i + 1
   reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = apply(
-    KEYS[k], KEYS[k + 1], KEYS[k + 2], tonumber(ARGV[a]), ARGV[a + 1], tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]))
+    KEYS[k], KEYS[k + 1], KEYS[k + 2], tonumber(ARGV[a]), ARGV[a + 1], tonumber(ARGV[a + 2]),
+    tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4]))
 end
+return reply

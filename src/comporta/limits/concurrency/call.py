@@ -3,7 +3,8 @@
 A refused permit takes no token and a refused token no permit, so nothing has to be given back. An amount of 0
 takes only the permit. The operation also releases permits of calls that have ended (``held_back.py``).
 
-Lua version: ``call.lua``, below the Lua text of the limit's strategy and ``permit_support.lua``.
+Lua version: ``call.lua``, below the Lua text of the limit's strategy, ``permit_support.lua`` and
+``one_limit.lua``.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from comporta.limits.claims import NO_ATTEMPT
 from comporta.limits.concurrency.fairness_queue import due_claims_ahead, live_claims, other_claims
-from comporta.limits.concurrency.operation import (
+from comporta.limits.concurrency.operation import ReleasePermits
+from comporta.limits.concurrency.permits import (
     EMPTY_PERMITS,
     PERMIT_SPACE,
     Permit,
     PermitPool,
-    ReleasePermits,
     changed_permits,
 )
 from comporta.limits.operation import LimitDemand, on_local_share
-from comporta.limits.scripts import LIMIT_SPACE
 from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
 from comporta.stores.redis.errors import translate_error
 
@@ -32,12 +33,14 @@ NO_PERMIT = -1
 class CallReply(NamedTuple):
     """Whether a call was granted; else the wait for the limit in µs, or ``NO_PERMIT``.
 
-    ``others_wait``: how many other processes wait for a permit.
+    ``others_wait``: how many other processes wait for a permit. ``is_local``: this worker's share decided,
+    not the shared store.
     """
 
     granted: bool
     wait_us: int
     others_wait: int
+    is_local: bool = False
 
 
 class CallOperation(Operation[CallReply]):
@@ -57,23 +60,22 @@ class CallOperation(Operation[CallReply]):
 
     @property
     def state_keys(self) -> list[StateKey]:
-        """The state of the limit, and the permits with the claims to them."""
-        demand = self.demand
-        return [StateKey(f"{LIMIT_SPACE}:{demand.name}", demand.key, demand.strategy), self.pool.state_key]
+        """The state of the limit, with the claims on it if they count, and the permits with theirs."""
+        return [*self.demand.state_keys, self.pool.state_key]
 
     def script_keys(self) -> tuple[str, str, str]:
         """Return the state of the limit, the permits, and the claims."""
         permits = key_text(PERMIT_SPACE, self.pool.name)
-        limit = key_text(f"{LIMIT_SPACE}:{self.demand.name}", self.demand.key)
-        return limit, permits, f"{permits}:waiting"
+        return self.demand.state_text, permits, f"{permits}:waiting"
 
-    def script_args(self) -> tuple[int, str, int, int]:
-        """Return the amount, the permits, and the numbers of the pool."""
+    def script_args(self) -> tuple[int, str, int, int, int]:
+        """Return the amount, the permits, the numbers of the pool, and the rank of the caller's class."""
         return (
             self.demand.amount,
             "\n".join(self._permit_texts),
             self.pool.max_permits,
             self.pool.permit_ttl_us,
+            (self.demand.attempt or NO_ATTEMPT).rank,
         )
 
     def fallback(self, outage: Outage) -> CallOperation:
@@ -97,7 +99,9 @@ class AcquireForCall(CallOperation):
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], CallReply]:
         """Look for a permit, then ask the limit."""
-        limit_state, permits_state = states
+        *limit_states, permits_state = states
+        limit_state, limit_claims = self.demand.split_states(limit_states)
+        unchanged: list[State | None] = [None] * len(limit_states)
         pool, owner = self.pool, self.permits[0].owner
         claims = live_claims((permits_state or EMPTY_PERMITS)[1], now_us)
         others_wait = len(other_claims(claims, owner))
@@ -105,14 +109,16 @@ class AcquireForCall(CallOperation):
         others = tuple(permit for permit in held if permit[1] not in self._permit_texts)
         without = changed_permits(permits_state, others, claims)
         if len(others) + due_claims_ahead(claims, owner, now_us) >= pool.max_permits:
-            return [None, without], CallReply(False, NO_PERMIT, others_wait)
+            return [*unchanged, without], CallReply(False, NO_PERMIT, others_wait, pool.is_local)
         new, wait_us = None, 0
         if self.demand.amount:
-            new, wait_us = self.demand.strategy.step(limit_state, now_us, self.demand.amount)
+            new, wait_us = self.demand.take(limit_state, limit_claims, now_us)
         if wait_us:
-            return [new, without], CallReply(False, wait_us, others_wait)
-        granted = (*others, (now_us + pool.permit_ttl_us, self._permit_texts[0]))
-        return [new, changed_permits(permits_state, granted, claims)], CallReply(True, 0, others_wait)
+            return [new, *unchanged[1:], without], CallReply(False, wait_us, others_wait, pool.is_local)
+        granted = changed_permits(
+            permits_state, (*others, (now_us + pool.permit_ttl_us, self._permit_texts[0])), claims
+        )
+        return [new, *unchanged[1:], granted], CallReply(True, 0, others_wait, pool.is_local)
 
     def undo(self, reply: CallReply) -> Operation[Any] | None:
         """Return what gives back the permit and the amount of a cancelled caller."""
@@ -120,8 +126,7 @@ class AcquireForCall(CallOperation):
             return None
         if not self.demand.amount:
             return ReleasePermits(self.pool, self.permits[0])
-        demand = self.demand._replace(amount=-self.demand.amount)
-        return ReleaseCall(self.script, demand, self.pool, self.permits[0])
+        return ReleaseCall(self.script, self.demand.released, self.pool, self.permits[0])
 
 
 class ReleaseCall(CallOperation):

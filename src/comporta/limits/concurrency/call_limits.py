@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from comporta.flow import Flow
 from comporta.limits.bound_limits import AcquireEffect
+from comporta.limits.claims import ClaimAttempt
 from comporta.limits.concurrency.call import AcquireForCall, CallReply
-from comporta.limits.concurrency.held_back import ReusablePermit
+from comporta.limits.concurrency.held_back import Acquisition, ReusablePermit
 from comporta.limits.concurrency.limit import ConcurrencyLimit
-from comporta.limits.concurrency.operation import Permit, new_permit
+from comporta.limits.concurrency.permits import Permit
 from comporta.limits.flows import LimitFlows
 from comporta.limits.key import normalize_key
 from comporta.limits.limiter import BaseLimiter
+from comporta.limits.priority import NORMAL
 from comporta.limits.scripts import call_script
 from comporta.threads import run_cleanup
 
@@ -49,40 +51,44 @@ class CallLimits:
         """Hold back a permit again that was taken and not used."""
         self._returns.put_back(permit)
 
-    def acquire_flow(self) -> Flow[Permit | None]:
-        """Take a permit and a token; ``None`` if either is refused or others wait."""
+    def acquire_flow(self, rank: int = NORMAL) -> Flow[Permit | None]:
+        """Take a permit and a token; ``None`` if either is refused or others wait.
+
+        ``rank`` is that of the caller's class, which leaves no headroom.
+        """
         if self.has_waiters:
             return None
         permit = self.take_held_back()
         if permit is not None:
             return (yield from self._with_token_flow(permit))
-        granted = yield from self._acquire_both_flow()
+        granted = yield from self._acquire_both_flow(rank)
         if granted is None or not self._takes_token_alone:
             return granted
         return (yield from self._with_token_flow(granted))
 
-    def _acquire_both_flow(self) -> Flow[Permit | None]:
+    def _acquire_both_flow(self, rank: int) -> Flow[Permit | None]:
         """Take both in one operation; of a limit with a lease or in shadow mode only the permit."""
         store = self._permits.store
-        was_local, granted_ns = store.fallback is not None, store.clock.now_ns()
+        acquisition, granted_ns, granted = Acquisition(), store.clock.now_ns(), False
         amount = 0 if self._takes_token_alone else 1
-        demand = yield from self._flows.demand_flow(normalize_key(None), amount)
-        permit = new_permit()
-        reply: CallReply = yield from self._returns.apply_flow(
-            lambda ended: AcquireForCall(self._script, demand, self._permits._pool, permit, *ended)
-        )
-        is_local = store.fallback is not None
-        self._returns.others_wait = reply.others_wait > 0 and not is_local
-        if not reply.granted:
-            if is_local and not was_local:
-                self._returns.own.release_later(
-                    permit
-                )  # the shared store may have granted it without a reply
+        attempt = ClaimAttempt(0, rank) if amount and store.shared else None
+        demand = yield from self._flows.demand_flow(normalize_key(None), amount, attempt=attempt)
+        try:
+            reply: CallReply = yield from self._returns.attempt_flow(
+                acquisition,
+                lambda ended: AcquireForCall(
+                    self._script, demand, self._permits._pool, acquisition.permit, *ended
+                ),
+            )
+            granted = reply.granted
+        finally:
+            run_cleanup(self._returns.end_acquisition, acquisition, granted_ns if granted else None)
+        self._returns.others_wait = reply.others_wait > 0 and not reply.is_local
+        if not granted:
             return None
-        self._returns.own.add(permit, granted_ns)
-        if is_local or reply.others_wait:
-            return permit
-        reusable = ReusablePermit(*permit)
+        if reply.is_local or reply.others_wait:
+            return acquisition.permit
+        reusable = ReusablePermit(*acquisition.permit)
         reusable.granted_ns = granted_ns
         return reusable
 

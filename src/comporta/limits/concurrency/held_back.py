@@ -10,24 +10,26 @@ granted again. Permits of a process that is killed expire, held back or not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TypeVar
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from comporta import fork_safety
 from comporta.clock import MONOTONIC, SECOND_US
 from comporta.errors import StateError
 from comporta.flow import Flow, run
-from comporta.limits.concurrency.operation import Permit, PermitPool, ReleasePermits
+from comporta.limits.concurrency.call import CallReply
+from comporta.limits.concurrency.operation import PermitReply, RegisterPermits, ReleasePermits
 from comporta.limits.concurrency.own_permits import OwnPermits
+from comporta.limits.concurrency.permits import Permit, PermitPool, new_permit
 from comporta.limits.leases.scheduler import SCHEDULER, LeaseHolder
 from comporta.limits.wait_queue import WaitQueue
 from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply
 from comporta.threads import run_cleanup
 
-R = TypeVar("R")
+R = TypeVar("R", bound=PermitReply | CallReply)
 
 HOLD_BACK_SECONDS = 0.01
 """How long a permit is held back, at most."""
@@ -53,6 +55,25 @@ class ReusablePermit(Permit):
     granted_ns: int = 0
 
 
+class Acquisition:
+    """A permit that a caller tries to acquire, over all its attempts.
+
+    ``was_sent``: the shared store may have got an attempt. ``is_in_doubt``: it may grant the permit without
+    this process getting the reply.
+    """
+
+    __slots__ = ("is_in_doubt", "permit", "was_sent")
+
+    def __init__(self) -> None:
+        self.permit = new_permit()
+        self.was_sent = self.is_in_doubt = False
+
+    def note_attempt(self, *, was_sent: bool, is_answered: bool) -> None:
+        """Note the end of an attempt: whether it may have been sent, and whether the store answered."""
+        self.was_sent |= was_sent
+        self.is_in_doubt |= was_sent and not is_answered
+
+
 class PermitReturns(LeaseHolder):
     """How this process returns the permits of one limit to the store: at once, within 10 ms, or later.
 
@@ -68,7 +89,7 @@ class PermitReturns(LeaseHolder):
         self.name = pool.name
         self.others_wait = False
         self._permits: deque[ReusablePermit] = deque()
-        self._queues: WeakSet[WaitQueue] = WeakSet()
+        self._queues: WeakKeyDictionary[WaitQueue, None] = WeakKeyDictionary()  # in order
         self._releasing: set[Permit] = set()
         self._is_scheduled = False
         self._lock = Lock()
@@ -77,7 +98,7 @@ class PermitReturns(LeaseHolder):
 
     def add_queue(self, queue: WaitQueue) -> None:
         """Wake the first waiter of this queue, too, when a permit is released."""
-        self._queues.add(queue)
+        self._queues[queue] = None
 
     def hold_back(self, permit: Permit) -> bool:
         """Keep a permit whose call has ended; false if it must be released now."""
@@ -87,12 +108,14 @@ class PermitReturns(LeaseHolder):
             or len(self._permits) >= HELD_BACK_MAX
             or self.pool.permit_ttl_us < _PERMIT_TTL_US_MIN
             or self.store.fallback is not None
+            or self.own.is_unreleased(permit)
         ):
             return False
         self.own.discard(permit)
         self._permits.append(permit)
         if not self._is_scheduled:
-            self._is_scheduled = SCHEDULER.schedule(MONOTONIC.now_ns() + _FLUSH_NS, self._flush_due, self)
+            at_ns = MONOTONIC.now_ns() + _FLUSH_NS
+            self._is_scheduled = SCHEDULER.get().schedule(at_ns, self._flush_due, self)
         return self._is_scheduled or not self._remove(permit)
 
     def _remove(self, permit: ReusablePermit) -> bool:
@@ -127,19 +150,33 @@ class PermitReturns(LeaseHolder):
                 self._releasing.update(permits)
         return permits, others
 
-    def apply_flow(self, make: Callable[[list[Permit]], Operation[R]]) -> Flow[R]:
-        """Apply an acquisition that also releases the permits that are held back.
+    def attempt_flow(self, acquisition: Acquisition, make: Callable[[list[Permit]], Operation[R]]) -> Flow[R]:
+        """Make an attempt that also releases the permits that are held back.
 
         If it may not have released them, they are released later, and not used again.
         """
-        (permits, others), released = self._take_all(), False
+        permits, others = self._take_all()
+        outage, is_answered = self.store.fallback, False
         try:
             reply: R = yield Apply(self.store, make([*permits, *others]))
-            released = self.store.fallback is None
+            is_answered = not reply.is_local
         finally:
-            if permits and not released:
+            was_sent = is_answered or outage is None or outage != self.store.fallback
+            acquisition.note_attempt(was_sent=was_sent, is_answered=is_answered)
+            if permits and not is_answered:
                 run_cleanup(self._release_later, permits)
         return reply
+
+    def end_acquisition(self, acquisition: Acquisition, granted_ns: int | None) -> None:
+        """Note the permit of a caller that got one at ``granted_ns``, or none.
+
+        A permit in doubt is noted for its release after the call, and not before: the heartbeat must not
+        release it in between.
+        """
+        if granted_ns is not None:
+            self.own.add(acquisition.permit, granted_ns, is_local=not acquisition.was_sent)
+        if acquisition.is_in_doubt:
+            self.own.release_later(acquisition.permit)
 
     def _release_later(self, permits: list[ReusablePermit]) -> None:
         for permit in permits:
@@ -149,33 +186,51 @@ class PermitReturns(LeaseHolder):
     def put_back(self, *permits: Permit) -> None:
         """Hold back permits that were taken and not used; during an outage the heartbeat releases them."""
         for permit in permits:
-            if not self.hold_back(permit):
-                self.own.discard(permit)
+            if not self.hold_back(permit) and self.own.discard(permit):
                 self.own.release_later(permit)
 
     def release_flow(self, *permits: Permit) -> Flow[None]:
         """Release permits and wake the first waiters.
 
-        If the store is in trouble, the permits are lost until their deadline, which must not fail a call that
-        has ended. During an outage a permit may be one that the shared store granted, so it is released there
-        later; likewise if the caller is cancelled, because the release may not have been sent.
+        An error of the store must not fail a call that has ended. During an outage a permit may be one that
+        the shared store granted, so it is released there later; likewise if the caller is cancelled, because
+        the release may not have been sent.
         """
-        released = False
-        for permit in permits:
-            self.own.discard(permit)
+        unreleased = [permit for permit in permits if self.own.discard(permit)]
         try:
-            yield Apply(self.store, ReleasePermits(self.pool, *permits))
-            released = self.store.fallback is None
+            reply: PermitReply = yield Apply(self.store, ReleasePermits(self.pool, *permits))
+            if not reply.is_local:
+                unreleased.clear()
         except StateError:
             pass
         finally:
-            run_cleanup(self._after_release, permits if not released else ())
+            run_cleanup(self._after_release, unreleased)
 
-    def _after_release(self, unreleased: tuple[Permit, ...]) -> None:
+    def _after_release(self, unreleased: Sequence[Permit]) -> None:
         for permit in unreleased:
             self.own.release_later(permit)
         for queue in list(self._queues):
             queue.wake_first(QUEUE_KEY)
+
+    def register_flow(self, permits: Sequence[Permit]) -> Flow[list[Permit]]:
+        """Register permits that have expired although their calls go on, for their whole time to live.
+
+        Return those whose calls have ended, which are not registered. The call of one may end while it is
+        being registered: then it may have been released before, and is released again.
+        """
+        held = [permit for permit in permits if self.own.renew(permit)]
+        if held:
+            left_us = dict.fromkeys(held, self.pool.permit_ttl_us)
+            try:
+                yield Apply(self.store, RegisterPermits(self.pool, left_us))
+            except StateError:
+                for permit in held:  # it may be registered after its release
+                    self.own.release_later(permit)
+                raise
+        ended = [permit for permit in held if not self.own.renew(permit)]
+        if ended:
+            yield from self.release_flow(*ended)
+        return [permit for permit in permits if permit not in held or permit in ended]
 
     def flush_flow(self) -> Flow[None]:
         """Release the permits that are held back."""

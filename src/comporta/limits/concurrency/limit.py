@@ -9,6 +9,7 @@ one whose first waiter has waited for about 0.25 s goes before those that have n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple, cast
 
@@ -16,20 +17,16 @@ from comporta.clock import to_us
 from comporta.errors import LimitReachedError
 from comporta.flow import Flow, run, run_async
 from comporta.jitter import uniform
-from comporta.limits.concurrency.held_back import QUEUE_KEY, permit_returns
+from comporta.limits.concurrency.held_back import QUEUE_KEY, Acquisition, permit_returns
 from comporta.limits.concurrency.operation import (
-    SHARED_PERMITS_MAX,
     AcquirePermit,
     AwaitPermit,
     FinalAcquirePermit,
     ListHolders,
-    Permit,
-    PermitHolder,
-    PermitPool,
     PermitReply,
     RenewPermit,
-    new_permit,
 )
+from comporta.limits.concurrency.permits import SHARED_PERMITS_MAX, Permit, PermitHolder, PermitPool
 from comporta.limits.flows import check_timeout
 from comporta.limits.priority import Caller, resolve_caller
 from comporta.limits.wait_queue import WaitQueue, wait_flow
@@ -139,42 +136,44 @@ class ConcurrencyLimit:
         caller = resolve_caller(None, None) if caller is None else caller
         if timeout == 0 and not self._wait_queue.is_empty(QUEUE_KEY, caller.rank):
             return None  # the waiting callers came first
-        permit, clock, reply_lost = new_permit(), self.store.clock, False
+        acquisition, granted = Acquisition(), False
+        try:
+            if timeout == 0:
+                granted = (yield from self._attempt_flow(acquisition, AcquirePermit)).succeeded
+            else:
+                granted = yield from self._wait_flow(acquisition, timeout, caller)
+        finally:
+            granted_ns = self.store.clock.now_ns() if granted else None
+            run_cleanup(self._returns.end_acquisition, acquisition, granted_ns)
+        return acquisition.permit if granted else None
 
-        def attempt_flow(operation_type: type[AcquirePermit]) -> Flow[PermitReply]:
-            nonlocal reply_lost
-            was_local = self.store.fallback is not None
-            reply = yield from self._returns.apply_flow(
-                lambda ended: operation_type(self._pool, permit, *ended)
+    def _attempt_flow(
+        self, acquisition: Acquisition, operation_type: type[AcquirePermit]
+    ) -> Flow[PermitReply]:
+        return (
+            yield from self._returns.attempt_flow(
+                acquisition, lambda ended: operation_type(self._pool, acquisition.permit, *ended)
             )
-            reply_lost = reply_lost if was_local else self.store.fallback is not None
-            return reply
+        )
 
-        if timeout == 0:
-            granted = (yield from attempt_flow(AcquirePermit)).succeeded
-        else:
-            deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
-            poll_us = 0
+    def _wait_flow(self, acquisition: Acquisition, timeout: float | None, caller: Caller) -> Flow[bool]:
+        """Try again and again in the queue of waiters; returns whether the permit was granted."""
+        clock, poll_us = self.store.clock, 0
+        deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
 
-            def retry_flow() -> Flow[int]:
-                nonlocal poll_us
-                left_us = deadline_us - clock.now_ns() // 1000
-                reply = yield from attempt_flow(self._operation_type(left_us))
-                poll_us = (
-                    reply.poll_us or poll_us * 5 // 4
-                )  # the process it gave way to may finish any moment
-                left_us = deadline_us - clock.now_ns() // 1000
-                return 0 if reply.succeeded else _retry_delay_us(reply, poll_us, left_us)
+        def retry_flow() -> Flow[int]:
+            nonlocal poll_us
+            left_us = deadline_us - clock.now_ns() // 1000
+            reply = yield from self._attempt_flow(acquisition, self._operation_type(left_us))
+            poll_us = reply.poll_us or poll_us * 5 // 4  # the process it gave way to may finish any moment
+            left_us = deadline_us - clock.now_ns() // 1000
+            return 0 if reply.succeeded else _retry_delay_us(reply, poll_us, left_us)
 
-            granted = yield from wait_flow(
+        return (
+            yield from wait_flow(
                 self._wait_queue, retry_flow, clock, QUEUE_KEY, timeout, jitter_us=lambda: 0, caller=caller
             )
-        if reply_lost and not granted:
-            self._returns.own.release_later(permit)  # the shared store may have granted it without a reply
-        if not granted:
-            return None
-        self._returns.own.add(permit, clock.now_ns())
-        return permit
+        )
 
     def _operation_type(self, left_us: int) -> type[AcquirePermit]:
         """Return how a waiter with this much time left tries; the final attempt withdraws the claim."""
@@ -199,6 +198,10 @@ class ConcurrencyLimit:
         if reply.succeeded:
             self._returns.own.renew(permit)
         return reply.succeeded
+
+    def _register_flow(self, permits: Sequence[Permit]) -> Flow[list[Permit]]:
+        """Register permits that have expired although their calls go on; return those of ended calls."""
+        return (yield from self._returns.register_flow(permits))
 
     def _holders_flow(self) -> Flow[list[PermitHolder]]:
         yield from self._flush_flow()

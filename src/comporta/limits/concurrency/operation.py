@@ -12,16 +12,13 @@ Lua version: ``permits.lua``, ``holders.lua``.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from struct import Struct
 from typing import Any, NamedTuple
 
 from comporta.limits.concurrency.fairness_queue import (
     CLAIM_DUE_US,
-    Claim,
     Claims,
     due_claims_ahead,
     live_claims,
@@ -29,166 +26,37 @@ from comporta.limits.concurrency.fairness_queue import (
     renew_claim,
     waiting_since_us,
 )
-from comporta.stores.base import GONE, Operation, Outage, Script, State, StateKey, StateType, key_text
-from comporta.stores.failover.worker_registry import Worker
+from comporta.limits.concurrency.permits import (
+    EMPTY_PERMITS,
+    PERMIT_SPACE,
+    HeldPermits,
+    Permit,
+    PermitHolder,
+    PermitPool,
+    changed_permits,
+)
+from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
 from comporta.stores.lua import lua
 from comporta.stores.redis.errors import translate_error
-
-PERMIT_SPACE = "concurrency"
-
-SHARED_PERMITS_MAX = 200
-"""How many permits of one limit fit into a store whose states have a maximum size, such as ``shared://``."""
-
-_ENTRIES_MAX = SHARED_PERMITS_MAX + 10
-"""How many permits and claims fit there together; claims get the room that the permits leave."""
 
 _POLL_US_MIN = 2_000
 _POLL_DIVISOR = 16
 """A process whose turn it is retries after this fraction of the time that the last call has taken so far."""
 
 _PERMIT_SCRIPT = ("limits/concurrency/permit_support", "limits/concurrency/permits")
-_HEAD = Struct("<HH")
-_ENTRY = Struct("<qQI")
-_HOST = Worker.new().host
-EMPTY_PERMITS: State = ((), ())
-
-HeldPermit = tuple[int, str]
-"""The deadline of a permit in µs, and its text, ``id owner``."""
-
-HeldPermits = tuple[HeldPermit, ...]
-"""The permits in use."""
-
-
-def _no_permits(now_us: int) -> HeldPermits:
-    return ()
-
-
-class Permit(NamedTuple):
-    """The right to one call in flight: a unique ``id``, and the ``owner`` that holds it (``host:pid``)."""
-
-    id: str
-    owner: str
-
-    def __str__(self) -> str:
-        return f"{self.id} {self.owner}"
-
-
-class PermitHolder(NamedTuple):
-    """The ``owner`` of a permit (``host:pid``), and the seconds until the permit expires."""
-
-    owner: str
-    seconds_left: float
 
 
 class PermitReply(NamedTuple):
     """Whether the operation succeeded; for a refusal, how long until the first permit of the others expires.
 
     ``poll_us``: another process waits or holds the permit, so a retry makes sense after this time; 0 means
-    the usual pause.
+    the usual pause. ``is_local``: this worker's share decided, not the shared store.
     """
 
     succeeded: bool
     wait_us: int = 0
     poll_us: int = 0
-
-
-def new_permit() -> Permit:
-    """Return a permit for this process; a forked child is another owner."""
-    return Permit(os.urandom(8).hex(), f"{_HOST}:{os.getpid()}")
-
-
-class _PermitsCodec:
-    """The counts of permits and claims, then deadline, id (of claims: start) and process of each.
-
-    All of them belong to this machine. The youngest claims are dropped if there is no room for them, and of
-    permits that were registered beyond their number those that expire first.
-    """
-
-    size = _HEAD.size + _ENTRIES_MAX * _ENTRY.size
-
-    @staticmethod
-    def pack(*state: Any) -> bytes:
-        permits, claims = state[0][-_ENTRIES_MAX:], state[1]
-        claims = claims[: _ENTRIES_MAX - len(permits)]
-        entries = [
-            *((deadline_us, int(text[:16], 16), _pid(text)) for deadline_us, text in permits),
-            *((ends_us, since_us, _pid(owner)) for since_us, owner, ends_us in claims),
-        ]
-        return _HEAD.pack(len(permits), len(claims)) + b"".join(_ENTRY.pack(*entry) for entry in entries)
-
-    @staticmethod
-    def unpack_from(buffer: Any, /, offset: int = 0) -> State:
-        count, claims = _HEAD.unpack_from(buffer, offset)
-        start = offset + _HEAD.size
-        entries = [*_ENTRY.iter_unpack(buffer[start : start + (count + claims) * _ENTRY.size])]
-        return (
-            tuple((ends_us, f"{identity:016x} {_HOST}:{pid}") for ends_us, identity, pid in entries[:count]),
-            tuple(Claim(since_us, f"{_HOST}:{pid}", ends_us) for ends_us, since_us, pid in entries[count:]),
-        )
-
-
-class _PermitsStateType(StateType):
-    """State: the permits in use, the next one to expire first, and the claims of waiting processes."""
-
-    name = "permits"
-    codec = _PermitsCodec()
-
-    def expires_us(self, state: State) -> int:
-        """Return when the last permit and the last claim have expired."""
-        permits, claims = state
-        return int(max(*(held[0] for held in permits[-1:]), *(claim.ends_us for claim in claims), 0))
-
-
-PERMITS = _PermitsStateType()
-
-
-class PermitPool(NamedTuple):
-    """The permits of one limit: how many there are, and how long each may be held.
-
-    ``own_permits`` returns the permits that this process holds at a time of the local clock.
-    """
-
-    name: str
-    max_permits: int
-    permit_ttl_us: int
-    own_permits: Callable[[int], HeldPermits] = _no_permits
-
-    @property
-    def state_key(self) -> StateKey:
-        """The state of the limit."""
-        return StateKey(PERMIT_SPACE, self.name, PERMITS)
-
-    def local_share(self, outage: Outage) -> PermitPool:
-        """Return this worker's share: at least one permit, none if the worker has no room."""
-        share = 0 if outage.full else max(1, self.max_permits // outage.worker_count)
-        return LocalPermitPool(*self._replace(max_permits=share))
-
-    def held_permits(self, state: State | None, now_us: int) -> HeldPermits:
-        """Return the permits in use; a deadline too far ahead, after the clock was set back, is cut."""
-        latest_us = now_us + self.permit_ttl_us
-        permits, _ = state or EMPTY_PERMITS
-        return tuple((min(held[0], latest_us), held[1]) for held in permits if held[0] > now_us)
-
-
-class LocalPermitPool(PermitPool):
-    """A worker's share of the permits during an outage; those that it held before count against it."""
-
-    __slots__ = ()
-
-    def held_permits(self, state: State | None, now_us: int) -> HeldPermits:
-        """Return the permits in use, those of the shared store included that this process holds."""
-        deadlines = {permit: deadline_us for deadline_us, permit in super().held_permits(state, now_us)}
-        for deadline_us, permit in self.own_permits(now_us):
-            deadlines[permit] = max(deadline_us, deadlines.get(permit, 0))
-        return tuple((deadline_us, permit) for permit, deadline_us in deadlines.items())
-
-
-def changed_permits(old: State | None, permits: HeldPermits, claims: Claims) -> State | None:
-    """Return the new state of a limit's permits; ``None`` if it is the old one."""
-    new = (tuple(sorted(permits)), claims)
-    if new == (old or EMPTY_PERMITS):
-        return None
-    return GONE if new == EMPTY_PERMITS else new
+    is_local: bool = False
 
 
 class PermitOperation(Operation[PermitReply]):
@@ -214,7 +82,8 @@ class PermitOperation(Operation[PermitReply]):
         """Remove expired permits, and apply the operation."""
         old = states[0] or EMPTY_PERMITS
         permits, claims, reply = self._apply(self._pool.held_permits(states[0], now_us), old[1], now_us)
-        return [changed_permits(states[0], permits, claims)], reply
+        new = changed_permits(states[0], permits, claims)
+        return [new], reply._replace(is_local=True) if self._pool.is_local else reply
 
     @abstractmethod
     def _apply(
@@ -445,7 +314,3 @@ class ListHolders(Operation[list[PermitHolder]]):
 
 def _parse_holder(permit: str, left_us: int) -> PermitHolder:
     return PermitHolder(permit.partition(" ")[2], left_us / 1e6)
-
-
-def _pid(owner: str) -> int:
-    return int(owner.rpartition(":")[2])

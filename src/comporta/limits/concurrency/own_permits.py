@@ -2,27 +2,43 @@
 
 During an outage they count against this worker's share of the permits. On recovery the heartbeat registers
 them in the shared store, each with the time that it has left: a permit that was renewed during the outage is
-in use, also if the store has dropped it meanwhile. Permits whose calls ended during the outage are released
-there afterwards. The module applies no operation itself.
+in use, also if the store has dropped it meanwhile.
+
+The heartbeat also releases permits that the shared store may count although no call holds them: those whose
+calls ended during the outage, and those that it may have granted without a reply. A request that got no reply
+may arrive late, after the release, and take the permit again. So such a permit is released again and again,
+for as long as the network can keep a request on its way. The module applies no operation itself.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import islice
+from typing import NamedTuple
 
 from comporta.clock import Clock
-from comporta.limits.concurrency.operation import (
-    HeldPermits,
-    Permit,
-    PermitPool,
-    RegisterPermits,
-    ReleasePermits,
-)
-from comporta.stores.base import HeartbeatSubscriber
+from comporta.limits.concurrency.operation import RegisterPermits, ReleasePermits
+from comporta.limits.concurrency.permits import HeldPermits, Permit, PermitPool
+from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 
 _BATCH_MAX = 256
 """How many permits one operation registers or releases."""
+
+_UNRELEASED_MAX = 1000
+"""How many permits of a small limit wait for their release at most; further ones expire."""
+
+_LATE_NS = 120_000_000_000
+"""How long a request may be on its way: a kernel sends the data of a closed connection for about 100 s."""
+
+_AGAIN_NS = 900_000_000
+_AGAIN_DIVISOR = 8
+"""A permit is released again after this time, or this part of the time since its request if longer."""
+
+
+class _Release(NamedTuple):
+    """A release to come: when a request was sent that may have taken the permit, and when it is due."""
+
+    since_ns: int
+    due_ns: int
 
 
 class OwnPermits(HeartbeatSubscriber):
@@ -37,37 +53,56 @@ class OwnPermits(HeartbeatSubscriber):
         self._now_ns = clock.now_ns
         self._ttl_ns = 1000 * pool.permit_ttl_us
         self._since_ns: dict[Permit, list[int]] = {}  # lists, because renew() must not add a permit again
-        self._registered: list[Permit] = []
-        self._unreleased: deque[Permit] = deque()
-        self._batch_size = 0
+        self._local: set[Permit] = set()
+        self._unreleased: dict[Permit, _Release] = {}
+        self._unreleased_max = max(_UNRELEASED_MAX, 4 * pool.max_permits)
+        self._batch: tuple[Permit, ...] = ()
 
-    def add(self, permit: Permit, since_ns: int) -> None:
-        """Note that a call holds a permit, which was granted or renewed at ``since_ns``."""
+    def add(self, permit: Permit, since_ns: int, *, is_local: bool = False) -> None:
+        """Note that a call holds a permit, which was granted or renewed at ``since_ns``.
+
+        ``is_local``: the shared store was never asked for it.
+        """
         if len(self._since_ns) >= 2 * self._pool.max_permits:
             self._forget_expired()
         if len(self._since_ns) < 2 * self._pool.max_permits:
+            if is_local:
+                self._local.add(permit)
             self._since_ns[permit] = [since_ns]
 
-    def renew(self, permit: Permit) -> None:
-        """Note that a permit was renewed now, unless it has been discarded."""
+    def renew(self, permit: Permit) -> bool:
+        """Note that a permit was renewed now; false if it has been discarded."""
         since_ns = self._since_ns.get(permit)
-        if since_ns is not None:
-            since_ns[0] = self._now_ns()
+        if since_ns is None:
+            return False
+        since_ns[0] = self._now_ns()
+        return True
 
-    def discard(self, permit: Permit) -> None:
-        """Note that a call has ended. Must come before the operation that releases its permit."""
+    def discard(self, permit: Permit) -> bool:
+        """Note that a call has ended. Must come before the operation that releases its permit.
+
+        Returns whether the shared store may count the permit.
+        """
         self._since_ns.pop(permit, None)
+        is_local = permit in self._local
+        self._local.discard(permit)
+        return not is_local
 
     def clear(self) -> None:
         """Forget everything: the permits are the parent process's."""
         self._since_ns.clear()
-        self._registered.clear()
+        self._local.clear()
         self._unreleased.clear()
 
     def release_later(self, permit: Permit) -> None:
-        """Release a permit in the shared store when it is reachable; never more than the limit has."""
-        if len(self._unreleased) < self._pool.max_permits:
-            self._unreleased.append(permit)
+        """Release a permit in the shared store when that is reachable and no call holds the permit."""
+        if len(self._unreleased) < self._unreleased_max:
+            now_ns = self._now_ns()
+            self._unreleased[permit] = _Release(now_ns, now_ns)
+
+    def is_unreleased(self, permit: Permit) -> bool:
+        """Whether the heartbeat will release a permit, so that no other call may use it."""
+        return permit in self._unreleased
 
     def held_permits(self, now_us: int) -> HeldPermits:
         """Return the permits that this process holds at a time of the local clock."""
@@ -76,24 +111,33 @@ class OwnPermits(HeartbeatSubscriber):
     def rejoin_operations(self) -> list[RegisterPermits]:
         """Return what registers all permits that this process holds in the shared store."""
         held = self._left_us(self._now_ns())
-        self._registered = [permit for permit, _ in held]
+        for permit, _ in held:
+            self.release_later(permit)  # its call may end before the store registers it
         batches = (held[start : start + _BATCH_MAX] for start in range(0, len(held), _BATCH_MAX))
         return [RegisterPermits(self._pool, dict(batch)) for batch in batches]
 
     def heartbeat_operation(self) -> ReleasePermits | None:
         """Return what releases a batch of permits in the shared store."""
-        registered, self._registered = self._registered, []
-        for permit in registered:
-            if permit not in self._since_ns:  # its call ended while it was being registered
-                self.release_later(permit)
-        batch = tuple(islice(self._unreleased, _BATCH_MAX))
-        self._batch_size = len(batch)
-        return ReleasePermits(self._pool, *batch) if batch else None
+        now_ns = self._now_ns()
+        due = (
+            permit
+            for permit, release in list(self._unreleased.items())
+            if release.due_ns <= now_ns and permit not in self._since_ns
+        )
+        self._batch = tuple(islice(due, _BATCH_MAX))
+        for permit in self._batch:  # for the case that there is no reply
+            self._unreleased[permit] = _Release(self._unreleased[permit].since_ns, now_ns + _AGAIN_NS)
+        return ReleasePermits(self._pool, *self._batch) if self._batch else None
 
     def on_heartbeat_reply(self, reply: object) -> None:
-        """Forget the released batch; only the heartbeat thread removes permits."""
-        for _ in range(self._batch_size):
-            self._unreleased.popleft()
+        """Forget those of the released batch whose request can no longer arrive."""
+        now_ns = self._now_ns()
+        for permit in self._batch:
+            since_ns = self._unreleased.pop(permit).since_ns  # only the heartbeat thread removes permits
+            age_ns = now_ns - since_ns
+            if age_ns < _LATE_NS:
+                again_ns = max(_AGAIN_NS, age_ns // _AGAIN_DIVISOR)
+                self._unreleased[permit] = _Release(since_ns, now_ns + again_ns)
 
     def _left_us(self, now_ns: int) -> list[tuple[Permit, int]]:
         """Return the permits that have not expired, and the microseconds that each has left."""

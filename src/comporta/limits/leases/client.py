@@ -24,13 +24,13 @@ from comporta.clock import MONOTONIC
 from comporta.errors import StateError
 from comporta.flow import Flow, run, run_async
 from comporta.limits.acquire import LimitDefinition
-from comporta.limits.bound_limits import AcquireEffect, strategy_effect
+from comporta.limits.bound_limits import AcquireEffect, WrappedBoundLimit, strategy_effect
 from comporta.limits.key import normalize_key
 from comporta.limits.leases.operation import Lease, LeaseOperation, LeaseSource
 from comporta.limits.leases.scheduler import SCHEDULER, LeaseHolder
 from comporta.limits.strategies.base import EndedLease
 from comporta.stores.base import Store
-from comporta.stores.bound_limit import Algorithm, BoundLimit, WouldBlock
+from comporta.stores.bound_limit import BoundLimit, WouldBlock
 from comporta.stores.effects import Apply
 from comporta.stores.memory import HAS_GIL
 
@@ -74,15 +74,16 @@ class KeyLease:
         self.is_requesting = False
 
 
-class LeaseClient(BoundLimit, LeaseHolder):
+class LeaseClient(WrappedBoundLimit, LeaseHolder):
     """A limit with leases, tied to a store; ``try_acquire`` decides without a call to the store.
 
     ``try_acquire`` takes no lock, for the reason that ``stores/memory.py`` gives: between reading what is
-    left and writing it there is no call and no loop. Without the GIL it uses the lock.
+    left and writing it there is no call and no loop. Without the GIL it uses the lock. ``inner`` is the limit
+    without leases, which decides where this process holds none.
     """
 
     def __init__(self, inner: BoundLimit, store: Store, definition: LimitDefinition, lease_us: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.store = store
         self.name = definition.name
         self._source = LeaseSource(definition.strategy, definition, lease_us // 2)
@@ -95,33 +96,9 @@ class LeaseClient(BoundLimit, LeaseHolder):
         fork_safety.register(self)
 
     @property
-    def remote(self) -> Any:
-        """The remote side of the limit without leases."""
-        return self._inner.remote
-
-    @property
     def leases(self) -> LeaseClient:
         """This object."""
         return self
-
-    @property
-    def inner(self) -> BoundLimit:
-        """The limit without leases, which decides where this process holds no lease."""
-        return self._inner
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The strategy in effect."""
-        return self._inner.algorithm
-
-    @property
-    def cached_algorithm(self) -> Any:
-        """The strategy in effect as this process last saw it. Never blocks."""
-        return self._inner.cached_algorithm
-
-    async def algorithm_async(self) -> Algorithm:
-        """Return the strategy in effect without blocking the event loop."""
-        return await self._inner.algorithm_async()
 
     def acquire(self, key: Any, cost: int) -> int:
         """Decide from the lease, or call the store; blocking."""
@@ -225,7 +202,7 @@ class LeaseClient(BoundLimit, LeaseHolder):
                 lease.is_requesting = False
 
     def _acquire_direct_flow(self, key: Any, text: str, cost: int) -> Flow[int]:
-        wait_us: int = yield AcquireEffect(self._inner, key, cost)
+        wait_us: int = yield AcquireEffect(self.inner, key, cost)
         if wait_us:
             with suppress(WouldBlock):  # a lease may have arrived meanwhile
                 return self.try_acquire(text, cost)
@@ -277,7 +254,7 @@ class LeaseClient(BoundLimit, LeaseHolder):
         """Have the lease returned before it expires; not on a clock that a test moves by hand."""
         if lease.scheduled_ns <= self._now_ns() and self.store.clock is MONOTONIC:
             lease.scheduled_ns = lease.return_at_ns
-            SCHEDULER.schedule(lease.return_at_ns, partial(self._return_if_due, lease), self)
+            SCHEDULER.get().schedule(lease.return_at_ns, partial(self._return_if_due, lease), self)
 
     def _return_if_due(self, lease: KeyLease) -> None:
         """Return a lease that is about to expire, unless a later one has replaced it."""
@@ -315,7 +292,7 @@ class LeaseClient(BoundLimit, LeaseHolder):
 def leased_units(store: Store) -> dict[str, int]:
     """Return how many units of each limit of a store this process holds, without the limits of which none."""
     units: Counter[str] = Counter()
-    for holder in SCHEDULER.holders():
+    for holder in SCHEDULER.get().holders():
         if holder.store is store:
             units[holder.name] += holder.held_units()
     return {name: held for name, held in units.items() if held > 0}

@@ -25,14 +25,16 @@ while ARGV[a] do
   if needed > 0 and pause_us > 0 then
     reply[r + 2] = max(pause_us, (apply(key, needed, false)))
   elseif needed > 0 then
-    local amount = max(needed, min(wanted, remaining))
-    wait_us = apply(key, amount, true)
+    local ahead = claimed_units(key, 1)
+    local amount = ahead > 0 and needed or max(needed, min(wanted, remaining)) -- no lease while others wait
+    wait_us = take(key, amount, 0, ahead, true)
     if wait_us == 0 then
       reply[r] = amount
       reply[r + 1], reply[r + 3] = grant_lease(key, amount - needed)
-      if amount < wanted then wait_us = apply(key, 1, false) end
+      if amount < wanted then wait_us = take(key, 1, 0, ahead, false) end
     end
     reply[r + 2] = wait_us
   end
   a, r, k = a + 5, r + 4, k + 1
 end
+return reply

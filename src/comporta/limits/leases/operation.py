@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.limits.claims import take_in_order
+from comporta.limits.operation import LimitDemand
 from comporta.limits.reply import unusable_key_error
 from comporta.limits.scripts import lease_script
 from comporta.limits.strategies.base import EndedLease, Strategy
@@ -67,31 +69,42 @@ class LeaseOperation(Operation[Lease]):
 
     @property
     def state_keys(self) -> list[StateKey]:
-        """The state of the key."""
-        return [StateKey(self._source.definition.space, self.key, self._source.strategy)]
+        """The state of the key, and the claims on it."""
+        return self._demand.state_keys
+
+    @property
+    def _demand(self) -> LimitDemand:
+        return self._source.definition.demand(self.key, self.needed)._replace(strategy=self._source.strategy)
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], Lease]:
-        """Return the ended lease, then take and lease."""
+        """Return the ended lease, then take and lease; while others wait for claimed units, only take."""
+        state, claims = self._demand.split_states(states)
+        new, lease = self._step(state, self._demand.kept_units(claims, now_us), now_us)
+        return [new, *[None] * (len(states) - 1)], lease
+
+    def _step(self, state: State | None, ahead: int, now_us: int) -> tuple[State | None, Lease]:
         strategy, paused_us, _ = self._source.strategy.effective_at(now_us)
         ttl_us = self._source.ttl_us
-        [state] = states
         returned = None
         if state is not None and (self.ended.lent or self.ended.unused):
             returned = strategy.return_lease(state, now_us, self.ended, ttl_us)
             state = returned or state
         if not self.needed:
-            return [returned], REFUSED
+            return returned, REFUSED
         if paused_us:
             new, wait_us = strategy.step(state, now_us, self.needed)
             refused = new if wait_us else None  # a refusal changes a state only in time
-            return [refused or returned], REFUSED._replace(wait_us=max(wait_us, paused_us))
-        amount = max(self.needed, min(self.wanted, strategy.usage(state, now_us).remaining))
-        new, wait_us = strategy.step(state, now_us, amount)
+            return refused or returned, REFUSED._replace(wait_us=max(wait_us, paused_us))
+        remaining = 0 if ahead else strategy.usage(state, now_us).remaining
+        amount = max(self.needed, min(self.wanted, remaining))
+        new, wait_us = take_in_order(strategy, state, now_us, amount, floor=0, ahead=ahead)
         if new is None or wait_us:
-            return [new or returned], REFUSED._replace(wait_us=wait_us)
+            return new or returned, REFUSED._replace(wait_us=wait_us)
         kept, ttl_us, lease_id = strategy.grant_lease(new, now_us, amount - self.needed, ttl_us)
-        wait_us = strategy.step(kept, now_us, 1)[1] if amount < self.wanted else 0
-        return [kept], Lease(amount, ttl_us, wait_us, lease_id)
+        wait_us = 0
+        if amount < self.wanted:
+            wait_us = take_in_order(strategy, kept, now_us, 1, floor=0, ahead=ahead)[1]
+        return kept, Lease(amount, ttl_us, wait_us, lease_id)
 
     def script_keys(self) -> tuple[str]:
         """Return the state of the key."""

@@ -8,7 +8,6 @@ and never keeps a program from exiting.
 
 from __future__ import annotations
 
-import atexit
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from weakref import WeakSet
 
 from comporta import fork_safety
 from comporta.clock import MONOTONIC
+from comporta.runtime import PerProcess, at_exit
 from comporta.stores.base import Store
 from comporta.threads import BackgroundThread
 
@@ -51,7 +51,6 @@ class LeaseScheduler:
         self._lock = Lock()
         self._holders: WeakSet[LeaseHolder] = WeakSet()
         self._run: BackgroundThread | None = None
-        atexit.register(self.return_all)
         fork_safety.register(self)
         fork_safety.register_thread_owner(self)
 
@@ -125,4 +124,10 @@ class LeaseScheduler:
         return None
 
 
-SCHEDULER = LeaseScheduler()
+SCHEDULER = PerProcess(LeaseScheduler)
+
+
+@at_exit
+def return_all() -> None:
+    """Return the units of all holders of this process."""
+    SCHEDULER.get().return_all()

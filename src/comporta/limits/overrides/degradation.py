@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from comporta.clock import to_us
 from comporta.errors import StateError
 from comporta.flow import Flow, run, run_async
-from comporta.limits.flows import TIMEOUT_MAX
 from comporta.limits.overrides.notifications import publish_limit_event
 from comporta.limits.overrides.operation import (
     LowerByFraction,
@@ -28,11 +27,13 @@ from comporta.limits.overrides.operation import (
     RaiseByStep,
 )
 from comporta.limits.overrides.record import ExpiringStrategy, rate_per_second, rate_text
+from comporta.limits.wait_queue import TIMEOUT_MAX
 from comporta.ramp import FULL_SHARE, millionths
 from comporta.validators import require_choice, require_number
 
 if TYPE_CHECKING:
     from comporta.limits.limiter import BaseLimiter
+    from comporta.limits.strategies.base import LimitParams
     from comporta.stores.base import Operation
 
 RULES: Final = ("steps", "accepted", "cubic")
@@ -270,11 +271,16 @@ class SyncDegradation:
 
 def limiter_rates(limiter: BaseLimiter) -> tuple[float, float]:
     """Return the limit in effect and without degradation, in requests per second, as this worker knows it."""
+    current, original = limiter_params(limiter)
+    return rate_per_second(current), rate_per_second(original)
+
+
+def limiter_params(limiter: BaseLimiter) -> tuple[LimitParams, LimitParams]:
+    """Return the parameters in effect and without degradation, as this worker knows them."""
     flows = limiter._flows
     strategy = flows.current_strategy()
     if not isinstance(strategy, ExpiringStrategy):
-        return rate_per_second(strategy.params), rate_per_second(strategy.params)
+        return strategy.params, strategy.params
     # this worker does not know the clock of a server
     now_us = None if flows.is_remote else flows.store.clock.now_ns() // 1000
-    current, original = strategy.params_at(now_us)
-    return rate_per_second(current), rate_per_second(original)
+    return strategy.params_at(now_us)

@@ -24,7 +24,7 @@ from comporta.limits.overrides.record import DEGRADATION_TTL_US, OverrideRecord,
 from comporta.limits.scripts import OVERRIDE_SPACE
 from comporta.limits.strategies.base import LimitParams
 from comporta.ramp import FULL_SHARE, cubic_share, is_due, step_down, step_down_to, step_up
-from comporta.stores.base import GONE, Operation, Script, State, StateKey
+from comporta.stores.base import GONE, Operation, Script, State, StateKey, key_text
 from comporta.stores.lua import lua
 from comporta.stores.records import NEVER_US, RECORD
 
@@ -54,13 +54,17 @@ class OverrideOperation(Operation[OverrideReply]):
 
     __slots__ = ("_args", "name", "params")
 
-    script = Script("adjust", partial(lua, "limits/support", "limits/overrides/override"))
+    script = Script("adjust", partial(lua, "limits/support", "limits/overrides/override"), notes_changes=True)
     command = "look"
     changes_override = True
     reply_size = 5
 
     always_changes = False
     """Whether the operation counts as a change even if the parameters stay the same."""
+
+    is_step = False
+    """Whether the operation is a step of a degradation. Workers learn of its first and its last step at once,
+    and of those in between when they next read everything: decisions read the record anyway."""
 
     note = b""
     """Text for people."""
@@ -91,6 +95,11 @@ class OverrideOperation(Operation[OverrideReply]):
             return [None], reply
         expires_us = NEVER_US if record.expires_us is None else record.expires_us
         return [(expires_us, text) if record.has_effect else GONE], reply
+
+    def changed_name(self, reply: OverrideReply) -> str | None:
+        """Return the key of the record if workers must read it again."""
+        is_between = self.is_step and reply.before < FULL_SHARE and reply.share < FULL_SHARE
+        return key_text(OVERRIDE_SPACE, self.name) if reply.changed and not is_between else None
 
     def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
         """Return the record to write, or ``None`` to leave it as it is."""
@@ -130,6 +139,8 @@ class LowerOperation(OverrideOperation):
     """
 
     __slots__ = ("_clock", "_created_us")
+
+    is_step = True
 
     def __init__(self, name: str, params: LimitParams, *args: int, clock: Clock | None = None) -> None:
         super().__init__(name, params, *args)
@@ -207,6 +218,7 @@ class RaiseByStep(OverrideOperation):
     __slots__ = ()
 
     command = "climb"
+    is_step = True
 
     def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
         by, every_us, *_ = self._args
@@ -226,6 +238,7 @@ class RaiseAlongCurve(OverrideOperation):
     __slots__ = ()
 
     command = "curve"
+    is_step = True
 
     def _updated_record(self, current: OverrideRecord, now_us: int) -> OverrideRecord | None:
         by, every_us, step_us, _ = self._args

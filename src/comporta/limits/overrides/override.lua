@@ -1,7 +1,7 @@
 -- Changes the override record of one limit: degradation, pauses, and what an operator sets. Lua version of
 -- operation.py.
 --
--- KEYS  1: the override record (a string: see record.py)
+-- KEYS  1: the override record (a string: see record.py), whose name goes into the change log
 -- ARGV  1: now in µs, or 0 for the server's clock
 --       2: drop, cut, accept, climb, curve, pause, resume, set, revoke or look
 --       3-6: capacity, per_us, unit, window_us: as configured, or for set the operator's
@@ -25,6 +25,7 @@ local first, second, third, fourth = tonumber(ARGV[7]), tonumber(ARGV[8]), tonum
 local set_by_operator, note = false, ''
 local share, ends_us, dropped_us, climbed_us, until_us, length_us = WHOLE, 0, 0, 0, 0, 0
 local peak, curve_us, paused_us = 0, 0, 0
+local are_valid_params = params_checks()
 
 local function parse(text)
   local c, p, u, w, rest = match(text, '^([1-9]%d*) (%d+) (%d+) (%d+)(.*)$')
@@ -194,4 +195,6 @@ elseif write then
   local ttl_us = max(ends_us, until_us > 0 and until_us + PAUSE_SLACK_US or 0) - now_us
   call('SET', key, text, 'PX', format('%.0f', max(1, ceil(ttl_us / 1000))))
 end
+local is_step = command == 'drop' or command == 'cut' or command == 'accept' or command == 'climb' or command == 'curve'
+if changed and not (is_step and before < WHOLE and share < WHOLE) then note_change(key, now_us) end
 return {changed and 1 or 0, before, share, pause_left_us(), text}

@@ -222,6 +222,24 @@ def rate_per_second(params: LimitParams) -> float:
     return params.capacity * 1e6 / params.window_us
 
 
+_TEXT_UNITS_US = (("s", 1_000_000), ("minute", 60_000_000), ("hour", 3_600_000_000), ("day", 86_400_000_000))
+
+
+def limit_text(params: LimitParams) -> str:
+    """Return a limit as people write it: ``10/s``, ``30/minute burst 5``, ``100/900 s``.
+
+    ``LimitConfig.parse`` reads it, unless the rate is a whole number in no unit of time.
+    """
+    if not params.per_us:
+        return f"{params.capacity}/{params.window_us / 1e6:g} s"
+    for name, unit_us in _TEXT_UNITS_US:
+        amount, rest = divmod(params.per_us * unit_us, params.unit)
+        if amount and not rest:
+            burst = "" if amount == params.capacity else f" burst {params.capacity}"
+            return f"{amount}/{name}{burst}"
+    return f"{rate_text(rate_per_second(params))}/s burst {params.capacity}"
+
+
 def rate_text(rate: float) -> str:
     """Return a rate for people: a lowered limit has more digits than people need."""
     return f"{rate:.4g}" if rate < 1000 else f"{rate:.0f}"

@@ -6,7 +6,7 @@ decisions, its Lua text, its share during an outage, and its leases.
 - ``base``: the contract of a decision (``Strategy``) and the values that go in and out of it
 - ``registered_strategy``: ``RegisteredStrategy``, a strategy that a configuration can name
 - ``registry``: strategies by name; ``register_strategy`` adds one
-- ``bucket``: what the two buckets share
+- ``bucket``: what the two buckets share; ``window``, ``counted_window``: what the windows share
 - ``token_bucket``, ``leaky_bucket``, ``fixed_window``, ``sliding_window``: the built-in strategies
 - ``calendar_window``, ``schedule``: days and months of a time zone, a strategy for each schedule
 - ``recent_traffic``: how many units a key was granted in the last minute, kept inside its state

@@ -79,10 +79,10 @@ class BucketStrategy(RegisteredStrategy):
     def retention_us(self, state: State) -> int:
         """Return the same time; a bucket is pinned if its last grant left nothing for another one."""
         level: int = state[0]
-        if level < 0:
-            return self.expires_us(state) + PINNED_US
-        retention_us: int = state[1] + (self.pinned_ttl_us if level < self.unit else self.ttl_us)
-        return retention_us
+        last_us: int = state[1]
+        if level >= self.unit:  # nearly always
+            return last_us + self.ttl_us
+        return self.expires_us(state) + PINNED_US if level < 0 else last_us + self.pinned_ttl_us
 
 
 def exact_rate(rate: float, capacity: int) -> tuple[int, int]:

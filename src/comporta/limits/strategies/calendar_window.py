@@ -26,20 +26,15 @@ from comporta.limits.strategies.base import (
     LimitParams,
     LimitUsage,
 )
+from comporta.limits.strategies.counted_window import CountedWindowStrategy
 from comporta.limits.strategies.recent_traffic import (
     NO_PAST,
-    SLICE_BITS,
+    SLICE_US,
     recent_count,
     shift_past,
     subtract_released,
 )
-from comporta.limits.strategies.registered_strategy import RegisteredStrategy
 from comporta.limits.strategies.schedule import PERIODS, Schedule, parse_schedule, schedule_of_name
-from comporta.limits.strategies.sliding_window import (
-    SlidingWindowStrategy,
-    window_lease_size_max,
-    window_lease_us,
-)
 from comporta.stores.base import PINNED_US, State
 from comporta.stores.lua import lua
 
@@ -52,7 +47,7 @@ def _no_offset() -> int:
     return 0
 
 
-class CalendarWindowStrategy(RegisteredStrategy):
+class CalendarWindowStrategy(CountedWindowStrategy):
     """``capacity`` units in each window of a schedule; a subclass for each schedule.
 
     State: units used in the window, its start (Unix time), its end and the last change (by the store's
@@ -62,7 +57,6 @@ class CalendarWindowStrategy(RegisteredStrategy):
 
     __slots__ = ("_unix_offset_us", "_window", "capacity", "params")
 
-    needs_window = True
     codec = Struct("<qqqqI16s")
     schedule: Schedule
 
@@ -89,11 +83,6 @@ class CalendarWindowStrategy(RegisteredStrategy):
         """Return the limit as people write it."""
         schedule = cls.schedule
         return f"{config.capacity}/{schedule.period} at {schedule.time_text} {schedule.zone}"
-
-    @classmethod
-    def lease_us(cls, config: LimitConfig) -> int:
-        """Return how long a lease may keep units from other workers."""
-        return window_lease_us(config)
 
     @classmethod
     def lua(cls) -> str:
@@ -137,7 +126,7 @@ class CalendarWindowStrategy(RegisteredStrategy):
             if now_us >= last_us:
                 return None, wait_us
             cost = 0  # the clock went back: store the state at the new time and take nothing
-        if (now_us ^ last_us) >> SLICE_BITS:
+        if now_us ^ last_us >= SLICE_US:
             past, count = shift_past(past, count, last_us, now_us), 0
         return (used + cost, start_us, ends_us, now_us, count + cost, past), wait_us
 
@@ -147,12 +136,6 @@ class CalendarWindowStrategy(RegisteredStrategy):
         _, _, _, last_us, count, past = state
         traffic = subtract_released(past, count, last_us, now_us, cost)
         return (max(0, used - cost), start_us, ends_us, now_us, *traffic)
-
-    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
-        """Count a debit into the current window, and a credit if the call was granted in the same window."""
-        if amount < 0 and (state is None or not self._is_in_window(state, now_us, age_us)):
-            return None
-        return super().settle(state, now_us, amount, age_us)
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return what is left in the window and when the window ends."""
@@ -166,6 +149,13 @@ class CalendarWindowStrategy(RegisteredStrategy):
             recent_count(past, count, last_us, now_us),
         )
 
+    def pace_us(self, units: int) -> int:
+        """Return the windows that must end before some units fit, less the first one, if all are short.
+
+        The shortest month has 28 days, and a day of a clock change 23 hours.
+        """
+        return (units - 1) // self.capacity * self.params.window_us * 9 // 10
+
     def expires_us(self, state: State) -> int:
         """Return when the window ends, or when the last minute's grants are a minute old."""
         return max(int(state[2]), int(state[3]) + STATE_TTL_US_MIN)
@@ -173,23 +163,6 @@ class CalendarWindowStrategy(RegisteredStrategy):
     def retention_us(self, state: State) -> int:
         """Return the same time; a window that is used up is pinned."""
         return self.expires_us(state) + (PINNED_US if state[0] >= self.capacity else 0)
-
-    def used_units(self, state: State, now_us: int) -> int:
-        """Return the units counted into the current window."""
-        return self._current_window(state, now_us)[0]
-
-    def outage_share(self, worker_count: int, since_us: int) -> tuple[SlidingWindowStrategy, State]:
-        """Return a share of a sliding window of the nominal length.
-
-        A calendar window that starts used up would refuse every caller until its end, and one that starts
-        unused would grant the limit twice.
-        """
-        window = SlidingWindowStrategy(self.capacity, self.params.window_us)
-        return window.outage_share(worker_count, since_us)
-
-    def lease_size_max(self, worker_count: int) -> int:
-        """Return the most units that one worker may lease."""
-        return window_lease_size_max(self.capacity, worker_count)
 
     def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
         """Grant a lease that ends at the latest with its window; its id is the start of the window."""

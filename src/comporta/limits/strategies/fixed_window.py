@@ -19,18 +19,13 @@ from comporta.limits.strategies.base import (
     LimitParams,
     LimitUsage,
 )
+from comporta.limits.strategies.counted_window import CountedWindowStrategy
 from comporta.limits.strategies.recent_traffic import (
     NO_PAST,
-    SLICE_BITS,
+    SLICE_US,
     recent_count,
     shift_past,
     subtract_released,
-)
-from comporta.limits.strategies.registered_strategy import RegisteredStrategy
-from comporta.limits.strategies.sliding_window import (
-    SlidingWindowStrategy,
-    window_lease_size_max,
-    window_lease_us,
 )
 from comporta.stores.base import PINNED_US, State
 from comporta.stores.lua import lua
@@ -39,7 +34,7 @@ if TYPE_CHECKING:
     from comporta.limits.config import LimitConfig
 
 
-class FixedWindowStrategy(RegisteredStrategy):
+class FixedWindowStrategy(CountedWindowStrategy):
     """``capacity`` units in each window of ``window_us``.
 
     State: units used in this window, start of the window, last change, units granted in this slice, past
@@ -50,7 +45,6 @@ class FixedWindowStrategy(RegisteredStrategy):
 
     name = "fixed_window"
     short_name = "fixed"
-    needs_window = True
     codec = Struct("<qqqI16s")
 
     def __init__(self, capacity: int, window_us: int) -> None:
@@ -64,11 +58,6 @@ class FixedWindowStrategy(RegisteredStrategy):
     def from_config(cls, config: LimitConfig) -> FixedWindowStrategy:
         """Return the strategy with the numbers of a configuration."""
         return cls(config.capacity, to_us(config.window or 0))
-
-    @classmethod
-    def lease_us(cls, config: LimitConfig) -> int:
-        """Return how long a lease may keep units from other workers: at most a hundredth of the window."""
-        return window_lease_us(config)
 
     @staticmethod
     def lua() -> str:
@@ -109,7 +98,7 @@ class FixedWindowStrategy(RegisteredStrategy):
             if now_us >= last_us:
                 return None, wait_us
             cost = 0  # the clock went back: store the state at the new time and take nothing
-        if (now_us ^ last_us) >> SLICE_BITS:
+        if now_us ^ last_us >= SLICE_US:
             past, count = shift_past(past, count, last_us, now_us), 0
         return (used + cost, start_us, now_us, count + cost, past), wait_us
 
@@ -119,12 +108,6 @@ class FixedWindowStrategy(RegisteredStrategy):
         used, start_us = self._current_window(state, now_us)
         traffic = subtract_released(past, count, last_us, now_us, cost)
         return (max(0, used - cost), start_us, now_us, *traffic)
-
-    def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
-        """Count a debit into the current window, and a credit if the call was granted in the same window."""
-        if amount < 0 and (state is None or not self._is_in_window(state, now_us, age_us)):
-            return None
-        return super().settle(state, now_us, amount, age_us)
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return what is left in the window and when the window ends."""
@@ -138,10 +121,6 @@ class FixedWindowStrategy(RegisteredStrategy):
             recent_count(past, count, last_us, now_us),
         )
 
-    def pace_us(self, units: int) -> int:
-        """Return the windows that must end before some units fit, less the first one."""
-        return (units - 1) // self.capacity * self.window_us
-
     def expires_us(self, state: State) -> int:
         """Return when the window of a count has ended."""
         return int(state[2]) + self.ttl_us
@@ -151,22 +130,6 @@ class FixedWindowStrategy(RegisteredStrategy):
         used_up = state[0] >= self.capacity
         retention_us: int = state[2] + (self.pinned_ttl_us if used_up else self.ttl_us)
         return retention_us
-
-    def used_units(self, state: State, now_us: int) -> int:
-        """Return the units counted into the current window."""
-        return self._current_window(state, now_us)[0]
-
-    def outage_share(self, worker_count: int, since_us: int) -> tuple[SlidingWindowStrategy, State]:
-        """Return a share of a sliding window of the same length.
-
-        A fixed window that starts used up would refuse every caller until its end, and one that starts unused
-        would grant the limit twice.
-        """
-        return SlidingWindowStrategy(self.capacity, self.window_us).outage_share(worker_count, since_us)
-
-    def lease_size_max(self, worker_count: int) -> int:
-        """Return the most units that one worker may lease."""
-        return window_lease_size_max(self.capacity, worker_count)
 
     def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
         """Grant a lease that ends at the latest with its window; its id is the start of the window."""

@@ -13,7 +13,7 @@ from comporta.limits.strategies.base import CHARGE, LimitUsage, ceil_div, rescal
 from comporta.limits.strategies.bucket import BucketStrategy
 from comporta.limits.strategies.recent_traffic import (
     NO_PAST,
-    SLICE_BITS,
+    SLICE_US,
     recent_count,
     shift_past,
     subtract_released,
@@ -60,7 +60,7 @@ class LeakyBucketStrategy(BucketStrategy):
                 return None, max(wait_us, max_wait_us + 1)
             turns = cost = 0  # the clock went back: store the state at the new time and take nothing
             wait_us = max(wait_us, max_wait_us + 1)
-        if (now_us ^ last_us) >> SLICE_BITS:
+        if now_us ^ last_us >= SLICE_US:
             past, count = shift_past(past, count, last_us, now_us), 0
         if max_wait_us == CHARGE:
             turns = min(turns, max(0, self.level_max - level))

@@ -6,7 +6,8 @@ workers may therefore grant up to N tokens at one moment even if the limit's bur
 one token each too much in any window. This is the whole cost of rounding.
 
 A share starts empty when the outage begins, because other workers may have just spent what the shared state
-held. It counts what it grants and reports the count when the store is reachable again.
+held. It counts what it grants and reports the count when the store is reachable again. From the report until
+the worker uses the store again it grants nothing: the report would not contain it.
 
 Each strategy declares its own share (``RegisteredStrategy.outage_share``); this module counts and reports.
 """
@@ -18,9 +19,13 @@ from comporta.limits.overrides.record import without_expiry
 from comporta.limits.strategies.base import LimitParams, LimitUsage, Strategy
 from comporta.limits.strategies.registered_strategy import RegisteredStrategy
 from comporta.stores.base import Codec, Outage, State
+from comporta.stores.records import NEVER_US
 
 CLOSED_RETRY_US = 1_000_000
 """When to retry if nothing can be granted while the outage lasts."""
+
+ENDING_RETRY_US = 50_000
+"""When to retry while a worker rejoins: it grants nothing between its last report and its first call."""
 
 
 class OutageShare(Strategy):
@@ -30,9 +35,12 @@ class OutageShare(Strategy):
     """
 
     __slots__ = (
+        "_closes_us",
         "_full_strategy",
         "_initial_state",
         "_limit_name",
+        "_refusal_us",
+        "_reported_share",
         "_share",
         "_since_us",
         "codec",
@@ -45,18 +53,23 @@ class OutageShare(Strategy):
     evictable = False
     """Its states are kept in memory only, and the codec does not fit them."""
 
-    def __init__(self, strategy: RegisteredStrategy, limit_name: str, outage: Outage) -> None:
+    def __init__(
+        self, strategy: RegisteredStrategy, limit_name: str, outage: Outage, closes_us: int = NEVER_US
+    ) -> None:
+        self._closes_us = closes_us
         self._full_strategy = strategy
         self._limit_name = limit_name
         self._since_us = outage.since_us
+        self._refusal_us = ENDING_RETRY_US if outage.is_ending else CLOSED_RETRY_US if outage.full else 0
         self._share, self._initial_state = strategy.outage_share(outage.worker_count, outage.since_us)
+        self._reported_share = _reported_share(strategy, self._share, outage)
         self.name = self._share.name
         self.codec = self._share.codec
         self.params = self._share.params
 
     def expires_us(self, state: State) -> int:
         """Keep units that are not reported for as long as the share's own state."""
-        return self._share.expires_us(state[1])
+        return self._reported_share.expires_us(state[1])
 
     def with_params(self, params: LimitParams) -> OutageShare:
         """Return the same share: records of the shared store do not apply to it."""
@@ -69,7 +82,10 @@ class OutageShare(Strategy):
     def step(
         self, state: State | None, now_us: int, cost: int, max_wait_us: int = 0
     ) -> tuple[State | None, int]:
-        """Take from the share."""
+        """Take from the share, unless the outage is ending or there is no room for another key."""
+        refusal_us = self._refusal_us or (CLOSED_RETRY_US if now_us >= self._closes_us else 0)
+        if refusal_us:
+            return None, max(refusal_us, max_wait_us + 1)
         granted, own = state or (0, self._initial_state)
         new, wait_us = self._share.step(own, now_us, cost, max_wait_us)
         if new is None:
@@ -91,7 +107,9 @@ class OutageShare(Strategy):
         return None if new is None else (granted + amount, new)
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
-        """Return the use of the share."""
+        """Return the use of the share; nothing remains while it refuses everything."""
+        if self._refusal_us or now_us >= self._closes_us:
+            return LimitUsage(0, 0, 0)
         return self._share.usage((state or (0, self._initial_state))[1], now_us)
 
     def take_report(
@@ -101,9 +119,28 @@ class OutageShare(Strategy):
         granted, own = state
         if not granted:
             return None, None
-        amount = min(granted, self._share.used_units(own, now_us))
+        amount = min(granted, self._reported_share.used_units(own, now_us))
         charge = ChargeOperation(self._full_strategy, self._limit_name, key, amount)
         return charge if amount > 0 else None, (0, own)
+
+    def with_outage(self, outage: Outage) -> OutageShare:
+        """Return the share of one of more workers."""
+        return OutageShare(self._full_strategy, self._limit_name, outage, self._closes_us)
+
+
+def _reported_share(
+    strategy: RegisteredStrategy, share: RegisteredStrategy, outage: Outage
+) -> RegisteredStrategy:
+    """Return what says how many of the granted units still count against the limit.
+
+    A share that became smaller during the outage may have granted more before than it holds now. So it
+    reports by its first capacity and its present rate: perhaps units that were refilled meanwhile, and all
+    that were not.
+    """
+    if outage.first_worker_count in {0, outage.worker_count}:
+        return share
+    first_share, _ = strategy.outage_share(outage.first_worker_count, outage.since_us)
+    return share.with_params(share.params._replace(capacity=first_share.params.capacity))
 
 
 class ConstantStrategy(Strategy):
@@ -150,18 +187,22 @@ class ConstantStrategy(Strategy):
         return LimitUsage(0 if self._wait_us else self.params.capacity, 0, 0)
 
 
-def fallback_strategy(strategy: Strategy, limit_name: str, fallback: str, outage: Outage) -> Strategy:
+def fallback_strategy(
+    strategy: Strategy, limit_name: str, fallback: str, outage: Outage, closed_after_us: int = 0
+) -> Strategy:
     """Return the strategy by which a worker decides during an outage.
 
+    ``"closed"`` uses the share for the first ``closed_after_us`` of the outage.
     ``"open"`` applies only to accidents: a server that rejects this worker opens nothing. A degraded limit is
     divided as it is lowered. A pause does not apply here, because it ends by the clock of the shared store;
     an ``Upstream`` remembers a pause that it knows of.
     """
     strategy = without_expiry(strategy)
-    if outage.full or fallback == "closed":
+    if (fallback == "closed" and not closed_after_us) or (outage.full and fallback == "open"):
         return ConstantStrategy(strategy, CLOSED_RETRY_US)
     if fallback == "open" and not outage.denied:
         return ConstantStrategy(strategy, 0)
     if not isinstance(strategy, RegisteredStrategy):
         raise TypeError(f"strategy must be a RegisteredStrategy, got {strategy!r:.100}")
-    return OutageShare(strategy, limit_name, outage)
+    closes_us = outage.since_us + closed_after_us if fallback == "closed" else NEVER_US
+    return OutageShare(strategy, limit_name, outage, closes_us)

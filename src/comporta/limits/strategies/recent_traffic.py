@@ -34,7 +34,7 @@ def shift_past(past: bytes, count: int, last_us: int, now_us: int) -> bytes:
 
 def subtract_released(past: bytes, count: int, last_us: int, now_us: int, amount: int) -> tuple[int, bytes]:
     """Return the count and the past slices after ``amount`` units were released."""
-    if (now_us ^ last_us) >> SLICE_BITS:
+    if now_us ^ last_us >= SLICE_US:
         past, count = shift_past(past, count, last_us, now_us), 0
     return max(0, count - amount), past
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from comporta.clock import to_us
 from comporta.limits.overrides.record import apply_override
-from comporta.limits.strategies.base import SETTLE, Strategy
+from comporta.limits.strategies.base import SETTLE, LimitParams, Strategy
 from comporta.stores.lua import lua
 
 if TYPE_CHECKING:
@@ -89,6 +89,14 @@ class RegisteredStrategy(Strategy):
         return lua("limits/leases/no_lease")
 
     @staticmethod
+    def acquire_lua() -> str:
+        """Return Lua text for the start of the script that takes from one limit (``limits/acquire.lua``).
+
+        It may return a reply for the most frequent decisions, and must decide as ``lua()`` does.
+        """
+        return ""
+
+    @staticmethod
     def settle_lua() -> str:
         """Return the Lua text of ``credit(key, amount, age_us)`` and ``debit(key, amount, age_us)``.
 
@@ -96,6 +104,10 @@ class RegisteredStrategy(Strategy):
         and ``limits/budgets/params.lua`` are above it.
         """
         return lua("limits/budgets/settle_newest")
+
+    @abstractmethod
+    def with_params(self, params: LimitParams) -> RegisteredStrategy:
+        """Return a strategy that reads this one's states and has other parameters."""
 
     @abstractmethod
     def outage_share(self, worker_count: int, since_us: int) -> tuple[RegisteredStrategy, State]:

@@ -25,12 +25,12 @@ from comporta.limits.strategies.base import (
 from comporta.limits.strategies.recent_traffic import (
     COUNT_MAX,
     NO_PAST,
-    SLICE_BITS,
+    SLICE_US,
     recent_count,
     shift_past,
     subtract_released,
 )
-from comporta.limits.strategies.registered_strategy import RegisteredStrategy
+from comporta.limits.strategies.window import LEASE_DIVISOR, WindowStrategy
 from comporta.stores.base import PINNED_US, State
 from comporta.stores.lua import lua
 
@@ -39,12 +39,6 @@ if TYPE_CHECKING:
 
 ENTRIES_MIN = 36
 ENTRIES_MAX = 257
-LEASE_DIVISOR = 100
-"""A lease lasts at most this fraction of a window and leases at most this fraction of its capacity.
-
-A window therefore grants at most that much less than its limit.
-"""
-
 _ENTRY = Struct("<qI")
 _HEAD = Struct("<qqI16sH")
 
@@ -71,7 +65,7 @@ class LogCodec:
         return (*head, bytes(buffer[start : start + length]))
 
 
-class SlidingWindowStrategy(RegisteredStrategy):
+class SlidingWindowStrategy(WindowStrategy):
     """At most ``capacity`` units in any interval of ``window_us``.
 
     State: units in the log, last change, units granted in this slice, past slices, the log.
@@ -81,7 +75,6 @@ class SlidingWindowStrategy(RegisteredStrategy):
 
     name = "sliding_window"
     short_name = "sliding"
-    needs_window = True
     codec: LogCodec
 
     def __init__(self, capacity: int, window_us: int, entries: int | None = None) -> None:
@@ -104,11 +97,6 @@ class SlidingWindowStrategy(RegisteredStrategy):
         so that it counts them long enough.
         """
         return cls(config.capacity, to_us(config.window or 0) + cls.lease_us(config))
-
-    @classmethod
-    def lease_us(cls, config: LimitConfig) -> int:
-        """Return how long a lease may keep units from other workers: at most a hundredth of the window."""
-        return window_lease_us(config)
 
     @staticmethod
     def lua() -> str:
@@ -148,7 +136,7 @@ class SlidingWindowStrategy(RegisteredStrategy):
         else:
             wait_us = 0
             log = self._append_entry(log, now_us, cost)
-        if (now_us ^ last_us) >> SLICE_BITS:
+        if now_us ^ last_us >= SLICE_US:
             past, count = shift_past(past, count, last_us, now_us), 0
         return (used + cost, now_us, count + cost, past, log), wait_us
 
@@ -199,10 +187,6 @@ class SlidingWindowStrategy(RegisteredStrategy):
             recent_count(past, count, last_us, now_us),
         )
 
-    def pace_us(self, units: int) -> int:
-        """Return the windows that must end before some units fit, less the first one."""
-        return (units - 1) // self.capacity * self.window_us
-
     def expires_us(self, state: State) -> int:
         """Return when the log is empty: one window after its last entry."""
         return int(state[1]) + self.ttl_us
@@ -225,10 +209,6 @@ class SlidingWindowStrategy(RegisteredStrategy):
         part = ceil_div(self.capacity, worker_count)
         share = SlidingWindowStrategy(part, ceil_div(self.window_us * part * worker_count, self.capacity))
         return share, evenly_used_state(share, since_us)
-
-    def lease_size_max(self, worker_count: int) -> int:
-        """Return the most units that one worker may lease."""
-        return window_lease_size_max(self.capacity, worker_count)
 
     def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
         """Grant a lease; its id is the time of the grant."""
@@ -324,17 +304,3 @@ def evenly_used_state(window: SlidingWindowStrategy, now_us: int) -> State:
         added += units
         log += _ENTRY.pack(now_us - window.window_us + window.window_us * number // entries, units)
     return (window.capacity, now_us, 0, NO_PAST, log)
-
-
-def window_lease_us(config: LimitConfig) -> int:
-    """Return how long a lease from a window may keep units from other workers."""
-    return min(to_us(float(config.lease)), to_us(config.window or 0) // LEASE_DIVISOR)
-
-
-def window_lease_size_max(capacity: int, worker_count: int) -> int:
-    """Return the most units of a window that one worker may lease.
-
-    A window does not get the units of a killed worker back before it ends, so a lease is a small fraction of
-    it.
-    """
-    return capacity // max(2 * worker_count, LEASE_DIVISOR)

@@ -31,7 +31,7 @@ from comporta.limits.strategies.base import (
 from comporta.limits.strategies.bucket import BucketStrategy, exact_rate
 from comporta.limits.strategies.recent_traffic import (
     NO_PAST,
-    SLICE_BITS,
+    SLICE_US,
     recent_count,
     shift_past,
     subtract_released,
@@ -66,6 +66,11 @@ class TokenBucketStrategy(BucketStrategy):
         return lua("limits/strategies/token_bucket")
 
     @staticmethod
+    def acquire_lua() -> str:
+        """Return the Lua version of the most frequent decision."""
+        return lua("limits/strategies/token_bucket_acquire")
+
+    @staticmethod
     def lease_lua() -> str:
         """Return the Lua version of the leases."""
         return lua("limits/strategies/token_bucket_lease")
@@ -78,28 +83,28 @@ class TokenBucketStrategy(BucketStrategy):
         A cost above the capacity, which an override can cause, needs a full bucket and leaves a debt, so that
         it waits as long as it costs but not forever.
         """
-        full, per_us = self.full, self.per_us
+        full, per_us, own_unit = self.full, self.per_us, self.unit
         if state is None:
-            state = (full, now_us, self.unit, 0, NO_PAST)
+            state = (full, now_us, own_unit, 0, NO_PAST)
         level, last_us, unit, count, past = state
-        if unit != self.unit:
-            level = rescale_level(level, unit, self.unit)
+        if unit is not own_unit and unit != own_unit:  # it nearly always is, on memory://
+            level = rescale_level(level, unit, own_unit)
         if now_us > last_us:
             level += (now_us - last_us) * per_us
         if level > full:
             level = full
-        need = cost * self.unit
+        need = cost * own_unit
         wait_us = 0
         if level < need and level < full and max_wait_us >= 0:
             wait_us = -((level - (min(full, need))) // per_us)
             if now_us >= last_us:
                 return None, wait_us
             need = cost = 0  # the clock went back: store the state at the new time and take nothing
-        if (now_us ^ last_us) >> SLICE_BITS:
+        if now_us ^ last_us >= SLICE_US:
             past, count = shift_past(past, count, last_us, now_us), 0
-        if max_wait_us == CHARGE:
+        if max_wait_us and max_wait_us == CHARGE:
             need = min(need, max(0, level + SECOND_US * per_us))
-        return (level - need, now_us, self.unit, count + cost, past), wait_us
+        return (level - need, now_us, own_unit, count + cost, past), wait_us
 
     def release(self, state: State, now_us: int, cost: int) -> State:
         """Put tokens back; the bucket never holds more than its capacity."""
@@ -196,7 +201,7 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
             if now_us >= last_us:
                 return None, wait_us
             need = cost = 0  # the clock went back: store the state at the new time and take nothing
-        if (now_us ^ last_us) >> SLICE_BITS:
+        if now_us ^ last_us >= SLICE_US:
             past, count = shift_past(past, count, last_us, now_us), 0
         if max_wait_us == CHARGE:
             need = min(need, max(0, level + SECOND_US * self.per_us))

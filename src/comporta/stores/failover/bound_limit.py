@@ -28,10 +28,12 @@ class GuardedStore(FailoverControl, Protocol):
 class FailoverBoundLimit(LocalBoundLimit):
     """A limit on an engine of this machine that may fail, or that cannot be opened yet."""
 
+    fails_over = True
+
     def __init__(self, store: GuardedStore, binding: Binding) -> None:
         self._store = store
         self._binding = binding
-        self._bound: LocalBoundLimit | None = None
+        self.engine_limit = None
         self.try_acquire = self._build_fast_path()
 
     @property
@@ -56,7 +58,7 @@ class FailoverBoundLimit(LocalBoundLimit):
     @property
     def cached_algorithm(self) -> Any:
         """The algorithm in force as this process last saw it."""
-        return self._binding.algorithm if self._bound is None else self._bound.cached_algorithm
+        return self._binding.algorithm if self.engine_limit is None else self.engine_limit.cached_algorithm
 
     def acquire(self, key: Any, cost: int) -> int:
         """Decide on the engine, waiting as long as it allows, or from the local share."""
@@ -102,10 +104,10 @@ class FailoverBoundLimit(LocalBoundLimit):
 
     def _primary_bound(self) -> LocalBoundLimit:
         """Return the limit bound to the engine, which may have become available only now."""
-        bound = self._bound
-        if bound is None:
-            bound = self._bound = _bind(self._store.primary, self._binding)
-        return bound
+        limit = self.engine_limit
+        if limit is None:
+            limit = self.engine_limit = _bind(self._store.primary, self._binding)
+        return limit
 
     def _build_fast_path(self) -> Callable[[Any, int], int]:
         store = self._store

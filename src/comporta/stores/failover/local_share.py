@@ -25,7 +25,7 @@ class LocalShare:
     ``rejects_all``: the server denied this worker before it ever answered, so every operation raises.
     """
 
-    __slots__ = ("cause", "full_outage", "outage", "pending_reports", "rejects_all", "store")
+    __slots__ = ("cause", "full_outage", "outage", "rejects_all", "store")
 
     def __init__(self, outage: Outage, cause: StateError, clock: Clock) -> None:
         self.outage = outage
@@ -33,7 +33,6 @@ class LocalShare:
         self.cause = cause
         self.store = MemoryStore(clock, FALLBACK_KEYS_MAX)
         self.rejects_all = False
-        self.pending_reports: list[Operation[object]] = []
 
     def apply(self, operation: Operation[R]) -> R:
         """Apply the fallback of an operation to the local state."""
@@ -47,6 +46,28 @@ class LocalShare:
         except StateFullError:
             refusal = operation.fallback(self.full_outage)
             return self.store.apply(refusal or fallback)
+
+    def divide_by(self, worker_count: int) -> bool:
+        """Divide by more workers from now on; false if there are no more than this one knew.
+
+        The count never falls during an outage. What was granted before is reported as before.
+        """
+        outage = self.outage
+        if worker_count <= outage.worker_count:
+            return False
+        first = outage.first_worker_count or outage.worker_count
+        self.outage = outage = outage._replace(worker_count=worker_count, first_worker_count=first)
+        self.full_outage = outage._replace(full=True)
+        self.store.replace_state_types(lambda state_type: state_type.with_outage(outage))
+        return True
+
+    def freeze(self) -> None:
+        """Grant nothing more: what is granted after the last report would be unknown to the store."""
+        self.outage = self.outage._replace(is_ending=True)
+
+    def thaw(self) -> None:
+        """Grant again: the outage goes on after all."""
+        self.outage = self.outage._replace(is_ending=False)
 
     def unavailable_error(self) -> StateUnavailableError:
         """Return the error for an operation that makes sense only where all workers see it."""

@@ -16,7 +16,6 @@ nothing extra.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, TypeVar
@@ -32,12 +31,14 @@ from comporta.errors import (
 )
 from comporta.flow import running_loop
 from comporta.metrics import count
-from comporta.stores.base import Fallback, HeartbeatSubscriber, Operation, Outage, OverrideListener, Store
+from comporta.runtime import RUNTIME
+from comporta.stores.base import Fallback, Operation, Outage, OverrideListener, Store
 from comporta.stores.bound_limit import Binding
 from comporta.stores.failover.bound_limit import FailoverBoundLimit
 from comporta.stores.failover.control import ENGINE_ERRORS, as_state_error
 from comporta.stores.failover.heartbeat import Heartbeat
 from comporta.stores.failover.local_share import LocalShare
+from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 
 R = TypeVar("R")
 
@@ -101,7 +102,6 @@ class FailoverStore(Store):
         if primary is None:
             with self._lock:
                 primary = self._primary = self._primary or self._open_primary()
-            primary.report_worker_count_to(self.heartbeat.worker_count.record)
         return primary
 
     def apply(self, operation: Operation[R]) -> R:
@@ -205,12 +205,12 @@ class FailoverStore(Store):
             self.is_healthy = False
             if self.local_share is not None:
                 return self.local_share
-            share = self.local_share = self._new_local_share(error)
+            share = self.local_share = self._new_local_share(error, self._workers_in_fallback())
         self.heartbeat.notify_outage()
         part = f"1/{share.outage.worker_count} of each limit"
         severity = "error" if share.outage.denied else "warning"
-        self._publish("state_fallback", f"in fallback ({part} for this worker): {error}", severity)
         count("state_switches", state=self.address, to="fallback")
+        self._publish("state_fallback", f"in fallback ({part} for this worker): {error}", severity)
         return share
 
     def record_denial(self, error: StateError) -> None:
@@ -223,9 +223,9 @@ class FailoverStore(Store):
         with self._lock:
             previous = self.local_share
             if previous is not None and not previous.outage.denied:
-                share = self._new_local_share(error)
+                share = self._new_local_share(error, max(self.worker_count, previous.outage.worker_count))
                 share.outage = share.outage._replace(since=previous.outage.since)
-                share.pending_reports = [*previous.pending_reports, *previous.collect_reports()]
+                self.heartbeat.recovery.collect_reports(previous)
                 share.rejects_all = not self.was_reached
                 self.local_share = share
 
@@ -234,10 +234,11 @@ class FailoverStore(Store):
         with self._lock:
             share, self.local_share = self.local_share, None
             self.was_reached = self.is_healthy = True
+            self.heartbeat.machine_workers.leave()
         if share is not None:
-            seconds = max(0.0, time.time() - share.outage.since)
-            self._publish("state_recovered", f"back to the shared state after {seconds:.1f} s", "info")
+            seconds = max(0.0, RUNTIME.unix_time() - share.outage.since)
             count("state_switches", state=self.address, to="shared")
+            self._publish("state_recovered", f"back to the shared state after {seconds:.1f} s", "info")
 
     def close(self) -> None:
         """Remove this worker from the registry and close the engine."""
@@ -268,8 +269,11 @@ class FailoverStore(Store):
         fork_safety.reinit_lock(self._lock)
         self.is_healthy = False
         self._unusable_keys_share = None  # the parent reports what it granted
-        if self.local_share is not None:
-            self.local_share = self._new_local_share(self.local_share.cause)
+        self.heartbeat.machine_workers.after_fork()
+        share = self.local_share
+        if share is not None:
+            worker_count = max(share.outage.worker_count, self._workers_in_fallback())
+            self.local_share = self._new_local_share(share.cause, worker_count)
 
     def _ensure_heartbeat(self) -> None:
         """Start the heartbeat on the first use in each process."""
@@ -283,10 +287,14 @@ class FailoverStore(Store):
             raise share.unavailable_error() from share.cause
         return self.primary
 
-    def _new_local_share(self, error: StateError) -> LocalShare:
+    def _workers_in_fallback(self) -> int:
+        """List this worker among those of its machine, and return by how many to divide a limit."""
+        return max(self.worker_count, self.heartbeat.machine_workers.join())
+
+    def _new_local_share(self, error: StateError, worker_count: int) -> LocalShare:
         denied = isinstance(error, StateAuthError)
         now_us = self.clock.now_ns() // 1000
-        outage = Outage(time.time(), now_us, str(error), self.worker_count, denied)
+        outage = Outage(RUNTIME.unix_time(), now_us, str(error), worker_count, denied)
         return LocalShare(outage, error, self.clock)
 
     def _fail_over_key(self, error: StateError) -> LocalShare:
@@ -294,7 +302,7 @@ class FailoverStore(Store):
         with self._lock:
             share = self._unusable_keys_share
             if share is None or share.outage.worker_count < self.worker_count:
-                share = self._unusable_keys_share = self._new_local_share(error)
+                share = self._unusable_keys_share = self._new_local_share(error, self.worker_count)
             text = str(error)
             is_new = text not in self._reported_keys and len(self._reported_keys) < REPORTED_KEYS_MAX
             if is_new:

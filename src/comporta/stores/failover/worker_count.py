@@ -6,11 +6,7 @@ It gets its counts from replies and reads no registry itself (``worker_registry.
 from __future__ import annotations
 
 from comporta.clock import MONOTONIC
-from comporta.stores.failover.worker_count_file import (
-    configured_worker_count,
-    load_worker_count,
-    save_worker_count,
-)
+from comporta.stores.failover.worker_count_file import WORKER_COUNT_FILES, configured_worker_count
 from comporta.stores.failover.worker_registry import DEAD_SECONDS
 
 
@@ -24,6 +20,7 @@ class WorkerCount:
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self._files = WORKER_COUNT_FILES.get()
         self._configured = configured_worker_count()
         self._remembered: int | None = None
         self._latest = self._peak = self._previous_peak = 0
@@ -34,8 +31,13 @@ class WorkerCount:
     def value(self) -> int:
         """How many workers there are as far as this process can know; at least 1."""
         if self._remembered is None:
-            self._remembered = load_worker_count(self._address)
+            self._remembered = self._files.load(self._address)
         return max(self._configured, self._remembered, self._peak, self._previous_peak)
+
+    @property
+    def observed(self) -> int:
+        """The highest count of the last few seconds; before the first reply what ``value`` says."""
+        return max(self._peak, self._previous_peak) or self.value
 
     def record(self, count: int) -> None:
         """Take a count that came with a reply; 0 means that the store does not know it."""
@@ -53,7 +55,7 @@ class WorkerCount:
             if self._previous_peak:
                 self._remembered = 1
             self._previous_peak, self._peak = self._peak, self._latest
-            self._saved = load_worker_count(self._address)  # other processes may have saved a lower count
+            self._saved = self._files.load(self._address)  # other processes may have saved a lower count
         if self._latest and self._latest != self._saved:
             self._saved = self._latest
-            save_worker_count(self._address, self._latest)
+            self._files.save(self._address, self._latest)

@@ -11,6 +11,8 @@ import os
 import stat
 from contextlib import suppress
 
+from comporta.runtime import RUNTIME, PerProcess
+
 WORKERS_VARIABLE = "COMPORTA_WORKERS"
 WORKER_COUNT_MAX = 1_000_000
 
@@ -46,7 +48,7 @@ def save_worker_count(address: str, workers: int) -> None:
     from pathlib import Path  # noqa: PLC0415 - see _path
 
     path = _path(address)
-    temporary = f"{path}.{os.getpid()}"
+    temporary = f"{path}.{RUNTIME.pid()}"
     with suppress(OSError):
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -57,13 +59,32 @@ def save_worker_count(address: str, workers: int) -> None:
             Path(temporary).unlink(missing_ok=True)
 
 
-def _path(address: str) -> str:
+class WorkerCountFiles:
+    """The worker counts that are saved on this machine. A simulation has simulated files."""
+
+    load = staticmethod(load_worker_count)
+    save = staticmethod(save_worker_count)
+
+
+WORKER_COUNT_FILES = PerProcess(WorkerCountFiles)
+
+
+def machine_directory() -> str:
+    """Return the directory for what the workers of one machine leave for each other."""
     import tempfile  # noqa: PLC0415 - with pathlib a tenth of the time that importing comporta takes
+
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()  # noqa: S108
+
+
+def address_digest(address: str) -> str:
+    """Return a short text for a state, for the names of its files."""
     from hashlib import blake2b  # noqa: PLC0415 - loads OpenSSL
 
-    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()  # noqa: S108
-    digest = blake2b(address.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"{parent}/comporta-{os.geteuid()}-seen-{digest}"
+    return blake2b(address.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _path(address: str) -> str:
+    return f"{machine_directory()}/comporta-{os.geteuid()}-seen-{address_digest(address)}"
 
 
 def _parse_count(text: str) -> int:

@@ -1,6 +1,6 @@
-"""The registry of live workers, as operations: register, remove, list, and schedule a rejoin.
+"""The registry of live workers, as operations: register, remove, list, and rejoin after an outage.
 
-Every process that uses a shared state records a heartbeat in the registry once a second. A worker that was
+Every process that uses a shared state records a heartbeat in the registry every 0.9 s. A worker that was
 silent for ``DEAD_SECONDS`` counts as dead; one that exits normally removes itself. The number of workers
 decides what share of a limit each may use during an outage: a count that is too high costs throughput, one
 that is too low exceeds the limit.
@@ -10,33 +10,54 @@ This module knows no threads and no stores. Lua twin: ``worker_registry.lua``.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple, Self, cast
 
 from comporta.clock import to_us
+from comporta.runtime import RUNTIME
 from comporta.stores.base import GONE, Operation, R, Script, State, StateKey
+from comporta.stores.failover.barrier import (
+    BARRIER_TTL_US,
+    GRACE_US,
+    INTERRUPTED_US,
+    LATE_US,
+    LEAD_US,
+    UNKNOWN_EPOCH,
+    Barrier,
+    RejoinMoment,
+    RejoinRequest,
+)
 from comporta.stores.lua import lua
 from comporta.stores.records import RECORD, VALUE_BYTES_MAX
 
 REGISTRY_KEY = "comporta_workers"
 """The key of the registry: on a server a sorted set of workers, by the time of their last heartbeat."""
 
-REJOIN_KEY = "comporta_return"
-"""The key of the moment at which the fleet rejoins after an outage."""
+DEPARTURES = "comporta_departures"
+"""The space of records about workers that are gone, by their ``member``: ``LEFT`` by the worker itself, and
+then what the fleet status made of it."""
+
+DEPARTURE_TTL_SECONDS = 300.0
+LEFT = b"left"
+
+REJOIN_SPACE = "comporta_rejoin"
+"""The space of the barrier at which the fleet rejoins after an outage."""
 
 REJOIN_SECONDS = 0.6
-REJOIN_US = to_us(REJOIN_SECONDS)
+"""How long the barrier waits for workers that do not come, in addition to the time for connecting."""
 
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 0.9
+"""How often a worker registers and learns what changed: an override is known to all within 1 s."""
+
 DEAD_SECONDS = 3.0
 _DEAD_US = to_us(DEAD_SECONDS)
 
-_HOST_CHARS_MAX = 64
 _ENTRY = Struct("<IIQQ")
+
+BARRIER = StateKey(REJOIN_SPACE, REGISTRY_KEY, RECORD)
+"""The barrier; by its name it is in the registry's slot of a cluster."""
 
 WORKERS_MAX = VALUE_BYTES_MAX // _ENTRY.size
 """How many workers a local engine lists and counts; a server has no such limit."""
@@ -53,11 +74,17 @@ class Worker(NamedTuple):
     @classmethod
     def new(cls) -> Self:
         """Return a new identity for this process; a forked child needs one of its own."""
-        return cls(_host(), os.getpid(), int(time.time()), int.from_bytes(os.urandom(8), "little"))
+        token = int.from_bytes(RUNTIME.random_bytes(8), "little")
+        return cls(RUNTIME.host(), RUNTIME.pid(), int(RUNTIME.unix_time()), token)
 
     def __str__(self) -> str:
         """Return the text under which a server lists the worker."""
         return f"{self.host}:{self.pid}:{self.started}:{self.token:016x}"
+
+    @property
+    def member(self) -> str:
+        """The text under which a barrier lists the worker."""
+        return f"{self.token:016x}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -73,11 +100,6 @@ class LiveWorker(NamedTuple):
     age: float
 
 
-@cache
-def _host() -> str:
-    return os.uname().nodename[:_HOST_CHARS_MAX] or "localhost"
-
-
 class _RegistryOperation(Operation[R]):
     """Base of the operations on the registry."""
 
@@ -90,29 +112,63 @@ class _RegistryOperation(Operation[R]):
     def __init__(self, worker: Worker | None = None) -> None:
         self._worker = worker
 
+    @property
+    def worker(self) -> Worker:
+        """The worker that it is about."""
+        return cast(Worker, self._worker)
+
     def script_args(self) -> list[int | str | bytes]:
         """The command, the worker, and after how many microseconds a worker counts as dead."""
         return [self.command, str(self._worker or ""), _DEAD_US]
 
 
-class RecordHeartbeat(_RegistryOperation[int]):
-    """Record that a worker is alive; returns how many workers are."""
+class Pulse(NamedTuple):
+    """The reply to a heartbeat: how many workers are alive, the epoch, and whether its barrier is running."""
 
-    __slots__ = ()
+    worker_count: int
+    epoch: int
+    is_rejoining: bool
+
+
+class RecordHeartbeat(_RegistryOperation[Pulse]):
+    """Record that a worker is alive; a worker that uses the store also confirms the ``epoch`` it knows."""
+
+    __slots__ = ("_epoch",)
 
     command = "beat"
+    state_keys: Sequence[StateKey] = (StateKey(REGISTRY_KEY, "", RECORD), BARRIER)
 
-    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], int]:
-        """Write the time of the heartbeat and drop dead workers."""
+    def __init__(self, worker: Worker, epoch: int = UNKNOWN_EPOCH) -> None:
+        super().__init__(worker)
+        self._epoch = epoch
+
+    def script_args(self) -> list[int | str | bytes]:
+        """The arguments of the registry, the epoch, and how far ahead the moment of a full barrier is."""
+        return [*super().script_args(), self._epoch, LEAD_US]
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], Pulse]:
+        """Write the time of the heartbeat, drop dead workers, and confirm the epoch."""
+        worker = self.worker
         alive = _live_workers(states[0], now_us)
-        if self._worker is not None and (self._worker in alive or len(alive) < WORKERS_MAX):
-            alive[self._worker] = now_us
-        return [_registry_state(alive, now_us)], len(alive)
+        if worker in alive or len(alive) < WORKERS_MAX:
+            alive[worker] = now_us
+        barrier_state, pulse = self.confirm(states[1], len(alive), now_us)
+        return [_registry_state(alive, now_us), barrier_state], pulse
+
+    def confirm(
+        self, barrier_state: State | None, worker_count: int, now_us: int
+    ) -> tuple[State | None, Pulse]:
+        """Confirm the epoch; returns the new state of the barrier (``None``: unchanged) and the reply."""
+        before = Barrier.from_state(barrier_state)
+        barrier = before.confirm(self.worker.member, self._epoch, now_us)
+        pulse = Pulse(worker_count, barrier.epoch, barrier.is_running)
+        return None if barrier == before else barrier.to_state(now_us), pulse
 
     @staticmethod
-    def parse(raw: Sequence[Any]) -> int:
-        """Read the single number of the reply."""
-        return int(raw[0])
+    def parse(raw: Sequence[Any]) -> Pulse:
+        """Read the three numbers of the reply."""
+        worker_count, epoch, is_rejoining = map(int, raw)
+        return Pulse(worker_count, epoch, bool(is_rejoining))
 
 
 class RemoveWorker(_RegistryOperation[int]):
@@ -125,7 +181,7 @@ class RemoveWorker(_RegistryOperation[int]):
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], int]:
         """Drop the worker and the dead ones."""
         alive = _live_workers(states[0], now_us)
-        alive.pop(cast(Worker, self._worker), None)
+        alive.pop(self.worker, None)
         if states[0] is None:
             return [None], 0
         return [_registry_state(alive, now_us) if alive else GONE], len(alive)
@@ -158,35 +214,41 @@ class ListWorkers(_RegistryOperation[list[LiveWorker]]):
         return [worker for worker in workers if worker is not None]
 
 
-class ScheduleRejoin(_RegistryOperation[int]):
-    """Set, or learn, the moment at which the fleet rejoins after an outage; returns the microseconds left.
+class ScheduleRejoin(_RegistryOperation[RejoinMoment]):
+    """Join the barrier at which the fleet rejoins, or begin one; returns its epoch and the time left.
 
-    The first worker that finds the store reachable sets the moment 0.6 s ahead, so that the others find the
-    store reachable too and all report what they granted before any of them uses it again. A worker that comes
-    after the moment gets a number below 0.
+    A worker repeats it until the moment has come: all learn so that no one else is missing.
     """
 
-    __slots__ = ()
+    __slots__ = ("_request",)
 
     command = "rejoin"
-    state_keys: Sequence[StateKey] = (StateKey(REJOIN_KEY, "", RECORD),)
+    state_keys: Sequence[StateKey] = (BARRIER,)
+
+    def __init__(self, worker: Worker, request: RejoinRequest) -> None:
+        super().__init__(worker)
+        self._request = request
 
     def script_args(self) -> list[int | str | bytes]:
-        """The command, no worker, and how many microseconds ahead to set the moment."""
-        return [self.command, "", REJOIN_US]
+        """The command, the worker, and the numbers of the request."""
+        _, lost_epoch, worker_count, barrier_us, used_epoch, waiting_epoch = self._request
+        times = LEAD_US, worker_count, BARRIER_TTL_US // 1000, INTERRUPTED_US
+        numbers = barrier_us, lost_epoch, *times, GRACE_US, LATE_US, used_epoch, waiting_epoch
+        return [self.command, str(self._worker), *numbers]
 
-    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], int]:
-        """Set the moment, unless another worker has just set it."""
-        if states[0] is not None:
-            moment_us = int(states[0][1])
-            if abs(moment_us - now_us) <= REJOIN_US:
-                return [None], moment_us - now_us
-        return [(now_us + 2 * REJOIN_US, b"%d" % (now_us + REJOIN_US))], REJOIN_US
+    def step(
+        self, states: Sequence[State | None], now_us: int
+    ) -> tuple[Sequence[State | None], RejoinMoment]:
+        """Join or begin a barrier."""
+        before = Barrier.from_state(states[0])
+        barrier, moment = before.join(self._request, now_us)
+        return [None if barrier == before else barrier.to_state(now_us)], moment
 
     @staticmethod
-    def parse(raw: Sequence[Any]) -> int:
-        """Read the single number of the reply."""
-        return int(raw[0])
+    def parse(raw: Sequence[Any]) -> RejoinMoment:
+        """Read the two numbers of the reply."""
+        epoch, left_us = map(int, raw)
+        return RejoinMoment(epoch, left_us)
 
 
 def _parse_live_worker(text: bytes, age_us: int) -> LiveWorker | None:
@@ -201,10 +263,10 @@ def _live_workers(state: State | None, now_us: int) -> dict[Worker, int]:
     """Return the live workers; a heartbeat from the future (a clock was set back) counts from now."""
     if state is None:
         return {}
-    workers = {}
+    workers, host = {}, RUNTIME.host()
     for pid, started, token, last_us in _ENTRY.iter_unpack(state[1]):
         if now_us - last_us < _DEAD_US:
-            workers[Worker(_host(), pid, started, token)] = min(last_us, now_us)
+            workers[Worker(host, pid, started, token)] = min(last_us, now_us)
     return workers
 
 

@@ -6,6 +6,7 @@
 - ``pool``: the connections of blocking callers.
 - ``async_batches``: the connection of each event loop, which sends the operations of one tick together.
 - ``connection``, ``connection_async``: redis-py's connections with deadlines.
+- ``deadline``: how long a call may take, which follows the usual round trip.
 - ``protocol``: script calls as bytes. ``scan``: listing records.
 - ``errors``: translation of server and network errors.
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -26,6 +26,7 @@ from comporta.errors import StateError, StateUnavailableError
 from comporta.flow import missing_loop_error
 from comporta.stores.base import Operation
 from comporta.stores.redis.connection_async import AsyncRedisConnection, close_quietly
+from comporta.stores.redis.deadline import AdaptiveDeadline
 from comporta.stores.redis.errors import invalidates_connection, translate_connect_error, translate_error
 from comporta.stores.redis.pool import CHECK_IDLE_AFTER_NS, CONNECT_ALLOWANCE_SECONDS, answered_recently
 from comporta.stores.redis.protocol import ScriptCall, script_calls
@@ -44,11 +45,10 @@ class PipelineServer(Protocol):
     """What a pipeline needs to know about its server; ``RedisStore`` implements it."""
 
     address: str
-    timeout: float
+    deadline: AdaptiveDeadline
     connect_timeout: float
     route: Route
     uses_hash_tags: bool
-    on_worker_count: Callable[[int], None]
 
     def now_us(self) -> int:
         """Return the time to pass to a script; 0 makes it use the server's clock."""
@@ -67,8 +67,8 @@ class Pipelines:
         self._last: _LoopPipeline | None = None
         self._lock = Lock()
 
-    async def apply(self, operation: Operation[R], waited_seconds: float = 0.0) -> R:
-        """Return the reply to an operation, for a caller that has already waited for ``waited_seconds``."""
+    async def apply(self, operation: Operation[R]) -> R:
+        """Return the reply to an operation."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -76,7 +76,7 @@ class Pipelines:
         pipeline = self._last
         if pipeline is None or pipeline.loop is not loop:
             pipeline = self._last = self._pipeline_for(loop)
-        future = pipeline.enqueue(operation, waited_seconds)
+        future = pipeline.enqueue(operation)
         try:
             reply: R = await future
         except asyncio.CancelledError:
@@ -102,14 +102,8 @@ class Pipelines:
             await pipeline.aclose()
 
 
-class _Batch:
-    """Operations that are sent together, and the time since which the first of them waits."""
-
-    __slots__ = ("requests", "since")
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.requests: list[tuple[Operation[Any], asyncio.Future[Any]]] = []
+_Batch = list[tuple[Operation[Any], asyncio.Future[Any]]]
+"""Operations that are sent together, each with the future of its reply."""
 
 
 class _LoopPipeline:
@@ -124,20 +118,19 @@ class _LoopPipeline:
         self._batches: deque[_Batch] = deque()
         self._queued = 0
         self._send_task: asyncio.Task[None] | None = None
+        self._closer: AsyncGenerator[None, None] | None = None
         self._sent = False
         self._used_ns = 0
 
-    def enqueue(self, operation: Operation[Any], waited_seconds: float = 0.0) -> asyncio.Future[Any]:
-        """Add an operation to the next batch. A batch has the deadline of its longest-waiting operation."""
+    def enqueue(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        """Add an operation to the next batch."""
         if self._queued >= _QUEUED_MAX:
             raise StateError(f"{_QUEUED_MAX} operations already wait for {self._store.address}")
-        if not self._batches or len(self._batches[-1].requests) >= _BATCH_MAX:
-            self._batches.append(_Batch(self.loop.time()))
+        if not self._batches or len(self._batches[-1]) >= _BATCH_MAX:
+            self._batches.append([])
         batch = self._batches[-1]
-        if waited_seconds:
-            batch.since = min(batch.since, self.loop.time() - waited_seconds)
         future = self.loop.create_future()
-        batch.requests.append((operation, future))
+        batch.append((operation, future))
         self._queued += 1
         if self._send_task is None:
             self._send_task = self.loop.create_task(self._send_batches())
@@ -158,6 +151,15 @@ class _LoopPipeline:
         if self._connection is not None:
             await self._connection.disconnect()
             self._connection = None
+        if self._closer is not None:
+            await self._closer.aclose()
+
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        """Close the connection when the event loop shuts its generators down, as ``asyncio.run`` does."""
+        try:
+            yield
+        finally:
+            await self._drop_connection()
 
     async def _send_batches(self) -> None:
         """Send batch after batch until the queue is empty. If one fails, all queued ones fail with it."""
@@ -180,17 +182,15 @@ class _LoopPipeline:
 
     def _next_batch(self) -> _Batch:
         batch = self._batches.popleft()
-        self._queued -= len(batch.requests)
+        self._queued -= len(batch)
         return batch
 
     async def _send(self, batch: _Batch) -> StateError | None:
         """Send one batch and deliver its replies; returns the error if the whole batch failed."""
-        calls = script_calls(
-            [operation for operation, _ in batch.requests], uses_hash_tags=self._store.uses_hash_tags
-        )
+        calls = script_calls([operation for operation, _ in batch], uses_hash_tags=self._store.uses_hash_tags)
         self._sent = False
         try:
-            replies = await self._exchange_in_time(calls, batch.since)
+            replies = await self._exchange_in_time(calls)
         except Exception as error:
             failure = await self._handle_failure(error)
             _fail_batch(batch, failure)
@@ -199,21 +199,33 @@ class _LoopPipeline:
             await self._drop_connection()
             _cancel_batch(batch)
             raise
-        for (operation, future), reply in zip(batch.requests, replies, strict=True):
+        for (operation, future), reply in zip(batch, replies, strict=True):
             self._deliver(operation, future, reply)
         return None
 
-    async def _exchange_in_time(self, calls: list[ScriptCall], since: float) -> list[Any]:
-        """Exchange within the batch's deadline, or within ``GRACE_SECONDS`` if the loop itself was late."""
-        connects = self._connection is None and answered_recently(self._used_ns)  # see pool.py
-        bound_seconds = self._store.timeout + (CONNECT_ALLOWANCE_SECONDS if connects else 0.0)
-        due = max(since + bound_seconds, self.loop.time() + GRACE_SECONDS)
+    async def _exchange_in_time(self, calls: list[ScriptCall]) -> list[Any]:
+        """Exchange within the deadline, which begins when it is the turn of this batch.
+
+        Before that the callers waited for the batch before theirs, which the server answered (if it had not,
+        they would have failed with it), or for an event loop that was blocked.
+        """
+        due = self.loop.time() + self._store.deadline.seconds + self._connect_allowance()
         async with asyncio.timeout(None) as bound:
             timer = self.loop.call_at(due, _end_exchange, self.loop, due, bound)
             try:
                 return await self._exchange(calls)
             finally:
                 timer.cancel()
+
+    def _connect_allowance(self) -> float:
+        """Return how much longer an exchange may take because this loop has to connect; see ``pool.py``.
+
+        After an outage only the heartbeat was answered, and every loop connects again.
+        """
+        used_ns = self._used_ns
+        answered_ns = max(used_ns, self._store.deadline.answered_ns) if used_ns else 0
+        connects = self._connection is None and answered_recently(answered_ns)
+        return CONNECT_ALLOWANCE_SECONDS if connects else 0.0
 
     async def _handle_failure(self, error: Exception) -> StateError:
         address = self._store.address
@@ -246,9 +258,11 @@ class _LoopPipeline:
         connection = await self._ready_connection()
         packed = b"".join(call.command_bytes(now_us) for call in calls)
         self._sent = True
+        sent_ns = MONOTONIC.now_ns()
         await connection.send_packed_command(packed, check_health=False)
         answers = [await _read_call(connection, call) for call in calls]
         self._used_ns = MONOTONIC.now_ns()
+        self._store.deadline.record(self._used_ns - sent_ns)
         replies: list[Any] = []
         is_invalid = False
         for call, raw in zip(calls, answers, strict=True):
@@ -260,7 +274,7 @@ class _LoopPipeline:
                 replies += [self._store.translate_call_error(raw, call)] * len(call.operations)
                 is_invalid = is_invalid or invalidates_connection(raw)
             else:
-                replies += call.parse_replies(raw, self._store.on_worker_count)
+                replies += call.parse_replies(raw)
         if is_invalid:
             await self._drop_connection()
         return replies
@@ -276,10 +290,15 @@ class _LoopPipeline:
             await self._drop_connection()
             connection = None
         while connection is None:
+            is_older = self._connect_task is not None
             if self._connect_task is None:
                 self._connect_task = self.loop.create_task(self._connect())
                 self._connect_task.add_done_callback(self._on_connect_done)
-            await asyncio.shield(self._connect_task)
+            try:
+                await asyncio.shield(self._connect_task)
+            except StateError:
+                if not is_older:  # the failure of an older attempt says nothing about the server of now
+                    raise
             connection = self._connection
         return connection
 
@@ -289,6 +308,9 @@ class _LoopPipeline:
         except Exception as error:
             raise translate_connect_error(error, self._store.address) from error
         self._used_ns = MONOTONIC.now_ns()
+        if self._closer is None:
+            self._closer = self._close_with_loop()
+            await anext(self._closer)  # from now on the event loop knows it
 
     def _on_connect_done(self, task: asyncio.Task[None]) -> None:
         self._connect_task = None
@@ -331,13 +353,13 @@ async def _read_reply(connection: AsyncRedisConnection) -> Any:
 
 
 def _fail_batch(batch: _Batch, error: StateError) -> None:
-    for _, future in batch.requests:
+    for _, future in batch:
         if not future.done():
             future.set_exception(error)
 
 
 def _cancel_batch(batch: _Batch) -> None:
-    for _, future in batch.requests:
+    for _, future in batch:
         future.cancel()
 
 

@@ -56,6 +56,7 @@ class ClusterStore(Store):
         timeout: float = TIMEOUT_SECONDS,
         clock: Clock | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+        timeout_max: float | None = None,
     ) -> None:
         hosts_url = MultiHostURL.parse(url, _DEFAULT_PORT)
         if hosts_url.path not in ([], ["0"]):
@@ -63,7 +64,9 @@ class ClusterStore(Store):
         self.url = hosts_url.single_host_url("0")
         self.address = display_address(url)
         self.timeout = timeout
+        self.timeout_max = timeout_max
         self.connect_timeout = connect_timeout
+        self.connect_seconds_max = 2 * connect_timeout  # the slot map first, then the nodes
         self.clock = clock or MONOTONIC
         self.slot_map = SlotMap(hosts_url.hosts)
         self._test_clock = clock
@@ -103,7 +106,8 @@ class ClusterStore(Store):
 
     def close_connections(self) -> None:
         """Close the connections of blocking callers; they reopen when needed."""
-        self.close()
+        for node in list(self._nodes.values()):
+            node.close_connections()
 
     async def aclose(self) -> None:
         """Close all connections, those of the running event loop included."""
@@ -225,6 +229,7 @@ class ClusterStore(Store):
 class ClusterNode(RedisStore):
     """One node of a cluster."""
 
+    keeps_changes = False
     uses_hash_tags = True
 
     def __init__(self, cluster: ClusterStore, host_port: HostPort, clock: Clock | None) -> None:
@@ -235,6 +240,7 @@ class ClusterNode(RedisStore):
             clock,
             cluster.connect_timeout,
             route=_NodeRoute(cluster, host_port),
+            timeout_max=cluster.timeout_max,
         )
 
     def probe_command(self) -> bytes:
@@ -290,8 +296,7 @@ class ApplyAtNode(NamedTuple):
 
     async def wait(self) -> Any:
         """Apply it, awaiting."""
-        waited_seconds = (MONOTONIC.now_ns() - self.began_ns) / 1e9
-        return await self.node.pipelines().apply(self.operation, waited_seconds)
+        return await self.node.pipelines().apply(self.operation)
 
 
 class Hop(NamedTuple):

@@ -16,8 +16,9 @@ from comporta.clock import MONOTONIC
 
 _SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 _FAST_REPLY_NS = 1_000_000
-_GRACE_SECONDS = 0.01
-_now_ns = MONOTONIC.now_ns
+_LAST_LOOK_SECONDS = 0.001
+_PUNCTUAL_SECONDS = 0.005
+_EXTENDED_MAX = 4
 
 HostPort = tuple[str, int]
 """A host name and a port."""
@@ -43,37 +44,59 @@ class RedisConnection(Protocol):
 class DeadlineSocket:
     """A socket on which everything between two calls of ``set_deadline`` ends by one deadline.
 
+    A thread that the machine kept from running, or that waited for the interpreter's lock, may find that its
+    deadline has passed while the reply is there, or that the server had no time to reply. So a deadline that
+    passes is extended by what the thread lost, up to ``_EXTENDED_MAX`` times its length, and once by a
+    millisecond in any case.
+
     It changes the system's timeout only where the value differs: that costs ten times as much as reading the
     clock, and most replies arrive within a millisecond.
     """
 
     def __init__(self, inner: Any, began_ns: int, seconds: float) -> None:
         self._inner = inner
+        self._now_ns = MONOTONIC.now_ns
         self._applied_timeout: float | None = inner.gettimeout()
         self._began_ns = began_ns
         self._seconds = seconds
+        self._lost = 0.0
+        self._is_extended = False
+        self._seconds_max = _EXTENDED_MAX * seconds
         self.sendall = inner.sendall
 
     def set_deadline(self, began_ns: int, seconds: float) -> None:
         """Make everything from now on end within ``seconds`` of ``began_ns``."""
         self._began_ns = began_ns
         self._seconds = seconds
+        self._lost = (self._now_ns() - began_ns) / 1e9
+        self._is_extended = False
+        self._seconds_max = _EXTENDED_MAX * seconds
         if self._applied_timeout != seconds:
             self.settimeout(seconds)
 
     def recv_into(self, buffer: Any) -> int:
         """Receive, for hiredis."""
-        if _now_ns() - self._began_ns > _FAST_REPLY_NS:
+        if self._now_ns() - self._began_ns > _FAST_REPLY_NS:
             self._apply_remaining_time()
-        size: int = self._inner.recv_into(buffer)
-        return size
+        while True:
+            try:
+                size: int = self._inner.recv_into(buffer)
+            except TimeoutError:
+                self._extend()
+            else:
+                return size
 
     def recv(self, *arguments: Any) -> bytes:
         """Receive, for redis-py's own parsers."""
-        if _now_ns() - self._began_ns > _FAST_REPLY_NS:
+        if self._now_ns() - self._began_ns > _FAST_REPLY_NS:
             self._apply_remaining_time()
-        data: bytes = self._inner.recv(*arguments)
-        return data
+        while True:
+            try:
+                data: bytes = self._inner.recv(*arguments)
+            except TimeoutError:
+                self._extend()
+            else:
+                return data
 
     def settimeout(self, seconds: float | None) -> None:
         """Set the system's timeout and remember it."""
@@ -82,10 +105,22 @@ class DeadlineSocket:
 
     def _apply_remaining_time(self) -> None:
         if self._applied_timeout:  # 0 is redis-py's check that does not wait
-            left = self._seconds - (_now_ns() - self._began_ns) / 1e9
-            if left < -_GRACE_SECONDS:  # until then, a caller that was late itself may read what has arrived
-                raise TimeoutError("timed out")
-            self.settimeout(max(0.001, left))
+            left = self._seconds - (self._now_ns() - self._began_ns) / 1e9
+            if left > 0:
+                self.settimeout(left)
+            else:
+                self._extend()
+
+    def _extend(self) -> None:
+        """Extend the deadline, which has passed; raises ``TimeoutError`` if this thread lost no time."""
+        elapsed = (self._now_ns() - self._began_ns) / 1e9
+        lost = max(self._lost, elapsed - self._seconds)
+        if self._is_extended and (lost < _PUNCTUAL_SECONDS or elapsed > self._seconds_max):
+            raise TimeoutError("timed out")
+        self._is_extended, self._lost = True, 0.0
+        extra = min(max(_LAST_LOOK_SECONDS, lost), self._seconds_max)
+        self._seconds = elapsed + extra
+        self.settimeout(extra)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -96,7 +131,7 @@ def with_deadline_socket(connection_class: Any) -> Any:
 
     class DeadlineConnection(connection_class):  # type: ignore[misc]  # the base class depends on the URL
         def _connect(self) -> DeadlineSocket:
-            began_ns = _now_ns()
+            began_ns = MONOTONIC.now_ns()
             bounded = DeadlineSocket(super()._connect(), began_ns, self.socket_connect_timeout)
             self.set_deadline = bounded.set_deadline
             return bounded

@@ -11,7 +11,8 @@ import asyncio
 import socket
 from concurrent.futures import Future
 from contextlib import suppress
-from threading import Lock, Thread
+from functools import partial
+from threading import Lock
 from typing import Any, Protocol, cast
 
 from redis.asyncio import ConnectionPool
@@ -19,6 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as Lost
 
+from comporta.runtime import RUNTIME
 from comporta.stores.redis.connection import FIXED_OPTIONS, HostPort, redis_py_url
 
 _ADDRESSES_MAX = 4
@@ -132,7 +134,7 @@ class NameResolver:
                 pending = self._pending[host, port] = Future()
                 pending.set_running_or_notify_cancel()  # a caller that gives up does not cancel it for others
                 try:
-                    Thread(target=self._resolve, args=(host, port, pending), daemon=True).start()
+                    RUNTIME.start_thread(partial(self._resolve, host, port, pending), "comporta-resolver")
                 except RuntimeError:  # no thread can be started now; the next call may succeed
                     del self._pending[host, port]
                     raise

@@ -20,24 +20,32 @@ from redis.exceptions import ResponseError
 from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
 from comporta.stores.redis.connection import RedisConnection
+from comporta.stores.redis.deadline import AdaptiveDeadline
 from comporta.stores.redis.errors import invalidates_connection, translate_connect_error
 from comporta.threads import AutoResetEvent, BackgroundThread
 
 T = TypeVar("T")
 
 IDLE_MAX = 64
+"""How many idle connections are kept; one that is returned beyond them is closed."""
+
 CONNECTS_MAX = 4
 """How many connections are made at the same time: enough for a burst of threads, no flood for a server."""
 
 CHECK_IDLE_AFTER_NS = 50_000_000
 
 CONNECT_ALLOWANCE_SECONDS = 0.15
+_PROMISING_NS = 300_000_000
+"""An attempt that takes longer than this may have lost a packet: callers get a younger one too."""
+
 _ABANDONED_AFTER = 5
-_RECENT_NS = 1_000_000_000
+_RECENT_NS = 2_000_000_000
+_PIECE_NS = 25_000_000
+_PUNCTUAL_NS = 5_000_000
 
 
 def answered_recently(answered_ns: int) -> bool:
-    """Whether a server answered within the last second, or was never called (0)."""
+    """Whether a server answered within the last two heartbeats (2 s), or was never called (0)."""
     return not answered_ns or MONOTONIC.now_ns() - answered_ns < _RECENT_NS
 
 
@@ -48,28 +56,30 @@ class BlockingPool:
         self,
         connect: Callable[[float], RedisConnection],
         address: str,
-        timeout: float,
+        deadline: AdaptiveDeadline,
         connect_timeout: float,
     ) -> None:
-        self.idle: deque[tuple[RedisConnection, int]] = deque(maxlen=IDLE_MAX)
+        self.idle: deque[tuple[RedisConnection, int]] = deque()
+        self._is_retired = False
         self._answered_ns = 0
-        self._timeout = timeout
+        self._deadline = deadline
         self._connect_timeout = connect_timeout
         self._pending = PendingConnections(connect, self.idle, address, connect_timeout)
 
     def exchange(self, command: bytes, began_ns: int, read: Callable[[Any], T], *, asking: bool = False) -> T:
-        """Send a command and return what ``read`` makes of its reply, within ``timeout`` of ``began_ns``.
+        """Send a command and return what ``read`` makes of its reply, within the deadline from ``began_ns``.
 
         ``asking``: the command is preceded by ASKING, which has a reply of its own.
         """
-        connection, seconds = self._idle_connection(), self._timeout
+        connection, seconds = self._idle_connection(), self._deadline.seconds
         if connection is None:
             connect_wait = self._connect_wait()
             connection = self._pending.wait(began_ns, connect_wait)
-            if connect_wait > seconds:  # the first reply may use the time that connecting did not need
-                seconds = connect_wait + seconds
-            else:
-                began_ns = MONOTONIC.now_ns()
+            waited = (MONOTONIC.now_ns() - began_ns) / 1e9
+            # the first reply may use the time that connecting did not need
+            seconds += max(0.0, connect_wait - waited) if connect_wait > seconds else 0.0
+            began_ns = MONOTONIC.now_ns()
+        sent_ns = MONOTONIC.now_ns()
         try:
             connection.set_deadline(began_ns, seconds)
             connection.send_packed_command([command], check_health=False)
@@ -85,6 +95,7 @@ class BlockingPool:
             connection.disconnect()
             raise
         self._return_connection(connection)
+        self._deadline.record(self._answered_ns - sent_ns)
         return reply
 
     def _connect_wait(self) -> float:
@@ -93,11 +104,8 @@ class BlockingPool:
         Connecting takes several round trips, and longer still in a process that is just starting. That is no
         reason to fail over; a server that has not answered for a while is.
         """
-        return (
-            max(self._timeout, CONNECT_ALLOWANCE_SECONDS)
-            if answered_recently(self._answered_ns)
-            else self._timeout
-        )
+        seconds = self._deadline.seconds
+        return max(seconds, CONNECT_ALLOWANCE_SECONDS) if answered_recently(self._answered_ns) else seconds
 
     def ensure_connection(self) -> None:
         """Wait until there is a connection, for at most ``connect_timeout``."""
@@ -108,14 +116,32 @@ class BlockingPool:
     def close(self) -> None:
         """Close all idle connections; those still being made are closed when they are ready."""
         self._pending.abandon()
+        self._close_idle()
+
+    def retire(self) -> None:
+        """Close all idle connections, and from now on each connection after its use.
+
+        Background threads may still have something to send, for example the release of a permit.
+        """
+        self._is_retired = True
+        self.close()
+
+    def _close_idle(self) -> None:
         while self.idle:
-            self.idle.pop()[0].disconnect()
+            with suppress(IndexError):  # another thread was faster
+                self.idle.pop()[0].disconnect()
 
     def _return_connection(self, connection: RedisConnection) -> None:
-        self._answered_ns = now_ns = MONOTONIC.now_ns()
+        self._answered_ns = self._pending.answered_ns = now_ns = MONOTONIC.now_ns()
+        self._deadline.answered_ns = now_ns
+        if len(self.idle) >= IDLE_MAX:
+            connection.disconnect()
+            return
         self.idle.append((connection, now_ns))
         if self._pending.waiters:
             self._pending.wake_one()
+        elif self._is_retired:  # read after the append: retire() may have closed the others before it
+            self._close_idle()
 
     def _idle_connection(self) -> RedisConnection | None:
         """Return an idle connection, checked if idle for more than 50 ms; ``None`` if there is none."""
@@ -141,6 +167,35 @@ def _read_after_asking(connection: RedisConnection) -> Any:
     return connection.read_response()
 
 
+class _WaitBound:
+    """Until when one caller waits for a connection.
+
+    The caller waits in short pieces. What a piece takes longer than planned, this thread was kept from
+    running, and so were probably the threads that connect: that time does not count.
+    """
+
+    __slots__ = ("_ends_ns", "_last_ns", "_next_ns", "_span_ns")
+
+    def __init__(self, began_ns: int, seconds: float, seconds_max: float) -> None:
+        self._span_ns = int(seconds * 1e9)
+        self._ends_ns = began_ns + self._span_ns
+        self._last_ns = began_ns + int(max(seconds, seconds_max) * 1e9)
+        self._next_ns = began_ns + _PIECE_NS
+
+    def piece_ns(self, answered_ns: int) -> int:
+        """Return how long to wait now, given when the server last answered; 0 or less if it is over."""
+        now_ns = MONOTONIC.now_ns()
+        lost_ns = max(0, now_ns - self._next_ns - _PUNCTUAL_NS)
+        self._ends_ns = min(max(self._ends_ns + lost_ns, answered_ns + self._span_ns), self._last_ns)
+        piece_ns = min(self._ends_ns - now_ns, _PIECE_NS)
+        self._next_ns = now_ns + piece_ns
+        return piece_ns
+
+    def left_seconds(self) -> float:
+        """Return how long the caller waits at most, from now."""
+        return max(0.001, (self._ends_ns - MONOTONIC.now_ns()) / 1e9)
+
+
 class PendingConnections:
     """Connections that are being made, and the callers that wait for a new or a returned one."""
 
@@ -152,22 +207,26 @@ class PendingConnections:
         seconds: float,
     ) -> None:
         self.waiters: deque[AutoResetEvent] = deque()
+        self.answered_ns = 0
         self._connect = connect
         self._idle = idle
         self._address = address
         self._seconds = seconds
         self._lock = Lock()
         self._in_progress: dict[object, int] = {}
-        self._failure_count = 0
+        self._failed_since_ns = -1  # when the youngest attempt that failed began
         self._last_error: Exception = StateUnavailableError("no connection was attempted yet")
 
     def wait(self, began_ns: int, seconds: float) -> RedisConnection:
-        """Return the next available connection, within ``seconds`` of ``began_ns``."""
-        ends_ns = began_ns + int(seconds * 1e9)
-        bell, failed = AutoResetEvent(), self._failure_count
+        """Return the next available connection, within ``seconds`` of ``began_ns`` or of the last answer.
+
+        While the server answers other callers of a crowd, this one goes on waiting for its turn, for at most
+        the time that connecting may take.
+        """
+        bell, since_ns = AutoResetEvent(), MONOTONIC.now_ns()
         try:
             self.waiters.append(bell)
-            return self._next_connection(bell, failed, ends_ns)
+            return self._next_connection(bell, since_ns, _WaitBound(began_ns, seconds, self._seconds))
         finally:
             with suppress(ValueError):
                 self.waiters.remove(bell)
@@ -187,25 +246,27 @@ class PendingConnections:
         with self._lock:
             self._in_progress.clear()
 
-    def _next_connection(self, bell: AutoResetEvent, failed: int, ends_ns: int) -> RedisConnection:
+    def _next_connection(self, bell: AutoResetEvent, since_ns: int, bound: _WaitBound) -> RedisConnection:
+        was_called, late_ns = True, MONOTONIC.now_ns() + _PROMISING_NS
         while True:
             if self._idle:
                 try:
                     return self._idle.pop()[0]
                 except IndexError:  # a caller that did not wait was faster
                     continue
-            if self._failure_count != failed:
+            if self._failed_since_ns >= since_ns:  # an older attempt says nothing about the server of now
                 raise translate_connect_error(self._last_error, self._address) from self._last_error
-            left_ns = ends_ns - MONOTONIC.now_ns()
+            left_ns = bound.piece_ns(self.answered_ns)
             if left_ns <= 0:
                 raise StateUnavailableError(f"still connecting to {self._address}; nothing was sent")
-            token = self._begin_connect()
+            is_late = MONOTONIC.now_ns() >= late_ns
+            token = self._begin_connect() if was_called or is_late else None
             if token is None:
-                bell.wait(left_ns / 1e9)
+                was_called = bell.wait(left_ns / 1e9)
             elif not BackgroundThread().start(
                 self._connect_one, token, self._seconds, name="comporta-connect"
             ):
-                self._connect_one(token, left_ns / 1e9)
+                self._connect_one(token, bound.left_seconds())
 
     def _begin_connect(self) -> object | None:
         """Register one more attempt and return its token; ``None`` if each waiter has a promising one."""
@@ -215,7 +276,7 @@ class PendingConnections:
             for token, age_ns in ages_ns.items():
                 if age_ns > _ABANDONED_AFTER * life_ns:  # its thread never ran: the caller was interrupted
                     del self._in_progress[token]
-            promising = sum(age_ns < life_ns for age_ns in ages_ns.values())
+            promising = sum(age_ns < min(_PROMISING_NS, life_ns) for age_ns in ages_ns.values())
             if promising >= len(self.waiters) or len(self._in_progress) >= CONNECTS_MAX:
                 return None
             token = object()
@@ -223,14 +284,16 @@ class PendingConnections:
             return token
 
     def _connect_one(self, token: object, seconds: float) -> None:
+        began_ns = MONOTONIC.now_ns()
         connection, error = self._try_connect(seconds)
         with self._lock:
             is_wanted = self._in_progress.pop(token, None) is not None
             if error is not None:
                 self._last_error = error
-                self._failure_count += 1
+                self._failed_since_ns = max(self._failed_since_ns, began_ns)
             elif connection is not None and is_wanted:
-                self._idle.append((connection, MONOTONIC.now_ns()))
+                self.answered_ns = MONOTONIC.now_ns()
+                self._idle.append((connection, self.answered_ns))
                 connection = None
         if error is not None:
             for bell in self.waiters.copy():

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, cast
 
 from comporta.errors import StateError, StateUnavailableError
 from comporta.stores.base import Operation, Script, key_text
+from comporta.stores.changes import CHANGES_KEY
 from comporta.stores.lua import lua
 from comporta.stores.redis.cluster_slots import add_hash_tag, operation_slot
 
 BATCHED_MAX = 256
 """How many operations one script call carries, at most: it blocks the server for at most about 1 ms."""
 
-WORKERS_KEY = "comporta_workers"
-"""The registry of live workers; the last of the KEYS of a script that returns the worker count."""
+_NOTES_NOTHING = "local function note_change() end"
 
 Argument = int | str | bytes
 
@@ -28,17 +28,12 @@ class ScriptCall(NamedTuple):
     """One script call and the operations it serves.
 
     ``uses_hash_tags``: the call goes to a node of a cluster. There keys carry a hash tag
-    (``cluster_slots.py``), and the reply has no worker count, because another node may own the registry.
+    (``cluster_slots.py``), and there is no change log, because another node may own it.
     """
 
     script: Script
     operations: list[Operation[Any]]
     uses_hash_tags: bool = False
-
-    @property
-    def with_worker_count(self) -> bool:
-        """Whether the last element of the reply is the worker count."""
-        return self.script.with_worker_count and not self.uses_hash_tags
 
     def command_bytes(self, now_us: int, *, with_text: bool = False) -> bytes:
         """Return the command: by the script's hash, or ``with_text`` if the server does not know the hash."""
@@ -50,13 +45,13 @@ class ScriptCall(NamedTuple):
             arguments += operation.script_args()
         if self.uses_hash_tags:
             names = [add_hash_tag(name) for name in names]
-        elif script.with_worker_count:
-            names.append(WORKERS_KEY)
+        elif script.notes_changes:
+            names.append(CHANGES_KEY)
         keys = [name.encode("utf-8", "surrogatepass") for name in names]
         if script.states_only:
             arguments += [*keys, len(keys)]
             keys = self._state_key_names()
-        sha, text = script_text(script, with_worker_count=self.with_worker_count)
+        sha, text = script_text(script, has_change_log=not self.uses_hash_tags)
         if with_text:
             packed = pack(("EVAL", text, len(keys), *keys, *arguments))
         else:
@@ -65,48 +60,38 @@ class ScriptCall(NamedTuple):
 
     def _state_key_names(self) -> list[bytes]:
         parts = [part for operation in self.operations for part in operation.state_keys]
-        names = [add_hash_tag(key_text(part.space, part.key)) for part in parts]
+        names = [add_hash_tag(key_text(part.space, part.key)) for part in parts if not part.type.attached]
         return [name.encode("utf-8", "surrogatepass") for name in names]
 
-    def parse_replies(self, raw: Any, on_worker_count: Callable[[int], None]) -> list[Any]:
-        """Return for each operation its reply, or its own error; passes on the worker count.
+    def parse_replies(self, raw: Any) -> list[Any]:
+        """Return for each operation its reply, or its own error.
 
         A reply of the wrong shape means that the connection carries something else than the replies: then no
         part of it can be trusted.
         """
         try:
-            return self._split_replies(raw, on_worker_count)
+            return self._split_replies(raw)
         except Exception as error:
             name = self.script.name
             raise StateUnavailableError(f"a reply to {name} has the wrong shape: {raw!r:.200}") from error
 
-    def _split_replies(self, raw: Any, on_worker_count: Callable[[int], None]) -> list[Any]:
+    def _split_replies(self, raw: Any) -> list[Any]:
         if not isinstance(raw, list):
             raise TypeError("expected a list")
-        joins, counted = self.script.batchable, self.with_worker_count
-        workers = raw.pop() if counted else 0
         replies: list[Any] = []
         start = 0
         for operation in self.operations:
-            end = start + operation.reply_size if joins else len(raw)
+            end = start + operation.reply_size if self.script.batchable else len(raw)
             replies.append(_parse_one(operation, raw[start:end]))
             start = end
         if start != len(raw):
             raise ValueError("too many elements")
-        if counted:
-            on_worker_count(_checked_count(workers))
         return replies
 
     def key_summary(self) -> str:
         """Return the keys, for an error message."""
         keys = [key for operation in self.operations for key in operation.script_keys()]
         return ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
-
-
-def _checked_count(value: Any) -> int:
-    if not isinstance(value, int):
-        raise TypeError("expected a number")
-    return value
 
 
 def _parse_one(operation: Operation[Any], raw: list[Any]) -> Any:
@@ -137,20 +122,20 @@ def script_calls(operations: Sequence[Operation[Any]], *, uses_hash_tags: bool =
 _script_texts: dict[tuple[str, bool, bool], tuple[str, str]] = {}
 
 
-def script_text(script: Script, *, with_worker_count: bool) -> tuple[str, str]:
+def script_text(script: Script, *, has_change_log: bool) -> tuple[str, str]:
     """Return the hash under which the server knows a script, and its text.
 
     Both are read once: an upgrade of the files under a running program must not mix versions.
     """
-    cached = _script_texts.get((script.name, with_worker_count, script.states_only))
+    cached = _script_texts.get((script.name, has_change_log, script.states_only))
     if cached is None:
         text = script.text()
-        if script.with_worker_count:
-            text = f"{text}\n{lua('stores/redis/worker_count') if with_worker_count else 'return reply'}"
+        if script.notes_changes:
+            text = f"{lua('stores/changes') if has_change_log else _NOTES_NOTHING}\n{text}"
         if script.states_only:
             text = f"{lua('stores/redis/keys_from_args')}\n{text}"
         sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
-        cached = _script_texts[script.name, with_worker_count, script.states_only] = (sha, text)
+        cached = _script_texts[script.name, has_change_log, script.states_only] = (sha, text)
     return cached
 
 

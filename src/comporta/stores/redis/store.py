@@ -11,7 +11,7 @@ What happens during an outage is not known here (``failover/``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,9 +21,11 @@ from comporta.errors import StateError, StateUnavailableError
 from comporta.flow import Flow, run, run_async
 from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply
+from comporta.stores.failover.worker_registry import REGISTRY_KEY
 from comporta.stores.redis.connection import display_address
+from comporta.stores.redis.deadline import TIMEOUT_MAX_FACTOR, AdaptiveDeadline
 from comporta.stores.redis.errors import translate_error
-from comporta.stores.redis.protocol import WORKERS_KEY, ScriptCall, pack, script_calls
+from comporta.stores.redis.protocol import ScriptCall, pack, script_calls
 from comporta.stores.redis.scan import RecordPage, ScanRecords
 from comporta.stores.redis.sentinel import DirectRoute, Route, SentinelRoute
 
@@ -52,13 +54,16 @@ parent's event loop, because both processes share its epoll descriptor."""
 class RedisStore(Store):
     """A store for a fleet, on one Redis or Valkey server.
 
-    A call takes at most ``timeout`` seconds. Connecting may take up to ``connect_timeout``, but happens in
-    the background: after ``timeout`` the caller gets an error that says that nothing was sent.
+    A call takes at most ``timeout`` seconds, or three times the server's usual round trip if that is longer,
+    up to ``timeout_max`` (four times ``timeout`` unless given). Connecting may take up to
+    ``connect_timeout``, but happens in the background: after ``timeout`` the caller gets an error that says
+    that nothing was sent.
 
     ``clock`` is for tests: scripts then use its time instead of the server's.
     """
 
     batch_size = 256
+    keeps_changes = True
     uses_hash_tags = False
 
     def __init__(
@@ -68,10 +73,16 @@ class RedisStore(Store):
         clock: Clock | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
         route: Route | None = None,
+        *,
+        timeout_max: float | None = None,
     ) -> None:
         for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
             if not 0.001 <= seconds <= 60:
                 raise ValueError(f"{name} must be 0.001 to 60 seconds, got {seconds}")
+        if timeout_max is None:
+            timeout_max = min(60.0, TIMEOUT_MAX_FACTOR * timeout)
+        if not timeout <= timeout_max <= 60:
+            raise ValueError(f"timeout_max must be timeout ({timeout}) to 60 seconds, got {timeout_max}")
         try:
             from redis import exceptions  # noqa: PLC0415 - an extra
         except ImportError as error:
@@ -81,10 +92,10 @@ class RedisStore(Store):
         self.url = url
         self.address = display_address(url)
         self.timeout = timeout
-        self.connect_timeout = connect_timeout
+        self.timeout_max = timeout_max
+        self.deadline = AdaptiveDeadline(timeout, timeout_max)
+        self.connect_timeout = self.connect_seconds_max = connect_timeout
         self.clock = clock or MONOTONIC
-        self.reported_worker_count = 0
-        self.on_worker_count: Callable[[int], None] = self._record_worker_count
         self._sends_time = clock is not None
         self.route = route or (SentinelRoute(url) if _is_sentinel_url(url) else DirectRoute(url))
         self._script_missing_error = exceptions.NoScriptError
@@ -138,10 +149,6 @@ class RedisStore(Store):
                 return records
             cursor = page.cursor
 
-    def report_worker_count_to(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback`` with the worker count that comes with the reply to every decision."""
-        self.on_worker_count = callback
-
     def probe(self) -> None:
         """Check that the server can be reached and written, within ``connect_timeout``.
 
@@ -157,21 +164,21 @@ class RedisStore(Store):
 
     def probe_command(self) -> bytes:
         """Return a command that a usable server answers with a number."""
-        return pack(("EVAL", _PROBE_SCRIPT, 1, WORKERS_KEY))
+        return pack(("EVAL", _PROBE_SCRIPT, 1, REGISTRY_KEY))
 
     def close(self) -> None:
-        """Close the connections of blocking callers."""
-        self._pool.close()
+        """Close the connections of blocking callers; one that is opened later is closed after its use."""
+        self._pool.retire()
 
     def close_connections(self) -> None:
         """Close the connections of blocking callers; they reopen when needed."""
-        self.close()
+        self._pool.close()
 
     async def aclose(self) -> None:
         """Close all connections, those of the running event loop included."""
         if self._pipelines is not None:
             await self._pipelines.aclose()
-        self.close()
+        self.close_connections()
 
     def pipelines(self) -> Pipelines:
         """Return the pipelines of awaiting callers, created on first use."""
@@ -194,10 +201,7 @@ class RedisStore(Store):
     def _new_pool(self) -> BlockingPool:
         from comporta.stores.redis.pool import BlockingPool  # noqa: PLC0415 - an extra
 
-        return BlockingPool(self.route.connect, self.address, self.timeout, self.connect_timeout)
-
-    def _record_worker_count(self, workers: int) -> None:
-        self.reported_worker_count = workers
+        return BlockingPool(self.route.connect, self.address, self.deadline, self.connect_timeout)
 
     def translate_call_error(self, error: Exception, call: ScriptCall) -> StateError:
         """Return the ``StateError`` for an error during a call."""
@@ -208,9 +212,7 @@ class RedisStore(Store):
         now_us = self.now_us()
         packed = call.command_bytes(now_us)
         asking = call.script.asking
-
-        def read(raw: Any) -> list[Any]:
-            return call.parse_replies(raw, self.on_worker_count)
+        read = call.parse_replies
 
         try:
             try:

@@ -19,10 +19,10 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 
 from comporta.errors import StateTimeoutError, StateUnavailableError
+from comporta.runtime import RUNTIME
 from comporta.stores.shared.layout import (
     HEADER_BYTES,
     SEGMENT_BYTES,
@@ -170,7 +170,7 @@ def _read_table_header(directory: int, path: str) -> tuple[int, str]:
 def _create(path: str, memory_mb: int, boot: str) -> None:
     geometry = table_geometry(memory_mb)
     segments = -(-geometry.chunks_offset // SEGMENT_BYTES) + 1
-    temporary = f"{path}.{os.getpid()}.{time.monotonic_ns()}"
+    temporary = f"{path}.{RUNTIME.pid()}.{RUNTIME.monotonic_ns()}"
     try:
         os.mkdir(temporary, 0o700)
         for name in (TABLE_NAME, *map(_lock_name, range(LOCK_COUNT))):
@@ -201,7 +201,7 @@ def _remove_stale(directory: int, path: str) -> None:
     try:
         _lock(fd, path)
         if _is_at(directory, path):
-            stale = f"{path}.{os.getpid()}.{time.monotonic_ns()}"
+            stale = f"{path}.{RUNTIME.pid()}.{RUNTIME.monotonic_ns()}"
             os.rename(path, stale)
             shutil.rmtree(stale, ignore_errors=True)
     finally:
@@ -217,15 +217,15 @@ def _is_at(directory: int, path: str) -> bool:
 
 
 def _lock(fd: int, path: str) -> None:
-    deadline = time.monotonic() + _REPLACE_WAIT_SECONDS
+    deadline = RUNTIME.monotonic() + _REPLACE_WAIT_SECONDS
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            if RUNTIME.monotonic() >= deadline:
                 raise StateTimeoutError(
                     f"another process has been replacing {path} for {_REPLACE_WAIT_SECONDS} s"
                 ) from None
-            time.sleep(0.001)
+            RUNTIME.sleep(0.001)
         else:
             return

@@ -6,6 +6,9 @@ the same way. It does not know what a step means.
 A refusal of one unit is remembered together with the bytes of the slot it was made on. As long as the slot
 has these bytes, the answer stays the same until the time it named, and is given without a lock: a reader that
 races with a writer can only refuse what a moment later would be granted, never grant.
+
+A blocked state (``StateType.blocks_fast_path``) has another index entry than the one the fast path knows. So
+it looks the entry up and leaves the decision to an operation, at no cost where nothing is blocked.
 """
 
 from __future__ import annotations
@@ -14,36 +17,47 @@ import fcntl
 from collections.abc import Callable
 from operator import attrgetter
 from struct import Struct
-from threading import Lock
 from typing import Any, Final, TypeVar
 
 from comporta.stores.base import Codec, StateKey
-from comporta.stores.bound_limit import Algorithm, Binding, LocalBoundLimit, StepOf, WouldBlock
+from comporta.stores.bound_limit import (
+    Algorithm,
+    Binding,
+    FastPathBlocked,
+    LocalBoundLimit,
+    StepOf,
+    WouldBlock,
+)
+from comporta.stores.bounded_cache import drop_oldest
 from comporta.stores.records import ReadRecord
+from comporta.stores.shared.index import locate
 from comporta.stores.shared.layout import CHANGE_COUNT_OFFSET, ENTRY_BYTES, SLOT_BYTES, SLOT_HEAD_BYTES
-from comporta.stores.shared.locked_table import LOCK, UNLOCK, LockedTable, run_locked
+from comporta.stores.shared.locked_table import LOCK, UNLOCK, Guard, LockedTable, run_locked, take_lock
 from comporta.stores.shared.table import (
     OVERFLOW_KEY,
     USE_COUNT_NEXT,
     SlotPosition,
     SlotRequest,
-    locate,
 )
 
 R = TypeVar("R")
 
-_LOCATIONS_MAX = 65_536
+_LOCATIONS_MAX = 32_768
 _REFUSALS_MAX = 10_000
 _CHANGE_COUNT: Final = slice(CHANGE_COUNT_OFFSET, CHANGE_COUNT_OFFSET + 8)
 _EXPIRY = Struct("<q")
 
 
-_SlotLocation = tuple[Any, bytes, slice, int, int, int, int, Lock]
+_SlotLocation = tuple[bytes, int, int, int, int, int, int]
 """Where a key's slot is, in the form the hot path needs.
 
-The mapped memory, the key's index entry, where that is, the slot, its two copies, and the lock as descriptor
-and mutex. A plain tuple, which is unpacked in half the time of a named one.
+The key's index entry, where that begins and ends, the slot, its two copies, and the number of its lock. A
+plain tuple, which is unpacked in half the time of a named one, of numbers and bytes only: the garbage
+collector does not visit such tuples, and there are many.
 """
+
+_OpenTable = tuple[Any, list[Guard], dict[Any, _SlotLocation]]
+"""A mapped table, its locks, and where the slots of some keys are in it."""
 
 _Refusal = tuple[Any, bytes, bytes, slice, slice, bytes, int, int]
 """The memory, the change count, the entry, where it and the slot are, the slot's bytes, from and until."""
@@ -58,31 +72,34 @@ class SharedBoundLimit(LocalBoundLimit):
 
     try_acquire: Callable[[Any, int], int]
 
-    cached_algorithm: Algorithm = None  # type: ignore[assignment]  # each object has one
-    """The algorithm in force when this process last read the override; not a property, for speed."""
+    __slots__ = ("__dict__", "__weakref__", "cached_algorithm")
+
+    cached_algorithm: Algorithm
+    """The algorithm in force when this process last read the override; a slot, which Python reads fastest."""
 
     def __init__(self, locked: LockedTable, binding: Binding) -> None:
         self._locked = locked
         self._space = binding.space
         self._override_key = binding.override
         self._key_text = binding.key_text
-        self._locations: dict[Any, _SlotLocation] = {}
+        self._operation = binding.operation
         self.cached_algorithm = self._configured = binding.algorithm
         self._seen_change_count = b""
         self._switch_callbacks: list[Callable[[Algorithm, bytes], None]] = []
         self._refusals: dict[Any, _Refusal] = {}
+        self._open_table = self._without_locations()
         self.try_acquire = self._build_fast_path(attrgetter("step"), self._refusals)
 
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm in force now."""
-        if self._locked.table.change_count != self._seen_change_count:
+        if self._locked.change_count != self._seen_change_count:
             self._locked.retry_until_unlocked(self._read_override)
         return self.cached_algorithm
 
     async def algorithm_async(self) -> Algorithm:
         """Return the algorithm in force; waits for a taken lock without blocking the event loop."""
-        if self._locked.table.change_count != self._seen_change_count:
+        if self._locked.change_count != self._seen_change_count:
             await self._locked.retry_until_unlocked_async(self._read_override)
         return self.cached_algorithm
 
@@ -91,19 +108,29 @@ class SharedBoundLimit(LocalBoundLimit):
         try:
             return self.try_acquire(key, cost)
         except WouldBlock:
-            return self._locked.retry_until_unlocked(lambda: self.try_acquire(key, cost))
+            return self._locked.retry_until_unlocked(lambda: self._try_apply(key, cost))
 
     async def acquire_async(self, key: Any, cost: int) -> int:
         """Decide; waits for a taken lock without blocking the event loop."""
         try:
             return self.try_acquire(key, cost)
         except WouldBlock:
-            return await self._locked.retry_until_unlocked_async(lambda: self.try_acquire(key, cost))
+            return await self._locked.retry_until_unlocked_async(lambda: self._try_apply(key, cost))
+
+    def _try_apply(self, key: Any, cost: int) -> int:
+        """Decide, by an operation if the state is blocked; raises ``WouldBlock`` if a lock is taken."""
+        try:
+            return self.try_acquire(key, cost)
+        except FastPathBlocked:
+            return self._locked.try_apply(self._operation(self._key_text(key), cost))
 
     def forget_locations(self) -> None:
         """Look up every slot again: after a fork the locks are different ones."""
-        self._locations.clear()
+        self._open_table = self._without_locations()
         self._refusals.clear()
+
+    def _without_locations(self) -> _OpenTable:
+        return self._locked.table.memory, self._locked.all_guards(), {}
 
     def use_table(self, locked: LockedTable) -> None:
         """Decide on another table from now on: the directory was replaced."""
@@ -115,7 +142,7 @@ class SharedBoundLimit(LocalBoundLimit):
 
     def _read_override(self) -> None:
         """Read the operator's override and decide by it from now on."""
-        change_count = self._locked.table.change_count
+        change_count = self._locked.change_count
         override = self._locked.try_apply(ReadRecord(self._override_key.space, self._override_key.key))
         self.cached_algorithm = self._configured.with_override(override)
         self._seen_change_count = change_count
@@ -133,7 +160,7 @@ class SharedBoundLimit(LocalBoundLimit):
         self, step_of: StepOf[R], refusals: dict[Any, _Refusal]
     ) -> Callable[[Any, int], R]:
         """Return a fast path; it remembers refusals if given the limit's own. Names are local, for speed."""
-        locations, now_ns = self._locations, self._locked.clock.now_ns
+        now_ns = self._locked.clock.now_ns
         seen = self._seen_change_count  # read before the algorithm: another thread may be switching it
         cached = self.cached_algorithm
         codec, step, retention_us = cached.codec, step_of(cached), cached.retention_us
@@ -159,14 +186,19 @@ class SharedBoundLimit(LocalBoundLimit):
                         and memory[_CHANGE_COUNT] == count
                     ):
                         return until_us - now_us
+            memory, guards, locations = self._open_table
             location = locations.get(key)
             if location is None:
                 return self._decide_by_lookup(key, cost, step_of)
-            memory, entry, entry_at, slot_offset, copy_0, copy_1, fd, mutex = location
+            entry, entry_offset, entry_end, slot_offset, copy_0, copy_1, lock = location
+            fd, mutex = guards[lock]
             with mutex:  # see `run_locked` for why in this order
                 try:
-                    flock(fd, LOCK)
-                    if memory[_CHANGE_COUNT] == seen and memory[entry_at] == entry:
+                    try:
+                        flock(fd, LOCK)
+                    except BlockingIOError:
+                        take_lock(fd)
+                    if memory[_CHANGE_COUNT] == seen and memory[entry_offset:entry_end] == entry:
                         now_us = now_ns() // 1000
                         use_count = memory[slot_offset]
                         if use_count & 1:
@@ -176,7 +208,7 @@ class SharedBoundLimit(LocalBoundLimit):
                         new, reply = step(unpack(memory, valid + 8), now_us, cost)
                         if new is None:
                             if remembers and cost == 1:
-                                self._remember_refusal(key, location, seen, now_us, reply)
+                                self._remember_refusal(key, memory, location, (seen, now_us, reply))
                             return reply
                         if pack is not None:
                             pack(memory, other, retention_us(new), *new)
@@ -185,8 +217,6 @@ class SharedBoundLimit(LocalBoundLimit):
                         if write(memory, other, copy_1 - copy_0, retention_us(new), new):
                             memory[slot_offset] = USE_COUNT_NEXT[use_count]
                             return reply
-                except BlockingIOError:
-                    raise WouldBlock from None
                 finally:
                     flock(fd, UNLOCK)
             # an operator changed a limit, another key has the slot now, or the state outgrew it
@@ -196,22 +226,26 @@ class SharedBoundLimit(LocalBoundLimit):
         return decide
 
     def _remember_refusal(
-        self, key: Any, location: _SlotLocation, change_count: bytes, now_us: int, wait_us: Any
+        self, key: Any, memory: Any, location: _SlotLocation, refused: tuple[bytes, int, Any]
     ) -> None:
-        """Remember a refusal of one unit. The caller holds the slot's lock."""
-        memory, entry, entry_at, slot_offset, *_ = location
-        if len(self._refusals) >= _REFUSALS_MAX:
-            self._refusals.clear()
+        """Remember a refusal of one unit: the change count, when, and for how long it holds.
+
+        The caller holds the slot's lock.
+        """
+        change_count, now_us, wait_us = refused
+        entry, entry_offset, entry_end, slot_offset, *_ = location
+        drop_oldest(self._refusals, _REFUSALS_MAX)
+        entry_at = slice(entry_offset, entry_end)
         slot_at = slice(slot_offset, slot_offset + SLOT_BYTES[memory[slot_offset + 1]])
         self._refusals[key] = (
             *(memory, change_count, entry, entry_at, slot_at, memory[slot_at], now_us, now_us + wait_us),
         )
-        if self._locations.get(key) is not location:  # the table was replaced meanwhile
+        if self._open_table[0] is not memory:  # the table was replaced meanwhile
             self._refusals.pop(key, None)
 
     def _decide_by_lookup(self, caller_key: Any, cost: int, step_of: StepOf[R]) -> R:
         """Decide for a key whose slot is not cached, or after an override changed."""
-        if self._locked.table.change_count != self._seen_change_count:
+        if self._locked.change_count != self._seen_change_count:
             self._read_override()
         text, algorithm = self._key_text(caller_key), self.cached_algorithm
         locked, step, codec = self._locked, step_of(algorithm), algorithm.codec
@@ -220,6 +254,8 @@ class SharedBoundLimit(LocalBoundLimit):
         def decide_locked(key: StateKey) -> tuple[SlotPosition | None, R]:
             now_us = locked.clock.now_ns() // 1000
             slot = table.find(position := locate(key))
+            if slot is not None and table.is_blocked(slot):
+                raise FastPathBlocked
             state = None if slot is None else table.read_state(slot, codec)
             new, reply = step(state, now_us, cost)
             if new is not None:
@@ -240,17 +276,15 @@ class SharedBoundLimit(LocalBoundLimit):
     def _cache_location(self, key: Any, locked: LockedTable, slot: SlotPosition, codec: Codec) -> None:
         if slot.copy_bytes - _EXPIRY.size < codec.size and isinstance(codec, Struct):
             return  # written by a program with a shorter state; the next grant moves it to a larger slot
-        if len(self._locations) >= _LOCATIONS_MAX:
-            self._locations.clear()
-        memory, [(fd, mutex)] = locked.table.memory, locked.guards({slot.lock})
-        copy_0 = slot.slot_offset + SLOT_HEAD_BYTES
-        copy_1 = copy_0 + slot.copy_bytes
-        entry_at = slice(slot.entry_offset, slot.entry_offset + ENTRY_BYTES)
-        self._locations[key] = (
-            *(memory, slot.entry_bytes, entry_at, slot.slot_offset, copy_0, copy_1, fd, mutex),
+        memory, _, locations = self._open_table
+        if memory is not locked.table.memory:
+            return  # the table was replaced meanwhile
+        drop_oldest(locations, _LOCATIONS_MAX)
+        entry_offset, copy_0 = slot.entry_offset, slot.slot_offset + SLOT_HEAD_BYTES
+        locations[key] = (
+            *(slot.entry_bytes, entry_offset, entry_offset + ENTRY_BYTES),
+            *(slot.slot_offset, copy_0, copy_0 + slot.copy_bytes, slot.lock),
         )
-        if locked is not self._locked:  # the table was replaced meanwhile
-            self._locations.pop(key, None)
 
 
 def _copy_packer(codec: Codec) -> Callable[..., None] | None:

@@ -7,7 +7,7 @@ All numbers are little-endian; offsets of slots and pages are kept in units of 8
     directory    for each shard and tree, the index page of every position of every generation (0: none yet)
     chunks       32 KB each, handed to one class of one shard when it needs room; never handed back
 
-    index page   204 entries of 20 bytes: a key's digest, and where its slot is
+    index page   204 entries of 20 bytes: a key's digest, and where its slot is (plus ``BLOCKED``)
     slot         use count, whose lowest bit names the valid copy; class; next free slot; copy 0, copy 1
     copy         when the state expires (µs, plus ``PINNED_US`` if it must not be evicted), the state
     listed slot  the key's text, and its length, at the end of copy 1
@@ -41,6 +41,9 @@ SEGMENT_BYTES: Final = 2**20
 DIGEST_BYTES: Final = 16
 ENTRY_BYTES: Final = DIGEST_BYTES + 4
 ENTRIES_PER_PAGE: Final = PAGE_BYTES // ENTRY_BYTES
+BLOCKED: Final = 1 << 31
+"""Added to where a slot is, in its entry, while fast paths must not decide on its state."""
+
 SLOT_HEAD_BYTES: Final = 8
 EXPIRY_BYTES: Final = 8
 

@@ -26,16 +26,16 @@ from comporta.errors import StateFullError, StateTimeoutError, StateUnavailableE
 from comporta.flow import Flow, run, run_async
 from comporta.stores.base import GONE, PINNED_US, Operation, State, StateKey, key_text
 from comporta.stores.bound_limit import WouldBlock
+from comporta.stores.bounded_cache import drop_oldest
 from comporta.stores.effects import Sleep
 from comporta.stores.shared.directory import StateDirectory
+from comporta.stores.shared.index import KeyPosition, locate
 from comporta.stores.shared.table import (
     OVERFLOW_KEY,
-    KeyPosition,
     NoRoomError,
     SlotPosition,
     SlotRequest,
     Table,
-    locate,
 )
 
 R = TypeVar("R")
@@ -55,6 +55,20 @@ _RETRY_DELAY_SECONDS_MAX = 1e-3
 _WITHOUT_ROOM_MAX = 65_536
 
 
+def take_lock(fd: int) -> None:
+    """Take a file lock or raise ``WouldBlock``.
+
+    It tries several times, because another process needs a lock for a few microseconds only.
+    """
+    for _ in range(_SPINS):
+        try:
+            fcntl.flock(fd, LOCK)
+        except BlockingIOError:
+            continue
+        return
+    raise WouldBlock
+
+
 def run_locked(guards: list[Guard], action: Callable[[], R]) -> R:
     """Run ``action`` while holding all the locks, or raise ``WouldBlock`` if one of them is taken.
 
@@ -67,10 +81,8 @@ def run_locked(guards: list[Guard], action: Callable[[], R]) -> R:
     fd, mutex = guards[0]
     with mutex:
         try:
-            fcntl.flock(fd, LOCK)
+            take_lock(fd)
             return run_locked(guards[1:], action)
-        except BlockingIOError:
-            raise WouldBlock from None
         finally:
             fcntl.flock(fd, UNLOCK)
 
@@ -83,16 +95,17 @@ class LockedTable:
         self.lock_timeout = lock_timeout
         self._address = address
         self._directory = directory
-        self._without_room: set[bytes] = set()
+        self._without_room: dict[bytes, bool] = {}
         self._reported: set[str] = set()
         self._fd = directory.open_table()
         self._fds: list[int] = []
         try:
             self.table = Table(self._fd, directory.memory_mb, self._run_growth)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: it was truncated just now
             os.close(self._fd)
             directory.close()
-            raise StateUnavailableError(f"cannot map {directory.path}: {error.strerror}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StateUnavailableError(f"cannot map {directory.path}: {reason}") from error
         self._open_locks()
 
     def close(self) -> None:
@@ -117,10 +130,30 @@ class LockedTable:
 
     def guards(self, locks: set[int]) -> list[Guard]:
         """Return the descriptors and mutexes of some locks, in the order in which every caller takes them."""
-        if not self._fds:
-            path = self._directory.path
-            raise StateUnavailableError(f"the locks of {path} are not open: closed, or lost in a fork")
+        self._check_usable()
         return [(self._fds[lock], self._mutexes[lock]) for lock in sorted(locks)]
+
+    def all_guards(self) -> list[Guard]:
+        """Return the descriptors and mutexes of all locks; none if they are not open."""
+        return list(zip(self._fds, self._mutexes, strict=False))
+
+    @property
+    def change_count(self) -> bytes:
+        """The table's change count."""
+        self._check_usable()
+        return self.table.change_count
+
+    def _check_usable(self) -> None:
+        """Raise if the table is closed or was truncated: reading a missing part ends the process by SIGBUS.
+
+        Decisions on keys whose slots are cached do not check it; the heartbeat does, every second.
+        """
+        path = self._directory.path
+        if not self._fds:
+            raise StateUnavailableError(f"the locks of {path} are not open: closed, or lost in a fork")
+        size = os.lseek(self._fd, 0, os.SEEK_END)
+        if size < self.table.geometry.size:
+            raise StateUnavailableError(f"the table of {path} was truncated to {size} bytes: remove {path}")
 
     def retry_until_unlocked(self, attempt: Callable[[], R]) -> R:
         """Call ``attempt`` until it finds its locks free. Holds no lock between two attempts."""
@@ -137,17 +170,21 @@ class LockedTable:
     def with_overflow(self, keys: list[StateKey], attempt: Callable[[list[StateKey]], R]) -> R:
         """Call ``attempt`` with the keys, then with the overflow state in place of each without room."""
         try:
-            for _ in keys:
-                try:
-                    return attempt(keys)
-                except NoRoomError as error:
-                    self._remember_no_room(error.key)
-                    keys = self._replace_by_overflow(keys, error.key)
-            return attempt(keys)
+            result = self._retry_with_overflow(keys, attempt)
         except NoRoomError as error:
-            raise self._full_error(error.key) from None
-        finally:
             self._publish_fullness()
+            raise self._full_error(error.key) from None
+        self._publish_fullness()
+        return result
+
+    def _retry_with_overflow(self, keys: list[StateKey], attempt: Callable[[list[StateKey]], R]) -> R:
+        for _ in keys:
+            try:
+                return attempt(keys)
+            except NoRoomError as error:
+                self._remember_no_room(error.key)
+                keys = self._replace_by_overflow(keys, error.key)
+        return attempt(keys)
 
     def write_state(self, slot: SlotPosition | None, request: SlotRequest, state: State) -> SlotPosition:
         """Write a state, into a new slot if the key has none or its slot is too small.
@@ -160,7 +197,7 @@ class LockedTable:
             retention_us |= PINNED_US
         if slot is None:
             target = table.create(request, len(data))
-            self._without_room.discard(request.position.digest)
+            self._without_room.pop(request.position.digest, None)
         else:
             target = self._with_room(slot, request, len(data))
         table.write_state(target, retention_us, data)
@@ -190,6 +227,9 @@ class LockedTable:
             states = [self._live_state(slot, key, now_us) for slot, key in zip(slots, keys, strict=True)]
             new_states, reply = operation.step(states, now_us)
             self._write_all(list(zip(slots, positions, keys, new_states, strict=True)), now_us)
+            for index, key in enumerate(keys):
+                if key.type.attached:
+                    self._block(positions[index - 1], key, states[index], new_states[index])
             return reply
 
         locks = {position.lock for position in positions}
@@ -225,6 +265,13 @@ class LockedTable:
             else:
                 self.write_state(slot, request, new)
 
+    def _block(self, position: KeyPosition, key: StateKey, old: State | None, new: State | None) -> None:
+        """Block fast paths on a state while the state behind it, of this key, says so."""
+        slot, state = self.table.find(position), old if new is None else new
+        if slot is not None:
+            blocked = state is not None and state is not GONE and key.type.blocks_fast_path(state)
+            self.table.set_blocked(slot, blocked=blocked)
+
     def _live_state(self, slot: SlotPosition | None, key: StateKey, now_us: int) -> State | None:
         if slot is None or self.table.expires_us(slot) <= now_us:
             return None
@@ -232,9 +279,8 @@ class LockedTable:
 
     def _remember_no_room(self, key: StateKey) -> None:
         if not key.type.listed:  # an absent record can be read as absent
-            if len(self._without_room) >= _WITHOUT_ROOM_MAX:
-                self._without_room.clear()
-            self._without_room.add(locate(key).digest)
+            drop_oldest(self._without_room, _WITHOUT_ROOM_MAX)
+            self._without_room[locate(key).digest] = True
 
     def _replace_by_overflow(self, keys: list[StateKey], full: StateKey) -> list[StateKey]:
         if not full.type.evictable or full.key == OVERFLOW_KEY:
@@ -271,12 +317,10 @@ class LockedTable:
                 return attempt()
             except WouldBlock:
                 delay = next(delays)
-            if delay:
-                yield Sleep(MONOTONIC, delay)
+            yield Sleep(MONOTONIC, delay)
 
     def _retry_delays(self) -> Iterator[float]:
-        """Yield the wait before each new attempt: none at first, then longer ones; raise at the deadline."""
-        yield from (0.0 for _ in range(_SPINS))
+        """Yield the wait before each new attempt, each longer than the last; raise at the deadline."""
         deadline_ns = MONOTONIC.now_ns() + to_us(self.lock_timeout) * 1000
         delay = _RETRY_DELAY_SECONDS_MIN
         while MONOTONIC.now_ns() < deadline_ns:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
 from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
+from comporta.runtime import RUNTIME
 from comporta.stores.shared.layout import (
+    BLOCKED,
     CHUNK_BYTES,
     CHUNKS_TAKEN_OFFSET,
     DIGEST_BYTES,
@@ -46,6 +47,11 @@ _CLASS_BYTES = 12
 _CLASSES_OFFSET = _PENDING.size
 _BYTES_OF_CLASS = (*SLOT_BYTES, PAGE_BYTES)
 _GROWTH_RETRY_SECONDS = 1.0
+
+
+def entry_slot(entry: bytes) -> int:
+    """Return the offset of the slot that an index entry leads to."""
+    return (int.from_bytes(entry[DIGEST_BYTES:], "little") & ~BLOCKED) * UNIT
 
 
 def allocate(fd: int, start: int, size: int) -> None:
@@ -163,9 +169,7 @@ class SlotAllocator:
 
     def _is_entry_of(self, entry: int, slot: int) -> bool:
         content = self._memory[entry : entry + ENTRY_BYTES]
-        return content[:DIGEST_BYTES] != FREE_DIGEST and content[DIGEST_BYTES:] == (slot // UNIT).to_bytes(
-            4, "little"
-        )
+        return content[:DIGEST_BYTES] != FREE_DIGEST and entry_slot(content) == slot
 
     def _push(self, shard: int, slot: int) -> None:
         """Put a slot on the free list, unless it was never taken from it or is there already."""
@@ -209,14 +213,14 @@ class SlotAllocator:
         segments = self.read_u32(SEGMENTS_OFFSET)
         if needed <= segments * SEGMENT_BYTES:
             return True
-        if time.monotonic() < self._retry_growth_at:
+        if RUNTIME.monotonic() < self._retry_growth_at:
             return False
         start = segments * SEGMENT_BYTES
         try:
             allocate(self._fd, start, min(SEGMENT_BYTES, self._geometry.size - start))
         except OSError:
             self._memory[DISK_FULL_OFFSET] = 1
-            self._retry_growth_at = time.monotonic() + _GROWTH_RETRY_SECONDS
+            self._retry_growth_at = RUNTIME.monotonic() + _GROWTH_RETRY_SECONDS
             return False
         self.write_u32(SEGMENTS_OFFSET, segments + 1)
         self._memory[DISK_FULL_OFFSET] = 0

@@ -1,13 +1,9 @@
 """The file behind ``shared://`` as a memory-mapped hash table: find, create, write, grow and free states.
 
-A key's digest picks one of 16 shards, and in it one index page of each generation: generation ``n`` has twice
-as many pages as the one before. A page is created when all pages of the key's path are full. So the index
-grows with the number of keys, and no entry is ever moved.
-
-A writer fills the copy of a slot that is not valid and then counts up one byte, whose lowest bit names the
-valid copy: a process that is killed in between leaves the old state. A digest is written last and cleared
-first, so no reader ever finds a half-written slot. A state that outgrows its slot is copied to a larger one;
-one write to its entry switches over.
+An entry of the index (``index.py``) leads to the slot of a key. A writer fills the copy of a slot that is not
+valid and then counts up one byte, whose lowest bit names the valid copy: a process that is killed in between
+leaves the old state. A state that outgrows its slot is copied to a larger one; one write to its entry
+switches over.
 
 The table is full when its memory or its disk is used up. It then reuses the slot of an expired state, or else
 evicts, of some states on the key's path, the one that was written the fewest times; a pinned state stays. New
@@ -20,13 +16,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from hashlib import blake2b
 from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
 
 from comporta.stores.base import PINNED_US, Codec, State, StateKey, key_text
+from comporta.stores.shared.index import Index, KeyPosition
 from comporta.stores.shared.layout import (
+    BLOCKED,
     CHANGE_COUNT_OFFSET,
     CHUNK_BYTES,
     DIGEST_BYTES,
@@ -41,7 +38,7 @@ from comporta.stores.shared.layout import (
     slot_class,
     table_geometry,
 )
-from comporta.stores.shared.slots import FREE_DIGEST, RunGrowth, SlotAllocator
+from comporta.stores.shared.slots import FREE_DIGEST, RunGrowth, SlotAllocator, entry_slot
 
 OVERFLOW_KEY: Final = "\0overflow"
 """The key of the state that the keys of one limit share when there is no room for their own."""
@@ -53,7 +50,6 @@ _SCAN_MAX = 96
 _ENTRIES_SCANNED_MAX = 1024
 _SWEEP_SIZE = 4
 _TEXT_LENGTH = Struct("<H")
-_ENTRIES_END = ENTRIES_PER_PAGE * ENTRY_BYTES
 
 
 class NoRoomError(Exception):
@@ -62,14 +58,6 @@ class NoRoomError(Exception):
     def __init__(self, key: StateKey) -> None:
         super().__init__(key)
         self.key = key
-
-
-class KeyPosition(NamedTuple):
-    """What leads to a key's state: its digest, its shard (which is also its lock) and its tree."""
-
-    digest: bytes
-    lock: int
-    tree: int
 
 
 class SlotRequest(NamedTuple):
@@ -97,7 +85,7 @@ class SlotPosition(NamedTuple):
 
     @property
     def entry_bytes(self) -> bytes:
-        """The index entry that leads to this slot."""
+        """The index entry that leads to this slot, unless its state is blocked."""
         return self.digest + (self.slot_offset // UNIT).to_bytes(4, "little")
 
     @property
@@ -116,13 +104,6 @@ class TableUsage(NamedTuple):
     has_evicted: bool
 
 
-def locate(key: StateKey) -> KeyPosition:
-    """Return the position of a key. Its type's name is part of its identity: strategies share no state."""
-    text = f"{key.type.name}\0{key_text(key.space, key.key)}"
-    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
-    return KeyPosition(digest, digest[0] % SHARDS, int(key.type.listed))
-
-
 class Table:
     """A mapped table.
 
@@ -136,6 +117,7 @@ class Table:
         self.memory_mb = memory_mb
         self.memory = mmap.mmap(fd, self.geometry.size)
         self._slots = SlotAllocator(self.memory, self.geometry, fd, run_growth)
+        self._index = Index(self.memory, self.geometry, self._slots)
         self._sweep_at = 0
 
     def close(self) -> None:
@@ -164,10 +146,8 @@ class Table:
 
     def find(self, position: KeyPosition) -> SlotPosition | None:
         """Return where a key's slot is, or ``None``."""
-        for page in self._path(position):
-            for offset in _digest_offsets(self.memory[page : page + _ENTRIES_END], position.digest):
-                return self._slot_at(page + offset)
-        return None
+        entry = self._index.find(position)
+        return None if entry is None else self._slot_at(entry)
 
     def create(self, request: SlotRequest, size: int) -> SlotPosition:
         """Return a slot for a new key, not published yet, or raise ``NoRoomError``."""
@@ -175,10 +155,10 @@ class Table:
         self._slots.recover(position.lock)
         text = _listed_text(key)
         number = slot_class(size + len(text))
-        pages = self._path(position)
+        pages = self._index.path(position)
         self._sweep(pages, request)
         chunks_max = self._chunks_max(key, grows=False)
-        entry = self._free_entry(position, pages, chunks_max)
+        entry = self._index.free_entry(position, pages, chunks_max)
         if entry is None:
             entry = self._evict(request, pages, None)
         slot = None if entry is None else self._take_slot(request, pages, number, entry, chunks_max)
@@ -205,7 +185,7 @@ class Table:
         text = _listed_text(request.key)
         number = slot_class(size + len(text))
         chunks_max = self._chunks_max(request.key, grows=True)
-        pages = self._path(request.position)
+        pages = self._index.path(request.position)
         taken = self._take_slot(request, pages, number, slot.entry_offset, chunks_max)
         if taken is None:
             raise NoRoomError(request.key)
@@ -247,11 +227,21 @@ class Table:
         self.memory[at : at + len(copy)] = copy
         self.memory[slot.slot_offset] = USE_COUNT_NEXT[use_count]
 
+    def is_blocked(self, slot: SlotPosition) -> bool:
+        """Whether fast paths must not decide on the state of a slot."""
+        return bool(self._slots.read_u32(slot.entry_offset + DIGEST_BYTES) & BLOCKED)
+
+    def set_blocked(self, slot: SlotPosition, *, blocked: bool) -> None:
+        """Change the entry of a slot, so that fast paths that know it look it up, or use it again."""
+        if self.is_blocked(slot) != blocked:
+            word = slot.slot_offset // UNIT | (BLOCKED if blocked else 0)
+            self._slots.write_u32(slot.entry_offset + DIGEST_BYTES, word)
+
     def listed_states(self, lock: int, codec: Codec) -> list[tuple[str, State]]:
         """Return the texts of the listed keys of a shard with their states."""
         states = []
-        for page in self._pages(lock, tree=1):
-            for entry in self._used_entries(page):
+        for page in self._index.pages(lock, tree=1):
+            for entry in self._index.used_entries(page):
                 slot = self._slot_at(entry)
                 (length,) = _TEXT_LENGTH.unpack_from(self.memory, slot.text_offset)
                 text = self.memory[slot.text_offset - length : slot.text_offset]
@@ -260,38 +250,14 @@ class Table:
 
     def usage(self) -> TableUsage:
         """Count the keys, expired ones included. Read without a lock, so it may be a moment old."""
-        pages = [page for lock in range(SHARDS) for tree in (0, 1) for page in self._pages(lock, tree)]
-        keys = sum(1 for page in pages for _ in self._used_entries(page))
+        pages = [page for lock in range(SHARDS) for tree in (0, 1) for page in self._index.pages(lock, tree)]
+        keys = sum(1 for page in pages for _ in self._index.used_entries(page))
         megabytes = (self.geometry.chunks_offset + self._slots.chunks_taken * CHUNK_BYTES) / 2**20
         return TableUsage(keys, megabytes, self.memory_mb, self.is_disk_full, self.has_evicted)
 
-    def _path(self, position: KeyPosition) -> list[int]:
-        """Return the index pages that may hold a key, up to the first that does not exist."""
-        directory = self.geometry.directory_offset(position.lock, position.tree)
-        bits, pages = int.from_bytes(position.digest[1:8], "little"), []
-        for generation in range(self.geometry.generations):
-            first = (1 << generation) - 1
-            page = self._slots.read_u32(directory + 4 * (first + (bits & first)))
-            if not page:
-                break
-            pages.append(page * UNIT)
-        return pages
-
-    def _pages(self, lock: int, tree: int) -> list[int]:
-        """Return all index pages of a tree."""
-        at = self.geometry.directory_offset(lock, tree)
-        directory = memoryview(self.memory[at : at + 4 * 2**self.geometry.generations]).cast("I")
-        return sorted({page * UNIT for page in directory if page})
-
-    def _used_entries(self, page: int) -> Iterator[int]:
-        content = self.memory[page : page + _ENTRIES_END]
-        for offset in range(0, _ENTRIES_END, ENTRY_BYTES):
-            if content[offset : offset + DIGEST_BYTES] != FREE_DIGEST:
-                yield page + offset
-
     def _slot_at(self, entry: int) -> SlotPosition:
         content = self.memory[entry : entry + ENTRY_BYTES]
-        digest, slot = content[:DIGEST_BYTES], int.from_bytes(content[DIGEST_BYTES:], "little") * UNIT
+        digest, slot = content[:DIGEST_BYTES], entry_slot(content)
         return SlotPosition(digest, digest[0] % SHARDS, entry, slot, self.memory[slot + 1])
 
     def _valid_offset(self, slot: SlotPosition) -> int:
@@ -309,19 +275,6 @@ class Table:
         if not key.type.evictable or key.key == OVERFLOW_KEY:
             return count
         return count * 7 // 8 if grows else count * 3 // 4
-
-    def _free_entry(self, position: KeyPosition, pages: list[int], chunks_max: int) -> int | None:
-        """Return a free entry on a path, on a new page if need be and there is room."""
-        for page in pages:
-            for offset in _digest_offsets(self.memory[page : page + _ENTRIES_END], FREE_DIGEST):
-                return page + offset
-        generation = len(pages)
-        if generation == self.geometry.generations:
-            return None
-        first = (1 << generation) - 1
-        bits = int.from_bytes(position.digest[1:8], "little")
-        directory = self.geometry.directory_offset(position.lock, position.tree)
-        return self._slots.take_page(position.lock, directory + 4 * (first + (bits & first)), chunks_max)
 
     def _take_slot(
         self, request: SlotRequest, pages: list[int], number: int, entry: int, chunks_max: int
@@ -391,13 +344,3 @@ def _listed_text(key: StateKey) -> bytes:
         return b""
     text = key_text(key.space, key.key).encode("utf-8", "surrogatepass")
     return text + _TEXT_LENGTH.pack(len(text))
-
-
-def _digest_offsets(entries: bytes, digest: bytes) -> Iterator[int]:
-    """Yield where a digest is in a page; entries may contain it across two of them by chance."""
-    offset = entries.find(digest)
-    while offset >= 0:
-        aligned = -(-offset // ENTRY_BYTES) * ENTRY_BYTES
-        if entries[aligned : aligned + DIGEST_BYTES] == digest:
-            yield aligned
-        offset = entries.find(digest, max(aligned, offset + 1))

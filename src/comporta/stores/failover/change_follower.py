@@ -1,0 +1,105 @@
+"""What one worker knows of the changes in a store, and who it passes them on to.
+
+A store that keeps a change log (``changes.py``) says what changed since this worker's version: then only
+those records are read, and subscribers learn which of their copies are outdated. All records are read every
+``FULL_READ_SECONDS`` too, because a person may write a key by hand, and a record may expire. On a store
+without a log all of them are read at every heartbeat. Many records are read in one call.
+
+This module knows no thread and no limits. The heartbeat calls it from its own thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from threading import Lock
+
+from comporta import fork_safety
+from comporta.errors import StateError
+from comporta.stores.base import OverrideListener, Store, key_text
+from comporta.stores.changes import Changes
+from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
+from comporta.stores.records import ReadRecord
+
+FULL_READ_SECONDS = 5.0
+"""How often everything is read, whatever the change log says."""
+
+RECORDS_MAX = 256
+"""How many records are read at once, at most; the others follow at the next beat or poll."""
+
+_FULL_READ_NS = round(FULL_READ_SECONDS * 1e9)
+
+
+class ChangeFollower:
+    """The version up to which this worker knows all changes, and the records that it follows."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._listeners: dict[str, tuple[str, str, list[OverrideListener]]] = {}
+        self._due: dict[str, None] = {}
+        self._full_read_ns = -_FULL_READ_NS
+        self._lock = Lock()
+
+    def follow(self, space: str, key: str, listener: OverrideListener) -> None:
+        """Pass the record at a key to ``listener`` when it changes, for as long as the listener is alive."""
+        name = key_text(space, key)
+        with self._lock:
+            self._listeners.setdefault(name, (space, key, []))[2].append(listener)
+            self._due[name] = None
+
+    def pass_on(self, changes: Changes, asked_ns: int, subscribers: Iterable[HeartbeatSubscriber]) -> None:
+        """Note which records are due, and tell subscribers; ``asked_ns`` is when the log was asked.
+
+        When everything is due nothing is confirmed to subscribers, so that they read again too.
+        """
+        self.version = changes.version
+        names = changes.names
+        is_full = names is None or asked_ns - self._full_read_ns >= _FULL_READ_NS
+        if is_full:
+            self._full_read_ns = asked_ns
+            self.mark_all_due()
+        else:
+            self._due.update((name, None) for name in names or () if name in self._listeners)
+        for subscriber in subscribers:
+            name = subscriber.change_name
+            if name is not None:
+                version_us = changes.version if names is None else names.get(name)
+                if version_us is not None:
+                    subscriber.on_changed(version_us)
+                if not is_full:
+                    subscriber.on_confirmed(asked_ns)
+
+    def mark_all_due(self) -> None:
+        """Read all records next."""
+        self._due.update(dict.fromkeys(list(self._listeners)))
+
+    def read_due(self, primary: Store) -> None:
+        """Read the records that are due, up to ``RECORDS_MAX``, and call their listeners.
+
+        A key that is not a record is skipped: no operator's override is there.
+        """
+        due = [reading for reading in map(self._take_due, list(self._due)[:RECORDS_MAX]) if reading]
+        if not due:
+            return
+        replies = primary.apply_many([ReadRecord(space, key) for space, key, _ in due])
+        for (_, _, listeners), reply in zip(due, replies, strict=True):
+            if not isinstance(reply, StateError):
+                for listener in listeners:
+                    callback = listener()
+                    if callback is not None:
+                        callback(reply)
+
+    def _take_due(self, name: str) -> tuple[str, str, list[OverrideListener]] | None:
+        """Return a record that is due and its listeners; ``None``, and follow it no more, if all are gone."""
+        with self._lock:
+            self._due.pop(name, None)
+            space, key, listeners = self._listeners[name]
+            alive = [listener for listener in listeners if listener() is not None]
+            if not alive:
+                del self._listeners[name]
+                return None
+            self._listeners[name] = (space, key, alive)
+            return space, key, list(alive)
+
+    def after_fork(self) -> None:
+        """Reset the lock in a forked child."""
+        fork_safety.reinit_lock(self._lock)
