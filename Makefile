@@ -8,6 +8,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 ARGS :=
 JOBS := 3
+SEEDS := 2000
 export PYTHON
 
 # Code that decides needs complete line and branch coverage. Code that waits for others needs 99.9 %: some of its
@@ -15,15 +16,17 @@ export PYTHON
 FULL_COVERAGE := src/comporta/limits/*,src/comporta/stores/*,src/comporta/retry/*,src/comporta/headers.py,src/comporta/ramp.py,src/comporta/timeouts.py,src/comporta/validators.py
 HIGH_COVERAGE := src/comporta/breaker/*,src/comporta/cache/*,src/comporta/database/*,src/comporta/pipeline/*,src/comporta/service/*,src/comporta/settings/*,src/comporta/upstream/*,src/comporta/fleet/*,src/comporta/thread_pool.py,src/comporta/threads.py
 
-# Stamp files: the locked packages are installed, the project itself is installed, the peers for the benchmarks
+# Stamp files: the locked packages are installed, the project itself is installed, the packages for one target
 # are installed, only what the demo needs is installed.
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
+SITE := $(VENV)/.docs
+PACKAGING := $(VENV)/.dist
 DEMO_READY := $(VENV)/.demo-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt pages bench pictures soak lock clean
+.PHONY: help demo test check fmt pages bench docs dist threads pictures soak sim lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -53,11 +56,23 @@ pages: $(READY) ## Write every --help into docs/reference/command-line.md
 bench: $(READY) $(PEERS) ## Measure comporta and other libraries side by side
 	@$(PY) -m benchmarks $(ARGS)
 
+docs: $(READY) $(SITE) ## Build the documentation site into build/site
+	@$(PY) -m website build/site $(ARGS)
+
+dist: $(READY) $(PACKAGING) ## Build sdist, wheel and bill of materials, and try them in empty environments
+	@$(PY) -m release dist $(ARGS)
+
+threads: ## Hammer the core from threads; PYTHON=python3.14t does so without the GIL
+	@PYTHONPATH=src $(or $(PYTHON),python3) -m release.threads
+
 pictures: $(READY) ## Redraw the pictures of the guides
 	@$(PY) -m benchmarks.pictures $(ARGS)
 
 soak: $(READY) ## Run the long tests: minutes of load, hundreds of repetitions
 	@COMPORTA_SOAK=1 $(PY) -m pytest tests/soak --timeout 3600 $(ARGS)
+
+sim: $(READY) ## Simulate SEEDS fleets with faults on virtual time (default 2000)
+	@$(PY) -m comporta.simulation --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 # Keeps the locked versions unless UPGRADE=1. Needs uv, which resolves for all platforms at once.
 LOCK = uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
@@ -69,10 +84,15 @@ lock: ## Update requirements/ from pyproject.toml (UPGRADE=1: newest versions)
 	@$(LOCK) --group dev --output-file requirements/dev.txt
 	@$(LOCK) --group dev --group bench --constraint requirements/dev.txt \
 		--output-file requirements/bench.txt
-	@$(LOCK) --group demo --constraint requirements/dev.txt --output-file requirements/demo.txt
+	@for group in demo docs; do \
+		$(LOCK) --group $$group --constraint requirements/dev.txt \
+			--output-file requirements/$$group.txt || exit 1; \
+	done
+	@$(LOCK) --group dist --constraint requirements/dev.txt --constraint requirements/docs.txt \
+		--output-file requirements/dist.txt
 
 clean: ## Remove the environment and everything generated
-	@rm -rf $(VENV) .coverage .coverage.* htmlcov dist .mypy_cache .pytest_cache .ruff_cache \
+	@rm -rf $(VENV) .coverage .coverage.* htmlcov build dist .mypy_cache .pytest_cache .ruff_cache \
 		.hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -93,7 +113,10 @@ $(DEMO_READY): requirements/demo.txt pyproject.toml
 	@scripts/venv install $(VENV) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(PEERS): $(LOCKED) requirements/bench.txt
-	@echo 'Installing the peers from requirements/bench.txt ...'
-	@scripts/venv install $(VENV) --no-deps --require-hashes -r requirements/bench.txt
+$(PEERS): requirements/bench.txt
+$(SITE): requirements/docs.txt
+$(PACKAGING): requirements/dist.txt
+$(PEERS) $(SITE) $(PACKAGING): $(LOCKED)
+	@echo 'Installing $(filter requirements/%,$^) ...'
+	@scripts/venv install $(VENV) --no-deps --require-hashes -r $(filter requirements/%,$^)
 	@touch $@

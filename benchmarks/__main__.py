@@ -5,74 +5,67 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from importlib import import_module
 
-from benchmarks import (
-    accuracy,
-    batch,
-    breakers,
-    budgets,
-    cache,
-    composition,
-    dashboard,
-    degradation,
-    footprint,
-    latency,
-    lease,
-    loop,
-    many_keys,
-    memory,
-    outages,
-    paths,
-    pipeline,
-    redis,
-    refusals,
-    server,
-    service,
-    shared,
-    startup,
-    transports,
-)
 from benchmarks.compare import compare
 from benchmarks.measure import Effort
 from benchmarks.report import Section, as_text, summary, write_page
 
+
+def _lazy(module: str, function: str) -> Callable[[Effort], Section]:
+    """Return a section that imports its module when it runs.
+
+    With ``--same-benchmarks`` the package may be older than some of the sections.
+    """
+
+    def section(effort: Effort) -> Section:
+        run: Callable[[Effort], Section] = getattr(import_module(f"benchmarks.{module}"), function)
+        return run(effort)
+
+    return section
+
+
 SECTIONS: dict[str, Callable[[Effort], Section]] = {
-    "memory": memory.blocking,
-    "memory-async": memory.awaiting,
-    "paths": paths.run,
-    "shared": shared.one_process,
-    "shared-two": shared.two_processes,
-    "redis": redis.blocking,
-    "redis-async": redis.awaiting,
-    "leases": lease.run,
-    "breaker": breakers.blocking,
-    "breaker-async": breakers.awaiting,
-    "breaker-redis": breakers.shared_blocking,
-    "breaker-redis-async": breakers.shared_awaiting,
-    "composed": composition.composed,
-    "upstream": composition.upstream,
-    "transport": transports.run,
-    "cache": cache.hits,
-    "cache-sqlite": cache.rows,
-    "cache-stampede": cache.stampede,
-    "cache-outage": cache.outage,
-    "channel": pipeline.channels,
-    "channel-threads": pipeline.threads,
-    "throttled": pipeline.throttled,
-    "path": pipeline.path,
-    "batch": batch.run,
-    "service": service.hits,
-    "dashboard": dashboard.run,
-    "service-loop": loop.steps,
-    "import": startup.run,
-    "footprint": footprint.run,
-    "many-keys": many_keys.run,
-    "accuracy": accuracy.run,
-    "budgets": budgets.run,
-    "latency": latency.run,
-    "outages": outages.run,
-    "degradation": degradation.run,
-    "refusals": refusals.run,
+    "memory": _lazy("memory", "blocking"),
+    "memory-async": _lazy("memory", "awaiting"),
+    "paths": _lazy("paths", "run"),
+    "shared": _lazy("shared", "one_process"),
+    "shared-two": _lazy("shared", "two_processes"),
+    "redis": _lazy("redis", "blocking"),
+    "redis-async": _lazy("redis", "awaiting"),
+    "leases": _lazy("lease", "run"),
+    "breaker": _lazy("breakers", "blocking"),
+    "breaker-async": _lazy("breakers", "awaiting"),
+    "breaker-redis": _lazy("breakers", "shared_blocking"),
+    "breaker-redis-async": _lazy("breakers", "shared_awaiting"),
+    "composed": _lazy("composition", "composed"),
+    "upstream": _lazy("composition", "upstream"),
+    "transport": _lazy("transports", "run"),
+    "cache": _lazy("cache", "hits"),
+    "cache-sqlite": _lazy("cache", "rows"),
+    "cache-postgres": _lazy("cache_postgres", "rows"),
+    "cache-stampede": _lazy("cache", "stampede"),
+    "cache-outage": _lazy("cache", "outage"),
+    "channel": _lazy("pipeline", "channels"),
+    "channel-threads": _lazy("pipeline", "threads"),
+    "throttled": _lazy("pipeline", "throttled"),
+    "path": _lazy("whole_path", "path"),
+    "batch": _lazy("batch", "run"),
+    "batch-workers": _lazy("batch_workers", "run"),
+    "service": _lazy("service", "hits"),
+    "dashboard": _lazy("dashboard", "run"),
+    "service-loop": _lazy("loop", "steps"),
+    "import": _lazy("startup", "run"),
+    "footprint": _lazy("footprint", "run"),
+    "many-keys": _lazy("many_keys", "run"),
+    "accuracy": _lazy("accuracy", "run"),
+    "budgets": _lazy("budgets", "run"),
+    "fairness": _lazy("fairness", "run"),
+    "latency": _lazy("latency", "run"),
+    "outages": _lazy("outages", "run"),
+    "degradation": _lazy("degradation", "run"),
+    "refusals": _lazy("refusals", "run"),
+    "scale": _lazy("scale", "run"),
 }
 
 
@@ -92,6 +85,8 @@ def main() -> None:
         print(f"\n({time.monotonic() - start:.0f} s)\n", flush=True)
     print(summary(sections))
     if options.write:
+        from benchmarks import server  # noqa: PLC0415 - as in _lazy()
+
         write_page(sections, server.describe())
 
 

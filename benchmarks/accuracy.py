@@ -8,7 +8,7 @@ from benchmarks import ours, server
 from benchmarks.measure import Contender, Effort
 from benchmarks.pair import Pair
 from benchmarks.report import Goal, Section, Table
-from benchmarks.shared import shared_state
+from benchmarks.state import shared_state
 from comporta import LimitConfig, TokenBucketLimiter
 
 _RATE, _BURST = 1000, 100

@@ -11,7 +11,6 @@ from benchmarks.breaker_peers import COOLDOWN_SECONDS, THRESHOLD, nothing, nothi
 from benchmarks.measure import Contender, Effort, Loop, Timings, calls, check, in_turns
 from benchmarks.report import Goal, Section, Table
 from comporta import CircuitBreaker
-from comporta.stores.registry import open_store
 
 _OURS = f"{ours.COMPORTA} memory://"
 _SHARED = f"{ours.COMPORTA} redis://"
@@ -64,8 +63,10 @@ def shared_awaiting(effort: Effort) -> Section:
 @contextmanager
 def _shared_state() -> Iterator[tuple[str, str]]:
     """Yield the URL of a server for peers and for comporta, and close comporta's store afterwards."""
-    with server.pinned() as url, closing(open_store(ours.with_long_timeout(url))):
-        yield url, ours.with_long_timeout(url)
+    with server.pinned() as url:
+        state = ours.with_long_timeout(url)
+        with closing(_breaker("closing", state).store):
+            yield url, state
 
 
 def time_contenders(contenders: Sequence[Contender], effort: Effort) -> Timings:

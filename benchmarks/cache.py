@@ -85,7 +85,7 @@ def rows(effort: Effort) -> Section:
         with closing(cache.sync), closing(sqlite3.connect(Path(folder) / "cache.db")) as bare:
             timings = in_turns(_rows(cache, bare, name), effort)
     promise = "cache, a hit from SQLite: the bare SELECT and decoding"
-    goals = [Goal.at_most(1.5, promise, timings, _ROW, [_BARE])]
+    goals = [Goal.at_most(1.2, promise, timings, _ROW, [_BARE])]
     description = (
         "One process, blocking; the same value, from the table. The bare SELECT reads the same columns. "
         "comporta clears its local cache before each hit, and the measurement includes that."

@@ -19,10 +19,9 @@ from benchmarks.breaker_peers import (
 from benchmarks.breakers import time_contenders, time_contenders_async
 from benchmarks.measure import Contender, Effort, Timings
 from benchmarks.report import Goal, Section, Table
-from benchmarks.shared import shared_state
-from comporta import CircuitBreaker, LimitConfig, Retry
+from benchmarks.state import shared_state
+from comporta import CircuitBreaker, LimitConfig, Retry, Upstream
 from comporta.timeouts import Timeouts
-from comporta.upstream.upstream import Upstream
 
 _OURS = f"{ours.COMPORTA} @retry @breaker, with timeouts"
 _PLENTY = 10_000_000

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from benchmarks import ours, server
 from benchmarks.measure import Contender, Effort, percentile
 from benchmarks.report import Goal, Section, Table
-from benchmarks.shared import shared_state
+from benchmarks.state import shared_state
 
 _PLENTY = 1_000_000
 _PERCENT = (50, 99, 99.9)

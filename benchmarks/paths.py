@@ -10,16 +10,14 @@ from contextlib import ExitStack, closing, contextmanager
 from fcntl import LOCK_EX, LOCK_UN, flock
 from functools import partial
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 from benchmarks import ours, peers
 from benchmarks.measure import Contender, Effort, Loop, Timings, calls, in_turns
 from benchmarks.pair import compare_in_pair
 from benchmarks.report import Goal, Section, Table
-from benchmarks.shared import shared_state
+from benchmarks.state import shared_parent, shared_state
 from comporta import LimitConfig, LimitKey, TokenBucketLimiter
-from comporta.stores.shared.directory import directory_path
 
 _PLENTY = 1_000_000
 _KEY = "user:1"
@@ -128,8 +126,7 @@ def _record_awaiting(section: Section, timings: Timings) -> None:
 
 
 def _record_pair(section: Section, effort: Effort, state: str) -> None:
-    parent = Path(directory_path("bench")).parent  # the same file system as that of the state
-    with tempfile.TemporaryDirectory(dir=parent) as folder:
+    with tempfile.TemporaryDirectory(dir=shared_parent()) as folder:  # the file system of the state
         arguments = (state, f"{folder}/lock")
         timings = compare_in_pair(pair_contenders, arguments, _KEY, effort.rounds // 2, _SLOT_SECONDS)
     section.tables.append(Table.of_speeds("Two processes at once, shared://", timings, _FASTEST))

@@ -1,15 +1,12 @@
-"""Pipelines: channels compared with peers, threads, a throttle at its limit, and the whole path."""
+"""Parts of pipelines: channels compared with peers, threads, and a throttle at its limit."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import ExitStack, closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -19,13 +16,10 @@ import janus
 from benchmarks.measure import Effort, Run, Timings, in_turns, percentile
 from benchmarks.ours import COMPORTA
 from benchmarks.report import Goal, Section, Table
-from comporta import BatchWriter, Channel, ChannelClosedError, HierarchicalThrottle
-from comporta.pipeline.sinks import SqliteSink
+from comporta import Channel, ChannelClosedError, HierarchicalThrottle
 
 CAPACITY, CONSUMERS, AT_ONCE, CHUNK = 500, 8, 64, 50
 RATE, WORKERS, PARTITIONS = 20_000, 64, 16
-PATH_ITEMS, PATH_WORKERS, PATH_AT_ONCE, PATH_ROWS = 2_000_000, 4, 500, 5_000
-RSS_MAX_MB = 5.0
 SLOT_SECONDS, LEAST = 0.05, 2_000
 """Starting threads and tasks at each turn must not dominate the measurement."""
 
@@ -288,82 +282,3 @@ async def _throttled(seconds: float) -> tuple[float, list[int], float]:
     await asyncio.gather(*workers)
     used = (time.process_time() - cpu) / (time.monotonic() - start)
     return rate, sorted(waits_us), used
-
-
-# the whole path ---------------------------------------------------------------------------------------
-
-
-def path(effort: Effort) -> Section:
-    """Send items through a channel and a throttle into a table."""
-    count = PATH_ITEMS // 10 if effort.quick else PATH_ITEMS
-    with TemporaryDirectory() as folder:
-        speed, grown = asyncio.run(_path(count, Path(folder) / "results.db"))
-    return Section(
-        "The whole path",
-        f"{count:,} items: a channel of {CAPACITY}, {PATH_WORKERS} workers that receive up to {PATH_AT_ONCE} "
-        f"at once, a throttle of two levels with {PARTITIONS} partitions that admits all, a batch writer "
-        f"that upserts {PATH_ROWS:,} rows at a time into SQLite. One process. Growth: after the first tenth.",
-        [
-            Table(
-                "Items",
-                ["", "items/s", "resident memory grew by"],
-                [[COMPORTA, f"{speed:,.0f}", f"{grown:.1f} MB"]],
-            )
-        ],
-        [
-            Goal("whole path: at least 100,000 items/s", f"{speed:,.0f}", speed >= 100_000),
-            Goal(
-                f"whole path: memory grows by less than {RSS_MAX_MB:g} MB",
-                f"{grown:.1f} MB",
-                grown < RSS_MAX_MB,
-            ),
-        ],
-    )
-
-
-async def _path(count: int, database: Path) -> tuple[float, float]:
-    channel: Channel[dict[str, Any]] = Channel(CAPACITY)
-    throttle = HierarchicalThrottle(100_000_000, 10_000_000)
-    names = [f"partition-{n}" for n in range(PARTITIONS)]
-    memory_before = 0.0
-
-    def items() -> Any:
-        nonlocal memory_before
-        for number in range(count):
-            if number == count // 10:
-                memory_before = _resident_mb()
-            yield {"id": number, "partition": names[number % PARTITIONS], "value": number}
-
-    async def work(writer: BatchWriter) -> None:
-        try:
-            while True:
-                by_partition = defaultdict(list)
-                for item in await channel.receive_many(PATH_AT_ONCE):
-                    by_partition[item["partition"]].append(item)
-                for partition, rows in by_partition.items():
-                    await throttle.acquire(partition, len(rows))
-                    await writer.write_many(rows)
-        except ChannelClosedError:
-            pass
-
-    start = time.monotonic()
-    async with BatchWriter(SqliteSink(database), max_rows=PATH_ROWS) as writer:
-        workers = [asyncio.create_task(work(writer)) for _ in range(PATH_WORKERS)]
-        await channel.send_many(items())
-        channel.close()
-        await asyncio.gather(*workers)
-    speed = count / (time.monotonic() - start)
-    assert throttle.statistics().granted == count == _rows(database)
-    return speed, _resident_mb() - memory_before
-
-
-def _rows(database: Path) -> int:
-    import sqlite3  # noqa: PLC0415 - only for this check
-
-    with closing(sqlite3.connect(database)) as connection:
-        return int(connection.execute("SELECT count(*) FROM results").fetchone()[0])
-
-
-def _resident_mb() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1024

@@ -22,7 +22,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 _PACKAGES = (
     *("comporta", "limits", "throttled-py", "pyrate-limiter", "aiolimiter"),
     *("circuitbreaker", "pybreaker", "hyx", "interlock-cb", "pyresilience", "redis", "hiredis"),
-    *("cashews", "dogpile.cache", "aiocache", "msgspec"),
+    *("cashews", "dogpile.cache", "aiocache", "msgspec", "asyncpg"),
     *("anyio", "janus", "culsans"),
 )
 

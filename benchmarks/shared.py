@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count, repeat
+from itertools import repeat
 
 from benchmarks import ours, peers, server
 from benchmarks.measure import Contender, Effort, Timings, calls, check, in_turns
 from benchmarks.pair import compare_in_pair
 from benchmarks.report import Goal, Section, Table
-from comporta.stores.registry import open_store
-from comporta.stores.shared.directory import directory_path
+from benchmarks.state import shared_state
 
 _OURS = f"{ours.COMPORTA} shared://"
 _LIMITS = {"refused": 10, "admitted": 1_000_000}
 _SLOT_SECONDS = 0.03
-_numbers = count()
-
-
-@contextmanager
-def shared_state() -> Iterator[str]:
-    """Yield the URL of a new shared store; close it and remove its files afterwards."""
-    name = f"bench-{os.getpid()}-{next(_numbers)}"
-    try:
-        yield f"shared://{name}"
-    finally:
-        open_store(f"shared://{name}").close()  # an open one would create its files again
-        shutil.rmtree(directory_path(name))
 
 
 def contenders(state: str, url: str, per_second: int) -> list[Contender]:

@@ -15,7 +15,7 @@ from benchmarks import ours
 from benchmarks.breaker_peers import BARE, INTERLOCK
 from benchmarks.measure import Contender, Effort, Loop, Timings, calls, check, in_turns
 from benchmarks.report import Goal, Section, Table
-from benchmarks.shared import shared_state
+from benchmarks.state import shared_state
 from comporta import LimitConfig, Upstream
 
 _PLENTY = 10_000_000

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.pictures.drawing import Picture
+from comporta.cli.sim_charts import Picture
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 QUICK = (

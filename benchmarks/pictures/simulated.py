@@ -16,8 +16,8 @@ from selectors import DefaultSelector, SelectorKey
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from comporta import jitter
 from comporta.clock import MonotonicClock
+from comporta.runtime import RUNTIME
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def deterministic() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with patch.object(jitter, "urandom", Random(7).randbytes):
+        with patch.object(RUNTIME, "random_bytes", Random(7).randbytes):
             yield
     finally:
         logger.setLevel(level)

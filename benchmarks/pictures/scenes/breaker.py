@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from itertools import groupby
 
-from benchmarks.pictures.drawing import Bars, Dots, Key, Mark, Note, Panel, Picture, Point, Shade, Spans
 from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import CircuitBreaker, CircuitOpenError
+from comporta.cli.sim_charts import Bars, Dots, Key, Mark, Note, Panel, Picture, Point, Shade, Spans
 from comporta.stores.memory import MemoryStore
 
 _ENDS, _FAILS, _HEALS, _RATE = 60.0, 8.0, 27.0, 10.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from itertools import count
 
-from benchmarks.pictures.drawing import Bars, Mark, Panel, Picture, Shade, Spans
 from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import CircuitBreaker, CircuitOpenError
+from comporta.cli.sim_charts import Bars, Mark, Panel, Picture, Shade, Spans
 from comporta.stores.memory import MemoryStore
 
 _ENDS, _RATE, _WORKERS, _COOLDOWN = 100.0, 20.0, 10, 4.0

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 
-from benchmarks.pictures.drawing import Dots, Line, Mark, Panel, Picture, Point, Shade, Spans, Ticks
 from benchmarks.pictures.simulated import deterministic
 from comporta import CacheUnavailableError, HealthCache
 from comporta.cache import maintenance
+from comporta.cli.sim_charts import Dots, Line, Mark, Panel, Picture, Point, Shade, Spans, Ticks
 from comporta.testing import ManualClock
 
 _MINUTE = 60.0

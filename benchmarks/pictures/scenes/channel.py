@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.pictures.drawing import Bars, Level, Note, Panel, Picture, Point, Shade, Steps
 from benchmarks.pictures.simulated import SimulatedClock, counts_per_slot, run_scene
 from comporta import Channel, ChannelClosedError
+from comporta.cli.sim_charts import Bars, Level, Note, Panel, Picture, Point, Shade, Steps
 
 _ENDS, _STOPS, _GOES_ON = 24.0, 10.0, 14.0
 _CAPACITY, _READ_SECONDS, _WORK_SECONDS = 50, 0.0231, 0.0473

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from benchmarks.degradation import PHASES, Run, all_runs
-from benchmarks.pictures.drawing import Bars, Mark, Panel, Picture, Steps
+from comporta.cli.sim_charts import Bars, Mark, Panel, Picture, Steps
 
 _ENDS = float(sum(seconds for seconds, _ in PHASES))
 

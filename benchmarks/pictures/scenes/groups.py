@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from benchmarks.pictures.drawing import Bars, Mark, Panel, Picture, Shade
 from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import LimitConfig, LimitGroup, TokenBucketLimiter
+from comporta.cli.sim_charts import Bars, Mark, Panel, Picture, Shade
 from comporta.stores.memory import MemoryStore
 
 _ENDS, _FROM, _TO = 30.0, 8.0, 22.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.pictures.drawing import Bars, Level, Panel, Picture, Point, Shade, Steps
 from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import ConcurrencyLimit, LimitReachedError
+from comporta.cli.sim_charts import Bars, Level, Panel, Picture, Point, Shade, Steps
 from comporta.stores.memory import MemoryStore
 
 _ENDS, _SLOW, _QUICK, _RATE = 40.0, 10.0, 22.0, 10.0

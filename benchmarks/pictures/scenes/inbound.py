@@ -6,9 +6,9 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from benchmarks.pictures.drawing import Bars, Mark, Note, Panel, Picture, Point, Steps
 from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import SlidingWindowLimiter
+from comporta.cli.sim_charts import Bars, Mark, Note, Panel, Picture, Point, Steps
 from comporta.integrations.asgi import RateLimitMiddleware
 from comporta.stores.memory import MemoryStore
 

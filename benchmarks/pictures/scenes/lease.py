@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.pictures.drawing import Bars, Level, Note, Panel, Picture
 from benchmarks.pictures.simulated import BEGINS_NS, SimulatedClock, counts_per_slot, deterministic
 from comporta import LimitConfig, TokenBucketLimiter
+from comporta.cli.sim_charts import Bars, Level, Note, Panel, Picture
 from comporta.stores.base import Store
 from comporta.stores.memory import MemoryStore
 

@@ -10,8 +10,8 @@ from tests.outages.promises import assert_promises
 from tests.outages.record import SECOND_NS, OutageRecord, Phase
 from tests.outages.scenario import ALL_FAULTS, run_faults
 
-from benchmarks.pictures.drawing import Bars, Level, Mark, Note, Panel, Picture, Shade, Spans
 from benchmarks.pictures.simulated import counts_per_slot
+from comporta.cli.sim_charts import Bars, Level, Mark, Note, Panel, Picture, Shade, Spans
 
 _BURST = 10
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from benchmarks.pictures.drawing import Dots, Mark, Note, Panel, Picture, Point, Shade, Steps, Ticks
 from benchmarks.pictures.simulated import SimulatedClock, run_scene
 from comporta import LimitConfig, Upstream
+from comporta.cli.sim_charts import Dots, Mark, Note, Panel, Picture, Point, Shade, Steps, Ticks
 from comporta.stores.memory import MemoryStore
 
 _ENDS, _WORKERS, _CALLERS = 16.0, 3, 4

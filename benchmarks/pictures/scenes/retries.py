@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from benchmarks.pictures.drawing import Bars, Mark, Note, Panel, Picture, Shade
 from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import Budget, Retry
+from comporta.cli.sim_charts import Bars, Mark, Note, Panel, Picture, Shade
 from comporta.stores.memory import MemoryStore
 
 _ENDS, _FAILS, _HEALS, _RATE = 80.0, 20.0, 50.0, 20.0

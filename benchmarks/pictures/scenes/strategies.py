@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from benchmarks.pictures.drawing import Bars, Key, Mark, Note, Panel, Picture, Point, Shade, Steps
 from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import LimitConfig, LimitStrategy
+from comporta.cli.sim_charts import Bars, Key, Mark, Note, Panel, Picture, Point, Shade, Steps
 from comporta.limits.limiter import BaseLimiter
 from comporta.stores.memory import MemoryStore
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from benchmarks.pictures.drawing import Bars, Level, Note, Panel, Picture, Point, Shade, Steps
 from benchmarks.pictures.simulated import SimulatedClock, counts_per_slot, run_scene
 from comporta import HierarchicalThrottle
+from comporta.cli.sim_charts import Bars, Level, Note, Panel, Picture, Point, Shade, Steps
 from comporta.stores.memory import MemoryStore
 
 _ENDS, _FAILS, _HEALS = 90.0, 15.0, 30.0

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from unittest.mock import patch
 
-from benchmarks.pictures.drawing import Bars, Dots, Level, Note, Panel, Picture, Point, Shade, Steps, Ticks
 from benchmarks.pictures.simulated import SimulatedClock, arrivals, counts_per_slot, evenly, run_scene
 from comporta import BatchWriter
+from comporta.cli.sim_charts import Bars, Dots, Level, Note, Panel, Picture, Point, Shade, Steps, Ticks
 from comporta.pipeline.sinks.base import Row
-from comporta.pipeline.writer import core, delivery
+from comporta.runtime import RUNTIME
 
 _ENDS, _SLOW = 30.0, 20.0
 _MOMENTS = [*evenly(1, 5, 60), *evenly(7, 17, 6), *evenly(20, 25, 100)]
@@ -103,8 +103,7 @@ def _run() -> tuple[list[Point], list[Point], list[float]]:
 
     # The writer has no store with a clock, and reads the system clock.
     with (
-        patch.object(core, "monotonic_ns", clock.now_ns),
-        patch.object(delivery, "monotonic_ns", clock.now_ns),
+        patch.object(RUNTIME, "monotonic_ns", clock.now_ns),
     ):
         run_scene(scene(), clock)
     return sink.batches, waiting, accepted
