@@ -131,7 +131,7 @@ def test_acquire__no_token_left__takes_no_permit(store: Store) -> None:
 
 def test_acquire__limit_is_paused__takes_neither(store: Store, clock: ManualClock) -> None:
     limits = limits_on(store)
-    run(limits._flows.pause_flow(5))
+    run(limits._flows.overrides.pause_flow(5))
     assert acquire(limits) is None
     assert (held(limits), tokens(limits)) == (0, 10)
     clock.advance(5)
@@ -140,7 +140,7 @@ def test_acquire__limit_is_paused__takes_neither(store: Store, clock: ManualCloc
 
 def test_acquire__override_of_the_limit__is_obeyed(store: Store) -> None:
     limits = limits_on(store)
-    run(limits._flows.set_limit_flow("1/hour"))
+    run(limits._flows.overrides.set_limit_flow("1/hour"))
     granted = [acquire(limits) is not None for _ in range(3)]
     assert sum(granted) == 1
 

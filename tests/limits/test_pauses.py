@@ -12,7 +12,7 @@ from tests.support import memory_store, redis_store, wait_until
 
 from comporta import BaseLimiter, LimitConfig, LimitGroup, LimitStrategy
 from comporta.flow import Effect, Flow, run
-from comporta.limits.flows import PAUSE_MAX
+from comporta.limits.overrides.flows import PAUSE_MAX
 from comporta.limits.wait_queue import PAUSE_JITTER_US_MAX
 from comporta.stores.effects import Sleep
 from comporta.stores.memory import MemoryStore
@@ -242,17 +242,17 @@ def test_waiter__on_a_server__estimates_the_pause_from_the_record() -> None:
     clock = ManualClock(BEGIN)
     store, primary = manual_failover(clock)
     mine = BaseLimiter("10/s", store, "pncp")
-    assert mine._flows.pause_left_us() == mine._flows.pause_jitter_us() == 0
+    assert mine._flows.overrides.pause_left_us() == mine._flows.overrides.pause_jitter_us() == 0
     BaseLimiter("10/s", primary, "pncp").sync.pause(8)
     run_heartbeat(store)
-    assert mine._flows.pause_left_us() == 8_000_000
+    assert mine._flows.overrides.pause_left_us() == 8_000_000
     clock.advance(2)
     run_heartbeat(store)
-    assert mine._flows.pause_left_us() == 6_000_000
-    assert 0 <= mine._flows.pause_jitter_us() <= PAUSE_JITTER_US_MAX
+    assert mine._flows.overrides.pause_left_us() == 6_000_000
+    assert 0 <= mine._flows.overrides.pause_jitter_us() <= PAUSE_JITTER_US_MAX
     BaseLimiter("10/s", primary, "pncp").sync.resume()
     run_heartbeat(store)
-    assert mine._flows.pause_left_us() == 0
+    assert mine._flows.overrides.pause_left_us() == 0
 
 
 # leases -----------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_limit__changed_by_one_of_fifty__is_known_to_all_within_a_second(
 
     def knows(limiter: BaseLimiter) -> bool:
         if what == "pause":
-            return limiter._flows.pause_left_us() > 0
+            return limiter._flows.overrides.pause_left_us() > 0
         return limiter._flows.current_strategy().params.capacity == 7
 
     wait_until(lambda: all(map(knows, limiters)))

@@ -620,7 +620,7 @@ def test_store__fails_while_the_limit_is_reported_to__the_response_is_returned(
     def fail(*_: object) -> Flow[None]:
         raise StateUnavailableError("gone")
 
-    monkeypatch.setattr(type(upstream.limiter._flows), "pause_flow", fail)
+    monkeypatch.setattr(type(upstream.limiter._flows.overrides), "pause_flow", fail)
     with Client("httpx2", upstream) as client:
         assert client.open(server.url).read_all() == WHOLE
 

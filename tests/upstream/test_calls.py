@@ -662,7 +662,7 @@ def test_store_error__limit_report_fails__the_breaker_is_still_updated(
     def fails(*_: Any) -> Any:
         raise StateUnavailableError("gone")
 
-    monkeypatch.setattr(driver.upstream.limiter._flows.__class__, "pause_flow", fails)
+    monkeypatch.setattr(type(driver.upstream.limiter._flows.overrides), "pause_flow", fails)
     driver.call(Scripted(clock, Response(503, retry_after="9")))
     assert driver.state().breaker.failures == 1
 

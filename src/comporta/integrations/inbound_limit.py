@@ -24,9 +24,10 @@ from comporta.headers import (
     retry_after_header,
 )
 from comporta.integrations.client_ip import ClientAddress
+from comporta.limits.arguments import check_cost
 from comporta.limits.config import LimitStrategy
 from comporta.limits.fast_decision import fast_decider
-from comporta.limits.flows import Key, check_cost
+from comporta.limits.flows import Key
 from comporta.limits.group import LimitGroup
 from comporta.limits.key import normalize_key
 from comporta.limits.limiter import BaseLimiter

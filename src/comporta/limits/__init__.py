@@ -2,7 +2,8 @@
 
 - ``limiter``, ``sync_limiter``: the limiters that users call; ``group``: several limits in one decision
 - ``manager``, ``monitor``: limiters by name, with metrics and log lines
-- ``config``, ``key``, ``cost``, ``decision``: the values that users pass and receive
+- ``config``, ``key``, ``cost``, ``decision``: the values that users pass and receive; ``arguments``: their
+  validation
 - ``per_key``: another limit for some keys; ``shadow``: limits that refuse nothing
 - ``flows``: what a limiter can do, each method once; ``wait_queue``, ``wait_order``: callers that wait
 - ``priority``: classes of callers and their headroom; ``claims``, ``claim_operation``: the order of waiters

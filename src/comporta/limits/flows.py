@@ -7,14 +7,13 @@ fast path of a single decision.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from comporta.clock import to_seconds, to_us
 from comporta.flow import Flow
-from comporta.jitter import uniform
 from comporta.limits.acquire_up_to import AcquireUpTo
+from comporta.limits.arguments import check_cost, check_timeout
 from comporta.limits.bound_limits import AcquireEffect, strategy_effect
 from comporta.limits.claim_operation import ClaimOperation
 from comporta.limits.claims import BLOCKED_US_MIN, CLAIM_TTL_US, RETRY_EVERY_US, ClaimAttempt
@@ -22,27 +21,19 @@ from comporta.limits.config import CAPACITY_MAX, LimitConfig, class_headrooms
 from comporta.limits.decision import Decision, Stats, decision_from_reply
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.operation import LimitDemand, LimitOperation
-from comporta.limits.overrides.notifications import publish_limit_event
-from comporta.limits.overrides.operation import (
-    OverrideReply,
-    PauseLimit,
-    ResumeLimit,
-    RevokeOverride,
-    SetLimit,
-)
-from comporta.limits.overrides.record import PAUSE_US_MAX, ExpiringStrategy
+from comporta.limits.overrides.flows import OverrideFlows
 from comporta.limits.peek import PeekOperation
 from comporta.limits.priority import NO_HEADROOM, NORMAL, Caller, resolve_caller
 from comporta.limits.reply import LimitReply
 from comporta.limits.scripts import LIMIT_SPACE, claim_script
 from comporta.limits.strategies.registry import strategy_type
 from comporta.limits.wait_order import Pace
-from comporta.limits.wait_queue import PAUSE_JITTER_US_MAX, TIMEOUT_MAX, WaitQueue, wait_flow
-from comporta.stores.base import Operation, Store
+from comporta.limits.wait_queue import TIMEOUT_MAX, WaitQueue, wait_flow
+from comporta.stores.base import Store
 from comporta.stores.bound_limit import Algorithm, BoundLimit
 from comporta.stores.effects import Apply, Sleep
 from comporta.stores.records import NEVER_US, DeleteRecord
-from comporta.validators import require_integer, require_number
+from comporta.validators import require_integer
 
 if TYPE_CHECKING:
     from comporta.limits.bound_limits import RemoteBoundLimit
@@ -51,8 +42,6 @@ if TYPE_CHECKING:
     from comporta.limits.strategies.base import LimitParams, Strategy
 
 Key = LimitKey | str | None
-
-PAUSE_MAX = PAUSE_US_MAX // 1_000_000
 
 _UNCHECKED_TURN_US = 50_000
 """A turn that is closer than this is used without checking whether the limit was paused meanwhile."""
@@ -73,6 +62,7 @@ class LimitFlows:
         "current_strategy",
         "lease_client",
         "name",
+        "overrides",
         "params",
         "read_strategy",
         "shadow",
@@ -105,6 +95,7 @@ class LimitFlows:
         self._claim_script = claim_script(config.strategy_name, name, tuple(self.params))
         self._remote: RemoteBoundLimit | None = bound.remote
         self.shadow: ShadowBoundLimit | None = bound.shadow
+        self.overrides = OverrideFlows(self)
         self._first_strategy: Strategy | None = None
         if self._remote is not None and not (self._has_queue or self.shadow or lease_client):
             self._first_strategy = self._remote.algorithm
@@ -145,7 +136,7 @@ class LimitFlows:
                 self.store.clock,
                 text,
                 timeout,
-                jitter_us=self.pause_jitter_us,
+                jitter_us=self.overrides.pause_jitter_us,
                 cost=cost,
                 pace_after=partial(self.pace_after, cost),
                 caller=caller,
@@ -247,67 +238,10 @@ class LimitFlows:
             original=reply.original,
         )
 
-    def set_limit_flow(self, limit: LimitConfig | str | None) -> Flow[None]:
-        """Override the limit for every worker; ``None`` revokes the override."""
-        yield from self.override_flow(self._override_operation(limit))
-        if self.lease_client is not None:
-            self.lease_client.forget_all_refusals()
-
-    def pause_flow(self, seconds: float) -> Flow[None]:
-        """Refuse every request for some time, for every worker; 0 ends a pause."""
-        check_pause(seconds)
-        if not seconds:
-            yield from self.resume_flow()
-            return
-        reply = yield from self.override_flow(PauseLimit(self.name, self.params, to_us(seconds)))
-        if reply.changed:
-            publish_limit_event("paused", self.name, f"paused for {seconds:g} s")
-            if self.lease_client is not None:
-                yield from self.lease_client.recall_flow()
-
-    def resume_flow(self) -> Flow[None]:
-        """End a pause."""
-        reply = yield from self.override_flow(ResumeLimit(self.name, self.params))
-        if reply.changed:
-            publish_limit_event("resumed", self.name, "resumed before its pause was over", "info")
-        if self.lease_client is not None:
-            self.lease_client.forget_all_refusals()
-        self.wait_queue.wake_all_first()
-
-    def override_flow(self, operation: Operation[OverrideReply]) -> Flow[OverrideReply]:
-        """Change the override record, and apply it in this process from now on."""
-        reply: OverrideReply = yield Apply(self.store, operation)
-        if self._remote is not None:
-            self._remote.apply_override(reply.record)
-        else:
-            yield self.read_strategy
-        return reply
-
     @property
     def is_remote(self) -> bool:
         """Whether a server decides, by a clock that is not the clock of this process."""
         return self._remote is not None
-
-    @property
-    def misses_remote_overrides(self) -> bool:
-        """Whether this process learns of other workers' overrides only when it reads the record itself."""
-        return self._remote is not None and not self.store.has_heartbeat
-
-    def pause_left_us(self) -> int:
-        """Return how long the limit is paused, as far as this process knows without a round trip."""
-        now_us, strategy = self.store.clock.now_ns() // 1000, self.current_strategy()
-        if not isinstance(strategy, ExpiringStrategy):
-            return 0
-        if self._remote is not None:
-            return self._remote.pause_left_us(now_us)
-        return strategy.effective_at(now_us)[1]
-
-    def pause_jitter_us(self) -> int:
-        """Return a random delay after a pause, so that waiting callers do not all return at once."""
-        strategy = self.current_strategy()
-        if not (isinstance(strategy, ExpiringStrategy) and self.pause_left_us()):
-            return 0
-        return round(uniform(0, min(strategy.record.pause_length_us // 10, PAUSE_JITTER_US_MAX)))
 
     def pace_after(self, cost: int, now_us: int, wait_us: int) -> Pace:
         """Return when the limit grants some units, the first ``cost`` of them after ``wait_us``."""
@@ -317,21 +251,6 @@ class LimitFlows:
     def _pace_us(self, units: int) -> int:
         """Return how long the limit takes to grant some units, as far as this process knows."""
         return self.current_strategy().effective_at(self.store.clock.now_ns() // 1000)[0].pace_us(units)
-
-    def _override_operation(self, limit: LimitConfig | str | None) -> Operation[OverrideReply]:
-        if limit is None:
-            return RevokeOverride(self.name, self.params)
-        self._check_strategy(limit)
-        config = replace(LimitConfig.coerce(limit, self.config.strategy), lease=self.config.lease)
-        return SetLimit(self.name, config.build_strategy().params, str(config))
-
-    def _check_strategy(self, limit: LimitConfig | str) -> None:
-        if isinstance(limit, LimitConfig) and limit.strategy != self.config.strategy:
-            raise ValueError(
-                f"strategy of a running limit cannot change: {self.name!r} counts by "
-                f"{self.config.strategy_name}, got {limit.strategy_name}. Pass text such as '10/s', or "
-                "create a limiter with another name"
-            )
 
     def flows_of(self, text: str) -> LimitFlows:
         """Return the flows of the limit that a key has: these, unless keys have limits of their own."""
@@ -447,7 +366,7 @@ class LimitFlows:
     def _wait_out_pause_flow(self, paused_us: int, max_wait_us: int) -> Flow[None]:
         wait_us = RETRY_EVERY_US
         if paused_us <= RETRY_EVERY_US:
-            wait_us = min(paused_us + self.pause_jitter_us(), max_wait_us)
+            wait_us = min(paused_us + self.overrides.pause_jitter_us(), max_wait_us)
         yield Sleep(self.store.clock, to_seconds(wait_us))
 
     def check_cost_flow(self, text: str, cost: int) -> Flow[None]:
@@ -459,27 +378,3 @@ class LimitFlows:
                 cost > capacity and self.store.fallback is None
             ):  # the capacity of a local share does not count
                 raise ValueError(f"cost must be at most the capacity, {capacity}, got {cost}")
-
-
-def check_cost(cost: int) -> None:
-    """Raise for a cost that is not a positive integer."""
-    if type(cost) is not int or cost < 1:  # first the cheap check: this runs for every decision
-        require_integer("cost", cost, 1)
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Raise for a timeout that is neither ``None`` nor 0 s to a year."""
-    if timeout is not None:
-        require_number("timeout", timeout, 0, TIMEOUT_MAX, unit="seconds, or None")
-
-
-def is_timeout(timeout: float | None) -> bool:
-    """Whether it is ``None`` or a number of seconds to wait, of a type that needs no further check."""
-    return timeout is None or (
-        (type(timeout) is float or type(timeout) is int) and 0 < timeout <= TIMEOUT_MAX
-    )
-
-
-def check_pause(seconds: float) -> None:
-    """Raise for a pause that is not 0 s to a day."""
-    require_number("seconds", seconds, 0, PAUSE_MAX)

@@ -10,13 +10,14 @@ from typing import Any
 from comporta.clock import to_us
 from comporta.errors import LimitReachedError, StateError
 from comporta.flow import Flow, run, run_async
+from comporta.limits.arguments import check_timeout
 from comporta.limits.budgets.reservation import Reservation
 from comporta.limits.budgets.settlements import Settlement, Settlements, settle_all_flow
 from comporta.limits.claims import ClaimAttempt
 from comporta.limits.config import LimitConfig, Limits, split_limits
 from comporta.limits.cost import Cost, GroupUnits, cost_amounts
 from comporta.limits.decision import Decision, decision_from_reply
-from comporta.limits.flows import Key, check_timeout
+from comporta.limits.flows import Key
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.operation import LimitOperation
@@ -299,7 +300,7 @@ class LimitGroup:
         return pace
 
     def _pause_jitter_us(self) -> int:
-        return max(limiter._flows.pause_jitter_us() for limiter in self._limiters)
+        return max(limiter._flows.overrides.pause_jitter_us() for limiter in self._limiters)
 
     def _operation_flow(
         self,

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from comporta.clock import to_us
 from comporta.flow import run_async
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.limits.arguments import is_timeout
 from comporta.limits.block import LimitBlock
 from comporta.limits.bound_limits import RemoteBoundLimit
 from comporta.limits.budgets.flows import BudgetFlows
@@ -21,7 +22,7 @@ from comporta.limits.budgets.reservation import Reservation
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.limits.decision import Decision, Stats
 from comporta.limits.fast_decision import decision_path
-from comporta.limits.flows import Key, LimitFlows, is_timeout
+from comporta.limits.flows import Key, LimitFlows
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.leases.client import LeaseClient
 from comporta.limits.per_key import LimitFor, LimitTable, PerKeyFlows
@@ -268,7 +269,7 @@ class BaseLimiter:
 
         The override lasts until the next one, or until you revoke it with ``None``.
         """
-        await run_async(self._flows.set_limit_flow(limit))
+        await run_async(self._flows.overrides.set_limit_flow(limit))
 
     async def pause(self, seconds: float) -> None:
         """Refuse every request of every worker for ``seconds``, at most a day.
@@ -276,11 +277,11 @@ class BaseLimiter:
         A pause that ends later stays as it is; 0 ends the pause. Afterwards the limit continues with the
         state it has, and waiting callers return slightly apart from each other.
         """
-        await run_async(self._flows.pause_flow(seconds))
+        await run_async(self._flows.overrides.pause_flow(seconds))
 
     async def resume(self) -> None:
         """End a pause."""
-        await run_async(self._flows.resume_flow())
+        await run_async(self._flows.overrides.resume_flow())
 
     async def aclose(self) -> None:
         """Return leased units and close the store's connections; the limiter reopens them when needed."""

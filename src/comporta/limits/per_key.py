@@ -21,6 +21,7 @@ from comporta.limits.decision import Decision, Stats
 from comporta.limits.flows import Key, LimitFlows
 from comporta.limits.key import LimitKey, normalize_key
 from comporta.limits.operation import LimitDemand
+from comporta.limits.overrides.flows import OverrideFlows
 from comporta.limits.priority import Caller
 from comporta.signatures import require_plain_function
 from comporta.stores.bound_limit import Algorithm, BoundLimit, WouldBlock
@@ -177,6 +178,7 @@ class PerKeyFlows(LimitFlows):
             lease_client=default.lease_client,
         )
         self._table = table
+        self.overrides = PerKeyOverrideFlows(table)
 
     def acquire_flow(
         self, key: Key, cost: int, timeout: float | None, caller: Caller | None = None
@@ -208,20 +210,6 @@ class PerKeyFlows(LimitFlows):
         """Return the numbers of the limit of the key."""
         return (yield from self._table.flows_for(key).stats_flow(key))
 
-    def set_limit_flow(self, limit: LimitConfig | str | None) -> Flow[None]:
-        """Override the default limit."""
-        yield from self._table.default.set_limit_flow(limit)
-
-    def pause_flow(self, seconds: float) -> Flow[None]:
-        """Pause the default limit and every other that this process knows."""
-        for flows in self._table.all_flows():
-            yield from flows.pause_flow(seconds)
-
-    def resume_flow(self) -> Flow[None]:
-        """Resume the default limit and every other that this process knows."""
-        for flows in self._table.all_flows():
-            yield from flows.resume_flow()
-
     def flows_of(self, text: str) -> LimitFlows:
         """Return the flows of the limit of the key."""
         return self._table.flows_for(text or None)
@@ -235,3 +223,23 @@ class PerKeyFlows(LimitFlows):
     def check_cost_flow(self, text: str, cost: int) -> Flow[None]:
         """Raise for a cost that the limit of the key could never grant."""
         yield from self.flows_of(text).check_cost_flow(text, cost)
+
+
+class PerKeyOverrideFlows(OverrideFlows):
+    """The overrides of a limiter with ``limit_for``: of its default limit, pauses of all its limits."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: LimitTable) -> None:
+        super().__init__(table.default)
+        self._table = table
+
+    def pause_flow(self, seconds: float) -> Flow[None]:
+        """Pause the default limit and every other that this process knows."""
+        for flows in self._table.all_flows():
+            yield from flows.overrides.pause_flow(seconds)
+
+    def resume_flow(self) -> Flow[None]:
+        """Resume the default limit and every other that this process knows."""
+        for flows in self._table.all_flows():
+            yield from flows.overrides.resume_flow()

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from comporta.flow import run
+from comporta.limits.arguments import is_timeout
 from comporta.limits.block import LimitBlock
 from comporta.limits.budgets.flows import BudgetFlows
 from comporta.limits.budgets.reservation import Reservation
 from comporta.limits.config import LimitConfig
 from comporta.limits.decision import Decision, Stats
 from comporta.limits.fast_decision import decision_path
-from comporta.limits.flows import Key, LimitFlows, is_timeout
+from comporta.limits.flows import Key, LimitFlows
 from comporta.limits.key import LimitKey
 from comporta.limits.priority import contexts_entered, has_own_caller, resolve_caller
 from comporta.stores.bound_limit import WouldBlock
@@ -139,15 +140,15 @@ class SyncLimiter:
 
     def set_limit(self, limit: LimitConfig | str | None) -> None:
         """Override the limit for every worker; ``None`` revokes the override."""
-        run(self._flows.set_limit_flow(limit))
+        run(self._flows.overrides.set_limit_flow(limit))
 
     def pause(self, seconds: float) -> None:
         """Refuse every request of every worker for ``seconds``, at most a day; 0 ends the pause."""
-        run(self._flows.pause_flow(seconds))
+        run(self._flows.overrides.pause_flow(seconds))
 
     def resume(self) -> None:
         """End a pause."""
-        run(self._flows.resume_flow())
+        run(self._flows.overrides.resume_flow())
 
     def close(self) -> None:
         """Return leased units and close the store's blocking connections; they reopen when needed."""

@@ -196,7 +196,7 @@ def _wait_out_pause_flow(call: CallState, until_ns: int) -> Flow[None]:
     if policies.limiter.store.fallback is None:
         return
     policies.pause.is_unconfirmed = remaining > 0
-    remaining = max(remaining, policies.limiter._flows.pause_left_us() / 1e6)
+    remaining = max(remaining, policies.limiter._flows.overrides.pause_left_us() / 1e6)
     if not remaining:
         return
     remaining *= uniform(1, 1 + _JITTER)

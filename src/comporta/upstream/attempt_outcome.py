@@ -71,7 +71,7 @@ def pause_flow(policies: Policies, seconds: float) -> Flow[None]:
     if seconds >= _PAUSE_MIN:  # the limiter takes 0 as an order to resume
         policies.pause.extend(policies.clock, seconds)
         policies.pause.is_unconfirmed = True
-        yield from policies.limiter._flows.pause_flow(seconds)
+        yield from policies.limiter._flows.overrides.pause_flow(seconds)
         policies.pause.is_unconfirmed = False
 
 

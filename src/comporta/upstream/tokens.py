@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from comporta.errors import StateError
 from comporta.flow import Flow
+from comporta.limits.arguments import check_cost
 from comporta.limits.cost import Cost, cost_amounts
 from comporta.limits.decision import Decision
-from comporta.limits.flows import check_cost
 from comporta.limits.group import LimitGroup
 from comporta.limits.limiter import BaseLimiter
 from comporta.limits.priority import Caller

@@ -17,6 +17,7 @@ from comporta.clock import to_us
 from comporta.errors import LimitReachedError
 from comporta.flow import Flow, run, run_async
 from comporta.jitter import uniform
+from comporta.limits.arguments import check_timeout
 from comporta.limits.concurrency.held_back import QUEUE_KEY, Acquisition, permit_returns
 from comporta.limits.concurrency.operation import (
     AcquirePermit,
@@ -27,7 +28,6 @@ from comporta.limits.concurrency.operation import (
     RenewPermit,
 )
 from comporta.limits.concurrency.permits import SHARED_PERMITS_MAX, Permit, PermitHolder, PermitPool
-from comporta.limits.flows import check_timeout
 from comporta.limits.priority import Caller, resolve_caller
 from comporta.limits.wait_queue import WaitQueue, wait_flow
 from comporta.names import validate_name

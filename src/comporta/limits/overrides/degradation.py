@@ -203,10 +203,10 @@ class DegradationFlows:
     def is_due(self) -> bool:
         """Whether a success may raise the limit, as far as this worker knows without a round trip."""
         strategy = self._limit_flows.current_strategy()
-        if strategy.lasting and not (self._is_remote and self._limit_flows.misses_remote_overrides):
+        if strategy.lasting and not (self._is_remote and self._limit_flows.overrides.misses_remote_changes):
             return False  # no override that ends by itself; a check of the type would cost more
         is_lowered = isinstance(strategy, ExpiringStrategy) and strategy.record.share < FULL_SHARE
-        if not (is_lowered or self._limit_flows.misses_remote_overrides):
+        if not (is_lowered or self._limit_flows.overrides.misses_remote_changes):
             return False
         now_us = self._limit_flows.store.clock.now_ns() // 1000
         if self._last_attempt_us is None:
@@ -239,7 +239,7 @@ class DegradationFlows:
     def _override_flow(self, operation: Operation[OverrideReply]) -> Flow[OverrideReply | None]:
         """Change the override; ``None`` if the store fails, which must not fail the caller's request."""
         try:
-            return (yield from self._limit_flows.override_flow(operation))
+            return (yield from self._limit_flows.overrides.change_flow(operation))
         except StateError:
             return None
 

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 from comporta.clock import to_seconds, to_us
 from comporta.errors import LimitReachedError, StateError
 from comporta.flow import Flow, run, run_async
+from comporta.limits.arguments import check_cost, check_timeout
 from comporta.limits.config import LimitConfig
-from comporta.limits.flows import check_cost, check_timeout
 from comporta.limits.key import printable_text
 from comporta.limits.overrides.notifications import publish_limit_event
 from comporta.limits.overrides.operation import LowerByStep, OverrideReply, RaiseByStep, ReadOverride

@@ -11,7 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from comporta.flow import Flow, run, run_async, running_loop
-from comporta.limits.flows import check_timeout
+from comporta.limits.arguments import check_timeout
 from comporta.names import validate_name
 from comporta.pipeline.writer.at_exit import close_at_exit
 from comporta.pipeline.writer.buffers import BatchOptions, RowKey
