@@ -59,11 +59,7 @@ class RawServer(HttpServer):
         self.request_count += 1
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             await reader.readuntil(b"\r\n\r\n")
             answer = await self._respond(HttpRequest("GET", "", {}, {}, b""))
@@ -75,6 +71,7 @@ class RawServer(HttpServer):
                 await asyncio.sleep(0.05)  # sleeps: the server sends its body slowly
             await writer.drain()
         writer.close()
+        self._writers.discard(writer)
 
 
 def options(server: HttpServer, output: Path, *more: str, path: str = "/{line}") -> list[str]:
