@@ -7,9 +7,11 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 ARGS :=
-JOBS := 3
+JOBS := 4
 SEEDS := 2000
 export PYTHON
+# Hundreds of processes start in a test run; without compiled modules each of them would compile its own.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Code that decides needs complete line and branch coverage. Code that waits for others needs 99.9 %: some of its
 # lines run only when two events coincide, which most runs hit and some miss.

@@ -40,11 +40,22 @@ ONE_SERVER_FOLDERS = {"cli", "integrations", "outages", "processes", "testing", 
 ALL_SERVERS_FOLDERS = {"stores"}
 """Folders of tests that send a server everything comporta ever sends. Elsewhere oldest and newest suffice."""
 
-REAL_TIME_FOLDERS = {"faults", "outages", "processes", "topologies"}
-"""Folders of tests that are held to deadlines in real time: no two of them run at the same time."""
+REAL_TIME_GROUPS = {"faults": 1, "outages": 1, "topologies": 1, "processes": 2}
+"""Folders of tests that are held to deadlines in real time: no two tests of a group run at the same time."""
+
+REAL_TIME_FOLDERS = frozenset(REAL_TIME_GROUPS)
+
+SLOW_FOLDERS = {"browser", "cli", "demo", "search", "service", "simulation", "surface"}
+"""Folders with tests that take many seconds."""
 
 DEADLINE_FOLDERS = REAL_TIME_FOLDERS | {"stores"}
 """Folders of tests in which the deadline of 50 ms is in force; elsewhere it is about a second, or none."""
+
+UNMEASURED_FOLDERS = {"browser", "demo", "differential", "outages", "processes", "simulation", "topologies"}
+"""Folders of tests that repeat what other tests cover, many times or in other processes.
+
+Measuring coverage makes them up to three times as slow.
+"""
 
 STALL_SECONDS = (0.025, 0.25)
 """How long the machine must have stalled for a retry of a missed deadline: in those folders, elsewhere."""
@@ -81,16 +92,25 @@ def _worker_count_files() -> set[Path]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Group tests for xdist; drop repetitions on further kinds of servers unless ``COMPORTA_SOAK=1``."""
+    items.sort(key=_start_order)
     for item in items:
         folder = folder_of(item)
-        group = "real time" if folder in REAL_TIME_FOLDERS else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        number = REAL_TIME_GROUPS.get(folder)
+        item.add_marker(pytest.mark.xdist_group(f"real time {number}" if number else str(item.path)))
+        if folder in UNMEASURED_FOLDERS:
+            item.add_marker(pytest.mark.no_cover)
     if SOAK:
         return
     cases = {_case(item) for item in items}
     dropped = {item for item in items if any(_case(item, kind) in cases for kind in _repeated_kinds(item))}
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]
+
+
+def _start_order(item: pytest.Item) -> int:
+    """Return which tests start first: those that take longest would end last."""
+    folder = folder_of(item)
+    return 0 if folder in REAL_TIME_FOLDERS else 1 if folder in SLOW_FOLDERS else 2
 
 
 def folder_of(item: pytest.Item) -> str:
