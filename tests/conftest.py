@@ -26,6 +26,7 @@ from comporta.database.base import Database
 from comporta.database.urls import open_database
 from comporta.pipeline.sinks import GoogleAccount
 from comporta.stores.failover import worker_count_file
+from comporta.stores.registry import close_stores
 from comporta.testing import ManualClock, PostgresServer, Server, SheetsServer, find_servers, programs
 
 SERVERS = find_servers()
@@ -51,7 +52,7 @@ SLOW_FOLDERS = {"browser", "cli", "demo", "search", "service", "simulation", "su
 DEADLINE_FOLDERS = REAL_TIME_FOLDERS | {"stores"}
 """Folders of tests in which the deadline of 50 ms is in force; elsewhere it is about a second, or none."""
 
-UNMEASURED_FOLDERS = {"browser", "demo", "differential", "outages", "processes", "simulation", "topologies"}
+UNMEASURED_FOLDERS = {"browser", "demo", "outages", "simulation"}
 """Folders of tests that repeat what other tests cover, many times or in other processes.
 
 Measuring coverage makes them up to three times as slow.
@@ -204,9 +205,11 @@ def _word(value: object, kind: str) -> str:
 def garbage_of_this_module() -> Iterator[None]:
     """Collect garbage where it was made, so that what a test leaves open fails its own module.
 
-    ``PYTHONTRACEMALLOC=15`` adds to the warning where the object was created.
+    ``PYTHONTRACEMALLOC=15`` adds to the warning where the object was created. Stores that were opened by URL
+    are closed first: each of them registers this process as a worker of its server.
     """
     yield
+    close_stores()
     gc.collect()
 
 

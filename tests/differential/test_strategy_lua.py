@@ -12,7 +12,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from tests.support import command, max_examples, redis_store
 
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
@@ -20,7 +20,7 @@ from comporta.limits.acquire_up_to import AcquireUpTo
 from comporta.limits.budgets.operation import SettleOperation
 from comporta.limits.charge import ChargeOperation
 from comporta.limits.claim_operation import ClaimOperation
-from comporta.limits.claims import ClaimAttempt
+from comporta.limits.claims import CLAIMS, ClaimAttempt
 from comporta.limits.concurrency.call import AcquireForCall
 from comporta.limits.concurrency.permits import PermitPool, new_permit
 from comporta.limits.config import LimitConfig, LimitStrategy
@@ -29,7 +29,7 @@ from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.limits.overrides.record import OverrideRecord
 from comporta.limits.peek import PeekOperation
 from comporta.limits.priority import NO_HEADROOM, Headroom
-from comporta.limits.scripts import call_script, claim_script, settle_script
+from comporta.limits.scripts import CLAIM_SPACE, call_script, claim_script, settle_script
 from comporta.limits.strategies.base import CHARGE, EndedLease, Strategy
 from comporta.ramp import FULL_SHARE
 from comporta.stores.base import Operation
@@ -77,11 +77,18 @@ def _apply(
 def _expire_alike(
     local: MemoryStore, remote: RedisStore, limit: LimitConfig, name: str, in_effect: Strategy | None = None
 ) -> None:
-    """Delete on the server what its own clock, which the test does not move, has not expired."""
+    """Delete what one store has dropped because it expired, and the other still has.
+
+    The server's own clock, which the test does not move, has expired nothing. Memory keeps what has expired
+    until it is written, and would have it again after the clock went back; a real monotonic clock does not.
+    """
     now_us, strategy_now = local.clock.now_ns() // 1000, in_effect or limit.build_strategy()
     state = local._space(f"rate_limiter:{name}", strategy_now).table.get("k")
     if state is not None and strategy_now.expires_us(state) <= now_us:
         remote.apply(DeleteRecord(f"rate_limiter:{name}", "k"))
+    claims = local._space(f"{CLAIM_SPACE}:{name}", CLAIMS).table
+    if "k" in claims and CLAIMS.expires_us(claims["k"]) <= now_us:
+        del claims["k"]
 
 
 @settings(
@@ -373,6 +380,15 @@ def test_lua__headroom_of_a_class__replies_as_python_does(
         min_size=1,
         max_size=40,
     ),
+)
+@example(  # a refusal behind a claim, after the window has passed, and then the clock goes back
+    limit=LimitConfig(10, 1, 0.001, LimitStrategy.SLIDING_WINDOW),
+    steps=[
+        (0, 1, 0, 1, 0, 0, -1),
+        (0, 1, 0, 1, 0, 0, 1000),
+        (1000, 1, 0, 2, 0, 0, -1),
+        (-1, 1, 0, 1, 0, 0, -1),
+    ],
 )
 def test_lua__claims__reply_as_python_does(
     server: Server, limit: LimitConfig, steps: list[tuple[int, int, int, int, int, int, int]]

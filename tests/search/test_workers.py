@@ -12,23 +12,15 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 
-import pytest
 from tests.processes.fleet import new_state_name, remove_shared_state, shared_url
 from tests.search.rig import DAYS, NINE, PATIENT, Gate, write_config
 from tests.service.harness import CLIENT, serve_processes
 
 from comporta.service.search.query import UFS
-from comporta.stores.registry import close_stores
 from comporta.testing import ProcurementServer, Server
 
 PATIENCE_SECONDS = 120.0
 SKIPPED = {"status": "skipped", "reason": "its circuit is open"}
-
-
-@pytest.fixture(autouse=True)
-def no_worker_in_this_process() -> None:
-    """Close the stores that other tests opened by URL: each registers this process as a worker."""
-    close_stores()
 
 
 def search(url: str, ufs: str = NINE, month: int = 1) -> tuple[int, Any]:

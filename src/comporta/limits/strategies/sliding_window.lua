@@ -11,22 +11,23 @@ local function sliding_entry(key, i, now_us)
   return min(at_us, now_us), tonumber(units) or 0, at_us > now_us
 end
 
--- Skips the entries that have left the window, and deletes them unless this is a peek. Returns the units in use, the
--- oldest entry that is left, whether any entry was deleted, and whether the oldest one is in the future.
-local function sliding_trim(key, now_us, window_us, used, head, tail, is_peek)
+-- Skips the entries that have left the window. Returns the units in use, the oldest entry that is left, the numbers of
+-- the skipped entries, and whether the oldest one that is left is in the future.
+local function sliding_skip(key, now_us, window_us, used, head, tail)
   local expired, at_us, units, in_future = {}, 0, 0, false
   while head <= tail do
     at_us, units, in_future = sliding_entry(key, head, now_us)
     if at_us + window_us > now_us then break end
     used, expired[#expired + 1], head = max(0, used - units), head, head + 1
   end
-  local delete = #expired > 0 and not is_peek
-  if delete then call('HDEL', key, unpack(expired)) end
-  return head <= tail and used or 0, head, delete, head <= tail and in_future
+  return head <= tail and used or 0, head, expired, head <= tail and in_future
 end
 
--- After the clock went back, moves every entry that lies in the future to now.
-local function sliding_clamp(key, now_us, head, tail)
+-- Before a change: deletes the entries that have left the window. After the clock went back, moves every entry that lies
+-- in the future to now.
+local function sliding_tidy(key, now_us, head, tail, expired)
+  if #expired > 0 then call('HDEL', key, unpack(expired)) end
+  if not expired.clock_went_back then return end
   for i = head, tail do
     local at_us, units = sliding_entry(key, i, now_us)
     call('HSET', key, i, format('%.0f:%.0f', at_us, units))
@@ -71,15 +72,15 @@ local function sliding_wait(key, now_us, window_us, missing, head, tail)
   return wait_us
 end
 
--- Reads a state without the entries that have left the window. Returns the units in use (or the error of an unusable
--- key), the last change, the record of recent traffic, the oldest and the newest entry, whether the state exists, and
--- whether entries were deleted.
-local function sliding_read(key, now_us, window_us, is_peek)
+-- Reads a state without the entries that have left the window, and changes nothing. Returns the units in use (or the
+-- error of an unusable key), the last change, the record of recent traffic, the oldest and the newest entry, whether the
+-- state exists, and what `sliding_tidy` needs.
+local function sliding_read(key, now_us, window_us)
   local fields = pcall('HMGET', key, 'used', 'last', 'n', 'head', 'tail')
   if fields.err then return fields.err end
   local used, last_us = number(fields[1]), number(fields[2])
   local recent, head, tail = fields[3], number(fields[4]), number(fields[5])
-  local exists, trimmed = used and last_us and head and tail, false
+  local exists, expired = used and last_us and head and tail, {}
   local length = exists and tail - head + 1
   if exists and not (head % 1 == 0 and length % 1 == 0 and length >= 0 and length <= 4096 and abs(head) < 2^52) then
     exists = nil
@@ -88,12 +89,12 @@ local function sliding_read(key, now_us, window_us, is_peek)
     used = max(0, floor(used))
     last_us = floor(last_us * 1000000 + 0.5)
     local in_future
-    used, head, trimmed, in_future = sliding_trim(key, now_us, window_us, used, head, tail, is_peek)
-    if (in_future or last_us > now_us) and not is_peek then sliding_clamp(key, now_us, head, tail) end
+    used, head, expired, in_future = sliding_skip(key, now_us, window_us, used, head, tail)
+    expired.clock_went_back = in_future or last_us > now_us
   else
     used, last_us, recent, head, tail = 0, now_us, nil, 1, 0
   end
-  return used, last_us, recent, head, tail, exists, trimmed
+  return used, last_us, recent, head, tail, exists, expired
 end
 
 -- Writes everything but the entries.
@@ -104,29 +105,27 @@ local function sliding_write(key, used, last_us, recent, head, tail)
 end
 
 local function sliding_window(key, now_us, amount, max_wait_us, commit, capacity, _, grain_us, window_us)
-  local is_peek = amount == 0
-  local used, last_us, recent, head, tail, exists, trimmed = sliding_read(key, now_us, window_us, is_peek)
+  local used, last_us, recent, head, tail, exists, expired = sliding_read(key, now_us, window_us)
   if type(used) == 'string' then return used end
 
   local wait_us = 0
   if amount > 0 and used > 0 and used + amount > capacity and max_wait_us >= 0 then
     wait_us = sliding_wait(key, now_us, window_us, used + amount - capacity, head, tail)
-    commit, amount = false, 0
+    -- after the clock went back, write the log at the new time and take nothing
+    commit, amount = expired.clock_went_back, 0
   end
-  commit = commit and (amount >= 0 or exists)
-  if commit and amount > 0 then
-    tail, used = sliding_append(key, now_us, amount, grain_us, head, tail), used + amount
-  elseif commit and amount < 0 then
-    local left
-    tail, left = sliding_remove(key, now_us, -amount, head, tail)
-    used = max(0, used + amount + left)
-  end
-  if commit or trimmed or last_us > now_us and not is_peek then
-    if commit or last_us > now_us then
-      recent, last_us = traffic_add(recent, last_us, now_us, commit and amount or 0), now_us
+  if commit and (amount >= 0 or exists) then
+    sliding_tidy(key, now_us, head, tail, expired)
+    if amount > 0 then
+      tail, used = sliding_append(key, now_us, amount, grain_us, head, tail), used + amount
+    elseif amount < 0 then
+      local left
+      tail, left = sliding_remove(key, now_us, -amount, head, tail)
+      used = max(0, used + amount + left)
     end
+    recent, last_us = traffic_add(recent, last_us, now_us, amount), now_us
     sliding_write(key, used, last_us, recent, head, tail)
-    if commit then expire(key, window_us) end
+    expire(key, window_us)
   end
   local reset_us = 0
   if head <= tail then reset_us = sliding_entry(key, tail, now_us) + window_us - now_us end

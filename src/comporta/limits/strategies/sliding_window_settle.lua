@@ -54,17 +54,18 @@ end
 
 -- A credit that finds nothing changes nothing, not even the entries that lie in the future after the clock went back.
 local function credit(key, amount, age_us)
-  local _, _, _, head, tail, exists = sliding_read(key, now_us, window_us, true)
+  local used, last_us, recent, head, tail, exists, expired = sliding_read(key, now_us, window_us)
   local entry = exists and find_entry(key, now_us - age_us, head, tail)
   if not exists or not has_units(key, entry, head) then return false end
-  local used, last_us, recent = sliding_read(key, now_us, window_us, false)
+  sliding_tidy(key, now_us, head, tail, expired)
   local left = subtract_units(key, entry, amount, head)
   write(key, used, last_us, recent, head, drop_empty(key, head, tail), left - amount)
   return true
 end
 
 local function debit(key, amount, age_us)
-  local used, last_us, recent, head, tail = sliding_read(key, now_us, window_us, false)
+  local used, last_us, recent, head, tail, _, expired = sliding_read(key, now_us, window_us)
+  sliding_tidy(key, now_us, head, tail, expired)
   if head > tail or age_us >= window_us then
     tail = sliding_append(key, now_us, amount, unit, head, tail)
   else
