@@ -1,8 +1,9 @@
--- The most frequent decision of acquire.lua, in front of everything else, because a server pays for each function that a
--- script defines: one key of a token bucket without override, leases, claims and debt, whose state is in order. All other
--- cases continue below, where the same algorithm is complete (token_bucket.lua).
+-- The most frequent decision of acquire.lua and claims.lua, in front of everything else, because a server pays for each
+-- function that a script defines: one key of a token bucket without override, leases, claims, headroom and debt, whose
+-- state is in order. All other cases continue below, where the same algorithm is complete (token_bucket.lua), and so does
+-- a caller of claims.lua that is refused, because it may leave a claim.
 
-if #ARGV == 6 and ARGV[5] == '0' then
+if ARGV[5] == '0' and (#ARGV == 6 or #ARGV == 11 and ARGV[7] == '0') then
   local call, pcall, floor, ceil = redis.call, redis.pcall, math.floor, math.ceil
   local now_us = tonumber(ARGV[1])
   if now_us == 0 then
@@ -18,9 +19,9 @@ if #ARGV == 6 and ARGV[5] == '0' then
     last_us = floor(last_us * 1000000 + 0.5)
     if level >= 0 and level <= full and last_us >= 0 and last_us <= now_us and need <= full then
       level = math.min(full, level + (now_us - last_us) * per_us)
-      if level < need then return {ceil((need - level) / per_us)} end
+      if level < need and #ARGV == 6 then return {ceil((need - level) / per_us)} end
       local count, past = string.match(recent, '^(%x+)(.*)$')
-      if count and floor(now_us / 16777216) == floor(last_us / 16777216) then
+      if level >= need and count and floor(now_us / 16777216) == floor(last_us / 16777216) then
         local format = string.format
         local ms = ceil(ceil(full / per_us) / 1000)
         level = level - need
