@@ -61,7 +61,7 @@ def _(env: FaultEnvironment) -> None:
         node = cluster.node_of(_slot(cluster, "{t}"))
         store = RedisStore(node.url, timeout=5)
         store.uses_hash_tags = True  # so that all its keys are in one slot
-        operation = LimitOperation([LimitDemand(SLOW_REFILL.build_strategy(), "t", "k", 1)])
+        operation = LimitOperation([LimitDemand(SLOW_REFILL.build_strategy(), "t.limit", "k", 1)])
         assert store.apply(operation)[0].wait_us == 0
         cluster.begin_move(_slot(cluster, "{t}"), to=next(each for each in cluster.nodes if each is not node))
         with pytest.raises(StateUnavailableError, match=ADVICE.format("TRYAGAIN|ASK")):

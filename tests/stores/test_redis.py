@@ -31,7 +31,7 @@ from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.stores.redis import async_batches, pool
 from comporta.stores.redis import store as redis_store_module
-from comporta.stores.redis.cluster import _RewrittenOperation
+from comporta.stores.redis.cluster_hop import RewrittenOperation
 from comporta.stores.redis.connection_async import NameResolver
 from comporta.stores.redis.sentinel import MultiHostURL
 from comporta.stores.redis.store import RedisStore
@@ -343,7 +343,7 @@ def test_redis__error_of_a_whole_call__reaches_all_callers_but_cancelled_ones(
 def test_rewritten_operation__other_script__does_what_the_operation_does() -> None:
     definition = LimitDefinition(LimitConfig(10, 10).build_strategy(), "asking")
     operation = AcquireOperation(definition, "k", 1)
-    rewritten = _RewrittenOperation(operation, asking=True, states_only=False)
+    rewritten = RewrittenOperation(operation, asking=True, states_only=False)
     assert rewritten.script == operation.script._replace(asking=True)
     assert rewritten.state_keys == operation.state_keys
     assert rewritten.step([None, None], 0) == operation.step([None, None], 0)
@@ -355,7 +355,7 @@ def test_rewritten_operation__other_script__does_what_the_operation_does() -> No
 def test_asking__refused_by_the_server__leaves_no_reply_for_the_next_caller(valkey: Server) -> None:
     """A server that is not a cluster refuses ASKING and still replies the call after it."""
     definition = LimitDefinition(LimitConfig(10, 10).build_strategy(), "asking")
-    asking: Any = _RewrittenOperation(AcquireOperation(definition, "k", 1), asking=True, states_only=False)
+    asking: Any = RewrittenOperation(AcquireOperation(definition, "k", 1), asking=True, states_only=False)
 
     async def story(store: RedisStore) -> None:
         with pytest.raises(StateUnavailableError):

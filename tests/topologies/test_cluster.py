@@ -110,7 +110,7 @@ def test_cluster__group_in_one_slot__is_one_operation_and_others_are_refused(
         )
         assert same_slot.sync.acquire(["k", "k"])
         several_slots = LimitGroup(BaseLimiter(HOURLY, store, "read"), BaseLimiter(HOURLY, store, "write"))
-        with pytest.raises(ValueError, match="begin alike before a dot"):
+        with pytest.raises(ValueError, match="names with a dot that begin alike before it"):
             several_slots.sync.acquire(["k", "k"])
 
 
@@ -131,7 +131,7 @@ def test_cluster__slot_being_moved__every_decision_is_right_at_every_step(
     burst = 1 if strategy is LimitStrategy.LEAKY_BUCKET else 10
     granted = 0
     with opened(cluster) as store:
-        definition = LimitDefinition(limit.build_strategy(), "moving")
+        definition = LimitDefinition(limit.build_strategy(), "moving.limit")
         operations = [AcquireOperation(definition, f"k{number}", 1) for number in range(4)]
         slot = operation_slot(operations[0])
         source = cluster.node_of(slot)
@@ -199,12 +199,15 @@ def test_cluster__states_of_a_group_on_both_nodes__retries_until_the_deadline(
 
 def test_cluster__override_moved_before_its_states__decisions_go_on(cluster: Cluster) -> None:
     with opened(cluster) as store:
-        acquire = AcquireOperation(LimitDefinition(HOURLY.build_strategy(), "torn"), "k", 1)
-        override = ReadRecord("rate_limiter_change", "torn")
+        acquire = AcquireOperation(LimitDefinition(HOURLY.build_strategy(), "torn.limit"), "k", 1)
+        override = ReadRecord("rate_limiter_change", "torn.limit")
         store.apply(acquire)
         store.apply(
             WriteRecord(
-                "rate_limiter_change", "torn", HOURLY.build_strategy().params.record_text("unchanged"), None
+                "rate_limiter_change",
+                "torn.limit",
+                HOURLY.build_strategy().params.record_text("unchanged"),
+                None,
             )
         )
         slot = operation_slot(acquire)

@@ -267,7 +267,8 @@ class BaseLimiter:
     async def set_limit(self, limit: LimitConfig | str | None) -> None:
         """Override the limit, burst included, for the next decision of every worker.
 
-        The override lasts until the next one, or until you revoke it with ``None``.
+        On a Redis cluster keys follow within 1 s. The override lasts until the next one, or until you revoke
+        it with ``None``.
         """
         await run_async(self._flows.overrides.set_limit_flow(limit))
 

@@ -45,7 +45,8 @@ def charge_script(name: str) -> Script:
 
 def acquire_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that takes from one limit of a strategy, for any of its keys."""
-    return _limit_script("take", partial(_acquire_text, name), name, limit_name, arguments)
+    text = partial(_fast_path_text, name, *_ONE_LIMIT, "limits/acquire")
+    return _limit_script("take", text, name, limit_name, arguments)
 
 
 def acquire_up_to_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
@@ -73,7 +74,7 @@ def lease_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Scri
 def claim_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
     """Return the script that takes from one limit of a strategy with a class, in order with other waiters."""
     claims = ("limits/claim_support", "limits/claims")
-    text = partial(_strategy_text, name, "limits/headroom", *_ONE_LIMIT, *claims)
+    text = partial(_fast_path_text, name, "limits/headroom", *_ONE_LIMIT, *claims)
     return _limit_script("claim", text, name, limit_name, arguments)
 
 
@@ -110,8 +111,8 @@ def _strategy_text(name: str, *parts: str) -> str:
 
 
 @cache
-def _acquire_text(name: str) -> str:
-    return "\n".join([strategy_type(name).acquire_lua(), _strategy_text(name, *_ONE_LIMIT, "limits/acquire")])
+def _fast_path_text(name: str, *parts: str) -> str:
+    return "\n".join([strategy_type(name).acquire_lua(), _strategy_text(name, *parts)])
 
 
 @cache

@@ -74,6 +74,11 @@ class Network:
         else:
             self._try_to_send((index, direction, deliver, message, delay_ns, 0))
 
+    def wait_round_trip(self) -> None:
+        """Suspend the running thread for as long as a request and its reply take while nothing is wrong."""
+        jitter_ns = int(self.jitter_ns * self._random()) + int(self.jitter_ns * self._random())
+        self._scheduler.sleep_until(self._scheduler.now_ns + 2 * self.latency_ns + jitter_ns)
+
     def _try_to_send(self, packet: tuple[int, int, Callable[[Any], object], Any, int, int]) -> None:
         index, direction, deliver, message, delay_ns, resends = packet
         link = self.links[index]

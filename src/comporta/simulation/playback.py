@@ -229,7 +229,7 @@ class PlaybackProgram(Program):
             self._polled_at = now
             if self._ends.is_clear:  # it takes no time, so that its thread need not do it
                 failover = cast(FailoverStore, store)
-                failover.heartbeat._poll_subscribers(failover, is_beat=False)
+                failover.heartbeat.poll(failover, is_beat=False)
             else:
                 store.poll_soon()
 
@@ -278,17 +278,27 @@ def _sleep(seconds: float) -> None:
 
 
 class PlaybackStore(SimulatedStore):
-    """A client of the simulated server whose heartbeats take no time while nothing is wrong.
+    """A client of the simulated server that saves events while nothing is wrong: a large fleet has very many.
 
-    Whether one takes a millisecond makes no difference to any call, and a large fleet sends very many.
+    Heartbeats take no time then, because whether one takes a millisecond makes no difference to any call. A
+    decision is made at the end of its round trip. The first one of a worker makes the connection on which the
+    next ones would be sent, so that a fault finds the worker with a connection.
     """
 
     def apply(self, operation: Operation[R]) -> R:
-        """Carry out an operation: a heartbeat at once, everything else in one round trip."""
-        if type(operation) is ReadChanges and self.ends.is_clear:
-            reply: R = self.ends.server.execute(operation, self.ends.worker.name)
-            return reply
-        return super().apply(operation)
+        """Carry out an operation: a heartbeat at once, everything else after a round trip."""
+        has_arrived = type(operation) is ReadChanges or self._wait_round_trip()
+        if not (has_arrived and self.ends.is_clear):
+            return super().apply(operation)
+        reply: R = self.ends.server.execute(operation, self.ends.worker.name)
+        return reply
+
+    def _wait_round_trip(self) -> bool:
+        """Wait for as long as a round trip takes; false if something is wrong, or there is no connection."""
+        if not (self.ends.is_clear and self._pool.idle):
+            return False
+        self.ends.network.wait_round_trip()
+        return True
 
     def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Carry out what the heartbeat polls for: at once as well."""

@@ -158,6 +158,12 @@ class Scheduler:
             heappush(self._events, (until_ns, self.event_count, thread.resume, thread.ticket))
         self.hub.switch()
 
+    def sleep_until(self, until_ns: int) -> None:
+        """Suspend the running thread until a moment of virtual time, whatever wakes it."""
+        self.park(until_ns)
+        while self.now_ns < until_ns:
+            self.park(until_ns)
+
     def run_until(self, until_ns: int) -> None:
         """Do everything that is due until a moment of virtual time."""
         events = self._events

@@ -64,9 +64,7 @@ class SimulatedRuntime(Runtime):
         """Suspend the thread."""
         scheduler, worker = self._scheduler, self.worker()
         ends_ns = scheduler.now_ns + worker.local_delay_ns(max(0, round(seconds * NANOSECONDS)))
-        scheduler.park(ends_ns)
-        while scheduler.now_ns < ends_ns:
-            scheduler.park(ends_ns)
+        scheduler.sleep_until(ends_ns)
 
     def waiting_lock(self) -> WaitingLock:
         """Return a free lock of virtual time."""

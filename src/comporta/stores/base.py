@@ -134,7 +134,8 @@ class Script(NamedTuple):
     come first, once, however many calls are joined. ``notes_changes``: the text may call ``note_change``
     (``changes.lua``). ``asking``: the call goes to a cluster node that is importing the slot.
     ``states_only``: only the states are declared as KEYS, other keys are passed as arguments
-    (``redis/keys_from_args.lua``).
+    (``redis/keys_from_args.lua``). ``override``: the override record to decide by instead of the stored one
+    (``redis/override_from_args.lua``).
     """
 
     name: str
@@ -145,6 +146,7 @@ class Script(NamedTuple):
     notes_changes: bool = False
     asking: bool = False
     states_only: bool = False
+    override: bytes | None = None
 
 
 class Outage(NamedTuple):

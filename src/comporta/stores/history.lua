@@ -20,6 +20,8 @@ local position = 2
 
 local function field(number) return string.format('%.0f', number) end
 
+local now_field = field(now)
+
 local function next_number()
   position = position + 1
   return tonumber(ARGV[position - 1])
@@ -55,11 +57,15 @@ local function prune(key, last)
   end
 end
 
+-- Numbers that do not change stay texts: most columns of a slot are 0.
 local function updated(text)
   local numbers = {}
-  for number in string.gmatch(text, '%d+') do numbers[#numbers + 1] = tonumber(number) end
-  for i = 1, columns do numbers[i] = numbers[i] or 0 end
-  for i = 1, next_number() do numbers[i] = math.min(numbers[i] + next_number(), number_max) end
+  for number in string.gmatch(text, '%d+') do numbers[#numbers + 1] = number end
+  for i = #numbers + 1, columns do numbers[i] = '0' end
+  for i = 1, next_number() do
+    local more = next_number()
+    if more > 0 then numbers[i] = math.min(numbers[i] + more, number_max) end
+  end
   for _ = 1, next_number() do
     local column = next_number() + 1
     numbers[column] = next_number()
@@ -68,20 +74,19 @@ local function updated(text)
     local column, power = next_number() + 1, next_number()
     if math.floor(numbers[column] / power) % 2 == 0 then numbers[column] = numbers[column] + power end
   end
-  for i = 1, columns do numbers[i] = field(numbers[i]) end
   return table.concat(numbers, ' ', 1, columns)
 end
 
 local function record(key)
-  local last = redis.pcall('HGET', key, 'last')
-  if type(last) == 'table' then
+  local fields = redis.pcall('HMGET', key, 'last', now_field)
+  if fields.err then
     updated('') -- skips the arguments of this series
-    return last.err
+    return fields.err
   end
-  prune(key, tonumber(last or ''))
-  local text = updated(redis.call('HGET', key, field(now)) or '')
-  redis.call('HSET', key, field(now), text, 'last', field(now))
-  redis.call('PEXPIRE', key, field((slots + 1) * slot_us / 1000))
+  local last = tonumber(fields[1] or '')
+  prune(key, last)
+  redis.call('HSET', key, now_field, updated(fields[2] or ''), 'last', now_field)
+  if last ~= now then redis.call('PEXPIRE', key, field((slots + 1) * slot_us / 1000)) end
   return now
 end
 

@@ -1,7 +1,8 @@
-"""A Redis Cluster for tests, whose slots a test can move step by step while clients use it."""
+"""A Redis Cluster for tests: slots can be moved step by step while clients use it, and nodes can fail."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
 from comporta.testing.certificates import Certificate
@@ -15,14 +16,15 @@ _KEYS_PER_MIGRATE = 100
 
 
 class Cluster(Lifecycle):
-    """Primaries without replicas, each with an equal part of the slots.
+    """Primaries, each with an equal part of the slots, and a replica of each if ``replicas`` is true.
 
     ::
 
         with Cluster() as cluster:
             cluster.move_slot(7, to=cluster.nodes[1])
 
-    ``nodes`` are the servers of the cluster.
+    ``nodes`` are the primaries, ``replicas`` the replicas in the same order. A replica takes over about two
+    seconds after its primary has failed.
     """
 
     def __init__(
@@ -32,15 +34,17 @@ class Cluster(Lifecycle):
         *options: str,
         password: str | None = None,
         tls: bool = False,
+        replicas: bool = False,
     ) -> None:
         certificate = Certificate() if tls else False
         cluster_options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
         if tls:
             cluster_options += ["--tls-cluster", "yes"]
-        self.nodes = [
+        servers = [
             Server(program, *cluster_options, *options, password=password, tls=certificate)
-            for _ in range(nodes)
+            for _ in range(2 * nodes if replicas else nodes)
         ]
+        self.nodes, self.replicas = servers[:nodes], servers[nodes:]
 
     @property
     def url(self) -> str:
@@ -53,10 +57,11 @@ class Cluster(Lifecycle):
     def start(self) -> Self:
         """Start the nodes, join them, and wait until every node reports that the cluster is healthy."""
         try:
-            for node in self.nodes:
+            for node in self._servers:
                 node.start()
             self._join()
             wait_until(self._is_healthy, "the cluster is healthy", _START_SECONDS)
+            self._replicate()
         except BaseException:
             self.close()
             raise
@@ -64,12 +69,16 @@ class Cluster(Lifecycle):
 
     def close(self) -> None:
         """Kill the nodes and remove their files."""
-        for node in self.nodes:
+        for node in self._servers:
             node.close()
+
+    @property
+    def _servers(self) -> list[Server]:
+        return [*self.nodes, *self.replicas]
 
     def node_of(self, slot: int) -> Server:
         """Return the node that owns a slot, according to that node."""
-        for node in self.nodes:
+        for node in self._servers:
             if node.process is not None and slot in _slots_of(node):
                 return node
         raise RuntimeError(f"no running node owns slot {slot}")
@@ -107,17 +116,29 @@ class Cluster(Lifecycle):
 
     def _join(self) -> None:
         count = len(self.nodes)
+        for number, node in enumerate(self._servers):
+            node.command("CLUSTER", "RESET", "HARD")  # a node of another cluster may have known its port
+            node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for number, node in enumerate(self.nodes):
             slots = range(number * SLOTS // count, (number + 1) * SLOTS // count)
-            node.command("CLUSTER", "RESET", "HARD")  # a node of another cluster may have known its port
             node.command("CLUSTER", "ADDSLOTS", *slots)
-            node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-        for node in self.nodes[1:]:
+        for node in self._servers[1:]:
             self.nodes[0].command("CLUSTER", "MEET", HOST, node.port)
 
     def _is_healthy(self) -> bool:
-        expected = {"cluster_state": "ok", "cluster_known_nodes": str(len(self.nodes))}
-        return all(expected.items() <= _cluster_info(node).items() for node in self.nodes)
+        expected = {"cluster_state": "ok", "cluster_known_nodes": str(len(self._servers))}
+        return all(expected.items() <= _cluster_info(node).items() for node in self._servers)
+
+    def _replicate(self) -> None:
+        for node, replica in zip(self.nodes, self.replicas, strict=False):
+            replica.command("CLUSTER", "REPLICATE", _node_id(node))
+        for replica in self.replicas:
+            what = f"the replica on port {replica.port} is in sync"
+            wait_until(partial(_is_in_sync, replica), what, _START_SECONDS)
+
+
+def _is_in_sync(replica: Server) -> bool:
+    return replica.info("replication").get("master_link_status") == "up"
 
 
 def _node_id(node: Server) -> Any:

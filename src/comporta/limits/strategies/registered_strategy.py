@@ -90,9 +90,10 @@ class RegisteredStrategy(Strategy):
 
     @staticmethod
     def acquire_lua() -> str:
-        """Return Lua text for the start of the script that takes from one limit (``limits/acquire.lua``).
+        """Return Lua text for the start of the scripts that take from one limit.
 
-        It may return a reply for the most frequent decisions, and must decide as ``lua()`` does.
+        They are ``limits/acquire.lua`` and ``limits/claims.lua``. The text may return a reply for the most
+        frequent decisions, and must decide as ``lua()`` does.
         """
         return ""
 

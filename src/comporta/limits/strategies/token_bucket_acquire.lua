@@ -1,33 +1,40 @@
--- The most frequent decision of acquire.lua, in front of everything else, because a server pays for each function that a
--- script defines: one key of a token bucket without override, leases, claims and debt, whose state is in order. All other
--- cases continue below, where the same algorithm is complete (token_bucket.lua).
+-- The most frequent decision of acquire.lua and claims.lua, in front of everything else, because a server pays for each
+-- function that a script defines: one key of a token bucket without override, leases, claims, headroom and debt, whose
+-- state is in order. All other cases continue below, where the same algorithm is complete (token_bucket.lua), and so does
+-- a caller of claims.lua that is refused, because it may leave a claim.
 
-if #ARGV == 6 and ARGV[5] == '0' then
-  local call, pcall, floor, ceil = redis.call, redis.pcall, math.floor, math.ceil
-  local now_us = tonumber(ARGV[1])
+if ARGV[5] == '0' and (#ARGV == 6 or #ARGV == 11 and ARGV[7] == '0') then
+  local call, pcall = redis.call, redis.pcall
+  local time, now_us = nil, ARGV[1] + 0
   if now_us == 0 then
-    local time = call('TIME')
+    time = call('TIME')
     now_us = time[1] * 1000000 + time[2]
   end
   local override, fields = pcall('GET', KEYS[1]), pcall('HMGET', KEYS[2], 'tokens', 'last_refill', 'n', 'w')
   local tokens, last_us, recent = tonumber(fields[1] or ''), tonumber(fields[2] or ''), fields[3]
   if not override and tokens and last_us and recent and not fields[4] then
-    local capacity, per_us, unit = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-    local full, need = capacity * unit, ARGV[6] * unit
-    local level = floor(tokens * unit + 0.5)
-    last_us = floor(last_us * 1000000 + 0.5)
+    local per_us, unit, amount = ARGV[3] + 0, ARGV[4] + 0, ARGV[6] + 0
+    local full, need = ARGV[2] * unit, amount * unit
+    -- x - x % 1 is math.floor(x) without a call
+    local level = tokens * unit + 0.5
+    level = level - level % 1
+    last_us = last_us * 1000000 + 0.5
+    last_us = last_us - last_us % 1
     if level >= 0 and level <= full and last_us >= 0 and last_us <= now_us and need <= full then
-      level = math.min(full, level + (now_us - last_us) * per_us)
-      if level < need then return {ceil((need - level) / per_us)} end
+      level = level + (now_us - last_us) * per_us
+      if level > full then level = full end
+      if level < need and #ARGV == 6 then return {math.ceil((need - level) / per_us)} end
       local count, past = string.match(recent, '^(%x+)(.*)$')
-      if count and floor(now_us / 16777216) == floor(last_us / 16777216) then
+      if level >= need and count and now_us - now_us % 16777216 == last_us - last_us % 16777216 then
         local format = string.format
-        local ms = ceil(ceil(full / per_us) / 1000)
         level = level - need
         call('HSET', KEYS[2], 'tokens', format(level < 1e14 and '%.14g' or '%.17g', level / unit),
-          'last_refill', format('%.6f', now_us / 1000000), 'n', format('%x', tonumber(count, 16) + ARGV[6]) .. past)
+          'last_refill',
+          time and time[1] .. '.' .. string.sub('00000' .. time[2], -6) or format('%.6f', now_us / 1000000),
+          'n', format('%x', tonumber(count, 16) + amount) .. past)
         -- once a second is enough where any call leaves a longer time to live than the bucket takes to fill up
-        if ms > 59000 or floor(now_us / 1000000) ~= floor(last_us / 1000000) then
+        if full > 59000000 * per_us or now_us - now_us % 1000000 ~= last_us - last_us % 1000000 then
+          local ms = math.ceil(full / per_us / 1000)
           call('PEXPIRE', KEYS[2], ms > 60000 and format('%.0f', ms) or '60000')
         end
         return {0}

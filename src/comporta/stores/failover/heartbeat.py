@@ -183,7 +183,7 @@ class Heartbeat:
             if since_ns >= beat_seconds * 1e9:
                 self._last_beat_ns, since_ns = MONOTONIC.now_ns(), 0
                 self._beat(store, run)
-            has_polled = self._poll_subscribers(store, is_beat=since_ns == 0)
+            has_polled = self.poll(store, is_beat=since_ns == 0)
         except ENGINE_ERRORS as error:
             with suppress(StateError):  # a denial before the first answer: callers get the error themselves
                 store.fail_over(error, store_wide=True)
@@ -197,14 +197,16 @@ class Heartbeat:
 
     def _beat(self, store: HeartbeatOwner, run: HeartbeatRun) -> None:
         store.primary.verify()
-        if not self._read_changes(store, run.worker):
+        if not self._read_changes(store, self._live_subscribers(), run.worker):
             self.registration.record_heartbeat(store, run.worker)
             self._follower.mark_all_due()
         self._follower.read_due(store.primary)
         self.recovery.send_reports(store.primary)
         self.worker_count.expire()
 
-    def _read_changes(self, store: HeartbeatOwner, worker: Worker | None = None) -> bool:
+    def _read_changes(
+        self, store: HeartbeatOwner, subscribers: Sequence[HeartbeatSubscriber], worker: Worker | None = None
+    ) -> bool:
         """Learn what changed, and register ``worker``; false if the store keeps no usable change log."""
         primary = store.primary
         if not primary.keeps_changes:
@@ -218,14 +220,17 @@ class Heartbeat:
             return False
         if worker is not None and pulse is not None:
             self.registration.record_pulse(store, worker, pulse)
-        self._follower.pass_on(changes, asked_ns, self._live_subscribers())
+        self._follower.pass_on(changes, asked_ns, subscribers)
         return True
 
-    def _poll_subscribers(self, store: HeartbeatOwner, *, is_beat: bool) -> bool:
-        """Apply the operations of all subscribers that have one; returns whether to poll again soon."""
+    def poll(self, store: HeartbeatOwner, *, is_beat: bool) -> bool:
+        """Apply the operations of all subscribers that have one; returns whether to poll again soon.
+
+        Asks for changes first if a subscriber follows them closely, unless a heartbeat has just done so.
+        """
         primary, subscribers = store.primary, self._live_subscribers()
         follows = primary.keeps_changes and any(each.follows_closely for each in subscribers)
-        if follows and not is_beat and self._read_changes(store):
+        if follows and not is_beat and self._read_changes(store, subscribers):
             self._follower.read_due(primary)
         polls = [
             (subscriber, operation)

@@ -1,7 +1,9 @@
 """The engines behind ``redis://`` and its relatives: state shared by a fleet through Redis or Valkey.
 
 - ``store``: ``RedisStore``, one server.
-- ``cluster``, ``cluster_slots``: ``ClusterStore``, the nodes of a cluster, and which node owns which key.
+- ``cluster``, ``cluster_slots``, ``cluster_hop``: ``ClusterStore``, the nodes of a cluster, which node owns
+  which key, and the form in which a node gets an operation.
+- ``override_copies``: the overrides that decisions carry to keys that are spread over a cluster.
 - ``sentinel``: routes to a server: directly, or to the primary that sentinels name.
 - ``pool``: the connections of blocking callers.
 - ``async_batches``: the connection of each event loop, which sends the operations of one tick together.

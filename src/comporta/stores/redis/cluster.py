@@ -4,12 +4,13 @@ A cluster is one store per node; this module routes each operation to the node t
 does not own them redirects the call, without any effect, and the call goes to the right node within the same
 deadline. The slot map is updated by redirects and from each node on connecting.
 
-How slots are computed is in ``cluster_slots.py``.
+How slots are computed is in ``cluster_slots.py``, and how decisions on spread keys follow overrides in
+``override_copies.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,12 +18,14 @@ from comporta import fork_safety
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateError, StateTimeoutError, StateTypeError, StateUnavailableError
 from comporta.flow import Flow, run, run_async
-from comporta.stores.base import Operation, Script, State, StateKey, Store
+from comporta.stores.base import Operation, Store, key_text
 from comporta.stores.effects import Apply, Sleep
 from comporta.stores.records import ReadRecord
-from comporta.stores.redis.cluster_slots import SlotMap, operation_slot
+from comporta.stores.redis.cluster_hop import Hop
+from comporta.stores.redis.cluster_slots import OVERRIDE_SPACE, SlotMap, operation_slot, spread_tag
 from comporta.stores.redis.connection import Endpoint, HostPort, RedisConnection, display_address
 from comporta.stores.redis.errors import error_code, translate_error
+from comporta.stores.redis.override_copies import OverrideCopies
 from comporta.stores.redis.pool import CONNECT_ALLOWANCE_SECONDS
 from comporta.stores.redis.protocol import ScriptCall, pack
 from comporta.stores.redis.scan import KeyPage, ScanKeys
@@ -71,6 +74,7 @@ class ClusterStore(Store):
         self.slot_map = SlotMap(hosts_url.hosts)
         self._test_clock = clock
         self._has_routed = False
+        self._override_copies = OverrideCopies()
         self._nodes: dict[HostPort, ClusterNode] = {}
         self._creation_lock = Lock()
         self.node(hosts_url.hosts[0])  # so that a missing package or a wrong timeout raises now
@@ -128,13 +132,43 @@ class ClusterStore(Store):
         return node
 
     def _route_flow(self, operation: Operation[R]) -> Flow[R]:
+        """Apply an operation, with the override of its limit if its key is spread, and keep overrides."""
+        began_ns, spread = MONOTONIC.now_ns(), spread_tag(operation)
+        if spread is not None:
+            override = yield from self._override_flow(spread.partition(":")[0])
+            return (yield from self._send_flow(operation, override))
+        try:
+            reply = yield from self._send_flow(operation)
+        finally:
+            if operation.changes_override:
+                [name] = operation.script_keys()
+                self._override_copies.forget(name, MONOTONIC.now_ns())
+        self._keep_override(operation, reply, began_ns)
+        return reply
+
+    def _keep_override(self, operation: Operation[Any], reply: Any, began_ns: int) -> None:
+        """Keep a copy of an override record that was read, usually by the heartbeat."""
+        if isinstance(operation, ReadRecord) and operation.space == OVERRIDE_SPACE:
+            self._override_copies.store(key_text(operation.space, operation.key), reply, began_ns)
+
+    def _override_flow(self, limit_name: str) -> Flow[bytes | None]:
+        """Return the override record of a limit, from the copy unless that is too old."""
+        name, began_ns = key_text(OVERRIDE_SPACE, limit_name), MONOTONIC.now_ns()
+        copy = self._override_copies.usable(name, began_ns)
+        if copy is not None:
+            return copy.record
+        record = yield from self._read_flow(OVERRIDE_SPACE, limit_name)
+        self._override_copies.store(name, record, began_ns)
+        return record
+
+    def _send_flow(self, operation: Operation[R], override: bytes | None = None) -> Flow[R]:
         """Apply an operation on the node that owns its keys, following at most five redirects."""
         slot = operation_slot(operation)
         began_ns, has_routed = MONOTONIC.now_ns(), self._has_routed
         # the first call has to learn the slots and to connect more than once: see pool.py
         seconds = self.timeout if has_routed else self.timeout + CONNECT_ALLOWANCE_SECONDS
         ends_ns = began_ns + int(seconds * 1e9)
-        hop, hops = Hop(self.slot_map.owner(slot), operation), 0
+        hop, hops = Hop(self.slot_map.owner(slot), operation, override), 0
         while hops <= _HOPS_MAX and MONOTONIC.now_ns() < ends_ns:
             since_ns = began_ns if has_routed else MONOTONIC.now_ns()
             try:
@@ -297,60 +331,3 @@ class ApplyAtNode(NamedTuple):
     async def wait(self) -> Any:
         """Apply it, awaiting."""
         return await self.node.pipelines().apply(self.operation)
-
-
-class Hop(NamedTuple):
-    """The next node for an operation, and the form in which it gets it."""
-
-    host_port: HostPort
-    operation: Operation[Any]
-    asking: bool = False
-    states_only: bool = False
-
-    def operation_to_send(self) -> Operation[Any]:
-        """Return the operation as it is sent to the node."""
-        if self.asking or self.states_only:
-            return _RewrittenOperation(self.operation, asking=self.asking, states_only=self.states_only)
-        return self.operation
-
-
-class _RewrittenOperation(Operation[R]):
-    """An operation with another script, so that it is not sent in a batch with others."""
-
-    __slots__ = ("_operation", "script")
-
-    script: Script
-
-    def __init__(self, operation: Operation[R], *, asking: bool, states_only: bool) -> None:
-        self._operation = operation
-        self.script = operation.script._replace(asking=asking, states_only=states_only)
-
-    @property
-    def state_keys(self) -> Sequence[StateKey]:
-        """Those of the operation itself."""
-        return self._operation.state_keys
-
-    @property
-    def reply_size(self) -> int:
-        """That of the operation itself."""
-        return self._operation.reply_size
-
-    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], R]:
-        """Apply the operation itself."""
-        return self._operation.step(states, now_us)
-
-    def script_keys(self) -> Sequence[str]:
-        """Return those of the operation itself."""
-        return self._operation.script_keys()
-
-    def script_args(self) -> Sequence[int | str | bytes]:
-        """Return those of the operation itself."""
-        return self._operation.script_args()
-
-    def undo(self, reply: Any) -> Operation[Any] | None:
-        """Return what gives back what the operation granted."""
-        return self._operation.undo(reply)
-
-    def parse(self, raw: Sequence[Any]) -> R:
-        """Read the reply as the operation does."""
-        return self._operation.parse(raw)

@@ -1,9 +1,15 @@
 """Hash slots of a cluster: which slot a key is in, and which node owns a slot.
 
 All keys of one script call must be in one of 16,384 slots. The server puts keys with the same hash tag (the
-text in braces) into the same slot, so the first part of a limit's name, up to a colon or a dot, becomes the
-tag: the limit's states, its override and all limits with the same first part share a slot. Pure: no
-connection, no clock.
+text in braces) into the same slot, so the first part of a name, up to a colon or a dot, becomes the tag: what
+has the same first part shares a slot.
+
+The keys of a limit are an exception: there may be very many, and a decision is about one of them. They are
+spread over the slots, each with its whole name as its tag, unless the name of the limit has a dot, by which
+limits of a group ask to be together. The override record of the limit has one slot, so a decision on such a
+key gets a copy of it (``override_copies.py``).
+
+Where a key is follows from its name alone, so that all programs agree. Pure: no connection, no clock.
 """
 
 from __future__ import annotations
@@ -18,6 +24,21 @@ from comporta.stores.redis.connection import HostPort
 
 SLOT_COUNT = 16384
 NODES_MAX = 1000
+
+SPREAD_SPACE = "rate_limiter"
+"""The space whose keys are spread: the states of limits."""
+
+OVERRIDE_SPACE = "rate_limiter_change"
+"""The space of the override records of limits: an operation on a spread key declares a name in the slot of
+that key instead, where there is no record."""
+
+_FOLLOWING_SPACES = (OVERRIDE_SPACE, "rate_limiter_reports")
+"""Spaces whose names, in an operation on a spread key, are put into its slot."""
+
+_SPREAD = re.compile(rf"(?s){SPREAD_SPACE}:([^:]+):.+")
+_DERIVED_NAME = re.compile(r"(?:\A|\.)[A-Za-z_]+-[0-9.e-]+-[0-9]+\Z")
+"""A name, or the end of a name, that a limiter derives from its numbers: its dots do not count."""
+
 _TAG = re.compile(r"(?s).[^:.]*")
 _TAGGED = re.compile(r"(?s)\{(.[^:.]*?)\}(?=[:.]|\Z)(.*)\Z")
 
@@ -37,14 +58,43 @@ def strip_hash_tag(rest: str) -> str:
     return tagged[1] + tagged[2] if tagged else rest
 
 
+def spread_tag(operation: Operation[Any]) -> str | None:
+    """Return the hash tag of the spread key that an operation is about; ``None`` if there is none."""
+    for name in operation.script_keys():
+        if _is_spread(name):
+            return name[len(SPREAD_SPACE) + 1 :]
+    return None
+
+
+def tagged_names(names: Iterable[str], spread: str | None) -> list[str]:
+    """Return the names of an operation's keys with their hash tags; ``spread`` is its ``spread_tag``."""
+    return [_tagged_name(name, spread) for name in names]
+
+
+def _tagged_name(name: str, spread: str | None) -> str:
+    if spread is None:
+        return add_hash_tag(name)
+    space, _, rest = name.partition(":")
+    if space in _FOLLOWING_SPACES:
+        return f"{space}:{{{spread}}}:{rest}"
+    return f"{space}:{{{rest}}}" if _is_spread(name) else add_hash_tag(name)
+
+
+def _is_spread(name: str) -> bool:
+    """Whether a name is that of a key of a limit whose keys are spread."""
+    parts = _SPREAD.match(name)
+    return parts is not None and "." not in _DERIVED_NAME.sub("", parts[1])
+
+
 def operation_slot(operation: Operation[Any]) -> int:
     """Return the slot of all keys of an operation; ``ValueError`` if they are in several."""
     names = [*operation.script.keys, *operation.script_keys()]
-    slots = {_key_slot(add_hash_tag(name)) for name in names} or {0}
+    slots = {_key_slot(name) for name in tagged_names(names, spread_tag(operation))} or {0}
     if len(slots) > 1:
         raise ValueError(
             f"{names[0]!r} and other keys of one operation are in different slots of the cluster: "
-            "limits in one group need names that begin alike before a dot, such as 'api.a' and 'api.b'"
+            "limits in one group need names with a dot that begin alike before it, such as 'api.a' and "
+            "'api.b'"
         )
     return slots.pop()
 

@@ -14,7 +14,7 @@ from comporta.errors import StateError, StateUnavailableError
 from comporta.stores.base import Operation, Script, key_text
 from comporta.stores.changes import CHANGES_KEY
 from comporta.stores.lua import lua
-from comporta.stores.redis.cluster_slots import add_hash_tag, operation_slot
+from comporta.stores.redis.cluster_slots import operation_slot, spread_tag, tagged_names
 
 BATCHED_MAX = 256
 """How many operations one script call carries, at most: it blocks the server for at most about 1 ms."""
@@ -38,16 +38,12 @@ class ScriptCall(NamedTuple):
     def command_bytes(self, now_us: int, *, with_text: bool = False) -> bytes:
         """Return the command: by the script's hash, or ``with_text`` if the server does not know the hash."""
         script = self.script
-        names = [*script.keys]
         arguments: list[Argument] = [now_us, *script.arguments]
         for operation in self.operations:
-            names += operation.script_keys()
             arguments += operation.script_args()
-        if self.uses_hash_tags:
-            names = [add_hash_tag(name) for name in names]
-        elif script.notes_changes:
-            names.append(CHANGES_KEY)
-        keys = [name.encode("utf-8", "surrogatepass") for name in names]
+        keys = [name.encode("utf-8", "surrogatepass") for name in self._key_names()]
+        if script.override is not None:
+            arguments.append(script.override)
         if script.states_only:
             arguments += [*keys, len(keys)]
             keys = self._state_key_names()
@@ -58,9 +54,23 @@ class ScriptCall(NamedTuple):
             packed = pack(("EVALSHA", sha, len(keys), *keys, *arguments))
         return _ASKING + packed if script.asking else packed
 
+    def _key_names(self) -> list[str]:
+        """Return the keys of the script, of each operation, and of the change log if the script uses it."""
+        names = [*self.script.keys]
+        if not self.uses_hash_tags:
+            for operation in self.operations:
+                names += operation.script_keys()
+            return [*names, CHANGES_KEY] if self.script.notes_changes else names
+        tagged = tagged_names(names, spread_tag(self.operations[0]))
+        for operation in self.operations:
+            tagged += tagged_names(operation.script_keys(), spread_tag(operation))
+        return tagged
+
     def _state_key_names(self) -> list[bytes]:
-        parts = [part for operation in self.operations for part in operation.state_keys]
-        names = [add_hash_tag(key_text(part.space, part.key)) for part in parts if not part.type.attached]
+        names: list[str] = []
+        for operation in self.operations:
+            parts = [key_text(key.space, key.key) for key in operation.state_keys if not key.type.attached]
+            names += tagged_names(parts, spread_tag(operation))
         return [name.encode("utf-8", "surrogatepass") for name in names]
 
     def parse_replies(self, raw: Any) -> list[Any]:
@@ -119,7 +129,7 @@ def script_calls(operations: Sequence[Operation[Any]], *, uses_hash_tags: bool =
     return calls
 
 
-_script_texts: dict[tuple[str, bool, bool], tuple[str, str]] = {}
+_script_texts: dict[tuple[str, bool, bool, bool], tuple[str, str]] = {}
 
 
 def script_text(script: Script, *, has_change_log: bool) -> tuple[str, str]:
@@ -127,15 +137,18 @@ def script_text(script: Script, *, has_change_log: bool) -> tuple[str, str]:
 
     Both are read once: an upgrade of the files under a running program must not mix versions.
     """
-    cached = _script_texts.get((script.name, has_change_log, script.states_only))
+    form = (script.name, has_change_log, script.states_only, script.override is not None)
+    cached = _script_texts.get(form)
     if cached is None:
         text = script.text()
         if script.notes_changes:
             text = f"{lua('stores/changes') if has_change_log else _NOTES_NOTHING}\n{text}"
+        if script.override is not None:
+            text = f"{lua('stores/redis/override_from_args')}\n{text}"
         if script.states_only:
             text = f"{lua('stores/redis/keys_from_args')}\n{text}"
         sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
-        cached = _script_texts[script.name, has_change_log, script.states_only] = (sha, text)
+        cached = _script_texts[form] = (sha, text)
     return cached
 
 

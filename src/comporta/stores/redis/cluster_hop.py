@@ -1,0 +1,83 @@
+"""One hop of an operation through a cluster: the node it goes to, and the form in which that node gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from comporta.stores.base import Operation, Script, State, StateKey
+from comporta.stores.redis.connection import HostPort
+
+R = TypeVar("R")
+
+
+class Hop(NamedTuple):
+    """The next node for an operation, and what the operation carries for it.
+
+    ``override`` is the override record to decide by, if the operation's key is spread. ``asking`` and
+    ``states_only`` are those of a script, for a slot that is being moved.
+    """
+
+    host_port: HostPort
+    operation: Operation[Any]
+    override: bytes | None = None
+    asking: bool = False
+    states_only: bool = False
+
+    def operation_to_send(self) -> Operation[Any]:
+        """Return the operation as it is sent to the node."""
+        if self.override is None and not (self.asking or self.states_only):
+            return self.operation
+        return RewrittenOperation(
+            self.operation, override=self.override, asking=self.asking, states_only=self.states_only
+        )
+
+
+class RewrittenOperation(Operation[R]):
+    """An operation with another script, so that it is not sent in a batch with others."""
+
+    __slots__ = ("_operation", "script")
+
+    script: Script
+
+    def __init__(
+        self,
+        operation: Operation[R],
+        *,
+        override: bytes | None = None,
+        asking: bool = False,
+        states_only: bool = False,
+    ) -> None:
+        self._operation = operation
+        self.script = operation.script._replace(override=override, asking=asking, states_only=states_only)
+
+    @property
+    def state_keys(self) -> Sequence[StateKey]:
+        """Those of the operation itself."""
+        return self._operation.state_keys
+
+    @property
+    def reply_size(self) -> int:
+        """That of the operation itself."""
+        return self._operation.reply_size
+
+    def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], R]:
+        """Apply the operation itself."""
+        return self._operation.step(states, now_us)
+
+    def script_keys(self) -> Sequence[str]:
+        """Return those of the operation itself."""
+        return self._operation.script_keys()
+
+    def script_args(self) -> Sequence[int | str | bytes]:
+        """Return those of the operation itself."""
+        return self._operation.script_args()
+
+    def undo(self, reply: Any) -> Operation[Any] | None:
+        """Return what gives back what the operation granted, under the same override."""
+        undo, override = self._operation.undo(reply), self.script.override
+        return undo if undo is None or override is None else RewrittenOperation(undo, override=override)
+
+    def parse(self, raw: Sequence[Any]) -> R:
+        """Read the reply as the operation does."""
+        return self._operation.parse(raw)
