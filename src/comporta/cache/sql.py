@@ -53,19 +53,31 @@ PRIORITY = f"""
 # and one of tolerance: a transaction that waited for a record started before the one that changed it.
 _BACKOFF = "CASE WHEN degraded_until <= AT(:now + 1860) THEN UNIX(degraded_until) END"
 
-SELECT_ROW = f"""
+_SELECT = f"""
     SELECT user_id, params_hash, COALESCE(total_results, 0),
         COALESCE(UNIX(fetched_at), UNIX(created_at), 0.0), UNIX(last_success_at), UNIX(last_attempt_at),
-        fail_streak, {_BACKOFF}, fetch_duration_ms, priority, TEXT(sources_json), has_value,
-        TEXT(search_params), TEXT(results), TEXT(coverage),
-        COALESCE(UNIX(created_at), UNIX(fetched_at), 0.0), access_count, UNIX(last_accessed_at), :now
-    FROM search_results_cache
+        fail_streak, {_BACKOFF}, fetch_duration_ms, priority, TEXT(sources_json)
 """
+_OF_USER = "FROM search_results_cache WHERE user_id = :user_id AND params_hash = :params_hash"
 
-READ = Statement(f"{SELECT_ROW} WHERE user_id = :user_id AND params_hash = :params_hash")
+READ = Statement(
+    f"""
+    {_SELECT}, has_value, TEXT(search_params), TEXT(results), TEXT(coverage),
+        COALESCE(UNIX(created_at), UNIX(fetched_at), 0.0), access_count, UNIX(last_accessed_at), :now
+    {_OF_USER}
+    """
+)
 
-READ_SHARED = Statement(
-    f"{SELECT_ROW} WHERE params_hash = :params_hash AND has_value ORDER BY fetched_at DESC LIMIT 1"
+# Every database hit reads these columns, and each of them costs it time.
+SELECT_RESULT = f"{_SELECT}, TEXT(results), TEXT(coverage), has_value, :now"
+
+READ_RESULT = Statement(f"{SELECT_RESULT} {_OF_USER}")
+
+READ_SHARED_RESULT = Statement(
+    f"""
+    {SELECT_RESULT} FROM search_results_cache WHERE params_hash = :params_hash AND has_value
+    ORDER BY fetched_at DESC LIMIT 1
+    """
 )
 
 # Every failure is copied into the rows of its key. Operators and other programs may edit it there, so rows
