@@ -129,7 +129,7 @@ class LocalCache:
             while self._bytes > self._bytes_max or len(entries) > self._entries_max:
                 self._evict_one()
             if served:
-                row = cached.user_id, cached.params_hash
+                row = cached.user_id, key[-HASH_CHARS:]  # its hash is known, unlike that of a new text
                 before = self._served.get(row, 0)
                 if before or len(self._served) < ACCESSED_MAX:
                     self._served[row] = before + 1
