@@ -121,7 +121,7 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
     async def _prepare(self, text: str, types: tuple[int, ...]) -> bytes:
         name = f"comporta_{next(self._statement_numbers)}".encode()
-        self.pgconn.send_prepare(name, _numbered(text)[0], types)
+        self.pgconn.send_prepare(name, _with_numbers(text)[0], types)
         result = (await self.wait(execute(self.pgconn)))[-1]
         if result.status != ExecStatus.COMMAND_OK:
             raise error_from_result(result, self.info.encoding)
@@ -204,7 +204,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 @lru_cache(1000)
-def _numbered(text: str) -> tuple[bytes, tuple[str, ...]]:
+def _with_numbers(text: str) -> tuple[bytes, tuple[str, ...]]:
     """Return a statement with numbered instead of named parameters, and their names in order."""
     names = tuple(dict.fromkeys(_NAMED_PARAMETERS.findall(text)))
     return _NAMED_PARAMETERS.sub(lambda name: f"${names.index(name[1]) + 1}", text).encode(), names
@@ -215,7 +215,7 @@ def _direct_parameters(
 ) -> tuple[tuple[int, ...], list[bytes | None]] | None:
     """Return the types and the texts of all parameters; ``None`` if psycopg has to convert one."""
     types, parameters = [], []
-    for name in _numbered(text)[1]:
+    for name in _with_numbers(text)[1]:
         value = values[name]
         kind = _PARAMETER_TYPES.get(type(value))
         if kind is None or (value is not None and kind == 0 and not (value.isascii() and "\0" not in value)):
