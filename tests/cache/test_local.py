@@ -8,15 +8,15 @@ import pytest
 
 from comporta.cache.entry import Cached
 from comporta.cache.local import LocalCache, key_digest
-from comporta.cache.rows import CacheRow
+from comporta.cache.rows import ResultRow
 from comporta.testing import ManualClock
 
 KEYS = [f"{n:016x}{n:048x}" for n in range(100)]
 
 
 def result(value: object, clock: ManualClock, user: str = "u", name: str = KEYS[0]) -> Cached:
-    row = CacheRow(user, name, 0, 0, None, None, 0, None, None, None, (), True, b"", b"", None, 0, 0, None, 0)
-    return Cached(value, "fresh", None, "database", row, clock, clock.now_ns())
+    row = ResultRow(user, name, 0, 0, None, None, 0, None, None, None, None, b"", None, True, 0)
+    return Cached(value, "fresh", None, "database", row, (), clock, clock.now_ns())
 
 
 @pytest.fixture

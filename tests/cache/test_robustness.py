@@ -298,7 +298,7 @@ def test_cached__from_the_database__holds_no_second_copy_of_the_body(
 ) -> None:
     source.value = ["x" * 10_000]
     make_cache().fetch({"q": "y" * 5000}, source)
-    cache = make_cache(local_bytes=14_000)
+    cache = make_cache(local_bytes=9_000)
     result = cache.fetch({"q": "y" * 5000}, source)
     assert result.source == "database"
     held = [getattr(result, name) for name in type(result).__slots__ if name != "value"]

@@ -90,7 +90,7 @@ def table(request: pytest.FixtureRequest, database: Database) -> Iterator[Tables
 
 def test_read__no_row__returns_none(table: TablesHarness) -> None:
     assert table.read(USER, HASH) is None
-    assert table.read_shared(HASH) is None
+    assert table.read_result(None, HASH) is None
 
 
 def test_record_success__all_fields__are_read_back(table: TablesHarness) -> None:
@@ -139,13 +139,13 @@ def test_record_success__second_time__replaces_the_result_and_keeps_created_at(t
     assert (row.coverage, row.fetch_duration_ms) == (None, None)
 
 
-def test_read_shared__several_users__returns_the_freshest_row_with_a_value(table: TablesHarness) -> None:
+def test_read_result__several_users__returns_the_freshest_row_with_a_value(table: TablesHarness) -> None:
     table.store("a", results=b"1")
     table.clock.now += 1
     table.store("b", results=b"2")
     table.clock.now += 1
     table.record_failure(HASH, None, "c", HASH)
-    assert table.read_shared(HASH).user_id == "b"
+    assert table.read_result(None, HASH).user_id == "b"
 
 
 @pytest.mark.parametrize(("streak", "minutes"), [(1, 1), (2, 5), (3, 15), (4, 30), (7, 30)])
@@ -174,7 +174,7 @@ def test_record_failure__before_the_first_success__stores_a_row_without_value(ta
     row = table.row()
     assert (row.has_value, row.fail_streak, row.search_params) == (False, 1, PARAMS)
     assert (row.results, row.sources, row.last_success_at) == (b"null", (), None)
-    assert table.read_shared(HASH) is None
+    assert table.read_result(None, HASH) is None
     table.store()
     assert table.row().has_value
     assert table.row().fail_streak == 0

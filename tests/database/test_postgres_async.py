@@ -8,19 +8,21 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
+from psycopg.pq import ConnStatus
 from tests.support import wait_until, wait_until_async
 
 from comporta.database import postgres_async
 from comporta.database.base import Statement
 from comporta.database.postgres import PostgresDatabase, _abandoned
 from comporta.database.postgres_async import LoopPool
-from comporta.database.postgres_connection import AsyncPostgresConnection
+from comporta.database.postgres_connection import _STATEMENTS_MAX, AsyncPostgresConnection
+from comporta.database.postgres_socket import SocketDriver
 from comporta.errors import DatabaseBusyError, DatabaseError, DatabaseUnavailableError
 from comporta.flow import MissingLoopError
 from comporta.testing import PostgresServer
@@ -526,20 +528,123 @@ def test_task__destroyed_in_a_forked_child__leaves_the_parents_connection(
     asyncio.run(main())
 
 
-def test_wait_for_socket__deadline_passed_but_data_has_come__reads_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_driver__deadline_passed_but_data_has_come__reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
-    connection = SimpleNamespace(
-        pgconn=SimpleNamespace(socket=ours.fileno()), deadline=float("-inf"), is_inherited=False
-    )
+    driver = SocketDriver(SimpleNamespace(socket=ours.fileno(), status=ConnStatus.OK))  # type: ignore[arg-type]
+    driver.deadline = float("-inf")
+
+    def receive() -> Generator[int, int, int]:
+        return (yield 1)
 
     async def main() -> int:
         # as if the event loop had been blocked and ran its timers before it looks at its sockets
         monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
-        return await AsyncPostgresConnection._wait_for_socket(connection, 1)  # type: ignore[arg-type]
+        gen = receive()
+        return await driver.run(gen, next(gen))
 
     theirs.send(b"reply")
     assert asyncio.run(main()) == 1
     for each in (ours, theirs):
         each.close()
+
+
+def test_driver__later_call_ends_sooner__its_deadline_holds(database: PostgresDatabase) -> None:
+    async def main() -> None:
+        await database.read_async(ONE, {})
+        database.timeout = 0.2
+        with pytest.raises(DatabaseUnavailableError, match="no answer within"):
+            await database.read_async(Statement("SELECT pg_sleep(60)"), {})
+
+    asyncio.run(main())
+
+
+def test_driver__reply_longer_than_the_buffers__is_sent_and_read_in_parts(database: PostgresDatabase) -> None:
+    text = "x" * 20_000_000
+
+    async def main() -> None:
+        assert await database.read_async(Statement("SELECT CAST(:text AS TEXT)"), {"text": text}) == [(text,)]
+        assert await database.write_async([Statement("SELECT CAST(:text AS TEXT)")], {"text": text}) == [
+            [(text,)]
+        ]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("statement", [ONE, Statement("SELECT 1 / 0")])
+def test_read__cancelled_when_its_reply_has_come__connection_is_used_again(
+    make: Callable[..., PostgresDatabase], monkeypatch: pytest.MonkeyPatch, statement: Statement
+) -> None:
+    database = make(connections=1)
+    advance = SocketDriver._advance
+
+    async def main() -> None:
+        before = await database.read_async(PID, {})
+        task = asyncio.ensure_future(database.read_async(statement, {}))
+
+        def advance_and_cancel(driver: SocketDriver, ready: int) -> None:
+            advance(driver, ready)
+            if driver.is_ended:
+                task.cancel()  # before the caller resumes
+
+        monkeypatch.setattr(SocketDriver, "_advance", advance_and_cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        monkeypatch.undo()
+        assert await database.read_async(PID, {}) == before
+
+    asyncio.run(main())
+
+
+def test_read__columns_change_their_type__next_read_prepares_again(
+    database: PostgresDatabase, observer: PostgresDatabase
+) -> None:
+    observer.write([Statement("DROP TABLE IF EXISTS changed")], {})
+    observer.write([Statement("CREATE TABLE changed AS SELECT 1 AS n")], {})
+    read = Statement("SELECT n FROM changed")
+
+    async def main() -> None:
+        assert await database.read_async(read, {}) == [(1,)]
+        observer.write([Statement("ALTER TABLE changed ALTER COLUMN n TYPE text")], {})
+        with pytest.raises(DatabaseError, match="cached plan"):
+            await database.read_async(read, {})
+        assert await database.read_async(read, {}) == [("1",)]
+
+    asyncio.run(main())
+    observer.write([Statement("DROP TABLE changed")], {})
+
+
+def test_read__any_value__is_what_a_blocking_caller_reads(database: PostgresDatabase) -> None:
+    read = Statement("SELECT CAST(:value AS TEXT)")
+
+    async def main() -> None:
+        for value in ("a", "ação", "", None, 1.5, -1e300, 7, True):
+            assert await database.read_async(read, {"value": value}) == database.read(read, {"value": value})
+        with pytest.raises(DatabaseError, match="NUL"):
+            await database.read_async(read, {"value": "a\0b"})
+
+    asyncio.run(main())
+
+
+def test_read__more_statements_than_it_prepares__still_reads(database: PostgresDatabase) -> None:
+    async def main() -> None:
+        for number in range(_STATEMENTS_MAX + 5):
+            assert await database.read_async(Statement(f"SELECT {number}"), {}) == [(number,)]
+        [connection] = pool(database)._idle
+        assert len(connection._statement_names) == _STATEMENTS_MAX
+
+    asyncio.run(main())
+
+
+def test_server__ends_an_idle_connection__the_loop_forgets_its_socket(
+    make: Callable[..., PostgresDatabase], observer: PostgresDatabase
+) -> None:
+    database = make(connections=1)
+
+    async def main() -> None:
+        [(pid,)] = await database.read_async(PID, {})
+        [connection] = pool(database)._idle
+        await asyncio.to_thread(observer.read, Statement("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+        await until(lambda: connection._driver.loop is None)
+        assert await database.read_async(PID, {}) != [(pid,)]
+
+    asyncio.run(main())

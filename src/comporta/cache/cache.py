@@ -219,11 +219,16 @@ class HealthCache:
             check_hash(params) if isinstance(params, str) else hash_params(params, self._hash_prefix)[0]
         )
         if type(user_id) is str and user_id in self._valid_users:
-            local = self._local_get(params_hash if self._by_params else f"{user_id}:{params_hash}")
+            key = params_hash if self._by_params else f"{user_id}:{params_hash}"
+            local = self._local_get(key)
             if local is not None:
                 return local
-        cached = self._core.try_get(user_id, params_hash)
-        return await run_async(self._core.get_flow(user_id, params_hash)) if cached is MUST_WAIT else cached
+        else:
+            key = self._core.fetch_key(user_id, params_hash)
+        cached = self._core.try_get(key, user_id, params_hash)
+        return (
+            await run_async(self._core.get_flow(key, user_id, params_hash)) if cached is MUST_WAIT else cached
+        )
 
     async def get_many(
         self, user_id: str | None, many: Sequence[Mapping[str, Any] | str]

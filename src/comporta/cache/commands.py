@@ -19,9 +19,11 @@ from comporta.cache.rows import (
     FetchClaim,
     KeyHealth,
     ListedRow,
+    ResultRow,
     TopKey,
 )
-from comporta.database.base import Rows
+from comporta.cache.serialization import decode_sources
+from comporta.database.base import Rows, Statement
 from comporta.database.command import Command
 from comporta.validators import require_integer, require_number
 
@@ -32,23 +34,29 @@ ACCESS_ROWS_MAX: Final = 500
 ROWS_MAX: Final = 10_000
 SECONDS_MAX: Final = 1e9
 
-_READ_SHARED = (sql.READ_SHARED,)
 _STORE_STATEMENTS = (sql.LOCK_ROWS_TO_RESET, sql.STORE_ROW, sql.RESET_ROWS)
 _TAG_STATEMENTS = (sql.REMOVE_TAGS, sql.INSERT_TAGS)
 _ANSWER_STATEMENTS = (maintenance_sql.ADD_ANSWERS, maintenance_sql.PRUNE_ANSWERS)
-_FAILURE_STATEMENTS = (sql.INSERT_EMPTY_ROW, sql.LOCK_ROWS, sql.COPY_FAILURE_TO_ROWS)
+_FAILURE_STATEMENTS = (sql.INSERT_EMPTY_ROW, sql.COPY_FAILURE_TO_ROWS)
 
 
 def read(user_id: str, params_hash: str) -> Command[CacheRow | None]:
     """Return the user's row, or ``None``; ``has_value`` is false in a row that only records failures."""
     parameters = {"user_id": user_id, "params_hash": params_hash}
-    return Command((sql.READ,), parameters, parse_row, writes=False, single_row=True)
+    return Command((sql.READ,), parameters, _parse_row, writes=False, single_row=True)
 
 
-def read_shared(params_hash: str) -> Command[CacheRow | None]:
-    """Return the freshest row with a value, whichever user it belongs to."""
-    parameters = {"params_hash": params_hash}
-    return tuple.__new__(Command, (_READ_SHARED, parameters, parse_row, False, True))  # see parse_row
+def read_result(user_id: str | None, params_hash: str) -> Command[ResultRow | None]:
+    """Return the result of the user, or for ``None`` the freshest one of any user."""
+    statement, parameters = result_query(user_id, params_hash)
+    return Command((statement,), parameters, _parse_result, writes=False, single_row=True)
+
+
+def result_query(user_id: str | None, params_hash: str) -> tuple[Statement, dict[str, str]]:
+    """Return the statement and the parameters of ``read_result``, for hits that need no command."""
+    if user_id is None:
+        return sql.READ_SHARED_RESULT, {"params_hash": params_hash}
+    return sql.READ_RESULT, {"user_id": user_id, "params_hash": params_hash}
 
 
 def read_claim(key: str) -> Command[FetchClaim]:
@@ -276,28 +284,21 @@ def _bytes(value: bytes | str) -> bytes:
     return value if isinstance(value, bytes) else value.encode()
 
 
-def parse_row(results: list[Rows]) -> CacheRow | None:
-    """Return the one row; every database hit passes here, so it avoids the slower ``CacheRow._make``."""
+def parse_result(rows: Rows) -> ResultRow | None:
+    """Return the first row, if there is one, as what it is."""
+    return tuple.__new__(ResultRow, rows[0]) if rows else None  # what _make does, in half the time
+
+
+def _parse_result(results: list[Rows]) -> ResultRow | None:
+    return parse_result(results[0])
+
+
+def _parse_row(results: list[Rows]) -> CacheRow | None:
     if not results[0]:
         return None
     row = results[0][0]
-    rest = row[12:]
-    if type(rest[0]) is str:  # PostgreSQL returns text, SQLite bytes
-        rest = (*(text and text.encode() for text in rest[:3]), *rest[3:])
-    fields = row[:10] + (_parse_sources(row[10]), bool(row[11])) + rest  # noqa: RUF005 - the faster spelling
-    return tuple.__new__(CacheRow, fields)  # what _make does, in half the time
-
-
-@lru_cache(1024)
-def _parse_sources(text: bytes | str | None) -> tuple[str, ...]:
-    """Return source names, or none if another program wrote something else; cached, for they repeat."""
-    from json import loads  # noqa: PLC0415 - takes milliseconds, and only a cache needs it
-
-    try:
-        sources = loads(text) if text else ()
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(map(str, sources)) if isinstance(sources, list) else ()
+    texts = (None if text is None else _bytes(text) for text in row[12:15])
+    return CacheRow._make((*row[:10], decode_sources(row[10]), bool(row[11]), *texts, *row[15:]))
 
 
 @lru_cache(1024)

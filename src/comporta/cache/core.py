@@ -40,7 +40,7 @@ from comporta.stores.registry import default_url, resolve_store
 from comporta.validators import require_integer, require_number
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import CacheRow, DueRow, KeyHealth
+    from comporta.cache.rows import DueRow, KeyHealth, ResultRow
     from comporta.database.base import Database
 
 DEFAULT_NAME = "cache"
@@ -213,27 +213,25 @@ class CacheCore:
         if saved or user_id == cached.user_id:
             self._maintenance.record_saved(cached.user_id, cached.params_hash, saved=saved)
 
-    def try_get(self, user_id: str, params_hash: str) -> Cached | MustWait | None:
+    def try_get(self, key: str, user_id: str, params_hash: str) -> Cached | MustWait | None:
         """Return the cached result, however old; ``MUST_WAIT`` if that takes ``get_flow``."""
-        key = self._fetch_key(user_id, params_hash)
         version = self.local.version
         row = self._repository.try_read(None if self._by_params else user_id, params_hash)
         return MUST_WAIT if row is MUST_WAIT else self._cached_from(key, row, version)
 
-    def get_flow(self, user_id: str, params_hash: str) -> Flow[Cached | None]:
+    def get_flow(self, key: str, user_id: str, params_hash: str) -> Flow[Cached | None]:
         """Return the cached result after a read that has to wait."""
-        key = self._fetch_key(user_id, params_hash)
         version = self.local.version
         row = yield from self._repository.read_waiting_flow(None if self._by_params else user_id, params_hash)
         return self._cached_from(key, row, version)
 
-    def _cached_from(self, key: str, row: CacheRow | Unavailable | None, version: int) -> Cached | None:
+    def _cached_from(self, key: str, row: ResultRow | Unavailable | None, version: int) -> Cached | None:
         if row is UNAVAILABLE:
             local = self.local.peek(key)
             return None if local is None else self._expiry.with_current_freshness(local[0])
         if row is None or not row.has_value:
             return None
-        cached, size = self._expiry.from_row(row), len(row.results) + len(row.search_params)
+        cached, size = self._expiry.from_row(row), len(row.results)
         if cached is not None and not self.jobs.serve_if_fresh(key, cached, size, version):
             self._maintenance.record_access(cached.user_id, cached.params_hash)
         return cached
@@ -241,7 +239,7 @@ class CacheCore:
     def delete_flow(self, user_id: str | None, params: Mapping[str, Any] | str) -> Flow[bool]:
         """Remove the result of a key and its failures, in all workers."""
         user_id = self.resolve_user(user_id)
-        return self.removal.delete_flow(self._fetch_key(user_id, self._hash_and_json(params)[0]))
+        return self.removal.delete_flow(self.fetch_key(user_id, self._hash_and_json(params)[0]))
 
     def get_many_flow(
         self, user_id: str | None, many: Sequence[Mapping[str, Any] | str]
@@ -251,7 +249,7 @@ class CacheCore:
         if len(many) > MANY_MAX:
             raise ValueError(f"many must be at most {MANY_MAX} parameters, got {len(many)}")
         hashes = [self._hash_and_json(params)[0] for params in many]
-        keys = [self._fetch_key(user_id, each) for each in hashes]
+        keys = [self.fetch_key(user_id, each) for each in hashes]
         local = {key: self.local.get(key) for key in keys}
         missing = {each: key for each, key in zip(hashes, keys, strict=True) if local[key] is None}
         if missing:
@@ -357,7 +355,7 @@ class CacheCore:
             self.database.close()
 
     def _new_job(self, user_id: str, params_hash: str, params_json: bytes, loader: Loader) -> FetchJob:
-        key = self._fetch_key(user_id, params_hash)
+        key = self.fetch_key(user_id, params_hash)
         return FetchJob(key, user_id, params_hash, params_json, loader, self._clock.now_ns())
 
     def _hash_and_json(self, params: Mapping[str, Any] | str) -> tuple[str, bytes | None]:
@@ -365,7 +363,7 @@ class CacheCore:
             return check_hash(params), None
         return hash_params(params, self.hash_prefix)
 
-    def _fetch_key(self, user_id: str, params_hash: str) -> str:
+    def fetch_key(self, user_id: str, params_hash: str) -> str:
         """Validate the user id, and return the key that names what one fetch covers."""
         if type(user_id) is not str or user_id not in self.valid_users:
             check_user(user_id)

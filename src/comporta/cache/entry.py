@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
 from comporta.cache.coverage import Coverage
-from comporta.cache.rows import CacheRow
+from comporta.cache.rows import ResultRow
 from comporta.clock import Clock
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class Cached(Generic[V_co]):
         freshness: str,
         coverage: Coverage | None,
         source: str,
-        row: CacheRow,
+        row: ResultRow,
+        sources: tuple[str, ...],
         clock: Clock,
         fetched_ns: int,
         retry_ns: int | None = None,
@@ -97,8 +98,8 @@ class Cached(Generic[V_co]):
             self.degraded_until,
             self.fetch_duration_ms,
             self.priority,
-            self.sources,
-        ) = row[:11]
+        ) = row[:10]
+        self.sources = sources
 
     @property
     def age(self) -> float:

@@ -12,12 +12,12 @@ from comporta.cache.health import EXPIRED, FRESH, HOT, freshness
 from comporta.cache.invalidation import Invalidations
 from comporta.cache.loader_result import LoaderResult
 from comporta.cache.local import LocalCache
-from comporta.cache.serialization import decode_json, json_decoder
+from comporta.cache.serialization import decode_json, decode_sources, json_decoder
 from comporta.clock import MONOTONIC, Clock
 from comporta.runtime import RUNTIME
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import CacheRow
+    from comporta.cache.rows import ResultRow
 
 ORIGIN, DATABASE = "origin", "database"
 
@@ -67,7 +67,7 @@ class ExpiryPolicy:
         """Return Unix seconds by this machine; a test clock stands in for it."""
         return RUNTIME.unix_time() if self._clock is MONOTONIC else self._clock.now_ns() / 1e9
 
-    def from_row(self, row: CacheRow) -> Cached | None:
+    def from_row(self, row: ResultRow) -> Cached | None:
         """Return the result in a row; ``None`` if it cannot be decoded, because another program wrote it."""
         now_ns, now, until, coverage = self._clock.now_ns(), row.now, row.degraded_until, row.coverage
         try:
@@ -78,6 +78,7 @@ class ExpiryPolicy:
                 None if coverage is None else _coverage_of(row, coverage),
                 DATABASE,
                 row,
+                decode_sources(row.sources),
                 self._clock,
                 now_ns - age_ns,
                 None if until is None or until <= now else now_ns + int((until - now) * 1e9),
@@ -86,11 +87,11 @@ class ExpiryPolicy:
             self._on_unreadable(row.params_hash, error)
             return None
 
-    def _age_ahead_ns(self, row: CacheRow) -> int:
+    def _age_ahead_ns(self, row: ResultRow) -> int:
         """Return the age of a row that was fetched in the future: none, or stale beyond a tolerance."""
         return 0 if row.fetched_at - row.now <= FUTURE_SECONDS_MAX else self._fresh_ns
 
-    def from_result(self, result: LoaderResult, row: CacheRow, age: float) -> Cached:
+    def from_result(self, result: LoaderResult, row: ResultRow, age: float) -> Cached:
         """Return what a loader just returned; ``row`` is how it is or would have been stored."""
         return Cached(
             result.value,
@@ -98,6 +99,7 @@ class ExpiryPolicy:
             result.coverage,
             ORIGIN,
             row,
+            result.sources,
             self._clock,
             self._clock.now_ns() - round(age * 1e9),
         )
@@ -149,7 +151,7 @@ class ExpiryPolicy:
         self._invalidations.ensure_listening()
 
 
-def _coverage_of(row: CacheRow, text: bytes) -> Coverage | None:
+def _coverage_of(row: ResultRow, text: bytes | str) -> Coverage | None:
     """Return the coverage of a row; ``None`` if another program wrote something invalid into its column.
 
     A partial result is due by its last success: raise if that is not a number.

@@ -251,7 +251,7 @@ class CacheFetcher:
         cached = self._expiry.from_row(row)
         if cached is None or cached.freshness == EXPIRED:
             return None
-        self._expiry.store_locally(job.key, cached, len(row.results) + len(row.search_params), version)
+        self._expiry.store_locally(job.key, cached, len(row.results), version)
         return cached
 
     def _load_and_store_flow(self, job: FetchJob, lease: FetchLease) -> Flow[Cached | None]:
@@ -317,7 +317,7 @@ class CacheFetcher:
         stored = yield from self._writer.store_flow(job, lease.token, result, duration_ms, age)
         if stored is False:
             return (yield from self._reread_flow(job)) or cached
-        self._expiry.store_locally(job.key, cached, len(result.body) + len(job.params_json), version)
+        self._expiry.store_locally(job.key, cached, len(result.body), version)
         return cached
 
 

@@ -27,7 +27,7 @@ from comporta.flow import Flow
 from comporta.runtime import RUNTIME
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import CacheRow
+    from comporta.cache.rows import ResultRow
 
 _ATTEMPTS_MAX = 10
 _PENDING_RETRY_SECONDS = 1.0
@@ -124,7 +124,7 @@ class JobRunner:
         )
         self._set_cached(job, row)
 
-    def _set_cached(self, job: FetchJob, row: CacheRow | Unavailable | None) -> None:
+    def _set_cached(self, job: FetchJob, row: ResultRow | Unavailable | None) -> None:
         """Give a job the cached result, if it is usable; without a database, the one in memory."""
         job.is_read = True
         cached = None
@@ -133,7 +133,7 @@ class JobRunner:
             if local is not None:
                 cached, job.size = self._expiry.with_current_freshness(local[0]), local[1]
         elif row is not None and row.has_value:
-            cached, job.size = self._expiry.from_row(row), len(row.results) + len(row.search_params)
+            cached, job.size = self._expiry.from_row(row), len(row.results)
         job.cached = None if cached is None or cached.freshness == EXPIRED else cached
         if job.cached is not None:
             self._refusals.forget(job.key)

@@ -23,6 +23,7 @@ HASH_CHARS = 64
 ACCESSED_MAX = 10_000
 """For how many rows accesses are counted between two flushes; accesses to more rows are not counted."""
 
+_DIGEST_END = DIGEST_CHARS - HASH_CHARS
 _INVALIDATED_MAX = 1000
 
 
@@ -50,7 +51,7 @@ class LocalEntry:
 
 def key_digest(key: str) -> str:
     """Return the characters by which invalidations name a key: the start of its parameters' hash."""
-    return key[-HASH_CHARS:][:DIGEST_CHARS]
+    return key[-HASH_CHARS:_DIGEST_END]
 
 
 class LocalCache:
@@ -111,7 +112,7 @@ class LocalCache:
         if size > self._bytes_max:
             return False
         entry = LocalEntry(cached, expires_ns, size)
-        digest = key[-HASH_CHARS:][:DIGEST_CHARS]
+        digest = key[-HASH_CHARS:_DIGEST_END]
         with self._lock:
             if version != self.version and self._invalidated.get(digest, self._version_floor) > version:
                 return False
@@ -128,7 +129,7 @@ class LocalCache:
             while self._bytes > self._bytes_max or len(entries) > self._entries_max:
                 self._evict_one()
             if served:
-                row = cached.user_id, cached.params_hash
+                row = cached.user_id, key[-HASH_CHARS:]  # its hash is known, unlike that of a new text
                 before = self._served.get(row, 0)
                 if before or len(self._served) < ACCESSED_MAX:
                     self._served[row] = before + 1
@@ -187,7 +188,7 @@ class LocalCache:
             return
         entry.cached = None
         self._bytes -= entry.size
-        digest = key[-HASH_CHARS:][:DIGEST_CHARS]
+        digest = key[-HASH_CHARS:_DIGEST_END]
         keys = self._by_digest[digest]
         if not isinstance(keys, str):
             keys.discard(key)

@@ -23,7 +23,7 @@ from comporta.errors import DatabaseError, DatabaseSchemaError
 from comporta.flow import Flow, Perform, run
 
 if TYPE_CHECKING:
-    from comporta.cache.rows import AccessRecord, AnswerCounts, CacheRow, DueRow, FetchClaim
+    from comporta.cache.rows import AccessRecord, AnswerCounts, DueRow, FetchClaim, ResultRow
     from comporta.cache.tables import CacheTables
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class CacheRepository:
         self._read_error = ""
         self._failed_ns: dict[str, int] = {}
 
-    def try_read(self, user_id: str | None, params_hash: str) -> CacheRow | Unavailable | MustWait | None:
+    def try_read(self, user_id: str | None, params_hash: str) -> ResultRow | Unavailable | MustWait | None:
         """Read a row without a flow, which would take as long as the rest of a hit.
 
         ``user_id`` is ``None`` to read the row of any user. Returns ``MUST_WAIT`` if that would block; then
@@ -80,15 +80,23 @@ class CacheRepository:
         """
         if not self._reads_directly:
             return MUST_WAIT
-        return self._try_execute("read", _read_command(user_id, params_hash))
+        if self._failed_ns and self._is_paused(READ):
+            return UNAVAILABLE
+        try:
+            rows = self.tables.try_read(*commands.result_query(user_id, params_hash))
+        except DatabaseError as error:
+            return self._handle_error(READ, "read", error)
+        return MUST_WAIT if rows is None else commands.parse_result(rows)
 
-    def read_waiting_flow(self, user_id: str | None, params_hash: str) -> Flow[CacheRow | Unavailable | None]:
+    def read_waiting_flow(
+        self, user_id: str | None, params_hash: str
+    ) -> Flow[ResultRow | Unavailable | None]:
         """Read a row for which ``try_read`` returned ``MUST_WAIT``."""
-        return self._execute_waiting_flow(READ, "read", _read_command(user_id, params_hash))
+        return self._execute_waiting_flow(READ, "read", commands.read_result(user_id, params_hash))
 
-    def read_flow(self, user_id: str | None, params_hash: str) -> Flow[CacheRow | Unavailable | None]:
+    def read_flow(self, user_id: str | None, params_hash: str) -> Flow[ResultRow | Unavailable | None]:
         """Read a row, without waiting if possible."""
-        return self._execute_flow(READ, "read", _read_command(user_id, params_hash))
+        return self._execute_flow(READ, "read", commands.read_result(user_id, params_hash))
 
     def claim_flow(
         self, key: str, owner: str, seconds: float, *, forced: bool, not_within: float
@@ -165,7 +173,7 @@ class CacheRepository:
         )
         return removed
 
-    def read_many_flow(self, user_id: str | None, hashes: list[str]) -> Flow[dict[str, CacheRow] | None]:
+    def read_many_flow(self, user_id: str | None, hashes: list[str]) -> Flow[dict[str, ResultRow] | None]:
         """Return the rows of some hashes; ``None`` if the database is unavailable."""
         rows = yield from self._execute_flow(READ, "read rows", tags.read_many(user_id, hashes))
         return None if rows is UNAVAILABLE else rows
@@ -214,10 +222,10 @@ class CacheRepository:
         if self._failed_ns and self._is_paused(READ):
             return UNAVAILABLE
         try:
-            results = self.tables.try_read(command)
+            rows = self.tables.try_read(command.statements[0], command.parameters)
         except DatabaseError as error:
             return self._handle_error(READ, action, error)
-        return MUST_WAIT if results is None else command.parse(results)
+        return MUST_WAIT if rows is None else command.parse([rows])
 
     def _execute_waiting_flow(self, mode: str, action: str, command: Command[T]) -> Flow[T | Unavailable]:
         if self._is_paused(mode):
@@ -255,10 +263,6 @@ class CacheRepository:
         if now_ns - self._published_ns.get(action, -_EVENT_INTERVAL_NS) >= _EVENT_INTERVAL_NS:
             self._published_ns[action] = now_ns
             events.publish(kind, self._name, text, "error")
-
-
-def _read_command(user_id: str | None, params_hash: str) -> Command[CacheRow | None]:
-    return commands.read_shared(params_hash) if user_id is None else commands.read(user_id, params_hash)
 
 
 def backoff_remaining(health: FetchClaim | KeyHealth) -> float:

@@ -10,7 +10,7 @@ from comporta.cache.loader_result import LoaderResult
 from comporta.cache.local import key_digest
 from comporta.cache.refusals import Refusals
 from comporta.cache.repository import CacheRepository
-from comporta.cache.rows import CacheRow
+from comporta.cache.rows import ResultRow
 from comporta.cache.serialization import VALUE_BYTES_MAX, encode_json
 from comporta.cache.table_limit import EVICTED_MAX, TableLimit
 from comporta.flow import Flow
@@ -88,26 +88,22 @@ class ResultWriter:
             limit.record_evicted(count)
 
 
-def row_from(job: FetchJob, result: LoaderResult, duration_ms: int, now: float, age: float) -> CacheRow:
-    """Return the row that stores a result, without the body, which ``Cached`` does not need."""
-    return CacheRow(
+def row_from(job: FetchJob, result: LoaderResult, duration_ms: int, now: float, age: float) -> ResultRow:
+    """Return the row that stores a result, without the JSON, which ``Cached`` does not need."""
+    return ResultRow(
         user_id=job.user_id,
         params_hash=job.params_hash,
-        search_params=job.params_json,
-        results=b"",
         total_results=result.total_results,
-        sources=result.sources,
         fetched_at=now - age,
-        created_at=now,
         last_success_at=now,
         last_attempt_at=now,
         fail_streak=0,
         degraded_until=None,
-        coverage=None,
         fetch_duration_ms=duration_ms,
-        has_value=True,
         priority=None,
-        access_count=0,
-        last_accessed_at=None,
+        sources=None,
+        results=b"",
+        coverage=None,
+        has_value=True,
         now=now,
     )

@@ -5,6 +5,29 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class ResultRow(NamedTuple):
+    """What serving a result needs of its row; see ``CacheRow``.
+
+    ``sources``, ``results`` and ``coverage`` are JSON as the database returns it: bytes, or a text.
+    """
+
+    user_id: str
+    params_hash: str
+    total_results: int
+    fetched_at: float
+    last_success_at: float | None
+    last_attempt_at: float | None
+    fail_streak: int
+    degraded_until: float | None
+    fetch_duration_ms: int | None
+    priority: str | None
+    sources: bytes | str | None
+    results: bytes | str
+    coverage: bytes | str | None
+    has_value: bool
+    now: float
+
+
 class CacheRow(NamedTuple):
     """One user's result for one set of parameters.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 VALUE_BYTES_MAX = 64 * 1024 * 1024
@@ -25,9 +25,9 @@ def _canonical_encode() -> Any:
 
 
 @cache
-def json_decoder() -> Callable[[bytes], Any]:
+def json_decoder() -> Callable[[bytes | str], Any]:
     """Return the function that decodes JSON, for callers that decode often."""
-    decode: Callable[[bytes], Any] = _msgspec_json().Decoder().decode
+    decode: Callable[[bytes | str], Any] = _msgspec_json().Decoder().decode
     return decode
 
 
@@ -46,6 +46,16 @@ def encode_json(value: Any) -> bytes:
     return text
 
 
-def decode_json(text: bytes) -> Any:
+def decode_json(text: bytes | str) -> Any:
     """Return the value of a JSON text."""
     return _msgspec_json().decode(text)
+
+
+@lru_cache(1024)
+def decode_sources(text: bytes | str | None) -> tuple[str, ...]:
+    """Return source names, or none if another program wrote something else; cached, for they repeat."""
+    try:
+        sources = _msgspec_json().decode(text) if text else ()
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(map(str, sources)) if isinstance(sources, list) else ()

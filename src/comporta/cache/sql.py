@@ -4,8 +4,16 @@ A transaction that changes a key first changes its record in ``search_fetches``,
 other transaction on the same key. The rows in ``search_results_cache`` come after it. ``_CURRENT`` tells them
 whether the change was accepted: a fetcher whose token is no longer the latest changes nothing.
 
-A statement that changes several rows first locks them in the order of their ids. A statement that could as
-well remove a row later skips locked rows. Both avoid deadlocks, which cost PostgreSQL a second each.
+All transactions on these tables take their locks in one order, so that no two wait for each other. A
+deadlock costs PostgreSQL a second.
+
+1. Records in ``search_fetches``, in the order of their keys.
+2. Rows in ``search_results_cache``, in the order of their ids, all in one statement (``LOCK()``).
+3. Tags, which only a transaction that has locked their row changes, and ``search_cache_answers``.
+
+A later statement of the same transaction changes only what it has locked, and rows and records that no other
+transaction has locked (``FREE()``): a row that came into its scope since then, or a record that it could as
+well remove later. It never waits for them. ``tests/cache/test_lock_order.py`` holds every command to this.
 """
 
 from __future__ import annotations
@@ -45,19 +53,31 @@ PRIORITY = f"""
 # and one of tolerance: a transaction that waited for a record started before the one that changed it.
 _BACKOFF = "CASE WHEN degraded_until <= AT(:now + 1860) THEN UNIX(degraded_until) END"
 
-SELECT_ROW = f"""
+_SELECT = f"""
     SELECT user_id, params_hash, COALESCE(total_results, 0),
         COALESCE(UNIX(fetched_at), UNIX(created_at), 0.0), UNIX(last_success_at), UNIX(last_attempt_at),
-        fail_streak, {_BACKOFF}, fetch_duration_ms, priority, TEXT(sources_json), has_value,
-        TEXT(search_params), TEXT(results), TEXT(coverage),
-        COALESCE(UNIX(created_at), UNIX(fetched_at), 0.0), access_count, UNIX(last_accessed_at), :now
-    FROM search_results_cache
+        fail_streak, {_BACKOFF}, fetch_duration_ms, priority, TEXT(sources_json)
 """
+_OF_USER = "FROM search_results_cache WHERE user_id = :user_id AND params_hash = :params_hash"
 
-READ = Statement(f"{SELECT_ROW} WHERE user_id = :user_id AND params_hash = :params_hash")
+READ = Statement(
+    f"""
+    {_SELECT}, has_value, TEXT(search_params), TEXT(results), TEXT(coverage),
+        COALESCE(UNIX(created_at), UNIX(fetched_at), 0.0), access_count, UNIX(last_accessed_at), :now
+    {_OF_USER}
+    """
+)
 
-READ_SHARED = Statement(
-    f"{SELECT_ROW} WHERE params_hash = :params_hash AND has_value ORDER BY fetched_at DESC LIMIT 1"
+# Every database hit reads these columns, and each of them costs it time.
+SELECT_RESULT = f"{_SELECT}, TEXT(results), TEXT(coverage), has_value, :now"
+
+READ_RESULT = Statement(f"{SELECT_RESULT} {_OF_USER}")
+
+READ_SHARED_RESULT = Statement(
+    f"""
+    {SELECT_RESULT} FROM search_results_cache WHERE params_hash = :params_hash AND has_value
+    ORDER BY fetched_at DESC LIMIT 1
+    """
 )
 
 # Every failure is copied into the rows of its key. Operators and other programs may edit it there, so rows
@@ -140,8 +160,6 @@ RECORD_SUCCESS = Statement(
 
 LOCK_KEY = Statement("SELECT token FROM search_fetches WHERE fetch_key = :key LOCK()")
 
-LOCK_ROWS = Statement(f"SELECT id FROM search_results_cache WHERE {ROWS_IN_SCOPE} ORDER BY id LOCK()")
-
 # Without a fetched_at of the past, a row of another user would be read instead of the one just stored.
 _IS_AHEAD = "(fetched_at IS NULL OR fetched_at > AT(:now + 60))"
 _NEEDS_RESET = f"(fail_streak > 0 OR degraded_until IS NOT NULL OR due_at IS NOT NULL OR {_IS_AHEAD})"
@@ -174,14 +192,17 @@ STORE_ROW = Statement(
     """
 )
 
-# Only rows that differ: an update rewrites the whole row, body included.
+# Only rows that differ: an update rewrites the whole row, body included. A row that needs this only since
+# LOCK_ROWS_TO_RESET, because an operator marked it, and that another transaction has locked stays as it is.
 RESET_ROWS = Statement(
     f"""
     UPDATE search_results_cache
     SET fail_streak = 0, degraded_until = NULL, due_at = NULL, last_attempt_at = AT(:now),
         fetched_at = CASE WHEN {_IS_AHEAD} THEN AT(0) ELSE fetched_at END
-    WHERE {ROWS_IN_SCOPE} AND user_id <> :user_id AND {_CURRENT}
-    AND {_NEEDS_RESET}
+    WHERE {_CURRENT} AND id IN (
+        SELECT id FROM search_results_cache
+        WHERE {ROWS_IN_SCOPE} AND user_id <> :user_id AND {_NEEDS_RESET} FREE()
+    )
     """
 )
 
@@ -241,7 +262,9 @@ COPY_FAILURE_TO_ROWS = Statement(
     SET fail_streak = fetches.fail_streak, degraded_until = fetches.degraded_until,
         last_attempt_at = fetches.last_attempt_at, due_at = NULL
     FROM search_fetches AS fetches
-    WHERE fetches.fetch_key = :key AND {ROWS_IN_SCOPE} AND {_CURRENT}
+    WHERE fetches.fetch_key = :key AND {_CURRENT} AND id IN (
+        SELECT id FROM search_results_cache WHERE {ROWS_IN_SCOPE} ORDER BY id LOCK()
+    )
     """
 )
 
@@ -331,7 +354,9 @@ CLEAR = Statement(
 
 CLEAR_FETCHES = Statement(
     """
-    DELETE FROM search_fetches WHERE (lease_until IS NULL OR lease_until <= AT(:now))
+    DELETE FROM search_fetches WHERE fetch_key IN (
+        SELECT fetch_key FROM search_fetches WHERE lease_until IS NULL OR lease_until <= AT(:now) FREE()
+    )
     AND NOT EXISTS (SELECT 1 FROM search_results_cache)
     """
 )

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from comporta import events
 from comporta.cache import commands, queries, tags
 from comporta.cache.migrations import MIGRATIONS
-from comporta.database.base import Database, Rows
+from comporta.database.base import Database, Parameters, Rows, Statement
 from comporta.database.command import Command, execute, execute_async
 from comporta.database.migrations import check_applied, migrate
 from comporta.errors import DatabaseError, DatabaseSchemaError
@@ -62,11 +62,11 @@ class CacheTables:
         """Raise ``DatabaseSchemaError`` if a migration is missing."""
         check_applied(self.database, MIGRATIONS)
 
-    def try_read(self, command: Command[T]) -> list[Rows] | None:
-        """Return the unparsed rows of a ``single_row`` command; ``None`` if reading them would block."""
-        parameters = command.parameters if self._clock is None else self._at_clock(command).parameters
-        rows = self._try_read(command.statements[0], parameters)
-        return None if rows is None else [rows]
+    def try_read(self, statement: Statement, parameters: Parameters) -> Rows | None:
+        """Return the rows of the statement of a ``single_row`` command; ``None`` if that would block."""
+        if self._clock is not None:
+            parameters = {**parameters, "now": self._clock()}
+        return self._try_read(statement, parameters)
 
     def execute(self, command: Command[T]) -> T:
         """Run a command, and block until it is done."""
@@ -82,7 +82,7 @@ class CacheTables:
         return command._replace(parameters={**command.parameters, "now": self._clock()})
 
     read, read_async = _methods(commands.read)
-    read_shared, read_shared_async = _methods(commands.read_shared)
+    read_result, read_result_async = _methods(commands.read_result)
     read_claim, read_claim_async = _methods(commands.read_claim)
     claim, claim_async = _methods(commands.claim)
     renew, renew_async = _methods(commands.renew)

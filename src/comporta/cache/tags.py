@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from comporta.cache import commands, sql
-from comporta.cache.rows import CacheRow
+from comporta.cache.rows import ResultRow
 from comporta.database.base import Rows, Statement
 from comporta.database.command import Command
 
@@ -73,7 +73,8 @@ _REMOVE_KEY = _removal(sql.ROWS_IN_SCOPE, "CAST(:key AS TEXT)")
 
 _READ_MANY = Statement(
     f"""
-    {sql.SELECT_ROW} WHERE params_hash IN (SELECT item FROM EACH(:hashes) AS hashes)
+    {sql.SELECT_RESULT} FROM search_results_cache
+    WHERE params_hash IN (SELECT item FROM EACH(:hashes) AS hashes)
     AND (CAST(:user_id AS TEXT) IS NULL OR user_id = CAST(:user_id AS TEXT))
     ORDER BY has_value, fetched_at
     """
@@ -114,7 +115,7 @@ def remove_key(key: str) -> Command[list[str]]:
     return Command(_REMOVE_KEY, {**commands.scope_of(key), "limit": REMOVED_MAX}, _parse_hashes)
 
 
-def read_many(user_id: str | None, hashes: Sequence[str]) -> Command[dict[str, CacheRow]]:
+def read_many(user_id: str | None, hashes: Sequence[str]) -> Command[dict[str, ResultRow]]:
     """Return the rows of up to 1000 hashes: those of a user, or the freshest of any user for ``None``."""
     from json import dumps  # noqa: PLC0415 - takes milliseconds, and only a cache needs it
 
@@ -122,9 +123,8 @@ def read_many(user_id: str | None, hashes: Sequence[str]) -> Command[dict[str, C
     return Command((_READ_MANY,), parameters, _parse_many, writes=False)
 
 
-def _parse_many(results: list[Rows]) -> dict[str, CacheRow]:
-    rows = (commands.parse_row([[row]]) for row in results[0])
-    return {row.params_hash: row for row in rows if row is not None}
+def _parse_many(results: list[Rows]) -> dict[str, ResultRow]:
+    return {row.params_hash: row for row in map(ResultRow._make, results[0])}
 
 
 def _parse_hashes(results: list[Rows]) -> list[str]:

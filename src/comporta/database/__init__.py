@@ -7,6 +7,7 @@
 ``postgres.py``             a PostgreSQL server
 ``postgres_async.py``       its connections for awaiting callers, a pool for each event loop
 ``postgres_connection.py``  connections whose calls end at a deadline
+``postgres_socket.py``      drives psycopg's generators by the events of a socket
 ``postgres_errors.py``      its errors as ``DatabaseError``
 ``urls.py``                 opens the database that a URL names
 ``leases.py``               SQL of leases on rows

@@ -124,7 +124,11 @@ class LoopPool:
         with suppress(IndexError):
             while True:
                 connection = self._idle.pop()
-                connection.pgconn.finish()
+                connection.finish()
+        if self._loop.is_closed():  # then the calls that it ran never end
+            with suppress(KeyError):
+                while True:
+                    self._in_use.pop().finish()
 
     async def _write(self, statements: Sequence[Statement], values: Parameters, seconds: float) -> list[Rows]:
         connection = await self._acquire(seconds)
@@ -171,7 +175,7 @@ class LoopPool:
                 connection = self._idle.pop()
                 if is_usable(connection):
                     return connection
-                connection.pgconn.finish()
+                connection.finish()
         return None
 
     async def _open(self, deadline: float) -> AsyncPostgresConnection:
@@ -196,7 +200,7 @@ class LoopPool:
     def _connect(self, deadline: float) -> AsyncPostgresConnection:
         connection = self._connector.connect_for_loop(deadline)
         if self._loop.is_closed():
-            connection.pgconn.finish()
+            connection.finish()
         return connection
 
     def _release_opened(self, opening: asyncio.Future[AsyncPostgresConnection]) -> None:
@@ -234,7 +238,7 @@ class LoopPool:
         if is_idle(connection):
             self._idle.append(connection)
         else:
-            connection.pgconn.finish()
+            connection.finish()
         if self.is_closed:  # maybe by another thread, at this moment
             self.close()
 

@@ -7,17 +7,23 @@ late reply would answer the next call, and the call raises ``NoReplyError``.
 from __future__ import annotations
 
 import asyncio
-import select
-from collections.abc import Callable, Generator, Mapping
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from itertools import count
+from types import NoneType
 from typing import Any, TypeVar, cast
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.adapt import Transformer
+from psycopg.errors import error_from_result
+from psycopg.generators import execute
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
-from psycopg.waiting import Ready, Wait
 
 from comporta.database.postgres_errors import NoReplyError, call_error
+from comporta.database.postgres_socket import SocketDriver, has_data
 from comporta.errors import DatabaseUnavailableError
 from comporta.runtime import RUNTIME
 
@@ -27,8 +33,12 @@ _CONNECT_SECONDS_MIN = 2  # the minimum of libpq
 _CONNECT_PAUSE_SECONDS = 0.5
 """For this long after a failed connection no call tries another: each would wait in vain."""
 
-_NOT_READY, _READABLE, _WRITABLE = 0, int(Ready.R), int(Ready.W)
-_WRITE = int(Wait.W)
+_NAMED_PARAMETERS = re.compile(r"%\((\w+)\)s")
+_PARAMETER_TYPES = {str: 0, NoneType: 0, float: 701}
+"""The types of parameters of a direct read, as PostgreSQL numbers them; it infers those with 0."""
+
+_STATEMENTS_MAX = 100
+"""How many statements a connection prepares for direct reads."""
 
 
 class PostgresConnection(psycopg.Connection[tuple[Any, ...]]):
@@ -71,13 +81,22 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         super().__init__(*args, **named)
         self._pid = RUNTIME.pid()
         self._reader: psycopg.AsyncCursor[tuple[Any, ...]] | None = None
+        self._statement_names: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        self._statement_numbers = count()
+        self._transformer = Transformer(self)
+        self._driver = SocketDriver(self.pgconn)
         self._rest: list[tuple[Generator[Any, Any, Any], int]] = []  # at most one
 
     async def read(self, text: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Return the rows of a statement that changes nothing.
 
-        All reads share one cursor, which remembers how to convert parameters and columns.
+        All reads share one cursor, which remembers how to convert parameters and columns. If all parameters
+        are numbers and plain texts, the statement is prepared and sent without the cursor, which would take
+        longer than the rest of the call.
         """
+        parameters = _direct_parameters(text, values)
+        if parameters is not None and len(self._statement_names) < _STATEMENTS_MAX:
+            return await self._read_directly(text, *parameters)
         cursor = self._reader
         if cursor is None:
             cursor = self._reader = self.cursor()
@@ -85,6 +104,29 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         rows = await cursor.fetchall()
         cast("PGresult", cursor.pgresult).clear()  # otherwise it stays in memory until the next read
         return rows
+
+    async def _read_directly(
+        self, text: str, types: tuple[int, ...], parameters: Sequence[bytes | None]
+    ) -> list[tuple[Any, ...]]:
+        name = self._statement_names.get((text, types)) or await self._prepare(text, types)
+        self.pgconn.send_query_prepared(name, parameters)
+        result = (await self.wait(execute(self.pgconn)))[-1]
+        if result.status != ExecStatus.TUPLES_OK:
+            del self._statement_names[text, types]  # a migration may have changed the types of its columns
+            raise error_from_result(result, self.info.encoding)
+        self._transformer.set_pgresult(result)
+        rows = self._transformer.load_rows(0, result.ntuples, tuple)
+        result.clear()  # otherwise it stays in memory until the next read
+        return rows
+
+    async def _prepare(self, text: str, types: tuple[int, ...]) -> bytes:
+        name = f"comporta_{next(self._statement_numbers)}".encode()
+        self.pgconn.send_prepare(name, _with_numbers(text)[0], types)
+        result = (await self.wait(execute(self.pgconn)))[-1]
+        if result.status != ExecStatus.COMMAND_OK:
+            raise error_from_result(result, self.info.encoding)
+        self._statement_names[text, types] = name
+        return name
 
     @property
     def is_inherited(self) -> bool:
@@ -110,59 +152,77 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         return await self._drive(gen, request)
 
     async def _drive(self, gen: Generator[Any, Any, T], request: int) -> T:
-        while True:
-            try:
-                ready = await self._wait_for_socket(request)
-            except asyncio.CancelledError:
-                if self.pgconn.pipeline_status:
-                    self._abandon(gen)
-                else:
-                    self._rest.append((gen, request))
-                raise
-            except BaseException:
+        driver = self._driver
+        driver.deadline = self.deadline
+        try:
+            return await driver.run(gen, request)
+        except psycopg.Error:
+            raise
+        except asyncio.CancelledError:
+            if self.pgconn.pipeline_status:
                 self._abandon(gen)
-                raise
-            try:
-                request = gen.send(ready)
-            except StopIteration as end:
-                result: T = end.value
-                return result
+            elif not driver.is_ended:
+                self._rest.append((gen, driver.request))
+            raise
+        except BaseException:
+            self._abandon(gen)
+            raise
 
     def _abandon(self, gen: Generator[Any, Any, Any]) -> None:
         """Close the connection in the middle of a call, unless it is that of a parent process."""
         if not self.is_inherited:
-            self.pgconn.finish()
+            self.finish()
             with suppress(psycopg.Error):  # the end of a pipeline would read its replies
                 gen.close()
 
-    async def _wait_for_socket(self, request: int) -> int:
-        """Wait until the socket is ready for what psycopg requests; return for what it is."""
-        loop, socket = asyncio.get_running_loop(), self.pgconn.socket
-        future: asyncio.Future[int] = loop.create_future()
-        timer = loop.call_later(self.deadline - RUNTIME.monotonic(), _wake, future, _NOT_READY)
-        loop.add_reader(socket, _wake, future, _READABLE)  # what psycopg always requests
-        if request & _WRITE:
-            loop.add_writer(socket, _wake, future, _WRITABLE)
-        try:
-            ready = await future
-        finally:
-            timer.cancel()
-            if not self.is_inherited:  # a forked child shares the selector of its parent
-                _forget_socket(loop, socket, request)
-        if not ready and not _has_data(socket):  # it may have come while the event loop was blocked
-            raise NoReplyError
-        return ready or _READABLE
+    async def close(self) -> None:
+        """Close the connection, as psycopg does."""
+        self._driver.stop()
+        await super().close()
+
+    def finish(self) -> None:
+        """Close the connection, on any thread; a loop that runs on another one does so as soon as it can."""
+        loop = self._driver.loop
+        if loop is None or not loop.is_running() or loop is _running_loop():
+            self._finish()
+        else:
+            try:
+                loop.call_soon_threadsafe(self._finish)
+            except RuntimeError:  # it was closed at this moment
+                self._finish()
+
+    def _finish(self) -> None:
+        self._driver.stop()
+        self.pgconn.finish()
 
 
-def _forget_socket(loop: asyncio.AbstractEventLoop, socket: int, request: int) -> None:
-    loop.remove_reader(socket)
-    if request & _WRITE:
-        loop.remove_writer(socket)
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
-def _wake(future: asyncio.Future[int], ready: int) -> None:
-    if not future.done():
-        future.set_result(ready)
+@lru_cache(1000)
+def _with_numbers(text: str) -> tuple[bytes, tuple[str, ...]]:
+    """Return a statement with numbered instead of named parameters, and their names in order."""
+    names = tuple(dict.fromkeys(_NAMED_PARAMETERS.findall(text)))
+    return _NAMED_PARAMETERS.sub(lambda name: f"${names.index(name[1]) + 1}", text).encode(), names
+
+
+def _direct_parameters(
+    text: str, values: Mapping[str, Any]
+) -> tuple[tuple[int, ...], list[bytes | None]] | None:
+    """Return the types and the texts of all parameters; ``None`` if psycopg has to convert one."""
+    types, parameters = [], []
+    for name in _with_numbers(text)[1]:
+        value = values[name]
+        kind = _PARAMETER_TYPES.get(type(value))
+        if kind is None or (value is not None and kind == 0 and not (value.isascii() and "\0" not in value)):
+            return None
+        types.append(kind)
+        parameters.append(None if value is None else str(value).encode())
+    return tuple(types), parameters
 
 
 AnyConnection = PostgresConnection | AsyncPostgresConnection
@@ -227,15 +287,9 @@ class PostgresConnector:
 
 def is_usable(connection: AnyConnection) -> bool:
     """Whether an idle connection has no data: the server sends some only when it ends the connection."""
-    return not connection.closed and not _has_data(connection.pgconn.socket)
+    return not connection.closed and not has_data(connection.pgconn.socket)
 
 
 def is_idle(connection: AnyConnection) -> bool:
     """Whether a connection is open and not in a transaction."""
     return not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
-
-
-def _has_data(socket: int) -> bool:
-    poll = select.poll()
-    poll.register(socket, select.POLLIN)
-    return bool(poll.poll(0))
