@@ -24,8 +24,8 @@ from comporta.service.openapi.schema_types import (
     array,
     enum,
     event,
-    mapping,
     nullable,
+    object_of,
     record,
     reference,
 )
@@ -72,7 +72,7 @@ _UPSTREAMS: Final[Schema] = {
             "calls_in_flight": INTEGER_OR_NULL,
             "retries_last_minute": INTEGER_OR_NULL,
             "fallback": FALLBACK,
-            "holders": nullable(mapping(INTEGER)),
+            "holders": nullable(object_of(INTEGER)),
             "configured": NUMBER_OR_NULL,
             "shadow": STRINGS,
             "limits": array(
@@ -106,13 +106,13 @@ _UPSTREAMS: Final[Schema] = {
             "paused": NUMBER,
             "in_flight": INTEGER_OR_NULL,
             "in_flight_max": INTEGER_OR_NULL,
-            "holders": mapping(INTEGER),
+            "holders": object_of(INTEGER),
             "in_words": STRING,
             "shadow": STRINGS,
             "limits": array(record({"name": STRING})),
-            "minute": mapping(NUMBER_OR_NULL),
+            "minute": object_of(NUMBER_OR_NULL),
         },
-        {"burst": INTEGER_OR_NULL, "strategy": STRING, "waiting": mapping(INTEGER)},
+        {"burst": INTEGER_OR_NULL, "strategy": STRING, "waiting": object_of(INTEGER)},
     ),
     "UpstreamList": record({"upstreams": array(reference("UpstreamSummary"))}),
 }
@@ -141,7 +141,7 @@ _ADMIN: Final[Schema] = {
         {
             **_KEY,
             "sources": STRINGS,
-            "search_params": mapping({}),
+            "search_params": object_of({}),
             "coverage": nullable(record(COVERAGE)),
             "created_at": NUMBER_OR_NULL,
             "size_bytes": INTEGER,
@@ -170,7 +170,7 @@ _ADMIN: Final[Schema] = {
 
 # -- the dashboard
 
-_SERIES = mapping(array({"type": ["number", "null", "array", "string"]}))
+_SERIES = object_of(array({"type": ["number", "null", "array", "string"]}))
 _DASHBOARD: Final[Schema] = {
     "FleetEvent": record(
         {
@@ -191,8 +191,8 @@ _DASHBOARD: Final[Schema] = {
             "started": NUMBER,
             "last_heartbeat": NUMBER,
             "probes": STRINGS,
-            "permits": mapping(INTEGER),
-            "leases": mapping(INTEGER),
+            "permits": object_of(INTEGER),
+            "leases": object_of(INTEGER),
             "fetches": INTEGER_OR_NULL,
             "jobs": INTEGER_OR_NULL,
         }
@@ -205,7 +205,7 @@ _DASHBOARD: Final[Schema] = {
             "degraded_keys_count": INTEGER,
             "avg_fail_streak": NUMBER,
             "fetching": INTEGER,
-            "minute": nullable(mapping(NUMBER_OR_NULL)),
+            "minute": nullable(object_of(NUMBER_OR_NULL)),
             "degraded": array(
                 record(
                     {
@@ -235,14 +235,14 @@ _DASHBOARD: Final[Schema] = {
             "cache": nullable(reference("CacheSummary")),
             "jobs": nullable(array(reference("JobOverview"))),
             "events": nullable(array(reference("FleetEvent"))),
-            "story": nullable(mapping({})),
-            "demo": nullable(mapping({})),
+            "story": nullable(object_of({})),
+            "demo": nullable(object_of({})),
             "admin": BOOLEAN,
-            "recent": nullable(mapping(_SERIES)),
+            "recent": nullable(object_of(_SERIES)),
         }
     ),
     "DashboardHistory": record(
-        {"slot_seconds": NUMBER, "at": NUMBER, "series": mapping(_SERIES), "reasons": STRINGS}
+        {"slot_seconds": NUMBER, "at": NUMBER, "series": object_of(_SERIES), "reasons": STRINGS}
     ),
 }
 
@@ -252,7 +252,7 @@ DASHBOARD_EVENT: Final[Schema] = {
     "oneOf": [
         event("history", reference("DashboardHistory")),
         event("document", reference("Dashboard")),
-        event("changes", mapping({})),
+        event("changes", object_of({})),
         event("end", record({})),
     ]
 }

@@ -29,8 +29,8 @@ from comporta.service.openapi.schema_types import (
     array,
     enum,
     event,
-    mapping,
     nullable,
+    object_of,
     record,
     reference,
 )
@@ -44,7 +44,7 @@ _SEARCH: Final[Schema] = {
             "field": STRING,
             "retry_after": INTEGER,
             "errors": array(record({"in": STRING, "field": STRING, "detail": STRING})),
-            "sources": mapping(record({"status": STRING, "reason": STRING})),
+            "sources": object_of(record({"status": STRING, "reason": STRING})),
         },
     ),
     "Notice": record(
@@ -83,9 +83,9 @@ _SEARCH: Final[Schema] = {
             "complete": BOOLEAN,
             "coverage": record({**COVERAGE, "text": STRING}),
             "missing_sources": STRINGS,
-            "pending": mapping(reference("PendingSource")),
+            "pending": object_of(reference("PendingSource")),
             "estimated_ready_at": DATE_TIME_OR_NULL,
-            "sources": mapping(reference("SourceAnswer")),
+            "sources": object_of(reference("SourceAnswer")),
             "warnings": STRINGS,
             "total": INTEGER,
             "offset": INTEGER,
@@ -138,10 +138,12 @@ _HEALTH: Final[Schema] = {
                 {
                     "tokens_available": INTEGER_OR_NULL,
                     "requests_last_minute": INTEGER_OR_NULL,
-                    "sources": mapping(record(_LIMIT_NUMBERS, {"limits": mapping(record(_LIMIT_NUMBERS))})),
+                    "sources": object_of(
+                        record(_LIMIT_NUMBERS, {"limits": object_of(record(_LIMIT_NUMBERS))})
+                    ),
                 }
             ),
-            "sources": mapping(reference("SourceHealth")),
+            "sources": object_of(reference("SourceHealth")),
             "workers": record({"alive": INTEGER}),
             "state": record({"status": STATUS, "engine": STRING, "fallback": FALLBACK}),
             "database": record({"status": STATUS, "engine": STRING, "reason": TEXT_OR_NULL}),
@@ -158,13 +160,13 @@ _HEALTH: Final[Schema] = {
             "avg_fail_streak": NUMBER,
             "max_fail_streak": INTEGER,
             "fetching": INTEGER,
-            "priorities": mapping(INTEGER),
-            "ages": mapping(INTEGER),
+            "priorities": object_of(INTEGER),
+            "ages": object_of(INTEGER),
             "last_24_hours": record(
                 {"answers": INTEGER, "hit_rate": NUMBER, "stale_rate": NUMBER, "miss_rate": NUMBER}
             ),
             "worker": STRING,
-            "memory": mapping(INTEGER),
+            "memory": object_of(INTEGER),
             "top_keys": array(
                 record(
                     {

@@ -24,7 +24,7 @@ def record(required: Schema, optional: Schema | None = None) -> Schema:
     }
 
 
-def mapping(values: Schema) -> Schema:
+def object_of(values: Schema) -> Schema:
     """Return the schema of an object whose field names are data, such as names of sources."""
     return {"type": "object", "additionalProperties": values}
 
