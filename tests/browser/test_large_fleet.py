@@ -269,3 +269,11 @@ def test_large_fleet__on_a_phone__needs_no_sideways_scrolling(browser: Browser, 
         live.send("document", samples.large_fleet(now))
         expect(live.page.locator(".compact-item")).to_have_count(60)
         assert live.watched.sideways_overflow() <= 0
+
+
+def test_card__callers_wait__shows_how_many_of_each_class(live: LivePage) -> None:
+    waiting = samples.upstream("pncp", waiting={"interactive": 12, "normal": 2})
+    live.send("document", samples.document(upstreams=[waiting, samples.upstream("pcp")]))
+    notes = live.page.locator("[data-f=waiting-note]")
+    expect(notes.nth(0)).to_have_text("waiting: 12 interactive and 2 normal")
+    expect(notes.nth(1)).to_be_hidden()

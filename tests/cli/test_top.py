@@ -25,6 +25,7 @@ from comporta.database.migrations import migrate
 from comporta.database.urls import open_database
 from comporta.fleet.reader import FLEET, NAMES, SUMMARIES
 from comporta.service.batch.commands import add_job
+from comporta.service.batch.models import JobBounds
 from comporta.service.migrations import MIGRATIONS
 from comporta.stores.failover.worker_registry import ListWorkers, RecordHeartbeat, Worker
 from comporta.stores.records import WriteRecord
@@ -338,7 +339,7 @@ def test_top__database__shows_the_cache_and_the_jobs(database_url: str, shared_n
     try:
         migrate(database, MIGRATIONS)
         job = f"job-{shared_name}"
-        execute(database, add_job(job, "ana", "digest", ["a", "b"], 1000))
+        execute(database, add_job(job, "ana", "digest", ["a", "b"], JobBounds(1000)))
     finally:
         database.close()
     cache = HealthCache(database_url, state="memory://")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -13,16 +14,26 @@ from typing import Any
 
 import pytest
 from tests.stores.manual_heartbeat import FailingStore, manual_failover, run_heartbeat
-from tests.support import shared_store, wait_until
+from tests.support import shared_store, wait_until, wait_until_async
 
 from comporta import Upstream, events
 from comporta.breaker.admission import worker_name
 from comporta.breaker.config import BreakerConfig
 from comporta.errors import StateFullError, StateUnavailableError
 from comporta.fleet import FleetCounters, FleetPublisher, fleet_history_flow, fleet_status_flow, status_writer
-from comporta.fleet.reader import FLEET, LEASES, NAMES, SUMMARIES, TURNS, encode_summary, leases_key, turn_key
+from comporta.fleet.reader import (
+    FLEET,
+    LEASES,
+    NAMES,
+    SUMMARIES,
+    TURNS,
+    WAITING,
+    encode_summary,
+    turn_key,
+    worker_key,
+)
 from comporta.fleet.series import UPSTREAM_LAYOUT
-from comporta.fleet.status_writer import EVENTS_MAX, LEASES_MAX, EventBuffer, FleetStatusWriter, encode_event
+from comporta.fleet.status_writer import COUNTS_MAX, EVENTS_MAX, EventBuffer, FleetStatusWriter, encode_event
 from comporta.flow import run
 from comporta.limits.config import LimitConfig
 from comporta.limits.limiter import BaseLimiter
@@ -541,17 +552,50 @@ def test_publish__units_on_lease__are_published_until_returned() -> None:
     assert limiter._flows.lease_client is not None
     limiter._flows.lease_client.return_all()
     assert published_leases() == {}
-    assert json.loads(store.apply(ReadRecord(FLEET, leases_key(worker_name()))) or b"") == {}
+    assert json.loads(store.apply(ReadRecord(FLEET, worker_key(LEASES, worker_name()))) or b"") == {}
+
+
+def test_publish__callers_wait__counts_them_by_upstream_and_class() -> None:
+    store = MemoryStore()
+    upstream = Upstream("well", limit="1/minute", max_wait=600, state=store)
+    publisher = FleetPublisher(store, {"well": upstream}, FleetCounters())
+
+    def waiting() -> dict[str, int]:
+        publisher.publish()
+        [summary] = run(fleet_status_flow(store))["upstreams"]
+        counts: dict[str, int] = summary["waiting"]
+        return counts
+
+    async def call(priority: str) -> None:
+        await upstream.options(priority=priority).call(asyncio.sleep, 0)
+
+    async def all_wait() -> bool:
+        return sum(upstream._policies.waiting_by_class().values()) == 3
+
+    async def scenario() -> None:
+        await call("normal")
+        assert waiting() == {}
+        assert store.apply(ReadRecord(FLEET, WAITING)) is None, "no record if no caller waits"
+        names = ("batch", "interactive", "interactive")
+        tasks = [asyncio.create_task(call(name)) for name in names]
+        await wait_until_async(all_wait)
+        assert list(waiting().items()) == [("interactive", 2), ("batch", 1)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert waiting() == {}
+
+    asyncio.run(scenario())
 
 
 def test_publish__more_leased_limits_than_the_bound__publishes_the_largest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    many = {f"limit-{number}": 1 + number for number in range(LEASES_MAX + 1)}
+    many = {f"limit-{number}": 1 + number for number in range(COUNTS_MAX + 1)}
     monkeypatch.setattr(status_writer, "leased_units", lambda _: many)
     store = MemoryStore()
     FleetPublisher(store, {}, FleetCounters()).publish()
-    leases = json.loads(store.apply(ReadRecord(FLEET, leases_key(worker_name()))) or b"")
+    leases = json.loads(store.apply(ReadRecord(FLEET, worker_key(LEASES, worker_name()))) or b"")
     assert leases.keys() == many.keys() - {"limit-0"}
 
 

@@ -130,7 +130,7 @@ def test_status__store_unreachable__shows_the_rest_with_a_reason(
     primary.error = StateUnavailableError("no route")
     summary = {"name": "pncp", "probes": [], "minute": {"calls": 1}}
     status = drive(fleet_status_flow(store, {"pncp": summary}))
-    assert status["upstreams"] == [summary]
+    assert status["upstreams"] == [{**summary, "waiting": {}}]
     assert (status["workers"], status["events"], status["story"]) == (None, None, None)
     assert status["reasons"] == [UNREACHABLE]
     assert primary.calls == 1, "an unreachable store is not tried again"

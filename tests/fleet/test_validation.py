@@ -22,7 +22,7 @@ from comporta.fleet.reader import (
     encode_summary,
     upstream_summary_flow,
 )
-from comporta.fleet.validation import parse_event, parse_leases, parse_names, parse_story, parse_summary
+from comporta.fleet.validation import parse_counts, parse_event, parse_names, parse_story, parse_summary
 from comporta.flow import run
 from comporta.stores.base import Store
 from comporta.stores.failover.worker_registry import RecordHeartbeat, Worker
@@ -160,9 +160,9 @@ def test_journal__corrupt_counter__expires_and_recovers(valkey: Server, counter:
 @pytest.mark.parametrize(
     "record", [None, b"no json", b"[]", b'{"a": "3", "b": -1, "c": 0, "d": 1e400, "e": null}']
 )
-def test_parse_leases__malformed__are_empty(record: bytes | None) -> None:
-    assert parse_leases(record) == {}
+def test_parse_counts__malformed__are_empty(record: bytes | None) -> None:
+    assert parse_counts(record) == {}
 
 
-def test_parse_leases__some_valid__keeps_those() -> None:
-    assert parse_leases(b'{"pncp": 3, "pcp": []}') == {"pncp": 3}
+def test_parse_counts__some_valid__keeps_those() -> None:
+    assert parse_counts(b'{"pncp": 3, "pcp": []}') == {"pncp": 3}

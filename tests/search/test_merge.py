@@ -58,6 +58,11 @@ def test_merge_notices__many__are_sorted_by_date_then_id() -> None:
     assert [one["id"] for one in merged] == ["c", "a", "b", "d"]
 
 
+def test_filter_notices__term_of_accents_only__is_in_no_object() -> None:
+    notices = [notice("1")]
+    assert filter_notices(notices, ["\u0301\u0301"]) == []
+
+
 def test_filter_notices__terms__ignore_accents_and_case() -> None:
     notices = [notice("1"), notice("2", object="Merenda escolar")]
     assert [one["id"] for one in filter_notices(notices, ["AQUISICAO", "nothing"])] == ["1"]

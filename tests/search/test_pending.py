@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -263,7 +264,7 @@ def test_pending_answer__fetch_of_another_worker__has_the_listings_of_all_worker
         cache = HealthCache(rig.container.database, name="listings", fresh=600, stale=600, clock=rig.clock)
         pncp, reader = rig.container.sources["pncp"], ListingReader(cache)
         scope = parse_query(b"date_from=2026-01-01&date_to=2026-01-01&ufs=SP,RJ", 31).scope
-        answer = await RunningFetches(reader).pending_answer(pncp, scope, 0.0)
+        answer = await RunningFetches(reader).pending_answer(pncp, scope, 0.0, time.monotonic() + 60)
         assert (answer.ufs, answer.days, answer.coverage.succeeded) == (("RJ",), (), ("SP",))
         assert len(answer.value["SP"]["notices"]) > 0
         await cache.aclose()
@@ -302,9 +303,9 @@ def test_fetch__anonymous__takes_turns_with_other_anonymous_searches(
     callers: set[Caller] = set()
     fetch_page = PortalSource.fetch_page
 
-    async def record(source: PortalSource, listing: Listing, number: int) -> NoticePage:
+    async def record(source: PortalSource, listing: Listing, number: int, *more: Any) -> NoticePage:
         callers.add(resolve_caller(None, None))
-        return await fetch_page(source, listing, number)
+        return await fetch_page(source, listing, number, *more)
 
     async def scenario(rig: SearchRig) -> None:
         monkeypatch.setattr(PortalSource, "fetch_page", record)

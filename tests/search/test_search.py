@@ -406,9 +406,9 @@ def test_fetch__for_a_user_or_scheduled__has_its_class_and_owner(
     callers: set[Caller] = set()
     fetch_page = PortalSource.fetch_page
 
-    async def record(source: PortalSource, listing: Listing, number: int) -> NoticePage:
+    async def record(source: PortalSource, listing: Listing, number: int, *more: Any) -> NoticePage:
         callers.add(resolve_caller(None, None))
-        return await fetch_page(source, listing, number)
+        return await fetch_page(source, listing, number, *more)
 
     async def scenario(rig: SearchRig) -> None:
         monkeypatch.setattr(PortalSource, "fetch_page", record)
@@ -428,9 +428,9 @@ def test_fetch__behind_a_stale_answer__has_the_class_of_a_refresh(
     callers: set[Caller] = set()
     fetch_page = PortalSource.fetch_page
 
-    async def record(source: PortalSource, listing: Listing, number: int) -> NoticePage:
+    async def record(source: PortalSource, listing: Listing, number: int, *more: Any) -> NoticePage:
         callers.add(resolve_caller(None, None))
-        return await fetch_page(source, listing, number)
+        return await fetch_page(source, listing, number, *more)
 
     async def scenario(rig: SearchRig) -> None:
         await rig.body("SP", user="ana")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,22 +14,28 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests.service.harness import (
+    CLIENT,
     OPERATOR,
     TOKEN,
     RunningService,
     async_test,
     lose_database,
     run_service,
+    serve_on_thread,
+    serve_process,
     service_config,
+    wait_until,
 )
-from tests.support import wait_until_async
+from tests.support import assert_within, wait_until_async
 
 from comporta.cli.root_command import comporta
 from comporta.database.urls import open_database
 from comporta.errors import DatabaseError
 from comporta.service import tokens
+from comporta.service.app import create_app
 from comporta.service.config import check_exposure
 from comporta.service.tokens import TokenRegistry, TokenTable
+from comporta.stores.shared.directory import directory_path
 
 ECHO = "tests.service.test_identity:echo"
 DAYS = {"date_from": "2026-01-01", "date_to": "2026-01-01"}
@@ -154,6 +163,48 @@ async def test_search__with_a_token__is_of_its_user(tmp_path: Path, monkeypatch:
     assert users == ["ana", "ana"]
 
 
+REVOKED_SECONDS = 5.0
+
+
+def test_tokens__revoked__are_refused_within_5_s_by_every_worker_process(
+    tmp_path: Path, empty_database_url: str
+) -> None:
+    state = f"shared://test-{uuid.uuid4().hex}"
+    variables = {"DATABASE_URL": empty_database_url, "COMPORTA_STATE": state}
+    with serve_process(
+        tmp_path, "--workers", "2", auth="tokens", client_limit="false", **variables
+    ) as served:
+        added = run(tmp_path, "add", "ana", "--json", database=empty_database_url)
+        ana = bearer(json.loads(added[1])["token"])
+        accepted_by: dict[str, int] = {}
+
+        def try_token() -> tuple[str, int]:
+            """Return which worker answered, and how; each request is a new connection."""
+            reply = CLIENT.get(f"{served.address}/ultra-batch/jobs/none", headers=ana)
+            return reply.headers["x-request-id"].partition("-")[0], reply.status_code
+
+        def both_accept() -> bool:
+            accepted_by.update([try_token()])
+            return len(accepted_by) == 2 and set(accepted_by.values()) == {404}
+
+        wait_until(both_accept)
+        assert run(tmp_path, "revoke", "ana", database=empty_database_url)[0] == 0
+        revoked_at = time.monotonic()
+        last_accepted_at, refused_by = revoked_at, set[str]()
+        while len(refused_by) < 2:
+            began = time.monotonic()
+            worker, status = try_token()
+            if status == 404:
+                assert worker not in refused_by, "a worker accepted the token again"
+                last_accepted_at = began
+            else:
+                assert status == 401
+                refused_by.add(worker)
+    shutil.rmtree(directory_path(state.removeprefix("shared://")), ignore_errors=True)
+    assert refused_by == set(accepted_by)
+    assert_within(last_accepted_at - revoked_at, REVOKED_SECONDS, "the refusal of a revoked token")
+
+
 @async_test
 async def test_tokens__revoked__are_refused_and_known_ones_survive_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +289,52 @@ async def test_jobs__beyond_the_bounds_of_a_user__are_429_and_of_the_fleet_503(t
     assert fleet.status_code == 503
 
 
+def add_stalled_job(address: str, user: str | None, accounts: int, **headers: str) -> tuple[int, str]:
+    """Add a job that does not end; return the status, and the detail if it is refused."""
+    body = {"accounts": [f"account-{number}" for number in range(accounts)], "user_id": user}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    with CLIENT.stream("POST", f"{address}/ultra-batch/jobs", json=body, headers=named) as reply:
+        return reply.status_code, "" if reply.status_code == 200 else json.loads(reply.read())["detail"]
+
+
+def test_jobs__beyond_the_bounds_of_a_client__are_429_whatever_user_it_names(tmp_path: Path) -> None:
+    config = service_config(
+        tmp_path,
+        batch_processor="tests.service.test_identity:stall",
+        batch_running_per_client_max="2",
+        batch_accounts_per_client_max="5",
+        trusted_proxies="127.0.0.1",
+    )
+    with serve_on_thread(create_app(config)) as (address, _):
+        outcomes = [
+            add_stalled_job(address, user, accounts, x_forwarded_for=client)
+            for user, accounts, client in (
+                ("ana", 1, "192.0.2.1"),
+                ("bob", 1, "192.0.2.1"),
+                ("eve", 1, "192.0.2.1"),
+                ("ana", 5, "192.0.2.2"),
+                ("bob", 1, "192.0.2.2"),
+                ("ana", 1, "192.0.2.3"),
+            )
+        ]
+    assert [status for status, _ in outcomes] == [200, 200, 429, 200, 429, 200]
+    assert outcomes[2][1] == "2 jobs of this client are running, at most 2 may"
+    assert outcomes[4][1] == "5 accounts of this client are pending, at most 5 may"
+
+
+def test_jobs__of_authenticated_users__have_no_bound_for_their_address(tmp_path: Path) -> None:
+    config = service_config(
+        tmp_path,
+        auth="header",
+        batch_processor="tests.service.test_identity:stall",
+        batch_running_per_client_max="1",
+        trusted_proxies="127.0.0.1",
+    )
+    with serve_on_thread(create_app(config)) as (address, _):
+        outcomes = [add_stalled_job(address, None, 1, x_forwarded_user=user) for user in ("ana", "bob")]
+    assert outcomes == [(200, ""), (200, "")]
+
+
 async def stall(account: str) -> str:
     """Process an account for longer than any test."""
     import asyncio  # noqa: PLC0415 - of this function only
@@ -297,10 +394,9 @@ def test_config__header_without_proxies_or_with_a_wrong_name__is_an_error(tmp_pa
         service_config(tmp_path, open="maybe")
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(
-        comporta, ["tokens", *arguments, "--database", f"sqlite:///{folder}/service.db"]
-    )
+def run(folder: Path, *arguments: str, database: str | None = None) -> tuple[int, str]:
+    url = database or f"sqlite:///{folder}/service.db"
+    result = CliRunner().invoke(comporta, ["tokens", *arguments, "--database", url])
     return result.exit_code, result.output
 
 

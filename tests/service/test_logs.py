@@ -1,22 +1,16 @@
-"""The log of the service, request ids, the access log, and what health says about a full disk."""
+"""The log of the service, request ids and the access log."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.service.harness import async_test, run_service, service_config
 
-from comporta.service import disk_check
-from comporta.service.disk_check import DiskCheck
 from comporta.service.logs import JsonFormatter, TextFormatter, current_request_id, log_config
 
 
@@ -91,71 +85,3 @@ async def test_access_log__on__has_a_line_for_each_request_without_its_query(
         await service.client.get("/v1/nothing?user=ana")
     [line] = [each.getMessage() for each in caplog.records if each.name == "comporta.access"]
     assert re.fullmatch(r"127\.0\.0\.1 GET '/v1/nothing' 404 [\d.]+ ms", line)
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a directory on a disk without room; or, if mounting is forbidden, one that refuses files."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False, capture_output=True
-    )
-    if mounted.returncode:
-        yield Path("/proc/self")
-        return
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@async_test
-async def test_health__disk_of_the_database_full__warns_and_serves_reads(
-    full_disk: Path, tmp_path: Path
-) -> None:
-    async with run_service(tmp_path) as service:
-        assert (await service.client.get("/v1/health")).json()["disk"] == {"status": "ok", "reasons": []}
-        service.container.disk_check = DiskCheck({"the database": full_disk})
-        _fill(full_disk)
-        reply = await service.client.get("/v1/health")
-        job = await service.client.get("/ultra-batch/jobs/none")
-        service.container.disk_check.close()
-    health = reply.json()
-    assert (reply.status_code, health["status"], health["disk"]["status"]) == (200, "warn", "warn")
-    [reason] = health["disk"]["reasons"]
-    assert reason.startswith("the disk of the database cannot be written: ")
-    assert reason in health["reasons"]
-    assert job.status_code == 404
-
-
-def _fill(folder: Path) -> None:
-    try:
-        with (folder / "filler").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-    except OSError:
-        return
-
-
-@async_test
-async def test_disk__hangs__is_reported_within_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = threading.Event()
-    monkeypatch.setattr(disk_check, "TIMEOUT_SECONDS", 0.05)
-    monkeypatch.setattr(disk_check, "_write", lambda _: ended.wait())
-    check = DiskCheck({"the database": tmp_path})
-    assert await check.run() == ["the disk did not respond within 0.05 s"]
-    ended.set()
-    check.close()
-
-
-@async_test
-async def test_disk__nothing_to_check_or_no_directory_yet__is_fine(tmp_path: Path) -> None:
-    nothing, missing = DiskCheck({}), DiskCheck({"the sheets": tmp_path / "missing"})
-    assert (await nothing.run(), await missing.run()) == ([], [])
-    assert os.listdir(tmp_path) == []  # noqa: PTH208 - names only
-    missing.close()
-    async with run_service(tmp_path, batch_sheets="files", sheets_folder=str(tmp_path / "s")) as service:
-        assert (await service.client.get("/v1/health")).json()["disk"]["status"] == "ok"

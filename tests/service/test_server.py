@@ -19,6 +19,7 @@ from fastapi.responses import Response, StreamingResponse
 from tests.service.harness import (
     CLIENT,
     PATIENCE_SECONDS,
+    async_test,
     get_health,
     serve_on_thread,
     serve_process,
@@ -29,7 +30,7 @@ from tests.support import assert_within
 
 from comporta.database.urls import open_database
 from comporta.service.app import create_app
-from comporta.service.server import DeadlineProtocol
+from comporta.service.server import JOINED_BYTES_MAX, DeadlineProtocol, JoinedWrites
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.failover.worker_registry import ListWorkers
 from comporta.stores.registry import open_store
@@ -209,3 +210,40 @@ def test_client__slow_to_read__gets_the_whole_response(
         assert paused.wait(PATIENCE_SECONDS)
         with client.makefile("rb") as answer:
             assert answer.read().endswith(b"\r\n\r\n" + body)
+
+
+class RecordingTransport(asyncio.Transport):
+    """Records what is written to it, one item for each system call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        self.sent.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+@async_test
+async def test_joined_writes__head_and_body__are_sent_together_and_much_at_once() -> None:
+    transport = RecordingTransport()
+    joined = JoinedWrites(transport, asyncio.get_running_loop())
+    joined.write(b"head ")
+    joined.write(b"body")
+    assert transport.sent == []
+    await asyncio.sleep(0)
+    assert transport.sent == [b"head body"]
+    joined.write(bytes(JOINED_BYTES_MAX))
+    assert len(transport.sent) == 2, "the transport must learn at once that its client is slow"
+    joined.write(b"rest")
+    joined.close()
+    assert (transport.sent[2:], transport.closed, joined.is_closing()) == ([b"rest"], True, True)
+    joined.write(b"too late")
+    await asyncio.sleep(0)
+    assert len(transport.sent) == 3

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-import yaml  # a dependency of schemathesis
+import yaml
 from tests.surface.test_unit_file import parse_unit
 
 from comporta.cli.root_command import comporta
@@ -63,6 +66,27 @@ def test_dockerfile__instructions__are_known_and_the_command_serves() -> None:
     assert (set(names), names[0]) == (known, "FROM")
     assert serve_options(json.loads(instruction("CMD")))["workers"] == 4
     assert "/readyz" in json.loads(instruction("HEALTHCHECK").removeprefix("CMD "))[2]
+
+
+def validate(path: Path, schema: str) -> subprocess.CompletedProcess[str]:
+    """Validate a file against a schema that comes with check-jsonschema."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_compose__against_its_schema__is_valid_and_a_wrong_field_is_found(tmp_path: Path) -> None:
+    valid = validate(FOLDER / "compose.yaml", "vendor.compose-spec")
+    assert valid.returncode == 0, valid.stdout
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text((FOLDER / "compose.yaml").read_text().replace("restart: unless", "restarts: unless"))
+    found = validate(wrong, "vendor.compose-spec")
+    assert (found.returncode, "restarts" in found.stdout) == (1, True)
+
+
+def test_dockerfile__packages__are_extras_of_the_project() -> None:
+    [extras] = re.findall(r"'comporta\[([\w,]+)\]'", instruction("RUN"))
+    pyproject = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())
+    assert set(extras.split(",")) <= set(pyproject["project"]["optional-dependencies"])
 
 
 def test_compose__environment__is_a_valid_configuration_that_may_listen_on_all_addresses() -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
-from comporta.breaker.admission import format_worker_name
+from comporta.breaker.admission import format_worker_name, worker_name
 from comporta.errors import StateError
 from comporta.fleet.series import (
     CACHE_SERIES,
@@ -26,8 +26,9 @@ from comporta.fleet.series import (
     upstream_series,
 )
 from comporta.fleet.summary import upstream_summary
-from comporta.fleet.validation import parse_event, parse_leases, parse_names, parse_story, parse_summary
+from comporta.fleet.validation import parse_counts, parse_event, parse_names, parse_story, parse_summary
 from comporta.flow import Flow
+from comporta.limits.priority import PRIORITIES
 from comporta.runtime import RUNTIME
 from comporta.stores.base import KEY_ERRORS, key_text
 from comporta.stores.effects import Apply, ApplyMany
@@ -55,8 +56,12 @@ Without it a server would have to scan all its keys.
 """
 
 LEASES: Final = "leases"
+WAITING: Final = "waiting"
 """The record ``FLEET:LEASES`` exists if a worker published leases lately; otherwise readers skip them. The
-record with a worker's name after a dot holds its leases."""
+record with a worker's name after a dot holds its leases. The same holds for callers that wait: their number
+by upstream and class (``WAITING_KEY``)."""
+
+WAITING_KEY: Final = "{upstream}|{priority}"
 
 WATCHED: Final = "watched"
 """The record ``FLEET:WATCHED`` exists while a reader is there. Workers follow it and publish more often."""
@@ -145,9 +150,9 @@ def turn_key(names: Iterable[str]) -> str:
     return sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
-def leases_key(worker: str) -> str:
-    """Return the key under ``FLEET`` of a worker's leases."""
-    return f"{LEASES}.{worker}"
+def worker_key(kind: str, worker: str) -> str:
+    """Return the key under ``FLEET`` of what a worker publishes about its leases or its waiting callers."""
+    return f"{kind}.{worker}"
 
 
 def fleet_status_flow(
@@ -163,12 +168,18 @@ def fleet_status_flow(
     known = {**(yield from reader.summaries_flow(summaries or {})), **(summaries or {})}
     histories = yield from reader.histories_flow(known, MINUTE_SECONDS)
     minutes = {label: last_minute(history, series_layout(series)) for label, series, history in histories}
+    live_workers: list[LiveWorker] | None = yield from reader.apply_flow(ListWorkers())
+    workers = [format_worker_name(live.worker.host, live.worker.pid) for live in live_workers or []]
+    leases = yield from reader.counts_flow(LEASES, workers)
+    waiting = _waiting_by_upstream((yield from reader.counts_flow(WAITING, workers or [worker_name()])))
     upstreams = [
-        {**known[name], "minute": _pop_minute(minutes, name) or known[name].get("minute")}
+        {
+            **known[name],
+            "minute": _pop_minute(minutes, name) or known[name].get("minute"),
+            "waiting": waiting.get(name, {}),
+        }
         for name in sorted(known)
     ]
-    live_workers: list[LiveWorker] | None = yield from reader.apply_flow(ListWorkers())
-    leases = yield from reader.leases_flow(live_workers or [])
     entries: list[bytes] | None = yield from reader.apply_flow(ReadJournal(JOURNAL))
     story: bytes | None = yield from reader.apply_flow(ReadRecord(STORY, STORY_NOW))
     now = RUNTIME.unix_time()
@@ -285,14 +296,14 @@ class _StatusReader:
                     summaries[name] = summary
         return summaries
 
-    def leases_flow(self, live_workers: Iterable[LiveWorker]) -> Flow[dict[str, dict[str, int]]]:
-        """Return the leased units of each worker, by its name."""
-        leases: dict[str, dict[str, int]] = {}
-        if (yield from self.apply_flow(ReadRecord(FLEET, LEASES))) is not None:
-            for live in live_workers:
-                name = format_worker_name(live.worker.host, live.worker.pid)
-                leases[name] = parse_leases((yield from self.apply_flow(ReadRecord(FLEET, leases_key(name)))))
-        return leases
+    def counts_flow(self, kind: str, workers: Iterable[str]) -> Flow[dict[str, dict[str, int]]]:
+        """Return what each worker published: its leased units, or its waiting callers."""
+        counts: dict[str, dict[str, int]] = {}
+        if (yield from self.apply_flow(ReadRecord(FLEET, kind))) is not None:
+            for name in workers:
+                record: bytes | None = yield from self.apply_flow(ReadRecord(FLEET, worker_key(kind, name)))
+                counts[name] = parse_counts(record)
+        return counts
 
     def histories_flow(self, names: Iterable[str], seconds: float) -> Flow[list[tuple[str, str, History]]]:
         """Return label, series and history of upstreams, the cache and the service."""
@@ -333,6 +344,21 @@ def _columns(series: str, history: History, now: float) -> dict[str, list[Any]]:
 
 def _recent(history: History) -> History:
     return history._replace(slots=history.slots[-_RECENT_SLOTS:])
+
+
+def _waiting_by_upstream(counts: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Return how many callers of all workers wait, by upstream and class, the highest class first."""
+    totals: dict[str, dict[str, int]] = {}
+    for published in counts.values():
+        for key, count in published.items():
+            upstream, _, name = key.rpartition("|")
+            if name in PRIORITIES:
+                by_class = totals.setdefault(upstream, {})
+                by_class[name] = by_class.get(name, 0) + count
+    return {
+        upstream: {name: by_class[name] for name in PRIORITIES if name in by_class}
+        for upstream, by_class in totals.items()
+    }
 
 
 def _worker_summaries(

@@ -29,11 +29,13 @@ from comporta.fleet.reader import (
     LEASES,
     SUMMARIES,
     TURNS,
+    WAITING,
+    WAITING_KEY,
     encode_summary,
-    leases_key,
     remember_names_flow,
     summary_flow,
     turn_key,
+    worker_key,
 )
 from comporta.fleet.series import (
     CACHE_SERIES,
@@ -68,11 +70,11 @@ EVENTS_MAX: Final = 200
 UPSTREAMS_MAX: Final = 100
 """How many upstreams are published, the first by name."""
 
-LEASES_MAX: Final = 20
-"""For how many limits a worker publishes its leased units, those with the most."""
+COUNTS_MAX: Final = 20
+"""For how many limits a worker publishes its leased units, and its waiting callers, those with the most."""
 
-LEASES_INTERVALS: Final = 3
-"""For how many intervals published leases stay in the store."""
+COUNTS_INTERVALS: Final = 3
+"""For how many intervals both stay in the store."""
 
 _TURN_SHARE = 0.8
 """A turn lasts for this share of an interval, so that the next one is free when the workers come again."""
@@ -130,7 +132,7 @@ class FleetStatusWriter:
         self._upstreams = upstreams
         self._pending = pending
         self.interval = interval
-        self._has_published_leases = False
+        self._published: set[str] = set()
         self._reported: set[str] = set()
         self._published_ns = store.clock.now_ns()
 
@@ -163,7 +165,8 @@ class FleetStatusWriter:
             phases.setdefault(series, set()).add(phase_mark(summary["phase"]))
         if not self._publish_histories(gauges, phases):
             return False
-        self._try("leases", self._publish_leases)
+        self._try("leases", lambda: self._publish_counts(LEASES, leased_units(self._store)))
+        self._try("waiting", lambda: self._publish_counts(WAITING, self._waiting_counts()))
         self._try("workers", self.workers.check)
         self._publish_events()
         return True
@@ -191,15 +194,22 @@ class FleetStatusWriter:
         """Return how many series go into one call; one, if a store gains nothing: then less can be lost."""
         return BATCH_SIZE if self._store.primary.batch_size > 1 else 1
 
-    def _publish_leases(self) -> None:
-        """Write how many units of which limits this worker has on lease, or that it has none any more."""
-        leases = leased_units(self._store)
-        if leases or self._has_published_leases:
-            value = _encode_json(largest_holders(leases, LEASES_MAX))
-            ttl = LEASES_INTERVALS * self.interval
-            self._store.apply(WriteRecord(FLEET, leases_key(worker_name()), value, ttl))
-            self._store.apply(WriteRecord(FLEET, LEASES, b"1", SUMMARY_TTL_SECONDS))
-        self._has_published_leases = bool(leases)
+    def _publish_counts(self, kind: str, counts: Mapping[str, int]) -> None:
+        """Write what this worker has on lease, or who waits in it; or that there is nothing any more."""
+        if counts or kind in self._published:
+            value = _encode_json(largest_holders(counts, COUNTS_MAX))
+            ttl = COUNTS_INTERVALS * self.interval
+            self._store.apply(WriteRecord(FLEET, worker_key(kind, worker_name()), value, ttl))
+            self._store.apply(WriteRecord(FLEET, kind, b"1", SUMMARY_TTL_SECONDS))
+        (self._published.add if counts else self._published.discard)(kind)
+
+    def _waiting_counts(self) -> dict[str, int]:
+        """Return how many callers of this worker wait, by upstream and class."""
+        return {
+            WAITING_KEY.format(upstream=name, priority=priority): count
+            for name, upstream in self._upstreams.items()
+            for priority, count in upstream._policies.waiting_by_class().items()
+        }
 
     def _phases_from_events(self) -> dict[str, set[tuple[int, int]]]:
         """Return the phases of circuits since the last run, which no summary may have caught."""

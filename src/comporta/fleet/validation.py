@@ -113,11 +113,11 @@ def parse_summary(name: str, record: bytes | None) -> dict[str, Any] | None:
     )
 
 
-def parse_leases(record: bytes | None) -> dict[str, int]:
-    """Return the leased units by limit, without malformed ones."""
-    leases = parse_object(record) or {}
+def parse_counts(record: bytes | None) -> dict[str, int]:
+    """Return the leased units by limit, or the waiting callers by upstream and class, if well-formed."""
+    counts = parse_object(record) or {}
     return {
-        name: units for name, units in leases.items() if isinstance(units, int) and 0 < units <= NUMBER_MAX
+        name: count for name, count in counts.items() if isinstance(count, int) and 0 < count <= NUMBER_MAX
     }
 
 

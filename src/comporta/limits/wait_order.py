@@ -91,6 +91,10 @@ class WaitOrder(Generic[W]):
         waiters = self._by_rank.get(waiter.rank)
         return waiters is not None and waiter in waiters.arrivals
 
+    def count_by_rank(self) -> dict[int, int]:
+        """Return how many waiters of each class there are."""
+        return {rank: len(waiters.arrivals) for rank, waiters in self._by_rank.items()}
+
     def add(self, waiter: W) -> None:
         """Add a waiter."""
         self._by_rank.setdefault(waiter.rank, ClassOrder()).add(waiter)

@@ -203,6 +203,16 @@ class WaitQueue:
         """Return how many callers wait."""
         return len(self.waiters_by_key.get(key, ()))
 
+    def count_by_rank(self) -> dict[int, int]:
+        """Return how many callers of each class wait, for any key."""
+        counts: dict[int, int] = {}
+        if self.waiters_by_key:
+            with self._lock:
+                for waiters in self.waiters_by_key.values():
+                    for rank, count in waiters.count_by_rank().items():
+                        counts[rank] = counts.get(rank, 0) + count
+        return counts
+
     def leave(self, key: str, waiter: Waiter) -> None:
         """Remove a caller, served or not, and wake the one that is first now."""
         with self._lock:

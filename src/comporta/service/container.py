@@ -34,7 +34,7 @@ from comporta.service.batch.factory import BatchComponents, open_batches
 from comporta.service.dashboard.dashboard import Dashboard
 from comporta.service.dashboard.demo_portals import DemoPortals
 from comporta.service.database_outage import DatabaseOutage
-from comporta.service.disk_check import DiskCheck
+from comporta.service.disk_check import DATABASE, DiskCheck
 from comporta.service.health import CachedHealth
 from comporta.service.identity import Authenticator, Identity
 from comporta.service.metrics import ServiceMetrics
@@ -44,6 +44,7 @@ from comporta.service.search.search import Search
 from comporta.service.sources.base import NoticeSource
 from comporta.service.sources.factory import check_addresses, open_sources
 from comporta.stores.failover.worker_registry import ListWorkers
+from comporta.stores.shared.directory import directory_path
 from comporta.upstream.registry import Upstreams
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ CACHE_ENTRIES_PER_USER: Final = 1000
 """How many cached answers each user may have. A search is one answer per source, and all anonymous clients
 are one user."""
 
+SHARED: Final = "shared://"
 LOAD_MARGIN_SECONDS: Final = 60.0
 """How much longer than its own bound a load may take until the cache ends it."""
 
@@ -249,7 +251,7 @@ def _build_container(
             batches=batches,
             downloads=SheetDownloads(database),
             authenticator=Authenticator(config, database),
-            disk_check=DiskCheck(_written_directories(config)),
+            disk_check=DiskCheck(_written_directories(config, upstreams.store), database),
             retry_backfill=batches.retry_backfill,
             demo=None if demo_url is None else DemoPortals(demo_url),
         )
@@ -258,12 +260,14 @@ def _build_container(
         raise
 
 
-def _written_directories(config: ServiceConfig) -> dict[str, Path]:
+def _written_directories(config: ServiceConfig, store: Store) -> dict[str, Path]:
     """Return the directories of this machine that the service writes to, by what they hold."""
     directories = {}
     database = sqlite_path(config.database)
     if database is not None:
-        directories["the database"] = database.parent
+        directories[DATABASE] = database.parent
+    if store.address.startswith(SHARED):
+        directories["the shared state"] = Path(directory_path(store.address.removeprefix(SHARED)))
     if config.sheets == "files":
         directories["the sheets"] = config.sheets_folder
     return directories

@@ -14,6 +14,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from comporta.errors import (
     DatabaseError,
@@ -34,6 +35,8 @@ RETRY_SECONDS: Final = 5
 _TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}
 """Titles that Python's ``HTTPStatus`` lacks or spells differently between versions."""
 
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+_METHOD_NOT_ALLOWED = 405
 _SECRET_WORDS = ("token", "authorization", "password", "secret")
 
 
@@ -93,13 +96,25 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _handle_unexpected)
 
 
-async def _handle_http_exception(_: Request, error: Exception) -> Response:
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this type only
     if isinstance(error, HttpProblem):
         return error.response()
-    return HttpProblem(
-        error.status_code, _title(error.status_code), error.detail, headers=error.headers
-    ).response()
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    if error.status_code == _METHOD_NOT_ALLOWED:
+        headers["allow"] = ", ".join(_allowed_methods(request))
+    return HttpProblem(error.status_code, _title(error.status_code), error.detail, headers=headers).response()
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods of a path: the framework names only those of the first route with this path."""
+    routes = request.app.router.routes
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    return [
+        method
+        for method, scope in scopes.items()
+        if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
 
 
 async def _handle_validation_error(_: Request, error: Exception) -> Response:

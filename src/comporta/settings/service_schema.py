@@ -110,6 +110,8 @@ class BatchSettings(SettingsTable):
     running_max: int = setting(_CALLS, 1000)
     running_per_user_max: int = setting(_CALLS, 100)
     accounts_per_user_max: int = setting(_ACCOUNTS, 1_000_000)
+    running_per_client_max: int = setting(_CALLS, 100)
+    accounts_per_client_max: int = setting(_ACCOUNTS, 1_000_000)
     accounts_max: int = setting(_CALLS, 100_000)
     lease_seconds: float = setting(_LEASE, 15.0)
     poll_seconds: float = setting(_LEASE, 1.0)

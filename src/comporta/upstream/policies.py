@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from comporta.clock import Clock
 from comporta.errors import CircuitOpenError, RefusedError
 from comporta.limits.concurrency.call_limits import CallLimits
+from comporta.limits.priority import PRIORITIES
 from comporta.metrics import count, current_metrics, observe
 from comporta.outcome import PLAIN_TYPES, Classifier, classify
 from comporta.refusals import RefusalHandler
@@ -125,6 +126,15 @@ class Policies:
     call_limits: CallLimits | None = field(init=False)
     pause: UpstreamPause = field(default_factory=UpstreamPause)
     accepted: AcceptedRate = field(default_factory=AcceptedRate)
+
+    def waiting_by_class(self) -> dict[str, int]:
+        """Return how many callers of this process wait for a token or a permit, by their class."""
+        queues = [self.limiter._flows.wait_queue if self.group is None else self.group._wait_queue]
+        if self.permits is not None:
+            queues.append(self.permits._wait_queue)
+        counts = [queue.count_by_rank() for queue in queues]
+        totals = {name: sum(count.get(rank, 0) for count in counts) for rank, name in enumerate(PRIORITIES)}
+        return {name: total for name, total in totals.items() if total}
 
     def __post_init__(self) -> None:
         """Compute what every call needs."""

@@ -23,6 +23,7 @@ from comporta.service.batch.models import (
     ChunkLease,
     ClaimedChunk,
     Cursor,
+    JobBounds,
     PendingWork,
     SheetConfig,
     SheetLease,
@@ -45,7 +46,7 @@ def at(database: Database, command: Command[T], now: float = NOW) -> T:
 def add(
     database: Database, count: int = 10, job_id: str = "job", most: int = 100, now: float = NOW
 ) -> BatchJob | None:
-    return at(database, commands.add_job(job_id, "ana", "digest", accounts(count), most), now)
+    return at(database, commands.add_job(job_id, "ana", "digest", accounts(count), JobBounds(most)), now)
 
 
 def claim(

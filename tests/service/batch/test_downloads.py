@@ -50,6 +50,7 @@ from comporta.service.batch.database_sheets import DatabaseSheets
 from comporta.service.batch.download_queries import DownloadableSheet, SheetLine
 from comporta.service.batch.downloads import CSV, XLSX, SheetDownloads
 from comporta.service.batch.factory import BatchComponents
+from comporta.service.batch.models import JobBounds
 from comporta.service.migrations import MIGRATIONS
 from comporta.service.routes import sheets as routes
 
@@ -467,7 +468,7 @@ def add_sheet(database: Database, count: int, message: str = "hello") -> Downloa
     """Store a finished job with a sheet."""
     database.write((Statement("DELETE FROM batch_results"), Statement("DELETE FROM batch_sheets")), {})
     database.write((Statement("DELETE FROM batch_jobs"),), {})
-    execute(database, add_job_command("job", "ana", "digest", accounts(count), 1))
+    execute(database, add_job_command("job", "ana", "digest", accounts(count), JobBounds(1)))
     store = "UPDATE batch_results SET outcome = 'success', message = :message, processed_at_us = 1"
     database.write((Statement(store),), {"message": message})
     _, config = execute(database, configure_command("job", "ana", "batch-job", "", "Sheet"))
@@ -548,7 +549,7 @@ async def test_database_sheets__running_job__has_one_turn_for_its_backfill(datab
 
 def test_database_sheets__sheet_of_google__is_missing(plain: Database) -> None:
     sheets = DatabaseSheets(plain)
-    execute(plain, add_job_command("job", "ana", "digest", ["a"], 1))
+    execute(plain, add_job_command("job", "ana", "digest", ["a"], JobBounds(1)))
     execute(plain, configure_command("job", "ana", "of-google", "https://docs.google.com/x", "Sheet"))
     assert not sheets.exists("of-google")
     with pytest.raises(SinkNotFoundError, match="no sheet 'of-google' is served from the database"):
@@ -559,7 +560,7 @@ def test_database_sheets__sheet_of_google__is_missing(plain: Database) -> None:
 
 @async_test
 async def test_configure_sheet__moved_from_google_to_the_database__is_a_new_sheet(plain: Database) -> None:
-    execute(plain, add_job_command("job", "ana", "digest", ["a"], 1))
+    execute(plain, add_job_command("job", "ana", "digest", ["a"], JobBounds(1)))
     execute(plain, configure_command("job", "ana", "of-google", "https://docs.google.com/x", "Sheet"))
     async with run_batches(plain, DatabaseSheets(plain), greet) as batches:
         await wait_finished(batches)

@@ -32,11 +32,13 @@ from comporta.service.batch.models import (
     RUNNING,
     BatchJob,
     Cursor,
+    JobBounds,
     JobOverview,
     SheetConfig,
     SheetLease,
     StoredResult,
     StoreReceipt,
+    Unfinished,
     worker_name,
 )
 from comporta.service.batch.processor import AccountProcessor, BlockingProcessor, Processor
@@ -173,22 +175,25 @@ class Batches:
         return self._processor is not None
 
     async def add_job(
-        self, user_id: str, accounts: Sequence[str], job_id: str | None = None
+        self, user_id: str, accounts: Sequence[str], job_id: str | None = None, client: str = ""
     ) -> BatchJob | None:
         """Add a job, each account once. Return the job with this id, or ``None`` if too many are running.
 
-        If the id already belongs to a job over other accounts, the returned job has another ``digest``.
+        ``client`` is the address that adds it, if the bounds of clients apply to it. If the id already
+        belongs to a job over other accounts, the returned job has another ``digest``.
         """
         job_id = job_id or uuid.uuid4().hex
-        command = await self._pools["intake"].run(_add_job_command, job_id, user_id, accounts, self.settings)
+        command = await self._pools["intake"].run(
+            _add_job_command, job_id, user_id, accounts, self.settings, client
+        )
         job = await execute_async(self._database, command)
         count_job("refused" if job is None else "asked")
         self._leases.wake()
         return job
 
-    async def count_unfinished(self, user_id: str) -> tuple[int, int]:
-        """Return how many jobs of a user are running, and how many of their accounts are pending."""
-        return await execute_async(self._database, commands.count_unfinished(user_id))
+    async def count_unfinished(self, user_id: str, client: str) -> tuple[Unfinished, Unfinished]:
+        """Return what of a user and what of a client has not ended."""
+        return await execute_async(self._database, commands.count_unfinished(user_id, client))
 
     async def run_intake(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run slow work on request input on the intake thread pool."""
@@ -357,14 +362,14 @@ def _accounts_digest(accounts: Sequence[str]) -> str:
 
 
 def _add_job_command(
-    job_id: str, user_id: str, accounts: Sequence[str], settings: BatchSettings
+    job_id: str, user_id: str, accounts: Sequence[str], settings: BatchSettings, client: str
 ) -> Command[BatchJob | None]:
-    return commands.add_job(
-        job_id,
-        user_id,
-        _accounts_digest(accounts),
-        list(dict.fromkeys(accounts)),
+    bounds = JobBounds(
         settings.running_max,
         settings.running_per_user_max,
         settings.accounts_per_user_max,
+        settings.running_per_client_max,
+        settings.accounts_per_client_max,
     )
+    listed = list(dict.fromkeys(accounts))
+    return commands.add_job(job_id, user_id, _accounts_digest(accounts), listed, bounds, client=client)

@@ -16,10 +16,12 @@ from comporta.service.batch import sql
 from comporta.service.batch.models import (
     BatchJob,
     Cursor,
+    JobBounds,
     JobOverview,
     SheetConfig,
     SheetLease,
     StoredResult,
+    Unfinished,
 )
 
 T = TypeVar("T")
@@ -38,36 +40,29 @@ DOWNLOAD_ID_BYTES: Final = 24
 # -- jobs
 
 
-def add_job(  # noqa: PLR0917 - the fields of a job, then its bounds
-    job_id: str,
-    user_id: str,
-    digest: str,
-    accounts: Sequence[str],
-    jobs_max: int,
-    user_jobs_max: int = 2**31 - 1,
-    user_accounts_max: int = 2**31 - 1,
+def add_job(
+    job_id: str, user_id: str, digest: str, accounts: Sequence[str], bounds: JobBounds, *, client: str = ""
 ) -> Command[BatchJob | None]:
     """Add a job. Returns the job with this id, or ``None`` if too many are running."""
     params = {
         "job_id": job_id,
         "user_id": user_id,
+        "client": client,
         "digest": digest,
         "total": len(accounts),
         "accounts": json.dumps(list(accounts), ensure_ascii=False),
-        "jobs_max": jobs_max,
-        "user_jobs_max": user_jobs_max,
-        "user_accounts_max": user_accounts_max,
+        **bounds._asdict(),
     }
     statements = (sql.ADD_JOB, sql.ADD_ACCOUNTS, sql.READ_JOB)
     return Command(statements, params, from_last(_parse_job))
 
 
-def count_unfinished(user_id: str) -> Command[tuple[int, int]]:
-    """Count the running jobs of a user, and their pending accounts."""
+def count_unfinished(user_id: str, client: str) -> Command[tuple[Unfinished, Unfinished]]:
+    """Count what of a user and what of a client has not ended."""
     return Command(
-        (sql.COUNT_UNFINISHED,),
-        {"user_id": user_id},
-        lambda results: (results[0][0][0], results[0][0][1]),
+        sql.COUNT_UNFINISHED,
+        {"user_id": user_id, "client": client},
+        lambda results: (Unfinished(*results[0][0]), Unfinished(*results[1][0])),
         writes=False,
     )
 

@@ -5,7 +5,8 @@ results and of a sheet's configuration. ``last_us`` of a job is the latest times
 
 ``next_position`` of a job is its first account that was never part of a chunk, ``served_us`` when a chunk of
 it was last claimed. ``due_us`` of a sheet is when its unwritten results are to be written, ``NULL`` if it has
-none; ``unwritten`` counts them. ``stores_rows`` is false for a sheet that the service serves from these
+none; ``unwritten`` counts them. ``client`` of a job is the address that added it, empty if its user was
+authenticated. ``stores_rows`` is false for a sheet that the service serves from these
 tables and writes nowhere else. ``owner``, ``token``, ``lease_until_us`` and ``attempts`` of a job are used
 only by versions that run a job in one worker; they stay so that such a version still runs.
 """
@@ -136,6 +137,8 @@ _SERVED_SHEETS = (
     "CREATE INDEX idx_batch_sheets_spreadsheet ON batch_sheets (spreadsheet_id)",
 )
 
+_CLIENTS = ("ALTER TABLE batch_jobs ADD COLUMN client TEXT NOT NULL DEFAULT ''",)
+
 MIGRATIONS: Final = (
     Migration(200, "batches and their sheets", _TABLES, _TABLES),
     Migration(201, "chunks of batch jobs", _CHUNKS, _CHUNKS),
@@ -145,5 +148,6 @@ MIGRATIONS: Final = (
         (*_DOWNLOAD_IDS_IN_SQLITE, *_SERVED_SHEETS),
         (*_DOWNLOAD_IDS_IN_POSTGRESQL, *_SERVED_SHEETS),
     ),
+    Migration(211, "the clients that added batch jobs", _CLIENTS, _CLIENTS),
 )
 """All migrations of batches, in order."""

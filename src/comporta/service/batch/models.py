@@ -42,6 +42,29 @@ class Cursor(NamedTuple):
 FIRST_CURSOR: Final = Cursor(0, 0)
 
 
+NO_BOUND: Final = 2**31 - 1
+
+
+class JobBounds(NamedTuple):
+    """How many jobs may run in the fleet, and how many jobs and pending accounts a user or a client may have.
+
+    A client is the address that adds a job; one whose user is authenticated has only the bounds of its user.
+    """
+
+    jobs_max: int
+    user_jobs_max: int = NO_BOUND
+    user_accounts_max: int = NO_BOUND
+    client_jobs_max: int = NO_BOUND
+    client_accounts_max: int = NO_BOUND
+
+
+class Unfinished(NamedTuple):
+    """The running jobs of a user or a client, and their pending accounts."""
+
+    jobs: int
+    accounts: int
+
+
 class BatchJob(NamedTuple):
     """A job and its progress."""
 

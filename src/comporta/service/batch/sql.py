@@ -30,20 +30,24 @@ _JOB = """
 """
 READ_JOB = Statement(f"{_JOB} WHERE {SAME_JOB}")
 
-_UNFINISHED = "status = 'running' AND user_id = CAST(:user_id AS TEXT)"
+_RUNNING = "FROM batch_jobs WHERE status = 'running'"
+_OF_USER = f"{_RUNNING} AND user_id = CAST(:user_id AS TEXT)"
+_OF_CLIENT = f"{_RUNNING} AND client = CAST(:client AS TEXT) AND client <> ''"
 _PENDING_ACCOUNTS = "COALESCE(SUM(total - succeeded - failed), 0)"
-COUNT_UNFINISHED = Statement(
-    f"SELECT count(*), CAST({_PENDING_ACCOUNTS} AS INTEGER) FROM batch_jobs WHERE {_UNFINISHED}"
+COUNT_UNFINISHED = tuple(
+    Statement(f"SELECT count(*), CAST({_PENDING_ACCOUNTS} AS INTEGER) {jobs}")
+    for jobs in (_OF_USER, _OF_CLIENT)
 )
 ADD_JOB = Statement(
     f"""
-    INSERT INTO batch_jobs (job_id, user_id, digest, status, total, created_at_us, last_us)
-    SELECT CAST(:job_id AS TEXT), CAST(:user_id AS TEXT), CAST(:digest AS TEXT), 'running',
-        CAST(:total AS INTEGER), {NOW}, {NOW}
-    WHERE (SELECT count(*) FROM batch_jobs WHERE status = 'running') < CAST(:jobs_max AS INTEGER)
-        AND (SELECT count(*) FROM batch_jobs WHERE {_UNFINISHED}) < CAST(:user_jobs_max AS INTEGER)
-        AND (SELECT {_PENDING_ACCOUNTS} FROM batch_jobs WHERE {_UNFINISHED})
-            < CAST(:user_accounts_max AS INTEGER)
+    INSERT INTO batch_jobs (job_id, user_id, client, digest, status, total, created_at_us, last_us)
+    SELECT CAST(:job_id AS TEXT), CAST(:user_id AS TEXT), CAST(:client AS TEXT), CAST(:digest AS TEXT),
+        'running', CAST(:total AS INTEGER), {NOW}, {NOW}
+    WHERE (SELECT count(*) {_RUNNING}) < CAST(:jobs_max AS INTEGER)
+        AND (SELECT count(*) {_OF_USER}) < CAST(:user_jobs_max AS INTEGER)
+        AND (SELECT {_PENDING_ACCOUNTS} {_OF_USER}) < CAST(:user_accounts_max AS INTEGER)
+        AND (SELECT count(*) {_OF_CLIENT}) < CAST(:client_jobs_max AS INTEGER)
+        AND (SELECT {_PENDING_ACCOUNTS} {_OF_CLIENT}) < CAST(:client_accounts_max AS INTEGER)
     ON CONFLICT (job_id) DO NOTHING
     """
 )

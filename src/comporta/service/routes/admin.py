@@ -19,13 +19,14 @@ from comporta.service.container import Container, get_container
 from comporta.service.dashboard.document import upstream_summaries
 from comporta.service.health import read_source_answers, read_upstream_states
 from comporta.service.problems import HttpProblem
+from comporta.service.search.query import NO_CONTROL_CHARS
 from comporta.upstream.upstream import Upstream
 
 T = TypeVar("T")
 
 EVERYTHING = "everything"
-NO_CONTROL_CHARS = r"^[^\x00-\x1f\x7f]*$"
-"""PostgreSQL accepts no NUL in text, and no user name has other control characters."""
+
+_USUAL_LIMIT = r"^[1-9][0-9]{0,5}/(s|minute|hour)( burst [1-9][0-9]{0,4})?$"
 
 _bearer = HTTPBearer(auto_error=False, description="The admin token of the service.")
 
@@ -97,9 +98,12 @@ class ReasonRequest(BaseModel):
 
 
 class LimitRequest(BaseModel):
-    """A limit as text: ``20/s``, ``100/minute burst 20``."""
+    """A limit as text: ``20/s``, ``100/minute burst 20``.
 
-    limit: str = Field(min_length=1, max_length=100)
+    The pattern describes the usual form. Everything that a settings file may say is accepted.
+    """
+
+    limit: str = Field(min_length=1, max_length=100, json_schema_extra={"pattern": _USUAL_LIMIT})
 
 
 class PauseRequest(BaseModel):

@@ -99,15 +99,19 @@ async def check_whitelist(
         200: {"content": {MEDIA_TYPE: {}}, "description": "JSON lines: the job, its results, the end."}
     },
 )
-async def add_job(container: ContainerDep, identity: IdentityDep, body: JobRequest) -> StreamingResponse:
+async def add_job(
+    request: Request, container: ContainerDep, identity: IdentityDep, body: JobRequest
+) -> StreamingResponse:
     """Add a job and stream its results; the job continues if the client disconnects."""
     batches = container.batches
     user_id = resolve_user(identity, body.user_id) or ANONYMOUS
     accounts = await batches.run_intake(_validate_accounts, body.accounts)
     _check_capacity(batches, len(accounts))
-    job = await batches.add_job(user_id, accounts, body.job_id)
+    # A user who is not authenticated can take any name, so the client's address is what counts.
+    client = container.admin_throttle.client_address(request) if identity is None else ""
+    job = await batches.add_job(user_id, accounts, body.job_id, client)
     if job is None:
-        raise await _refusal(batches, user_id)
+        raise await _refusal(batches, user_id, client)
     if identity is not None and job.user_id != user_id:
         raise HttpProblem(409, "Conflict", f"job {job.job_id} exists already", "job_id")
     if body.job_id is not None and job.digest != await batches.accounts_digest(accounts):
@@ -217,18 +221,22 @@ def _require_user(identity: Identity | None, given: str | None) -> str:
     return user_id
 
 
-async def _refusal(batches: Batches, user_id: str) -> HttpProblem:
+async def _refusal(batches: Batches, user_id: str, client: str) -> HttpProblem:
     """Return why a job was not added."""
     settings = batches.settings
-    jobs, accounts = await batches.count_unfinished(user_id)
-    if jobs >= settings.running_per_user_max:
-        detail = f"{jobs} jobs of this user are running, at most {settings.running_per_user_max} may"
-    elif accounts >= settings.accounts_per_user_max:
-        detail = f"{accounts} accounts of this user are pending, at most {settings.accounts_per_user_max} may"
-    else:
-        detail = f"{settings.running_max} jobs are already running"
-        return HttpProblem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)
-    return HttpProblem(429, "Too Many Requests", detail, retry_after=RETRY_SECONDS)
+    of_user, of_client = await batches.count_unfinished(user_id, client)
+    for whose, unfinished, jobs_max, accounts_max in (
+        ("user", of_user, settings.running_per_user_max, settings.accounts_per_user_max),
+        ("client", of_client, settings.running_per_client_max, settings.accounts_per_client_max),
+    ):
+        if unfinished.jobs >= jobs_max:
+            detail = f"{unfinished.jobs} jobs of this {whose} are running, at most {jobs_max} may"
+            return HttpProblem(429, "Too Many Requests", detail, retry_after=RETRY_SECONDS)
+        if unfinished.accounts >= accounts_max:
+            detail = f"{unfinished.accounts} accounts of this {whose} are pending, at most {accounts_max} may"
+            return HttpProblem(429, "Too Many Requests", detail, retry_after=RETRY_SECONDS)
+    detail = f"{settings.running_max} jobs are already running"
+    return HttpProblem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)
 
 
 async def _find_job(batches: Batches, job_id: str, identity: Identity | None) -> BatchJob:

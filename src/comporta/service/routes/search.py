@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.routing import Route
 
+from comporta.cache.params import USER_CHARS_MAX
 from comporta.service.container import Container, get_container
 from comporta.service.identity import resolve_user
 from comporta.service.problems import HttpProblem
@@ -26,6 +27,8 @@ EVENTS: Final = "text/event-stream"
 FULL_RETRY_SECONDS: Final = 5.0
 
 _STRING_LIST: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_TERM: dict[str, Any] = {"type": "string", "minLength": 1, "pattern": queries.NO_CONTROL_CHARS}
+_USER: dict[str, Any] = {"type": "string", "pattern": queries.PRINTABLE}
 _DATE: dict[str, Any] = {"type": "string", "format": "date"}
 
 
@@ -58,16 +61,12 @@ _PARAMETERS = [
         "terms",
         {
             **_STRING_LIST,
-            "items": {
-                "type": "string",
-                "minLength": queries.TERM_CHARS_RANGE[0],
-                "maxLength": queries.TERM_CHARS_RANGE[1],
-            },
+            "items": {**_TERM, "maxLength": queries.TERM_CHARS_MAX},
             "maxItems": queries.TERMS_MAX,
         },
         "Terms, separated by commas; at least one must be in the notice's object.",
     ),
-    _parameter("user", {"type": "string", "minLength": 1, "maxLength": 200}, "The user who searches."),
+    _parameter("user", {**_USER, "minLength": 1, "maxLength": USER_CHARS_MAX}, "The user who searches."),
     _parameter(
         "limit", _integer_schema(queries.LIMIT_RANGE, queries.DEFAULT_LIMIT), "How many notices to return."
     ),

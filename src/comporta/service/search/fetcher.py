@@ -13,11 +13,13 @@ from typing import Final
 
 from comporta.cache.entry import Loaded
 from comporta.errors import CachePendingError, CircuitOpenError, LimitReachedError, RefusedError
+from comporta.limits.priority import Caller, resolve_caller
 from comporta.outcome import error_summary
 from comporta.service.search.listing_reader import ListingReader, read_pages
 from comporta.service.search.listings import ListedNotices, combine_listings
 from comporta.service.search.progress import FetchProgress
 from comporta.service.search.query import SearchScope
+from comporta.service.search.read_class import as_caller
 from comporta.service.sources.base import Listing, Notice, NoticeSource, PortalError
 
 LISTING_CONCURRENCY: Final = 10
@@ -78,6 +80,15 @@ class SourceFetcher:
         self._circuit_closed = False
         self._failed = self._total = self._pages = self._notices = 0
         self._started = time.monotonic()
+        self._caller = resolve_caller(None, None)
+        self._reading: set[Listing] = set()
+
+    def raise_to(self, caller: Caller) -> None:
+        """Give this fetch the class and the owner of a caller who waits for it, if that class is higher."""
+        if caller.rank < self._caller.rank:
+            self._caller = caller
+            for listing in self._reading:
+                self._reader.raise_to(self._source.name, listing, caller)
 
     @property
     def pages_per_second(self) -> float:
@@ -154,9 +165,14 @@ class SourceFetcher:
 
     async def _read_listing(self, listing: Listing) -> ListedNotices:
         """Return a listing; of those beyond ``NOTICES_MAX`` only the first page, which is not shared."""
-        if self._notices >= NOTICES_MAX:
-            return await read_pages(self._source, listing, 1, on_page=self._count_page)
-        return await self._reader.read(self._source, listing, self._count_page)
+        with as_caller(self._caller):
+            if self._notices >= NOTICES_MAX:
+                return await read_pages(self._source, listing, 1, on_page=self._count_page)
+            self._reading.add(listing)
+            try:
+                return await self._reader.read(self._source, listing, self._count_page)
+            finally:
+                self._reading.discard(listing)
 
     def _count_page(self) -> None:
         """Publish that a page was read; raise what another listing met, if the circuit opened meanwhile."""

@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import partial
 from typing import Any, Final
 
 from comporta.cache.cache import HealthCache
 from comporta.cache.health import FRESH
 from comporta.errors import DatabaseError, LimitReachedError, RefusedError
+from comporta.limits.priority import Caller
 from comporta.service.search.listings import ListedNotices
+from comporta.service.search.read_class import ReadClass, ReadClasses
 from comporta.service.sources.base import Listing, Notice, NoticeSource
 
 NAME: Final = "listings"
@@ -51,12 +54,18 @@ async def read_pages(
     listing: Listing,
     pages_max: int,
     pages: ListingPages | None = None,
+    *,
     on_page: Callable[[], None] | None = None,
+    read_class: ReadClass | None = None,
 ) -> ListedNotices:
-    """Read the pages of a listing one after the other, at most ``pages_max``, and add them to ``pages``."""
+    """Read the pages of a listing one after the other, at most ``pages_max``, and add them to ``pages``.
+
+    Pages wait for capacity in ``read_class``; by default in the class of the context.
+    """
     pages = pages or ListingPages()
     while pages.count is None or pages.read < min(pages.count, pages_max):
-        page = await source.fetch_page(listing, pages.read + 1)
+        fetch = partial(source.fetch_page, listing, pages.read + 1)
+        page = await (fetch() if read_class is None else read_class.fetch(fetch))
         pages.notices += page.notices
         pages.read, pages.count = pages.read + 1, page.page_count
         if on_page is not None:
@@ -71,27 +80,34 @@ class ListingReader:
         self._cache = cache
         self._reading: dict[tuple[str, Listing], ListingPages] = {}
         self._expected_pages: dict[str, float] = {}
+        self._classes = ReadClasses()
 
     async def read(
         self, source: NoticeSource, listing: Listing, on_page: Callable[[], None] | None = None
     ) -> ListedNotices:
         """Return a listing from the cache, or read it for the whole fleet.
 
-        A read that has begun ends by itself, whether or not its caller still waits. The cache does not count
-        failures of listings: it counts those of the searches that need them.
+        A read that has begun ends by itself, whether or not its caller still waits. A caller that joins it
+        raises it to its own class, if that is higher. The cache does not count failures of listings: it
+        counts those of the searches that need them.
         """
 
         async def load() -> dict[str, Any]:
             try:
-                return (await self._read_for_all(source, listing, on_page))._asdict()
+                return (await self.read_for_all(source, listing, on_page))._asdict()
             except Exception as error:
                 raise _UncountedError(error) from error
 
         try:
-            cached = await self._cache.fetch(None, _cache_params(source.name, listing), load)
+            with self._classes.join((source.name, listing)):
+                cached = await self._cache.fetch(None, _cache_params(source.name, listing), load)
         except _UncountedError as uncounted:
             raise uncounted.error from None
         return ListedNotices(**cached.value)
+
+    def raise_to(self, source: str, listing: Listing, caller: Caller) -> None:
+        """Give the read of a listing the class of a caller who waits for it, if that is higher."""
+        self._classes.raise_to((source, listing), caller)
 
     async def cached(self, source: str, listings: Sequence[Listing]) -> dict[Listing, ListedNotices]:
         """Return those listings that any worker has read lately; read nothing from the portal."""
@@ -110,11 +126,12 @@ class ListingReader:
             for listing, cached in zip(listings, saved, strict=True)
             if cached is not None and cached.age < SAVED_SECONDS_MAX
         }
-        for listing in listings:
-            pages = self._reading.get((source, listing))
-            if pages is not None and pages.read:
-                notices[listing] = list(pages.notices)
-        return notices
+        return notices | self.pages_so_far(source, listings)
+
+    def pages_so_far(self, source: str, listings: Sequence[Listing]) -> dict[Listing, list[Notice]]:
+        """Return the notices of the pages that this worker has read of the listings that it is reading."""
+        reading = {listing: self._reading.get((source, listing), _NOT_BEGUN) for listing in listings}
+        return {listing: list(pages.notices) for listing, pages in reading.items() if pages.read}
 
     def pages_left(self, source: NoticeSource, listings: Sequence[Listing]) -> float:
         """Return how many pages of these listings are still to be read, as far as that is known."""
@@ -125,9 +142,10 @@ class ListingReader:
             left += expected if pages.count is None else min(pages.count, source.pages_max) - pages.read
         return max(1.0, left)
 
-    async def _read_for_all(
-        self, source: NoticeSource, listing: Listing, on_page: Callable[[], None] | None
+    async def read_for_all(
+        self, source: NoticeSource, listing: Listing, on_page: Callable[[], None] | None = None
     ) -> ListedNotices:
+        """Read a listing from the portal, whether or not it is in the cache, and store nothing."""
         key = source.name, listing
         pages = self._reading[key] = await self._saved_pages(*key)
         saved_count = pages.read
@@ -155,7 +173,10 @@ class ListingReader:
     ) -> ListedNotices:
         try:
             async with asyncio.timeout(READ_SECONDS_MAX) as bound:
-                return await read_pages(source, listing, source.pages_max, pages, on_page)
+                with self._classes.join((source.name, listing)) as read_class:
+                    return await read_pages(
+                        source, listing, source.pages_max, pages, on_page=on_page, read_class=read_class
+                    )
         except TimeoutError:
             if not bound.expired():
                 raise

@@ -29,10 +29,13 @@ def merge_notices(lists: Iterable[Iterable[Notice]]) -> list[Notice]:
 
 
 def filter_notices(notices: Iterable[Notice], terms: Sequence[str]) -> list[Notice]:
-    """Return the notices whose object contains one of the terms, ignoring accents and case."""
+    """Return the notices whose object contains one of the terms, ignoring accents and case.
+
+    A term of accents only is in no object.
+    """
     if not terms:
         return list(notices)
-    folded = [fold_text(term) for term in terms]
+    folded = [text for text in map(fold_text, terms) if text]
     return [notice for notice in notices if _contains_any(fold_text(notice["object"]), folded)]
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from comporta.cache.coverage import Coverage
+from comporta.errors import DatabaseError
 from comporta.limits.overrides.degradation import limiter_rates
+from comporta.limits.priority import Caller
 from comporta.service.search.fetcher import FETCH_SECONDS_MAX, SourceFetcher
 from comporta.service.search.listing_reader import ListingReader
 from comporta.service.search.listings import combine_listings, days_of, ufs_of
 from comporta.service.search.query import SearchScope
-from comporta.service.sources.base import NoticeSource
+from comporta.service.sources.base import Listing, Notice, NoticeSource
+
+READ_SECONDS_MIN: Final = 0.05
+"""How long the database may take for what it has, even if the deadline of the search is over."""
 
 READY_SECONDS_MIN: Final = 1.0
 """No answer is expected sooner than this."""
@@ -41,6 +48,9 @@ class RunningFetches:
     def __len__(self) -> int:
         return len(self._by_key)
 
+    def __contains__(self, key: tuple[str, SearchScope]) -> bool:
+        return key in self._by_key
+
     def add(self, source: str, scope: SearchScope, fetch: SourceFetcher) -> None:
         """Remember a fetch while it runs."""
         self._by_key[source, scope] = fetch
@@ -50,15 +60,29 @@ class RunningFetches:
         if self._by_key.get((source, scope)) is fetch:
             del self._by_key[source, scope]
 
+    def raise_to(self, source: str, scope: SearchScope, caller: Caller) -> None:
+        """Give a fetch, if it runs, the class of a caller who waits for it."""
+        fetch = self._by_key.get((source, scope))
+        if fetch is not None:
+            fetch.raise_to(caller)
+
     async def pending_answer(
-        self, source: NoticeSource, scope: SearchScope, seconds_min: float
+        self, source: NoticeSource, scope: SearchScope, seconds_min: float, deadline: float
     ) -> PendingAnswer:
-        """Return what is there of a search, whichever worker fetches it; ``seconds_min`` more are needed."""
+        """Return what is there of a search, whichever worker fetches it; ``seconds_min`` more are needed.
+
+        What the database cannot return before ``deadline`` (of ``time.monotonic``) is left out.
+        """
         fetch = self._by_key.get((source.name, scope))
         listings = source.listings(scope.first_day, scope.last_day, scope.modality, scope.ufs)
-        listed = await self._reader.cached(source.name, listings)
-        if fetch is not None:
-            listed |= fetch.listed
+        listed = {} if fetch is None else dict(fetch.listed)
+        first_pages: dict[Listing, list[Notice]] = {}
+        with suppress(TimeoutError, DatabaseError):
+            async with asyncio.timeout(max(READ_SECONDS_MIN, deadline - time.monotonic())):
+                unknown = [listing for listing in listings if listing not in listed]
+                listed |= await self._reader.cached(source.name, unknown)
+                unknown = [listing for listing in listings if listing not in listed]
+                first_pages = await self._reader.first_pages(source.name, unknown)
         pending = [listing for listing in listings if listing not in listed]
         value, coverage = combine_listings(
             listed,
@@ -66,7 +90,7 @@ class RunningFetches:
             scope.ufs,
             lambda notice: source.has_modality(notice, scope.modality),
             pending=pending,
-            first_pages=await self._reader.first_pages(source.name, pending),
+            first_pages=first_pages or self._reader.pages_so_far(source.name, pending),
         )
         seconds = self._reader.pages_left(source, pending) / self._pages_per_second(source, fetch)
         seconds = min(FETCH_SECONDS_MAX, max(READY_SECONDS_MIN, seconds_min, seconds))

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 from urllib.parse import parse_qsl
 
 from comporta.cache.params import USER_CHARS_MAX
-from comporta.service.sources.base import fold_text
 
 UFS: Final = (
     *("AC", "AL", "AM", "AP", "BA", "CE", "DF", "ES", "GO", "MA", "MG", "MS", "MT", "PA"),
@@ -27,7 +26,13 @@ DEFAULT_MODALITY: Final = 6
 
 QUERY_BYTES_MAX: Final = 8192
 TERMS_MAX: Final = 20
-TERM_CHARS_RANGE: Final = (2, 100)
+TERM_CHARS_MAX: Final = 100
+NO_CONTROL_CHARS: Final = r"^[^\x00-\x1f\x7f]*$"
+"""PostgreSQL accepts no NUL in text, and no user name or term has other control characters."""
+
+PRINTABLE: Final = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
+"""What ``str.isprintable`` means, as a pattern of JSON Schema, which Python's ``re`` does not understand."""
+
 LIMIT_RANGE: Final = (1, 5000)
 DEFAULT_LIMIT: Final = 500
 OFFSET_RANGE: Final = (0, 100_000)
@@ -35,6 +40,7 @@ ANONYMOUS: Final = "anonymous"
 FIELDS: Final = ("date_from", "date_to", "modality", "ufs", "terms", "user", "limit", "offset")
 
 _LISTS = ("ufs", "terms")
+_PLAIN_TEXT = re.compile(NO_CONTROL_CHARS)
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _CACHE_SIZE = 1024
@@ -164,17 +170,10 @@ def _parse_terms(fields: Mapping[str, list[str]]) -> tuple[str, ...]:
     terms = tuple(dict.fromkeys(_split_list(fields.get("terms", []))))
     if len(terms) > TERMS_MAX:
         raise QueryError("terms", f"must be at most {TERMS_MAX}, got {len(terms)}")
-    shortest, longest = TERM_CHARS_RANGE
     for term in terms:
-        if not _is_term(term):
-            _fail("terms", f"must be {shortest} to {longest} printable characters each", term)
+        if len(term) > TERM_CHARS_MAX or not _PLAIN_TEXT.fullmatch(term):
+            _fail("terms", f"must be 1 to {TERM_CHARS_MAX} characters each, none a control character", term)
     return terms
-
-
-def _is_term(term: str) -> bool:
-    """Whether a term is valid: a term of accents only would match every text."""
-    shortest, longest = TERM_CHARS_RANGE
-    return shortest <= len(fold_text(term)) and len(term) <= longest and term.isprintable()
 
 
 def _parse_user(fields: Mapping[str, list[str]]) -> str:

@@ -4,8 +4,9 @@ Each source has its own cache entries, so a failing source is served stale while
 cache key has no user and no terms, so searches that differ only in these share one fetch. A fetch for a user
 has the class ``interactive`` and takes turns with those of other users; scheduled refreshes come after it.
 
-A search waits for its sources until its deadline. A fetch that has not ended by then continues, and the
-response has what there is of it, says what is pending and when it is expected. Such a response is not cached.
+A search waits for its sources until shortly before its deadline. A fetch that has not ended by then
+continues, and the response has what there is of it, says what is pending and when it is expected. Such a
+response is not cached.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from comporta.errors import (
     LimitReachedError,
     RefusedError,
 )
-from comporta.limits.priority import priority
+from comporta.limits.priority import Caller, priority, priority_rank
 from comporta.service.search.fetcher import SourceFetcher, listing_concurrency
-from comporta.service.search.listing_reader import ListingReader, listing_of, read_pages
+from comporta.service.search.listing_reader import ListingReader, listing_of
 from comporta.service.search.pending_answers import RunningFetches
 from comporta.service.search.progress import ProgressBroadcaster
 from comporta.service.search.query import ANONYMOUS, SearchQuery, SearchScope
+from comporta.service.search.read_class import as_caller
 from comporta.service.search.response import (
     FAILED,
     PENDING,
@@ -57,6 +59,16 @@ RESPONSE_BYTES_MAX: Final = 32 * 1024 * 1024
 
 REFRESH_SECONDS: Final = 60.0
 """How often the refresh loop looks for hot keys that are about to become stale."""
+
+ANSWER_SECONDS_MAX: Final = 1.0
+ANSWER_SHARE: Final = 0.1
+"""A search stops to wait this long before its deadline, or this share of its time-out if that is less.
+
+What there is of it is put together meanwhile. Where many searches end at once, that takes a while.
+"""
+
+JOIN_SECONDS: Final = 0.1
+"""A search that waits this long for a fetch that runs in the background raises it to its own class."""
 
 REFRESH_OWNER: Final = "scheduled refresh"
 
@@ -95,6 +107,7 @@ class Search:
         self._running = RunningFetches(self._reader)
         self._fetch_slots = asyncio.Semaphore(FETCHES_MAX)
         self._timeout = settings.timeout
+        self._answer_seconds = min(ANSWER_SECONDS_MAX, ANSWER_SHARE * settings.timeout)
         self._soft_timeout = settings.soft_timeout or None
         self._responses: OrderedDict[SearchQuery, CachedResponse] = OrderedDict()
         self._response_bytes = 0
@@ -156,8 +169,7 @@ class Search:
         self, user: str, source: NoticeSource, scope: SearchScope, missing: list[str] | None = None
     ) -> Loaded:
         """Fetch for a user who waits: before all refreshes, in turns with other users."""
-        # Anonymous searches have no user in common, so each of them takes turns with the others.
-        with priority("interactive", owner=user if user != ANONYMOUS else f"{ANONYMOUS} {hash(scope):x}"):
+        with as_caller(_user_caller(user, scope)):
             return await self.load(source, scope, missing)
 
     async def load_in_background(
@@ -175,7 +187,7 @@ class Search:
             raise PortalError(f"{kind} must be one of {', '.join(self._sources)}, got {params!r:.100}")
         if kind == "listing":
             with priority("normal", owner=REFRESH_OWNER):
-                return Loaded((await read_pages(source, listing_of(params), source.pages_max))._asdict())
+                return Loaded((await self._reader.read_for_all(source, listing_of(params)))._asdict())
         return await self.load_in_background(source, SearchScope.from_cache_params(params), missing)
 
     async def run_refresh_loop(self, interval_seconds: float = REFRESH_SECONDS) -> None:
@@ -205,12 +217,13 @@ class Search:
 
     async def _source_result(self, name: str, query: SearchQuery, deadline: float) -> SourceResult:
         source = self._sources[name]
+        joining = self._join_running(name, query)
         try:
             cached = await self._cache.fetch(
                 query.user,
                 query.scope.cache_params(name),
                 partial(self.load_for_user, query.user, source, query.scope),
-                timeout=max(0.0, deadline - time.monotonic()),
+                timeout=max(0.0, deadline - self._answer_seconds - time.monotonic()),
                 soft_timeout=self._soft_timeout,
                 refresh_loader=partial(self.load_in_background, source, query.scope),
             )
@@ -219,15 +232,26 @@ class Search:
                 return SourceResult(name, None, SKIPPED, "an operator holds its circuit open")
             return SourceResult(name, None, SKIPPED, "its circuit is open", error.retry_after)
         except (CachePendingError, LimitReachedError) as error:
-            pending = await self._running.pending_answer(source, query.scope, error.retry_after)
+            pending = await self._running.pending_answer(source, query.scope, error.retry_after, deadline)
             return SourceResult(name, None, PENDING, "it is still being read", pending=pending)
         except CacheUnavailableError as error:
             return SourceResult(name, None, FAILED, "it failed a moment ago", error.retry_after)
         except (PortalError, TimeoutError):
             return SourceResult(name, None, FAILED, "it failed", 60.0 * calculate_backoff_minutes(1))
+        finally:
+            if joining is not None:
+                joining.cancel()
         if cached.freshness == FRESH:
             return SourceResult(name, cached, FRESH)
         return SourceResult(name, cached, STALE, await self._stale_reason(source, cached))
+
+    def _join_running(self, name: str, query: SearchQuery) -> asyncio.TimerHandle | None:
+        """Raise the fetch that runs for a search to the class of its user, unless the cache has an answer."""
+        if (name, query.scope) not in self._running:
+            return None
+        caller = _user_caller(query.user, query.scope)
+        loop = asyncio.get_running_loop()
+        return loop.call_later(JOIN_SECONDS, self._running.raise_to, name, query.scope, caller)
 
     async def _stale_reason(self, source: NoticeSource, cached: Cached) -> str:
         breaker = source.upstream.breaker
@@ -242,6 +266,15 @@ class Search:
         while len(self._responses) > RESPONSES_MAX or self._response_bytes > RESPONSE_BYTES_MAX:
             _, evicted = self._responses.popitem(last=False)
             self._response_bytes -= len(evicted.body)
+
+
+def _user_caller(user: str, scope: SearchScope) -> Caller:
+    """Return the class and the owner of a user who waits.
+
+    Anonymous searches have no user in common, so each of them takes turns with the others.
+    """
+    owner = user if user != ANONYMOUS else f"{ANONYMOUS} {hash(scope):x}"
+    return Caller(priority_rank("interactive"), owner)
 
 
 def _is_partial(cached: Cached) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from typing import Annotated, Any, Final, NamedTuple, Protocol, TypedDict
 
@@ -96,8 +96,13 @@ class NoticeSource(Protocol):
     def has_modality(self, notice: Notice, modality: int) -> bool:
         """Return whether a listed notice has a modality."""
 
-    async def fetch_page(self, listing: Listing, number: int) -> NoticePage:
-        """Return a page; numbers start at 1. Raises the upstream's refusals and ``PortalError``."""
+    async def fetch_page(
+        self, listing: Listing, number: int, on_sent: Callable[[], None] | None = None
+    ) -> NoticePage:
+        """Return a page; numbers start at 1. Raises the upstream's refusals and ``PortalError``.
+
+        It calls ``on_sent`` when the page no longer waits for capacity: its request is sent.
+        """
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -5,7 +5,7 @@ The portal answers a page past the last one with a 400: the number of pages may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from typing import Final
 
@@ -86,10 +86,12 @@ class PncpSource(PortalSource):
             "tamanhoPagina": PAGE_SIZE,
         }
 
-    async def request_page(self, listing: Listing, number: int) -> NoticePage:
+    async def request_page(
+        self, listing: Listing, number: int, on_sent: Callable[[], None] | None = None
+    ) -> NoticePage:
         """Return a page; one past the last is empty."""
         try:
-            return await super().request_page(listing, number)
+            return await super().request_page(listing, number, on_sent)
         except PortalStatusError as error:
             if error.status == _BAD_REQUEST and number > 1:
                 return NoticePage([], number - 1)

@@ -50,17 +50,32 @@ class Portal:
         self._client = client
         self._bytes_max = bytes_max
 
-    async def get(self, path: str, params: Mapping[str, str | int], parse: Callable[[bytes], T]) -> T | None:
-        """Return what ``parse`` makes of the response body; ``None`` for a 204."""
+    async def get(
+        self,
+        path: str,
+        params: Mapping[str, str | int],
+        parse: Callable[[bytes], T],
+        on_sent: Callable[[], None] | None = None,
+    ) -> T | None:
+        """Return what ``parse`` makes of the response body; ``None`` for a 204.
+
+        Each attempt calls ``on_sent`` when it no longer waits for capacity.
+        """
         upstream = self.upstream.options(max_wait=WAIT_SECONDS_MAX)
-        response: PortalResponse[T] = await upstream.call(self._attempt, path, params, parse)
+        response: PortalResponse[T] = await upstream.call(self._attempt, path, params, parse, on_sent)
         if response.status_code not in (_OK, _NO_CONTENT):
             raise PortalStatusError(self.upstream.name, response.status_code)
         return response.page
 
     async def _attempt(
-        self, path: str, params: Mapping[str, str | int], parse: Callable[[bytes], T]
+        self,
+        path: str,
+        params: Mapping[str, str | int],
+        parse: Callable[[bytes], T],
+        on_sent: Callable[[], None] | None,
     ) -> PortalResponse[T]:
+        if on_sent is not None:
+            on_sent()
         async with self._client.stream("GET", self._base + path, params=dict(params)) as response:
             page = None
             if response.status_code == _OK:
@@ -114,11 +129,13 @@ class PortalSource(ABC):
     def parse_page(self, body: bytes, listing: Listing) -> NoticePage:
         """Parse a response body; may raise the decoder's errors."""
 
-    async def fetch_page(self, listing: Listing, number: int) -> NoticePage:
+    async def fetch_page(
+        self, listing: Listing, number: int, on_sent: Callable[[], None] | None = None
+    ) -> NoticePage:
         """Return a page, and record for all workers whether the portal sent one."""
         store = self.upstream.store
         try:
-            page = await self.request_page(listing, number)
+            page = await self.request_page(listing, number, on_sent)
         except RefusedError:
             raise  # the portal was not asked
         except Exception as error:
@@ -127,10 +144,13 @@ class PortalSource(ABC):
         await record_page(store, self.name)
         return page
 
-    async def request_page(self, listing: Listing, number: int) -> NoticePage:
+    async def request_page(
+        self, listing: Listing, number: int, on_sent: Callable[[], None] | None = None
+    ) -> NoticePage:
         """Return a page; a 204 is an empty page."""
         params = self.request_params(listing, number)
-        return await self._portal.get(self.path, params, self._parser(listing)) or NoticePage([], 0)
+        page = await self._portal.get(self.path, params, self._parser(listing), on_sent)
+        return page or NoticePage([], 0)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -2,7 +2,7 @@
 
 import { CallsChart, LinesChart } from "./charts.js";
 import { $, KeyedRows, StatList, collectFields, element, filterText, setAttr, setText, setVisible, svgElement } from "./dom.js";
-import { clockFace, count, hasOverride, joinList, number, percent, phaseName, phaseText, rate, reasonText, shadowText, toneOf, urgency, wait } from "./words.js";
+import { clockFace, count, hasOverride, joinList, number, percent, phaseName, phaseText, rate, reasonText, shadowText, toneOf, urgency, wait, waitingText } from "./words.js";
 
 const CARDS_MAX = 200;
 const COMPACT_FROM = 12; // more upstreams than this are one line each
@@ -239,6 +239,8 @@ class Card {
     setText(this.fields["tokens-note"], "of this worker");
     meter(this.fields.tokens, this.fields["tokens-bar"], card.tokens, card.capacity);
     meter(this.fields.flight, this.fields["flight-bar"], card.in_flight, card.in_flight_max);
+    setVisible(this.fields["waiting-note"], Boolean(waitingText(card)));
+    setText(this.fields["waiting-note"], waitingText(card));
     const lowered = card.limit < card.original * 0.995;
     const raised = card.limit > card.original * 1.005;
     setText(this.fields.limit, rate(card.limit));

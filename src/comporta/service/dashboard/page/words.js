@@ -115,6 +115,12 @@ function probesText(card) {
   return `${count(card.probes.length, "probe")} in flight, held by ${joinList(owners)}.`;
 }
 
+// The callers of all workers that wait for capacity, by class, the highest first.
+export function waitingText(card) {
+  const classes = Object.entries(card.waiting ?? {});
+  return classes.length ? `waiting: ${joinList(classes.map(([name, many]) => `${number(many)} ${name}`))}` : "";
+}
+
 function thresholdText(card) {
   return card.threshold ? `; it opens at ${card.threshold}` : "";
 }

@@ -1,0 +1,164 @@
+"""A user who waits for a listing that a refresh reads raises it to the class of users."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.search.rig import PATIENT, SearchRig, open_rig
+
+from comporta.limits.priority import Caller, resolve_caller
+from comporta.limits.wait_queue import WaitQueue
+from comporta.service.search.query import parse_query
+from comporta.service.search.read_class import ReadClass
+from comporta.service.sources.base import Listing, NoticePage
+from comporta.service.sources.portal import PortalSource
+from comporta.testing import ProcurementServer
+
+USER, REFRESH = Caller(0, "ana"), Caller(1, "scheduled refresh")
+UFS = ("AC", "BA", "CE", "MA", "MG")
+
+
+def run_scenario(folder: Path, scenario: Callable[[SearchRig], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server:
+            async with open_rig(folder, server, **PATIENT) as rig:
+                await scenario(rig)
+
+    asyncio.run(run())
+
+
+def waiting(rig: SearchRig) -> list[Caller]:
+    """Return who waits for capacity of PNCP, in the order in which they are served."""
+    queue: WaitQueue = rig.container.upstreams["pncp"].limiter._flows.wait_queue
+    [order] = queue.waiters_by_key.values() or [None]
+    ranks = {} if order is None else order._by_rank
+    return [Caller(waiter.rank, waiter.owner) for rank in sorted(ranks) for waiter in ranks[rank].arrivals]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, Caller]]:
+    """Return the pages of PNCP in the order in which they are requested: their UF, and for whom."""
+    pages: list[tuple[str | None, Caller]] = []
+    fetch_page = PortalSource.fetch_page
+
+    async def record(
+        source: PortalSource, listing: Listing, number: int, on_sent: Callable[[], None] | None = None
+    ) -> NoticePage:
+        caller = resolve_caller(None, None)
+
+        def record_sent() -> None:
+            if source.name == "pncp":
+                pages.append((listing.uf, caller))
+            if on_sent is not None:
+                on_sent()
+
+        return await fetch_page(source, listing, number, record_sent)
+
+    monkeypatch.setattr(PortalSource, "fetch_page", record)
+    return pages
+
+
+def scope_params(ufs: str) -> dict[str, Any]:
+    return parse_query(f"date_from=2026-01-01&date_to=2026-01-10&ufs={ufs}".encode(), 366).scope.cache_params(
+        "pncp"
+    )
+
+
+async def while_paused(
+    rig: SearchRig, refresh: Coroutine[Any, Any, Any], join: Callable[[], Coroutine[Any, Any, Any]]
+) -> None:
+    """Let a refresh wait for a paused portal, then a user join it; resume when the user has raised it."""
+    limiter = rig.container.upstreams["pncp"].limiter
+    await limiter.pause(50)
+
+    async def refresh_waits() -> bool:
+        return len(waiting(rig)) == len(UFS)
+
+    async def user_is_first() -> bool:
+        return waiting(rig)[:1] == [USER]
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(refresh)
+        await rig.wait_until(refresh_waits)
+        assert set(waiting(rig)) == {REFRESH}
+        group.create_task(join())
+        await rig.wait_until(user_is_first)
+        await limiter.resume()
+
+
+def test_listing__read_by_a_refresh__is_raised_by_a_search_that_needs_it(
+    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        search = rig.container.search
+        refresh = search.refresh(scope_params(",".join(UFS)))
+        await while_paused(rig, refresh, lambda: rig.body("MG", user="ana"))
+        assert sent[0] == ("MG", USER)
+        assert sorted(sent[1:]) == [(uf, REFRESH) for uf in UFS if uf != "MG"]  # each once
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_fetch__in_the_background__is_raised_by_a_user_who_waits_for_the_same_search(
+    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+) -> None:
+    async def scenario(rig: SearchRig) -> None:
+        ufs = ",".join(UFS)
+        refresh = rig.container.search._cache.fetch(
+            "bob", scope_params(ufs), lambda: rig.container.search.refresh(scope_params(ufs))
+        )
+        await while_paused(rig, refresh, lambda: rig.body(ufs, user="ana"))
+        assert sorted(sent) == [(uf, USER) for uf in UFS]
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_read__raised_after_its_request_was_sent__sends_no_second_one() -> None:
+    async def scenario() -> list[Caller]:
+        calls: asyncio.Queue[Caller] = asyncio.Queue()
+        read = ReadClass(Caller(2, "job"))
+        proceed = asyncio.Event()
+
+        async def fetch(on_sent: Callable[[], None]) -> str:
+            on_sent()
+            calls.put_nowait(resolve_caller(None, None))
+            await proceed.wait()
+            return "page"
+
+        fetching = asyncio.create_task(read.fetch(fetch))
+        first = await calls.get()
+        read.raise_to(USER)
+        read.raise_to(Caller(1, "bob"))  # a lower class than ana's
+        proceed.set()
+        assert (await fetching, await read.fetch(fetch)) == ("page", "page")
+        return [first, calls.get_nowait()]
+
+    assert asyncio.run(scenario()) == [Caller(2, "job"), USER]
+
+
+def test_read__raised_class_by_class__starts_again_once_for_each_class() -> None:
+    async def scenario() -> list[Caller]:
+        calls: asyncio.Queue[Caller] = asyncio.Queue()
+        read = ReadClass(Caller(2, "job"))
+
+        async def wait(_: Callable[[], None]) -> None:
+            calls.put_nowait(resolve_caller(None, None))
+            await asyncio.Event().wait()
+
+        fetching = asyncio.create_task(read.fetch(wait))
+        started = [await calls.get()]
+        for caller in (Caller(1, "bob"), USER):
+            read.raise_to(caller)
+            started.append(await calls.get())
+        read.raise_to(Caller(0, "eve"))  # no higher class than ana's
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert calls.empty()
+        return started
+
+    assert asyncio.run(scenario()) == [Caller(2, "job"), Caller(1, "bob"), USER]
