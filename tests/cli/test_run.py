@@ -481,7 +481,7 @@ def test_run__failed_items__dead_letters_count_attempts_and_name_line_and_key(
     [letter] = DeadLetters.read(f"{output}.dead.jsonl")
     assert (letter.attempts, letter.position, letter.key) == (3, 2, "a-1")
     [event] = [each for each in events if each.kind == "pipeline_dead_letter"]
-    assert event.text.startswith("gave up item 2 (key 'a-1'): HttpStatusError: 500 ")
+    assert event.text.startswith("gave up line 2 (key 'a-1'): HttpStatusError: 500 ")
     assert event.text.endswith("(1 dead letter in this run)")
     assert ran.stdout.splitlines()[0].startswith("Complete: 1 item in ")
     assert "1 dead letter; to retry it, use this file as INPUT." in ran.stdout
