@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from tests.browser.sample_documents import NOW, event, large_fleet, upstream, worker
+from tests.browser.sample_documents import NOW, event, failure, large_fleet, upstream, worker
 
 from comporta.service.dashboard.document_changes import document_changes
 
@@ -37,6 +37,7 @@ def busy_second(document: dict[str, Any]) -> dict[str, Any]:
         each["tokens"] += 1
         each["in_flight"] = number
         each["minute"] = {**each["minute"], "calls": 1000 + number, "ok": 900 + number}
+        each["last_failures"] = [failure(number) for number in range(5)]
     for each in after["workers"]:
         each["last_heartbeat"] += 0.1
     for series in after["recent"].values():

@@ -17,6 +17,7 @@ from comporta.outcome import PLAIN_TYPES, Classifier, classify
 from comporta.refusals import RefusalHandler
 from comporta.retry.attempts import NO_HOOKS, AttemptHooks
 from comporta.upstream.fast_path import FastPath
+from comporta.upstream.recent_failures import RecentFailures
 from comporta.upstream.report import CallReport
 from comporta.upstream.tokens import SeveralLimits, SingleLimit, Tokens
 
@@ -125,6 +126,7 @@ class Policies:
     call_limits: CallLimits | None = field(init=False)
     pause: UpstreamPause = field(default_factory=UpstreamPause)
     accepted: AcceptedRate = field(default_factory=AcceptedRate)
+    failures: RecentFailures = field(default_factory=RecentFailures)
 
     def __post_init__(self) -> None:
         """Compute what every call needs."""
@@ -150,7 +152,7 @@ class Policies:
 
         Calls under way go on with the permits and admissions they have. A pause stays.
         """
-        kept = {"limiter": limiter, "pause": self.pause, "accepted": self.accepted}
+        kept = {"limiter": limiter, "pause": self.pause, "accepted": self.accepted, "failures": self.failures}
         for each in fields(self):
             object.__setattr__(self, each.name, kept.get(each.name, getattr(other, each.name)))
         self.__post_init__()
