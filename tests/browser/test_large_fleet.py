@@ -241,6 +241,7 @@ def test_override__of_a_further_limit__warns_and_names_it(live: LivePage) -> Non
     live.send("document", samples.document(samples.NOW - 1, upstreams=[further_limits()]))
     card = live.page.locator("[data-upstream=pncp]")
     expect(card).to_have_attribute("data-tone", "calm")
+    expect(card.locator("[data-f=limits]")).to_contain_text("1000/minute")
     changed = further_limits(limit_text="600/minute", limit=10.0)
     live.send("document", samples.document(upstreams=[changed]))
     expect(card).to_have_attribute("data-tone", "warn")

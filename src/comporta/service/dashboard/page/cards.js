@@ -338,7 +338,8 @@ function limitStat(limit) {
   const lowered = limit.limit < limit.original * 0.995;
   const overridden = overrides(limit).length > 0;
   const value = `${number(limit.tokens)} of ${number(limit.capacity)}`;
-  const note = overridden ? `${limit.limit_text}, ${limit.configured_text} configured` : rate(limit.limit);
+  const usual = lowered ? `${rate(limit.limit)} of ${limit.limit_text}` : limit.limit_text || rate(limit.limit);
+  const note = overridden ? `${limit.limit_text}, ${limit.configured_text} configured` : usual;
   return { name: limit.name, value, note, tone: lowered || overridden ? "warn" : "" };
 }
 
