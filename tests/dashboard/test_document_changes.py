@@ -16,7 +16,9 @@ BYTES_MAX = 200_000
 
 def apply_changes(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Apply changes as the page does."""
-    after = {**before, **changes["parts"], "recent": {**before["recent"], **changes["series"]}}
+    after = {**before, **changes["parts"], "recent": dict(before["recent"])}
+    for name, columns in changes["series"].items():
+        after["recent"][name] = merge_slots(before["recent"].get(name, {}), columns)
     for part, change in changes["named"].items():
         known = {item["name"]: item for item in before[part]}
         names = change["names"] or list(known)
@@ -27,6 +29,17 @@ def apply_changes(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, 
             *before["events"][: changes["events"]["remaining"]],
         ]
     return after
+
+
+def merge_slots(before: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """Replace slots by their numbers, and keep the latest three, as many as a document has."""
+    both = [
+        dict(zip(columns, slot, strict=True))
+        for columns in (before, changed)
+        for slot in zip(*columns.values(), strict=True)
+    ]
+    slots = sorted({slot["slots"]: slot for slot in both}.values(), key=lambda slot: slot["starts"])[-3:]
+    return {name: [slot[name] for slot in slots] for name in changed}
 
 
 def busy_second(document: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +66,18 @@ def test_changes__every_part_changed__give_the_newer_document() -> None:
     assert apply_changes(before, changes) == after
     assert (len(changes["events"]["new"]), changes["events"]["remaining"]) == (1, 199)
     assert changes["parts"].keys() == {"at"}
+
+
+def test_changes__slots_as_before_but_for_the_start__are_not_sent() -> None:
+    before = large_fleet(upstreams=3)
+    after = deepcopy(before)
+    for series in after["recent"].values():
+        series["starts"] = [start + 0.001 for start in series["starts"]]  # an age, so it jitters
+    assert document_changes(before, after)["series"] == {}
+    after["recent"]["up-01"]["calls"][-1] += 1
+    [(name, columns)] = document_changes(before, after)["series"].items()
+    assert (name, columns["slots"]) == ("up-01", before["recent"]["up-01"]["slots"][-1:])
+    assert {len(column) for column in columns.values()} == {1}
 
 
 def test_changes__60_upstreams_and_100_workers_all_busy__stay_below_200_kb_a_second() -> None:
