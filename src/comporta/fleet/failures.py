@@ -19,7 +19,7 @@ from comporta.upstream.recent_failures import FAILURES_MAX
 
 if TYPE_CHECKING:
     from comporta.stores.base import Store
-    from comporta.upstream.recent_failures import Failure
+    from comporta.upstream.recent_failures import RecordedFailure
     from comporta.upstream.upstream import Upstream
 
 FAILURES_SECONDS: Final = 3600.0
@@ -31,7 +31,7 @@ class FailurePublisher:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._published: dict[str, Failure] = {}
+        self._published: dict[str, RecordedFailure] = {}
 
     def publish(self, name: str, upstream: Upstream) -> None:
         """Add the failures of an upstream that were not published yet."""
@@ -46,7 +46,7 @@ class FailurePublisher:
             self._published[name] = latest[-1]
 
 
-def _merge(record: bytes | None, latest: Sequence[Failure]) -> bytes:
+def _merge(record: bytes | None, latest: Sequence[RecordedFailure]) -> bytes:
     """Return a record with the latest failures of all workers, the newest first; as many as fit."""
     own = [
         {"at": round(at, 6), "text": reason_text(text), "worker": worker_name()}

@@ -12,7 +12,7 @@ FAILURES_MAX: Final = 5
 TEXT_CHARS_MAX: Final = 200
 
 
-class Failure(NamedTuple):
+class RecordedFailure(NamedTuple):
     """A failed attempt at ``at`` (Unix seconds)."""
 
     at: float
@@ -25,15 +25,15 @@ class RecentFailures:
     __slots__ = ("__weakref__", "_failures")
 
     def __init__(self) -> None:
-        self._failures: deque[Failure] = deque(maxlen=FAILURES_MAX)
+        self._failures: deque[RecordedFailure] = deque(maxlen=FAILURES_MAX)
         fork_safety.register(self)
 
     def record(self, text: str) -> None:
         """Add the failure of an attempt that has just ended."""
         line = "".join(char if char.isprintable() else " " for char in text[:TEXT_CHARS_MAX])
-        self._failures.append(Failure(RUNTIME.unix_time(), line))
+        self._failures.append(RecordedFailure(RUNTIME.unix_time(), line))
 
-    def latest(self) -> list[Failure]:
+    def latest(self) -> list[RecordedFailure]:
         """Return the failures, the newest last."""
         return list(self._failures.copy())
 
