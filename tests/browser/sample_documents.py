@@ -38,15 +38,30 @@ def upstream(name: str, **others: Any) -> dict[str, Any]:
         "in_words": "",
         "shadow": [],
         "limits": [],
+        "last_failures": [],
         "minute": {**minute, **waits, **latencies},
         **others,
     }
 
 
+def limit(name: str, text: str, **others: Any) -> dict[str, Any]:
+    """Return one of several limits."""
+    rates = {"limit": 16.67, "original": 16.67, "configured": 16.67}
+    texts = {"limit_text": text, "configured_text": text}
+    return {"name": name, "tokens": 2, "capacity": 1000, "burst": 1000, **rates, **texts, **others}
+
+
+def failure(number: int, now: float = NOW) -> dict[str, Any]:
+    """Return a failure, older the higher its number."""
+    text = f"ConnectError: All connection attempts failed ({number})"
+    return {"at": now - 10 * number, "text": text, "worker": f"web-{number}:{4000 + number}"}
+
+
 def open_upstream(name: str, now: float = NOW) -> dict[str, Any]:
     """Return one whose circuit is open."""
     times = {"since": now - 8, "until": now + 22}
-    return upstream(name, phase="open", failures=12, reason="HTTP 503", **times)
+    failures = [failure(number, now) for number in range(5)]
+    return upstream(name, phase="open", failures=12, reason="HTTP 503", last_failures=failures, **times)
 
 
 def held_closed(name: str) -> dict[str, Any]:

@@ -103,6 +103,29 @@ def test_events__search_and_filters__count_and_copy_what_is_found(browser: Brows
         expect(page.locator("#events-count")).to_have_text("2 of 120")
 
 
+def test_lists__more_than_they_show__say_how_many_are_missing(live: LivePage) -> None:
+    keys = [{"key": f"key-{number}", "of": "26 of 27", "missing": ["SP"]} for number in range(20)]
+    cache = {"entries": 40, "degraded": [], "degraded_keys_count": 0, "minute": None}
+    job = {
+        "status": "running",
+        "succeeded": 1,
+        "failed": 0,
+        "pending": 1,
+        "total": 2,
+        "created_at": samples.NOW,
+    }
+    jobs = [{"id": f"job-{number}", "workers": 1, "backfill": None, **job} for number in range(20)]
+    live.send("document", samples.document(cache={**cache, "coverage": keys}, jobs=jobs))
+    expect(live.page.locator("#coverage li")).to_have_count(10)
+    expect(live.page.locator("#coverage-more")).to_have_text("and at least 10 more")
+    expect(live.page.locator("#jobs-count")).to_have_text("20 running of the latest 20")
+    live.send(
+        "document", samples.document(samples.NOW + 1, cache={**cache, "coverage": keys[:12]}, jobs=jobs[:1])
+    )
+    expect(live.page.locator("#coverage-more")).to_have_text("and 2 more")
+    expect(live.page.locator("#jobs-count")).to_have_text("1 running")
+
+
 def test_changes__after_a_document__are_applied(live: LivePage) -> None:
     before = samples.large_fleet()
     live.send("document", before)
@@ -192,7 +215,7 @@ def test_held_closed__dead_upstream__warns_everywhere_and_is_announced(live: Liv
     ("change", "text"),
     [
         ({"forced": "closed", "paused": 9.0}, "Paused: calls wait."),
-        ({"limit_text": "8/s burst 3"}, "set the limit to 8/s burst 3 until it is revoked; 5/s burst 3"),
+        ({"limit_text": "8/s burst 3"}, "set the limit to 8/s burst 3 (5/s burst 3 is configured) until"),
         ({"paused": 9.0}, "Paused: calls wait."),
     ],
 )
@@ -203,6 +226,45 @@ def test_override__any__has_a_warning_tone_and_says_so(
     card = live.page.locator("[data-upstream=pncp]")
     expect(card).to_have_attribute("data-tone", "warn")
     expect(card).to_contain_text(text)
+
+
+def further_limits(**tokens: Any) -> dict[str, Any]:
+    """Return an upstream with two limits."""
+    limits = [
+        samples.limit("requests", "5/s burst 3", capacity=3),
+        samples.limit("tokens", "1000/minute", **tokens),
+    ]
+    return samples.upstream("pncp", limits=limits)
+
+
+def test_override__of_a_further_limit__warns_and_names_it(live: LivePage) -> None:
+    live.send("document", samples.document(samples.NOW - 1, upstreams=[further_limits()]))
+    card = live.page.locator("[data-upstream=pncp]")
+    expect(card).to_have_attribute("data-tone", "calm")
+    expect(card.locator("[data-f=limits]")).to_contain_text("1000/minute")
+    changed = further_limits(limit_text="600/minute", limit=10.0)
+    live.send("document", samples.document(upstreams=[changed]))
+    expect(card).to_have_attribute("data-tone", "warn")
+    reason = "An operator set the limit tokens to 600/minute (1000/minute is configured) until it is revoked."
+    expect(card.locator("[data-f=reason]")).to_have_text(reason)
+    expect(card.locator("[data-f=limits]")).to_contain_text("600/minute, 1000/minute configured")
+    expect(card.locator("[data-f=limit-note]")).to_have_text("as configured")
+    expect(live.page.locator("#announcer")).to_contain_text("pncp: Closed. An operator set the limit tokens")
+
+
+def test_failures__last_of_an_upstream__are_listed_with_time_and_worker(live: LivePage) -> None:
+    failing = samples.upstream("pncp", last_failures=[samples.failure(number) for number in range(5)])
+    upstreams = [failing, samples.upstream("pcp")]
+    live.send("document", samples.document(upstreams=upstreams))
+    rows = live.page.locator("[data-upstream=pncp] .failures li")
+    expect(rows).to_have_count(5)
+    text = r"\d\d:\d\d:\d\d ConnectError: All connection attempts failed \(0\) web-0:4000"
+    assert re.fullmatch(text, rows.first.inner_text())
+    expect(live.page.locator("[data-upstream=pcp] .failures-title")).to_be_hidden()
+    after = {**failing, "last_failures": [samples.failure(-1), *failing["last_failures"][:4]]}
+    live.send("document", samples.document(samples.NOW + 1, upstreams=[after, upstreams[1]]))
+    expect(rows.first).to_contain_text("failed (-1)")
+    expect(rows).to_have_count(5)
 
 
 def test_worker__stops_responding__is_announced(live: LivePage) -> None:

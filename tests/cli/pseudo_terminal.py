@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from typing import Self
 
 TIMEOUT_SECONDS = 60.0
@@ -24,31 +25,34 @@ _TAKE_TERMINAL = (
 """Makes the terminal the controlling one, so that Ctrl-C sends a signal, and executes the command."""
 
 
-class PseudoTerminal:
-    """A command in a separate process, on a terminal with this many columns and lines."""
+COMPORTA = (sys.executable, "-W", "error", "-m", "comporta.cli")
 
-    def __init__(self, *arguments: str, columns: int = 100, lines: int = 30) -> None:
+
+class PseudoTerminal:
+    """A command in a separate process, on a terminal with this many columns and lines.
+
+    ``program`` is the path of a program and its first arguments; by default it is ``comporta``.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        columns: int = 100,
+        lines: int = 30,
+        program: Sequence[str] = COMPORTA,
+        **variables: str,
+    ) -> None:
         self._master, self._slave = pty.openpty()
         self.resize(columns, lines)
         self._before = termios.tcgetattr(self._slave)
         self._drawn = b""
         environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                _TAKE_TERMINAL,
-                sys.executable,
-                "-W",
-                "error",
-                "-m",
-                "comporta.cli",
-                *arguments,
-            ],
+            [sys.executable, "-c", _TAKE_TERMINAL, *program, *arguments],
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,
-            env={**environ, "TERM": "xterm-256color"},
+            env={**environ, "TERM": "xterm-256color", **variables},
             start_new_session=True,
         )
 

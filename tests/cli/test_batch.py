@@ -96,7 +96,9 @@ def test_batch__tables_missing__recommends_the_migration(tmp_path: Path) -> None
     assert "Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize("words", [["batch", "list"], ["batch", "allow", "ana"], ["cache", "list"]])
+@pytest.mark.parametrize(
+    "words", [["batch", "list"], ["batch", "allow", "ana"], ["cache", "list"], ["tokens", "list"]]
+)
 def test_command__mistyped_sqlite_path__fails_and_creates_no_file(tmp_path: Path, words: list[str]) -> None:
     ran = run(*words, "--database", f"sqlite:///{tmp_path}/typo.db")
     assert ran.exit_code == 1

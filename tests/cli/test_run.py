@@ -446,6 +446,23 @@ def test_run__circuit_open_at_80_columns__says_until_when_and_what_ctrl_c_does(t
     assert "0:00:00" not in drawn
 
 
+def test_run__complete_at_80_columns__last_line_of_the_bar_is_true(
+    server: SimulatedUpstream, tmp_path: Path
+) -> None:
+    server.status = 404  # every line is a dead letter
+    words = (str(lines(tmp_path, 30)), *options(server, tmp_path / "out.jsonl", "--retries", "0"))
+    with PseudoTerminal("run", *words, columns=80) as terminal:
+        code, drawn = terminal.wait()
+    assert code == 3
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+    bars = [line for line in re.split(r"[\r\n]", text) if "━" in line]
+    assert "30 done, " in bars[-1]
+    assert "30 dead letters" in bars[-1]
+    assert " left" not in bars[-1]
+    assert [line for line in text.splitlines() if len(line) > 80 and "━" in line] == []
+    assert "gave up line 1: HttpStatusError: 404" in text
+
+
 def test_run__first_ctrl_c_in_a_pipe__says_what_it_finishes(
     server: SimulatedUpstream, tmp_path: Path
 ) -> None:
@@ -478,7 +495,7 @@ def test_run__failed_items__dead_letters_count_attempts_and_name_line_and_key(
     [letter] = DeadLetters.read(f"{output}.dead.jsonl")
     assert (letter.attempts, letter.position, letter.key) == (3, 2, "a-1")
     [event] = [each for each in events if each.kind == "pipeline_dead_letter"]
-    assert event.text.startswith("gave up item 2 (key 'a-1'): HttpStatusError: 500 ")
+    assert event.text.startswith("gave up line 2 (key 'a-1'): HttpStatusError: 500 ")
     assert event.text.endswith("(1 dead letter in this run)")
     assert ran.stdout.splitlines()[0].startswith("Complete: 1 item in ")
     assert "1 dead letter; to retry it, use this file as INPUT." in ran.stdout

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from tests.cli.cli_runner import run, run_json, run_process
 from tests.cli.sample_fleet import fleet
-from tests.service.harness import serve_process
+from tests.service.harness import CLIENT, ServedProcess, serve_process, wait_until
 
 from comporta.cli.upstream_targets import unpublished_summary
 from comporta.errors import CircuitOpenError, LimitReachedError
 from comporta.fleet import FleetCounters, FleetPublisher
-from comporta.fleet.reader import JOURNAL, merge_events
+from comporta.fleet.event_journal import JOURNAL, merge_events
 from comporta.limits.config import LimitConfig, LimitStrategy
 from comporta.stores.journal import ReadJournal
 from comporta.stores.registry import close_stores, open_store
@@ -187,6 +187,58 @@ def test_limit__upstream_with_named_limits__changes_the_first(url: str) -> None:
         assert Upstream("two", limits, state=url).sync.get_state().original == 5
 
 
+def test_limit__further_limit_of_an_upstream__is_changed_shown_and_revoked(url: str) -> None:
+    limits = {"calls": "10/s", "words": "1000/minute"}
+    upstream = Upstream("two", limits, state=url)
+    which = ("--limit-name", "words", "--state", url)
+    with published(upstream):
+        done = run("upstream", "limit", "two", "700/minute", *which)
+        assert done.stdout == (
+            "two: limit words 16.67/s burst 1000 → 11.67/s burst 700. "
+            "To revoke it: `comporta upstream limit two --revoke --limit-name words`.\n"
+        )
+        assert [limit.limit_text for limit in upstream.sync.get_state().limits] == ["10/s", "700/minute"]
+        assert "limit words set by an operator (1000/minute is configured)" in listed("two", url)
+        shown = run("upstream", "show", "two", "--state", url).stdout
+        assert "limit words  11.67/s burst 700 (1000/minute is configured)" in shown
+        wrong = run("upstream", "limit", "two", "5/s", "--limit-name", "nix", "--state", url)
+        assert "must be one of calls, words, got 'nix'" in wrong.stderr
+        assert act("limit", "two", "--revoke", *which)["after"]["limits"][1]["limit_text"] == "1000/minute"
+        assert listed("two", url) == "two closed 10/s"
+        words = upstream.limits.limiters["words"] if upstream.limits else upstream.limiter
+        words.sync.pause(60)
+        assert act("resume", "two", "--state", url)["before"]["paused"] > 0
+        assert words.sync.stats().paused == 0
+
+
+def test_limit__list_of_limits__names_the_second_after_the_upstream(url: str) -> None:
+    upstream = Upstream("two", "10/s; 1000/minute", state=url)
+    with published(upstream):
+        act("limit", "two", "700/minute", "--limit-name", "two.2", "--state", url)
+        assert [limit.limit_text for limit in upstream.sync.get_state().limits] == ["10/s", "700/minute"]
+
+
+def test_limit__name_for_an_upstream_with_one__is_a_usage_error(state: str) -> None:
+    ran = run("upstream", "limit", "well", "5/s", "--limit-name", "calls", "--state", state)
+    assert ran.exit_code == 2
+    assert "must be left out, because well has one limit, got 'calls'" in ran.stderr
+
+
+def test_show__upstream_that_failed__lists_the_last_failures(state: str) -> None:
+    shown = run("upstream", "show", "dead", "--state", state).stdout.splitlines()
+    failures = [line for line in shown if "ConnectionResetError: HTTP 503" in line]
+    assert re.match(
+        r" last failures +\d\d:\d\d:\d\d ConnectionResetError: HTTP 503 \(\S+:\d+\)", failures[-3]
+    )
+    assert len(act("show", "dead", "--state", state)["last_failures"]) == 3
+
+
+def listed(name: str, state: str) -> str:
+    """Return the line of an upstream in the list, with single spaces."""
+    lines = run("upstream", "list", "--state", state).stdout.splitlines()
+    return " ".join(next(line for line in lines if line.split()[:1] == [name]).split())
+
+
 def test_pause_and_resume__upstream__stops_and_admits_calls(state: str) -> None:
     paused = run("upstream", "pause", "well", "--for", "600", "--state", state)
     assert re.fullmatch(
@@ -214,8 +266,8 @@ def test_action__in_a_state__is_an_event_with_the_user(state: str) -> None:
         act(verb, "well", "--state", state)
     entries = open_store(state).primary.apply(ReadJournal(JOURNAL))
     texts = [event["text"] for event in merge_events(entries)]
-    assert sum("held open (by " in text for text in texts) == 1
-    assert sum("breaker reset (by " in text for text in texts) == 1
+    assert sum(text.startswith("open breaker (by ") for text in texts) == 1
+    assert sum(text.startswith("reset breaker (by ") for text in texts) == 1
 
 
 def test_action__without_a_user_name__is_logged(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +339,12 @@ def test_list__unreachable_server__suggests_the_doctor() -> None:
     assert "run `comporta doctor redis://127.0.0.1:1/0`" in ran.stderr
 
 
+def action_texts(served: ServedProcess) -> list[str]:
+    """Return the texts of what operators did, as the dashboard shows them."""
+    events = CLIENT.get(f"{served.address}/v1/dashboard").json()["events"]
+    return [event["text"] for event in events if event["kind"] == "admin"]
+
+
 def test_service__every_verb__goes_through_the_admin_routes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +362,8 @@ def test_service__every_verb__goes_through_the_admin_routes(
         assert act("resume", "pncp", *where)["after"]["paused"] == 0
         unknown = run("upstream", "open", "nix", "--unlisted", *where)
         assert "got 'nix'" in unknown.stderr
+        wait_until(lambda: "resume (by admin_token)" in action_texts(served))
+        assert action_texts(served).count("open breaker maintenance (by admin_token)") == 1
         token_file = tmp_path / "token"
         token_file.write_text("another-token-of-operators\n")
         denied = run("upstream", "list", *where, "--token-file", str(token_file))

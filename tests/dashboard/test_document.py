@@ -343,8 +343,15 @@ async def test_document__cache_query_times_out__is_not_a_database_outage(
 
 
 def test_upstream_summary__failure_names_urls__redacts_the_query() -> None:
-    shown = redact_upstream({"name": "x", "reason": "E: /a?q=ana", "in_words": "Open: http://u:p@h/a?q=ana."})
-    assert shown == {"name": "x", "reason": "E: /a?…", "in_words": "Open: http://***@h/a?…"}
+    failure = {"at": 1.0, "worker": "a:1"}
+    summary = {"name": "x", "reason": "E: /a?q=ana", "in_words": "Open: http://u:p@h/a?q=ana."}
+    shown = redact_upstream({**summary, "last_failures": [{**failure, "text": "E: http://u:p@h/a?q=ana"}]})
+    assert shown == {
+        "name": "x",
+        "reason": "E: /a?…",
+        "in_words": "Open: http://***@h/a?…",
+        "last_failures": [{**failure, "text": "E: http://***@h/a?…"}],
+    }
 
 
 @async_test

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from tests.browser.sample_documents import NOW, event, large_fleet, upstream, worker
+from tests.browser.sample_documents import NOW, event, failure, large_fleet, upstream, worker
 
 from comporta.service.dashboard.document_changes import document_changes
 
@@ -16,7 +16,9 @@ BYTES_MAX = 200_000
 
 def apply_changes(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Apply changes as the page does."""
-    after = {**before, **changes["parts"], "recent": {**before["recent"], **changes["series"]}}
+    after = {**before, **changes["parts"], "recent": dict(before["recent"])}
+    for name, columns in changes["series"].items():
+        after["recent"][name] = merge_slots(before["recent"].get(name, {}), columns)
     for part, change in changes["named"].items():
         known = {item["name"]: item for item in before[part]}
         names = change["names"] or list(known)
@@ -29,6 +31,17 @@ def apply_changes(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, 
     return after
 
 
+def merge_slots(before: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """Replace slots by their numbers, and keep the latest three, as many as a document has."""
+    both = [
+        dict(zip(columns, slot, strict=True))
+        for columns in (before, changed)
+        for slot in zip(*columns.values(), strict=True)
+    ]
+    slots = sorted({slot["slots"]: slot for slot in both}.values(), key=lambda slot: slot["starts"])[-3:]
+    return {name: [slot[name] for slot in slots] for name in changed}
+
+
 def busy_second(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document a second later, in which every upstream and every worker changed."""
     after = deepcopy(document)
@@ -37,6 +50,7 @@ def busy_second(document: dict[str, Any]) -> dict[str, Any]:
         each["tokens"] += 1
         each["in_flight"] = number
         each["minute"] = {**each["minute"], "calls": 1000 + number, "ok": 900 + number}
+        each["last_failures"] = [failure(number) for number in range(5)]
     for each in after["workers"]:
         each["last_heartbeat"] += 0.1
     for series in after["recent"].values():
@@ -52,6 +66,18 @@ def test_changes__every_part_changed__give_the_newer_document() -> None:
     assert apply_changes(before, changes) == after
     assert (len(changes["events"]["new"]), changes["events"]["remaining"]) == (1, 199)
     assert changes["parts"].keys() == {"at"}
+
+
+def test_changes__slots_as_before_but_for_the_start__are_not_sent() -> None:
+    before = large_fleet(upstreams=3)
+    after = deepcopy(before)
+    for series in after["recent"].values():
+        series["starts"] = [start + 0.001 for start in series["starts"]]  # an age, so it jitters
+    assert document_changes(before, after)["series"] == {}
+    after["recent"]["up-01"]["calls"][-1] += 1
+    [(name, columns)] = document_changes(before, after)["series"].items()
+    assert (name, columns["slots"]) == ("up-01", before["recent"]["up-01"]["slots"][-1:])
+    assert {len(column) for column in columns.values()} == {1}
 
 
 def test_changes__60_upstreams_and_100_workers_all_busy__stay_below_200_kb_a_second() -> None:

@@ -8,6 +8,7 @@ from comporta.fleet.reader import UNREACHABLE
 from comporta.service.dashboard.status_memory import LastKnownFleet
 
 MINUTE = {"calls": 7}
+FAILURES = [{"at": 9.0, "text": "HTTP 503", "worker": "a:1"}]
 
 
 def status(*upstreams: dict[str, Any], **others: Any) -> dict[str, Any]:
@@ -21,14 +22,16 @@ def outage(*upstreams: dict[str, Any]) -> dict[str, Any]:
 
 def test_status_memory__outage__keeps_minutes_and_upstreams_of_other_programs() -> None:
     memory = LastKnownFleet()
-    current = status({"name": "pncp", "minute": MINUTE}, {"name": "zeta", "minute": MINUTE})
+    current = status(
+        {"name": "pncp", "minute": MINUTE, "last_failures": FAILURES}, {"name": "zeta", "minute": MINUTE}
+    )
     assert memory.complete(current, 10.0) == (current, None)
     own = {"name": "pncp", "tokens": 1, "minute": {}}
     known, as_of = memory.complete(outage(own, {"name": "new", "minute": {}}), 20.0)
     assert as_of == 10.0
     assert known["upstreams"] == [
-        {"name": "new", "minute": None},
-        {**own, "minute": MINUTE},
+        {"name": "new", "minute": None, "last_failures": []},
+        {**own, "minute": MINUTE, "last_failures": FAILURES},
         {"name": "zeta", "minute": MINUTE},
     ]
     assert known["workers"] == [{"name": "a:1"}]

@@ -15,7 +15,8 @@ from comporta.cli.root_command import comporta
 from comporta.demo import processes
 from comporta.demo.narrator import DashboardNarrator, TerminalNarrator, _cli_command
 from comporta.demo.scenarios import TOUR
-from comporta.fleet.reader import JOURNAL, STORY, STORY_NOW, merge_events
+from comporta.fleet.event_journal import JOURNAL, merge_events
+from comporta.fleet.reader import STORY, STORY_NOW
 from comporta.stores.journal import ReadJournal
 from comporta.stores.records import ReadRecord
 from comporta.stores.registry import close_stores, open_store

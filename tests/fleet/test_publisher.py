@@ -21,6 +21,7 @@ from comporta.breaker.admission import worker_name
 from comporta.breaker.config import BreakerConfig
 from comporta.errors import StateFullError, StateUnavailableError
 from comporta.fleet import FleetCounters, FleetPublisher, fleet_history_flow, fleet_status_flow, status_writer
+from comporta.fleet.event_journal import encode_event
 from comporta.fleet.reader import (
     FLEET,
     LEASES,
@@ -33,7 +34,7 @@ from comporta.fleet.reader import (
     worker_key,
 )
 from comporta.fleet.series import UPSTREAM_LAYOUT
-from comporta.fleet.status_writer import COUNTS_MAX, EVENTS_MAX, EventBuffer, FleetStatusWriter, encode_event
+from comporta.fleet.status_writer import COUNTS_MAX, EVENTS_MAX, EventBuffer, FleetStatusWriter
 from comporta.flow import run
 from comporta.limits.config import LimitConfig
 from comporta.limits.limiter import BaseLimiter

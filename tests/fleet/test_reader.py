@@ -15,12 +15,12 @@ from comporta import Upstream
 from comporta.breaker.admission import worker_name
 from comporta.errors import StateUnavailableError
 from comporta.fleet import FleetCounters, FleetPublisher, fleet_history_flow, fleet_status_flow
+from comporta.fleet.event_journal import merge_events
 from comporta.fleet.reader import (
     FLEET,
     NAMES,
     UNREACHABLE,
     encode_summary,
-    merge_events,
     remember_names_flow,
     upstream_summary_flow,
 )
@@ -130,7 +130,7 @@ def test_status__store_unreachable__shows_the_rest_with_a_reason(
     primary.error = StateUnavailableError("no route")
     summary = {"name": "pncp", "probes": [], "minute": {"calls": 1}}
     status = drive(fleet_status_flow(store, {"pncp": summary}))
-    assert status["upstreams"] == [{**summary, "waiting": {}}]
+    assert status["upstreams"] == [{**summary, "waiting": {}, "last_failures": []}]
     assert (status["workers"], status["events"], status["story"]) == (None, None, None)
     assert status["reasons"] == [UNREACHABLE]
     assert primary.calls == 1, "an unreachable store is not tried again"
@@ -282,3 +282,11 @@ def test_merge_events__action_of_an_operator_and_what_workers_notice__is_one() -
         (20.0, "breaker_forced", "warning"),
         (10.0, "admin", "warning"),
     ]
+
+
+def test_merge_events__closing_of_a_circuit__belongs_to_a_reset_only() -> None:
+    closed = event(10.5, "b:2", kind="breaker_closed", severity="info")
+    reset = event(10.0, kind="admin", text="reset breaker (by root)", severity="info")
+    paused = event(10.0, kind="admin", text="pause for 5 s (by root)", severity="info")
+    assert [one["kind"] for one in merge_events([reset, closed])] == ["admin"]
+    assert [one["kind"] for one in merge_events([paused, closed])] == ["breaker_closed", "admin"]

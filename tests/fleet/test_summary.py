@@ -58,7 +58,7 @@ def probes(*owners: str) -> tuple[ProbeState, ...]:
         (
             upstream_state(breaker_state(), limit_text="3/s burst 5", configured_text="10/s"),
             FIFTY,
-            "An operator set the limit to 3/s burst 5; 10/s is configured.",
+            "An operator set the limit to 3/s burst 5 (10/s is configured).",
         ),
         (
             upstream_state(breaker_state(failures=1)),
@@ -199,10 +199,36 @@ def test_summary__more_holders_than_the_bound__names_the_largest() -> None:
 
 
 def test_summary__several_limits__has_each_by_name() -> None:
-    limits = (LimitState("tokens", Stats(400, 600, 1000, None, 0.0, 1000), 8.0, 16.0),)
-    summary = upstream_summary(upstream_state(limits=limits), {})
+    summary = upstream_summary(upstream_state(limits=(_tokens("1000/minute"),)), {})
     assert summary["limits"] == [
-        {"name": "tokens", "tokens": 400, "capacity": 1000, "limit": 8.0, "original": 16.0}
+        {
+            "name": "tokens",
+            "tokens": 400,
+            "capacity": 1000,
+            "limit": 8.0,
+            "original": 16.0,
+            "configured": 16.0,
+            "burst": 1000,
+            "strategy": "token_bucket",
+            "limit_text": "1000/minute",
+            "configured_text": "1000/minute",
+        }
+    ]
+
+
+def _tokens(text: str) -> LimitState:
+    """Return a further limit, which is 1000/minute unless an operator changed it."""
+    stats = Stats(400, 600, 1000, None, 0.0, 1000)
+    return LimitState("tokens", stats, 8.0, 16.0, 16.0, limit_text=text, configured_text="1000/minute")
+
+
+def test_status_sentence__override_of_a_further_limit__names_it() -> None:
+    state = upstream_state(limits=(_tokens("600/minute"),))
+    assert status_sentence(state) == (
+        "An operator set the limit tokens to 600/minute (1000/minute is configured)."
+    )
+    assert status_reasons(upstream_summary(state, {})) == [
+        "an operator changed the limit tokens of pncp to 600/minute"
     ]
 
 

@@ -12,9 +12,9 @@ from tests.support import command, redis_store
 
 from comporta import Upstream
 from comporta.fleet import FleetCounters, FleetPublisher, fleet_history_flow, fleet_status_flow
+from comporta.fleet.event_journal import JOURNAL
 from comporta.fleet.reader import (
     FLEET,
-    JOURNAL,
     NAMES,
     STORY,
     STORY_NOW,

@@ -14,6 +14,11 @@ from comporta.pipeline.run import sources
 from comporta.pipeline.run.sources import FileSource, IterableSource, SourceEntry, source_of
 
 
+def line(position: int, number: int, item: object, error: str = "") -> SourceEntry:
+    """Return the entry of a line of a file."""
+    return SourceEntry(position, number, item, error, "line")
+
+
 def read(path: Path, content: bytes | str, form: str | None = None) -> list[SourceEntry]:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return list(FileSource(path, form).entries())
@@ -21,13 +26,13 @@ def read(path: Path, content: bytes | str, form: str | None = None) -> list[Sour
 
 def test_lines__some_empty__items_keep_their_line_numbers(tmp_path: Path) -> None:
     entries = read(tmp_path / "x.txt", "\ufeffa\r\n\n  \nb ção\nlast")
-    assert entries == [SourceEntry(0, 1, "a"), SourceEntry(1, 4, "b ção"), SourceEntry(2, 5, "last")]
+    assert entries == [line(0, 1, "a"), line(1, 4, "b ção"), line(2, 5, "last")]
 
 
 def test_lines__not_utf_8__are_errors_and_keep_the_bytes(tmp_path: Path) -> None:
     [good, bad, after] = read(tmp_path / "x.txt", b"a\nb\xff\xe9c\nd\n")
-    assert (good.error, after) == ("", SourceEntry(2, 3, "d"))
-    assert bad == SourceEntry(1, 2, r"b\xff\xe9c", "line 2 is not UTF-8: byte 2 is 0xff")
+    assert (good.error, after) == ("", line(2, 3, "d"))
+    assert bad == line(1, 2, r"b\xff\xe9c", "line 2 is not UTF-8: byte 2 is 0xff")
 
 
 def test_lines__too_long__are_truncated_and_the_next_is_read(
@@ -37,7 +42,7 @@ def test_lines__too_long__are_truncated_and_the_next_is_read(
     fits = "x" * 63
     entries = read(tmp_path / "x.txt", f"{fits}\n{'y' * 500}\nz\n{'w' * 65}")
     assert [entry.number for entry in entries] == [1, 2, 3, 4]
-    assert [entries[0], entries[2]] == [SourceEntry(0, 1, fits), SourceEntry(2, 3, "z")]
+    assert [entries[0], entries[2]] == [line(0, 1, fits), line(2, 3, "z")]
     assert entries[1].item == "yyyy"
     assert "is longer than 64 bytes" in entries[1].error
     assert "is longer" in entries[3].error
@@ -55,8 +60,8 @@ def test_json_lines__some_invalid__are_errors(tmp_path: Path) -> None:
 def test_csv__rows__are_dictionaries_and_may_span_lines(tmp_path: Path) -> None:
     entries = read(tmp_path / "x.csv", '\ufeffid,name\n1,"Ana\nMaria"\n\n2,Bob\n')
     assert entries == [
-        SourceEntry(0, 2, {"id": "1", "name": "Ana\nMaria"}),
-        SourceEntry(1, 5, {"id": "2", "name": "Bob"}),
+        line(0, 2, {"id": "1", "name": "Ana\nMaria"}),
+        line(1, 5, {"id": "2", "name": "Bob"}),
     ]
 
 
@@ -92,7 +97,7 @@ def test_csv__invalid_column_names__is_a_source_error(tmp_path: Path, head: str,
 
 
 def test_csv__empty_lines_before_the_column_names__are_skipped(tmp_path: Path) -> None:
-    assert read(tmp_path / "x.csv", "\ufeff\r\n\nid\n1\n") == [SourceEntry(0, 4, {"id": "1"})]
+    assert read(tmp_path / "x.csv", "\ufeff\r\n\nid\n1\n") == [line(0, 4, {"id": "1"})]
     with pytest.raises(SourceError, match=r"x\.csv, line 2: .*got 'a' twice"):
         read(tmp_path / "x.csv", "\na,a\n")
 
@@ -113,8 +118,8 @@ def test_file__utf_16__is_a_source_error(tmp_path: Path, name: str, encoding: st
 def test_csv__cell_longer_than_the_default_limit__is_read(tmp_path: Path) -> None:
     cell = "y" * 1_000_000
     assert read(tmp_path / "x.csv", f'id\n"{cell}"\n{cell}\n') == [
-        SourceEntry(0, 2, {"id": cell}),
-        SourceEntry(1, 3, {"id": cell}),
+        line(0, 2, {"id": cell}),
+        line(1, 3, {"id": cell}),
     ]
 
 
@@ -131,8 +136,8 @@ def test_dead_letters__as_a_source__are_items_with_their_original_numbers(tmp_pa
     with path.open("a") as file:
         file.write('{"no": "item"}\nhalf a l')
     good, unnumbered, other, torn = FileSource(path).entries()
-    assert good == SourceEntry(0, 17, {"id": 7})
-    assert unnumbered == SourceEntry(1, 2, "text")
+    assert good == line(0, 17, {"id": 7})
+    assert unnumbered == line(1, 2, "text")
     assert "is not a dead letter" in other.error
     assert "is not JSON" in torn.error
 

@@ -155,6 +155,32 @@ async def test_limit__without_a_burst__keeps_that_of_the_limit(
 
 
 @async_test
+async def test_limit__one_of_several__is_changed_and_revoked_by_its_name(tmp_path: Path) -> None:
+    variables = {"admin_token": TOKEN, "COMPORTA_UPSTREAM_PCP_LIMIT": "5/s; 1000/minute"}
+    async with run_service(tmp_path, **variables) as service:
+        body, path = {"limit": "700/minute"}, "/limits/pcp?limit_name=pcp.2"
+        changed = (await admin_request(service, "PUT", path, body)).json()
+        health = (await service.client.get("/v1/health")).json()
+        unknown = await admin_request(service, "PUT", "/limits/pcp?limit_name=nix", body)
+        single = await admin_request(service, "DELETE", "/limits/pncp?limit_name=nix")
+        revoked = (await admin_request(service, "DELETE", path)).json()
+        second = service.container.upstreams["pcp"].limits
+        assert second is not None
+        await second.limiters["pcp.2"].pause(60)
+        resumed = (await admin_request(service, "POST", "/upstreams/pcp/resume")).json()
+        logged = await audited_actions(service)
+    assert (changed["limit_before"], changed["limit_after"]) == ("1000/minute", "700/minute")
+    assert changed["limit_text"] == "5/s"
+    assert health["reasons"] == ["an operator changed the limit pcp.2 of pcp to 700/minute"]
+    assert (unknown.status_code, unknown.json()["field"]) == (404, "limit_name")
+    assert unknown.json()["detail"] == "limit_name must be one of pcp, pcp.2, got 'nix'"
+    assert single.json()["detail"] == "limit_name must be left out: the upstream has one limit, got 'nix'"
+    assert revoked["limit_after"] == "1000/minute"
+    assert [limit["stats"]["paused"] for limit in resumed["limits"]] == [0, 0]
+    assert [one[2] for one in logged[:2]] == ["pcp.2 700/minute", "pcp.2"]
+
+
+@async_test
 async def test_upstream__paused_and_resumed__changes_for_all_workers(tmp_path: Path) -> None:
     async with run_service(tmp_path, admin_token=TOKEN) as service:
         paused = await admin_request(service, "POST", "/upstreams/pcp/pause", {"seconds": 60})
@@ -270,7 +296,7 @@ async def test_audit_log__more_than_the_maximum__drops_the_oldest(tmp_path: Path
     async with run_service(tmp_path) as service:
         audit = AuditLog(service.container.database, entries_max=3)
         for number in range(5):
-            await audit.begin("try", f"{number}\nforged line", "x" * 1000, "192.0.2.1")
+            await audit.begin("try", f"{number}\nforged line", "x" * 1000, "192.0.2.1", "root")
         entries = await audit.latest()
     assert [one.target for one in entries] == ["4 forged line", "3 forged line", "2 forged line"]
     assert {(len(one.detail), one.outcome) for one in entries} == {(500, "unknown")}

@@ -28,6 +28,7 @@ from tests.service.harness import (
 )
 from tests.support import assert_within, wait_until_async
 
+from comporta import events
 from comporta.cli.root_command import comporta
 from comporta.database.urls import open_database
 from comporta.errors import DatabaseError
@@ -133,8 +134,28 @@ async def test_tokens__admin__open_admin_routes_beside_the_admin_token(tmp_path:
             for headers in (OPERATOR, root, plain, {})
         ]
         audit = (await service.client.get("/v1/admin/audit", headers=root)).json()["actions"]
+        document = (await service.client.get("/v1/dashboard")).json()
     assert statuses == [200, 200, 403, 401]
-    assert "(root)" in audit[0]["client"]
+    assert [(one["token"], one["client"]) for one in audit] == [
+        ("root", "127.0.0.1"),
+        ("admin_token", "127.0.0.1"),
+    ]
+    assert document["admin"]
+
+
+@async_test
+async def test_action__with_a_named_token__is_one_log_entry_with_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with run_with_tokens(tmp_path, admin_token=TOKEN) as service:
+        root = add_token(tmp_path, "root", is_admin=True)
+        path, body = "/v1/admin/breakers/pcp/open", {"reason": "maintenance"}
+        with caplog.at_level(logging.INFO, "comporta"):
+            await service.client.post(path, json=body, headers=root)
+        published = [event for event in events.latest_events(5) if event.kind == "admin"]
+    texts = ["open breaker maintenance (by root)"]
+    assert [event.text for event in published[-1:]] == texts
+    assert [line for line in caplog.messages if "(by " in line] == [f"pcp: {texts[0]}"]
 
 
 @async_test
@@ -144,6 +165,7 @@ async def test_tokens__without_an_admin_token__only_admin_tokens_open_admin_rout
         replies = [
             await service.client.get("/v1/admin/whoami", headers=headers) for headers in (root, OPERATOR)
         ]
+        assert (await service.client.get("/v1/dashboard")).json()["admin"]  # the page offers to operate
     assert [reply.status_code for reply in replies] == [204, 401]
 
 

@@ -31,6 +31,7 @@ STATE_PREFIXES = (
 DATABASE_PREFIXES = ("sqlite:///", "postgresql://")
 NAMES_MAX = 50
 _REPLY_LINE = "COMPREPLY+=($value)"
+_ZSH_REPLY_LINE = 'completions+=("$key")'
 
 
 @add_completion_class
@@ -52,6 +53,22 @@ class UrlBashComplete(BashComplete):
     def format_completion(self, item: CompletionItem[str]) -> str:
         """Return the part after the last colon typed, which is what bash replaces."""
         return f"{item.type},{item.value.removeprefix(self._typed_prefix)}"
+
+
+@add_completion_class
+class UrlZshComplete(ZshComplete):
+    """Completes URLs in zsh, which appends a space to a completed word."""
+
+    source_template = ZshComplete.source_template.replace(
+        _ZSH_REPLY_LINE, f"[[ $key == *// ]] && compadd -U -S '' -- $key || {_ZSH_REPLY_LINE}"
+    )
+
+
+@add_completion_class
+class DescribedFishComplete(FishComplete):
+    """Completes in fish with whole descriptions, which may contain commas."""
+
+    source_template = FishComplete.source_template.replace('split ","', 'split --max 1 ","')
 
 
 def _rejoin_words(words: list[str]) -> list[str]:
@@ -77,7 +94,11 @@ def completion(context: click.Context, shell: str) -> None:
     click.echo(_SCRIPTS[shell](root, {}, "comporta", COMPLETION_FLAG).source())
 
 
-_SCRIPTS: dict[str, type[ShellComplete]] = {"bash": UrlBashComplete, "zsh": ZshComplete, "fish": FishComplete}
+_SCRIPTS: dict[str, type[ShellComplete]] = {
+    "bash": UrlBashComplete,
+    "zsh": UrlZshComplete,
+    "fish": DescribedFishComplete,
+}
 
 
 def complete_state(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,6 +108,16 @@ def rough_duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
     return "0 s"
+
+
+def status_sentence(upstream: Mapping[str, Any], now: float) -> str:
+    """Return the sentence about an upstream, with the local time until which its circuit is open."""
+    sentence, until = str(upstream.get("in_words") or ""), upstream.get("until")
+    if upstream.get("phase") != "open" or not until or upstream.get("forced"):
+        return sentence
+    reason = sentence.partition(": ")[2]
+    opened = f"Open until {clock_time(until)} ({rough_duration(until - now)} left)"
+    return f"{opened}: {reason}" if reason else f"{opened}."
 
 
 def clock_time(at: float) -> str:

@@ -18,7 +18,7 @@ from comporta.cli.console import (
     print_table,
     printable_text,
 )
-from comporta.cli.db import DATABASE_OPTION_HELP, connect_database
+from comporta.cli.db import DATABASE_OPTION_HELP, connect_existing
 from comporta.database.migrations import check_applied
 from comporta.service.migrations import SERVICE_MIGRATIONS
 from comporta.service.tokens import TokenRecord, TokenTable
@@ -85,7 +85,7 @@ def revoke(name: str, database: str | None, as_json: bool) -> None:
 
 @contextmanager
 def _open_table(url: str | None) -> Iterator[TokenTable]:
-    with connect_database(url) as database:
+    with connect_existing(url) as database:
         check_applied(database, SERVICE_MIGRATIONS)
         try:
             yield TokenTable(database)

@@ -15,8 +15,8 @@ from rich.padding import Padding
 from rich.styled import Styled
 from rich.text import Text
 
-from comporta.cli.console import clock_time, new_table, printable, rough_duration
-from comporta.fleet.summary import has_override
+from comporta.cli.console import clock_time, new_table, printable, rough_duration, status_sentence
+from comporta.fleet.summary import overridden_limits
 from comporta.limits.overrides.record import rate_text
 
 Document = dict[str, Any]
@@ -234,14 +234,10 @@ def _state(card: Document) -> Text:
 
 def _explanation(card: Document, now: float) -> RenderableType | None:
     """Return a line that explains an unusual state: why, and until which time of day."""
-    sentence, phase, until = str(card.get("in_words") or ""), card.get("phase"), card.get("until")
+    sentence, phase = status_sentence(card, now), card.get("phase")
     is_restricted = _is_restricted(card)
     if not sentence or not (is_restricted or card.get("failures") or card.get("shadow")):
         return None
-    if phase == "open" and until and not card.get("forced"):
-        reason = sentence.partition(": ")[2]
-        time_left = rough_duration(until - now)
-        sentence = f"Open until {clock_time(until)} ({time_left} left){f': {reason}' if reason else '.'}"
     style = _PHASES["open"] if phase == "open" else "yellow" if is_restricted else "dim"
     return Padding(Text.assemble((f"{card['name']}: ", "bold"), (sentence, style)), (0, 0, 0, 1))
 
@@ -253,7 +249,7 @@ def _is_restricted(card: Document) -> bool:
         or card.get("forced")
         or card.get("paused")
         or card.get("limit") != card.get("original")
-        or has_override(card)
+        or overridden_limits(card)
     )
 
 

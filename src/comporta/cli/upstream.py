@@ -13,30 +13,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from comporta.cli.completion import complete_state
 from comporta.cli.console import (
     json_option,
-    new_table,
     print_json,
     print_table,
     printable,
-    printable_text,
-    rough_duration,
 )
 from comporta.cli.state_option import doctor_command, inspect_store, shared_url, state_url
+from comporta.cli.upstream_tables import circuit_text, limit_text, list_table, show_table
 from comporta.cli.upstream_targets import (
     ServiceTarget,
     StateTarget,
     Summary,
     UpstreamTarget,
+    find_limit,
     unpublished_summary,
 )
 from comporta.errors import StateError
 from comporta.limits.config import LimitConfig
-from comporta.limits.overrides.record import PAUSE_US_MAX, rate_text
+from comporta.limits.overrides.record import PAUSE_US_MAX
 from comporta.limits.strategies.registry import strategy_type
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,7 +41,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 TOKEN_VARIABLE = "COMPORTA_SERVICE_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 
 _PAUSE_SECONDS_MAX = PAUSE_US_MAX / 1e6
-_STYLES = {"open": "bold red", "half-open": "yellow", "closed": "green"}
 _EPILOG = (
     "Without --state and --service, the command uses COMPORTA_STATE, or else REDIS_URL, or else shared://. "
     f"--service needs the admin token of the service: in the variable {TOKEN_VARIABLE}, or in a file that "
@@ -88,7 +84,7 @@ def list_upstreams(as_json: bool, **where: str | None) -> None:
     if as_json:
         print_json(found)
     elif found:
-        print_table(_list_table(found))
+        print_table(list_table(found))
     else:
         click.echo("No worker has published an upstream in the last 30 s.")
 
@@ -103,7 +99,7 @@ def show(name: str, as_json: bool, **where: str | None) -> None:
     if as_json:
         print_json(found)
     else:
-        print_table(_show_table(found))
+        print_table(show_table(found))
 
 
 @upstream.command("open", epilog=_EPILOG)
@@ -146,7 +142,7 @@ def reset(name: str, unlisted: bool, as_json: bool, **where: str | None) -> None
         target.reset(before)
         closed = {"phase": "closed", "failures": 0, "reason": "", "until": None}
         after = {**target.with_overrides(before), **closed}
-    text = f"{_circuit_text(before)} → closed. Failures count from 0."
+    text = f"{circuit_text(before)} → closed. Failures count from 0."
     _print_result("reset", before, after, text, as_json=as_json)
 
 
@@ -184,25 +180,37 @@ def resume(name: str, unlisted: bool, as_json: bool, **where: str | None) -> Non
 @_name_argument
 @click.argument("limit", required=False)
 @click.option("--revoke", is_flag=True, help="Return to the configured limit.")
+@click.option(
+    "--limit-name", metavar="LIMIT_NAME", help="Change this one of several limits instead of the first."
+)
 @_unlisted_option
 @_target_options
 def limit(
-    name: str, limit: str | None, revoke: bool, unlisted: bool, as_json: bool, **where: str | None
+    name: str,
+    limit: str | None,
+    *,
+    revoke: bool,
+    limit_name: str | None,
+    unlisted: bool,
+    as_json: bool,
+    **where: str | None,
 ) -> None:
-    """Override the limit of an upstream for all workers.
+    """Override a limit of an upstream for all workers.
 
     The override lasts until you change or revoke it. LIMIT is text such as 5/s or "100/minute burst 20". A
-    limit with a burst of its own keeps it, unless LIMIT has one. If the upstream has several limits, the
-    command changes the first.
+    limit with a burst of its own keeps it, unless LIMIT has one.
     """
     if (limit is None) != revoke:
         raise click.UsageError("give either LIMIT, such as 5/s, or --revoke")
     with _open_target(**where) as target:
         before = _find(target, name, unlisted=unlisted)
-        target.set_limit(before, None if limit is None else _with_burst(limit, before))
+        part = find_limit(before, limit_name)
+        target.set_limit(before, None if limit is None else _with_burst(limit, part), limit_name)
         after = target.with_overrides(before)
-    hint = "" if limit is None else f" To revoke it: `comporta upstream limit {name} --revoke`."
-    text = f"limit {_limit_text(before)} → {_limit_text(after)}.{hint}"
+    named = "" if limit_name is None else f" --limit-name {limit_name}"
+    hint = "" if limit is None else f" To revoke it: `comporta upstream limit {name} --revoke{named}`."
+    change = f"{limit_text(part)} → {limit_text(find_limit(after, limit_name))}"
+    text = f"limit{'' if limit_name is None else f' {limit_name}'} {change}.{hint}"
     _print_result("revoke" if limit is None else "limit", before, after, text, as_json=as_json)
 
 
@@ -214,7 +222,7 @@ def _force(
         target.force(before, how, reason)
         after = target.with_overrides(before)
     hint = f"To end that: `comporta upstream reset {name}`."
-    text = f"{_circuit_text(before)} → {_circuit_text(after)}. {hint}"
+    text = f"{circuit_text(before)} → {circuit_text(after)}. {hint}"
     _print_result("open" if how == "open" else "close", before, after, text, as_json=as_json)
 
 
@@ -305,73 +313,3 @@ def _with_burst(text: str, upstream: Summary) -> str:
         return text
     is_amount = burst == round(upstream["original"] * (config.window or 1.0))
     return text if is_amount else f"{text} burst {burst}"
-
-
-def _list_table(found: list[Summary]) -> Table:
-    table = new_table("upstream", "circuit", "limit", "notes", right=("limit",))
-    for each in found:
-        table.add_row(
-            printable_text(each["name"]),
-            Text(each["phase"] or "no breaker", style=_STYLES.get(each["phase"], "")),
-            "unknown" if each["limit"] is None else f"{rate_text(each['limit'])}/s",
-            printable_text("; ".join(_notes(each))),
-        )
-    return table
-
-
-def _show_table(each: Summary) -> Table:
-    in_flight, in_flight_max = each["in_flight"], each["in_flight_max"]
-    fields = {
-        "upstream": each["name"],
-        "circuit": _circuit_text(each),
-        "failures": _failures_text(each),
-        "limit": _limit_text(each),
-        "configured": "-" if each["configured"] is None else f"{rate_text(each['configured'])}/s",
-        "strategy": each["strategy"],
-        "paused": f"for {each['paused']:.0f} s" if each["paused"] else "no",
-        "in flight": "-" if in_flight is None else f"{in_flight} of at most {in_flight_max}",
-        "shadow mode": " and ".join(each["shadow"]) or "no",
-    }
-    table = new_table("field", "value")
-    for field, value in fields.items():
-        table.add_row(field, printable_text(str(value)))
-    return table
-
-
-def _notes(each: Summary) -> list[str]:
-    """Return what is unusual about an upstream, the most pressing first."""
-    notes = []
-    if each["forced"]:
-        notes.append(f"held {each['forced']} by an operator{_because(each)}")
-    elif each["phase"] in ("open", "half-open"):
-        notes.append(each["in_words"].rstrip("."))
-    if each["paused"]:
-        notes.append(f"paused for {rough_duration(each['paused'])}")
-    if each["limit"] is not None and each["limit"] < each["original"]:
-        notes.append(f"slowed down from {rate_text(each['original'])}/s")
-    if each["configured"] not in (None, each["original"]):
-        notes.append(f"limit set by an operator ({rate_text(each['configured'])}/s is configured)")
-    return notes
-
-
-def _circuit_text(each: Summary) -> str:
-    if each["forced"]:
-        return f"held {each['forced']} by an operator{_because(each)}"
-    return each["phase"] or "no breaker"
-
-
-def _failures_text(each: Summary) -> str:
-    is_counted = each["threshold"] is not None and not each["forced"] and each["phase"] == "closed"
-    return f"{each['failures']} in a row" + (f", opens at {each['threshold']}" if is_counted else "")
-
-
-def _because(each: Summary) -> str:
-    return f" ({each['reason']})" if each["reason"] else ""
-
-
-def _limit_text(each: Summary) -> str:
-    if each["limit"] is None:
-        return "unknown"
-    burst = "" if each["burst"] is None else f" burst {each['burst']}"
-    lowered = f", slowed down to {rate_text(each['limit'])}/s" if each["limit"] < each["original"] else ""
-    return f"{rate_text(each['original'])}/s{burst}{lowered}"

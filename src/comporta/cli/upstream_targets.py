@@ -23,8 +23,8 @@ from comporta.breaker.flows import force_operation
 from comporta.breaker.operation import FORCED_SPACE
 from comporta.breaker.state import ForcedState, parse_forced_state
 from comporta.events import Event
-from comporta.fleet.reader import ADMIN, JOURNAL, fleet_status_flow
-from comporta.fleet.status_writer import encode_event
+from comporta.fleet.event_journal import ADMIN, JOURNAL, RESET_BREAKER, action_text, encode_event
+from comporta.fleet.reader import fleet_status_flow
 from comporta.flow import run
 from comporta.limits.config import LimitConfig
 from comporta.limits.overrides.operation import (
@@ -36,7 +36,7 @@ from comporta.limits.overrides.operation import (
     RevokeOverride,
     SetLimit,
 )
-from comporta.limits.overrides.record import OverrideRecord, rate_per_second
+from comporta.limits.overrides.record import OverrideRecord, limit_text, rate_per_second
 from comporta.ramp import FULL_SHARE
 from comporta.stores.base import Store
 from comporta.stores.failover.worker_registry import ListWorkers
@@ -64,8 +64,8 @@ class UpstreamTarget(Protocol):
     def reset(self, upstream: Summary) -> None:
         """End a forced state and close the circuit."""
 
-    def set_limit(self, upstream: Summary, limit: str | None) -> None:
-        """Override the limit; ``None`` revokes the override."""
+    def set_limit(self, upstream: Summary, limit: str | None, limit_name: str | None = None) -> None:
+        """Override a limit; ``None`` revokes the override. ``limit_name``: one of several, else the first."""
 
     def pause(self, upstream: Summary, seconds: float) -> None:
         """Pause all calls; 0 ends a pause."""
@@ -86,46 +86,62 @@ class StateTarget:
     def with_overrides(self, summary: Summary) -> Summary:
         """Return a summary with the overrides that the store holds now."""
         forced = parse_forced_state(self._store.apply(ReadRecord(FORCED_SPACE, summary["name"])))
-        reply = self._store.apply(ReadOverride(_limiter_name(summary), _EXAMPLE_PARAMS))
-        return {**summary, **_circuit_fields(summary, forced), **_limit_fields(summary, reply)}
+        replies = [self._store.apply(ReadOverride(name, _EXAMPLE_PARAMS)) for name in limiter_names(summary)]
+        limits = [
+            {**limit, **_limit_fields(limit, reply)}
+            for limit, reply in zip(summary["limits"], replies, strict=False)  # none of an upstream with one
+        ]
+        return {
+            **summary,
+            **_circuit_fields(summary, forced),
+            **_limit_fields(summary, replies[0]),
+            "limits": limits,
+            "paused": round(max(reply.paused_us for reply in replies) / 1e6, 3),
+        }
 
     def force(self, upstream: Summary, how: str, reason: str) -> None:
         """Write the record that holds a circuit."""
         self._store.apply(force_operation(upstream["name"], how, reason))
-        self._log(upstream, f"breaker held {how}{f': {reason}' if reason else ''}")
+        self._log(upstream, "open breaker" if how == "open" else "close breaker", reason)
 
     def reset(self, upstream: Summary) -> None:
         """Delete that record, and the counts of the circuit."""
         self._store.apply(force_operation(upstream["name"], None))
         CircuitBreaker(upstream["name"], config=BreakerConfig(), state=self._store).sync.reset()
-        self._log(upstream, "breaker reset")
+        self._log(upstream, RESET_BREAKER)
 
-    def set_limit(self, upstream: Summary, limit: str | None) -> None:
-        """Write the override record of the limit."""
-        name = _limiter_name(upstream)
+    def set_limit(self, upstream: Summary, limit: str | None, limit_name: str | None = None) -> None:
+        """Write the override record of a limit."""
+        part = find_limit(upstream, limit_name)
+        name = limiter_names(upstream)[0 if part is upstream else upstream["limits"].index(part)]
+        detail = " ".join(filter(None, (limit_name, limit)))
         if limit is None:
-            self._override(upstream, RevokeOverride(name, _EXAMPLE_PARAMS), "limit override revoked")
+            self._override(upstream, RevokeOverride(name, _EXAMPLE_PARAMS), "revoke limit", detail)
         else:
-            config = LimitConfig.parse(limit, upstream["strategy"])
+            config = LimitConfig.parse(limit, part["strategy"])
             operation = SetLimit(name, config.build_strategy().params, str(config))
-            self._override(upstream, operation, f"limit set to {limit}")
+            self._override(upstream, operation, "change limit", detail)
 
     def pause(self, upstream: Summary, seconds: float) -> None:
-        """Write the pause into the override record."""
-        name = _limiter_name(upstream)
+        """Write the pause into the override record; end it in those of all limits."""
+        first, *others = limiter_names(upstream)
         if seconds:
-            pause = PauseLimit(name, _EXAMPLE_PARAMS, round(seconds * 1e6))
-            self._override(upstream, pause, f"paused for {seconds:g} s")
-        else:
-            self._override(upstream, ResumeLimit(name, _EXAMPLE_PARAMS), "resumed")
+            pause = PauseLimit(first, _EXAMPLE_PARAMS, round(seconds * 1e6))
+            self._override(upstream, pause, "pause", f"for {seconds:g} s")
+            return
+        for name in others:
+            self._store.apply(ResumeLimit(name, _EXAMPLE_PARAMS))
+        self._override(upstream, ResumeLimit(first, _EXAMPLE_PARAMS), "resume")
 
-    def _override(self, upstream: Summary, operation: OverrideOperation, text: str) -> None:
+    def _override(
+        self, upstream: Summary, operation: OverrideOperation, action: str, detail: str = ""
+    ) -> None:
         self._store.apply(operation)
-        self._log(upstream, text)
+        self._log(upstream, action, detail)
 
-    def _log(self, upstream: Summary, text: str) -> None:
+    def _log(self, upstream: Summary, action: str, detail: str = "") -> None:
         """Append an event to the journal of the fleet."""
-        event = Event(time.time(), ADMIN, upstream["name"], f"{text} (by {_user()})", "info")
+        event = Event(time.time(), ADMIN, upstream["name"], action_text(action, detail, _user()), "info")
         self._store.apply(AppendToJournal(JOURNAL, encode_event(event)))
 
 
@@ -158,10 +174,11 @@ class ServiceTarget:
         """Reset a circuit."""
         self._call("POST", f"/breakers/{_path(upstream)}/reset")
 
-    def set_limit(self, upstream: Summary, limit: str | None) -> None:
+    def set_limit(self, upstream: Summary, limit: str | None, limit_name: str | None = None) -> None:
         """Override a limit or revoke that."""
         body = None if limit is None else {"limit": limit}
-        self._call("DELETE" if limit is None else "PUT", f"/limits/{_path(upstream)}", body)
+        query = "" if limit_name is None else f"?limit_name={quote(limit_name, safe='')}"
+        self._call("DELETE" if limit is None else "PUT", f"/limits/{_path(upstream)}{query}", body)
 
     def pause(self, upstream: Summary, seconds: float) -> None:
         """Pause or resume an upstream."""
@@ -193,10 +210,11 @@ def unpublished_summary(name: str) -> Summary:
     return {
         "name": name,
         **dict.fromkeys(("phase", "limit", "original", "configured", "burst", "until", "forced")),
-        **dict.fromkeys(("reason", "in_words"), ""),
+        **dict.fromkeys(("reason", "in_words", "limit_text", "configured_text"), ""),
         "paused": 0.0,
         "failures": 0,
         "limits": [],
+        "last_failures": [],
         "strategy": "token_bucket",
     }
 
@@ -205,10 +223,28 @@ _EXAMPLE_PARAMS = LimitConfig.parse("1/s").build_strategy().params
 """The parameters of operations that need some but do not write them: a pause, a revocation, a read."""
 
 
-def _limiter_name(summary: Summary) -> str:
-    """Return the name of the limit that a change applies to: the first of several."""
-    name, limits = str(summary["name"]), summary["limits"]
-    return name if not limits or limits[0]["name"] == name else f"{name}.{limits[0]['name']}"
+def find_limit(summary: Summary, limit_name: str | None) -> Summary:
+    """Return one of several limits by its name; without a name the first, or the upstream if it has one."""
+    limits: list[Summary] = summary["limits"]
+    if limit_name is None:
+        return limits[0] if limits else summary
+    for limit in limits:
+        if limit["name"] == limit_name:
+            return limit
+    known = ", ".join(limit["name"] for limit in limits)
+    expected = f"one of {known}" if known else f"left out, because {summary['name']} has one limit"
+    raise click.BadParameter(f"must be {expected}, got {limit_name!r:.100}", param_hint="--limit-name")
+
+
+def limiter_names(summary: Summary) -> list[str]:
+    """Return the names of an upstream's limits in the store.
+
+    Limits that a program named belong to the upstream's name; those of a list are named after it already.
+    """
+    name, limits = str(summary["name"]), [str(limit["name"]) for limit in summary["limits"]]
+    if not limits:
+        return [name]
+    return limits if limits[0] == name else [f"{name}.{limit}" for limit in limits]
 
 
 def _circuit_fields(summary: Summary, forced: ForcedState) -> Summary:
@@ -221,13 +257,14 @@ def _circuit_fields(summary: Summary, forced: ForcedState) -> Summary:
 
 def _limit_fields(summary: Summary, reply: OverrideReply) -> Summary:
     record = OverrideRecord.parse(reply.record or None)
-    fields: Summary = {"paused": round(reply.paused_us / 1e6, 3)}
     if record is not None and (record.set_by_operator or reply.share < FULL_SHARE):
         limit, original = rate_per_second(record.params), rate_per_second(record.base)
-        return {**fields, "limit": limit, "original": original, "burst": record.base.capacity}
+        fields = {"limit": limit, "original": original, "burst": record.base.capacity}
+        return {**fields, "limit_text": limit_text(record.base)}
     configured = summary["configured"]
     burst = summary["burst"] if summary["original"] == configured else None  # published while overridden
-    return {**fields, "limit": configured, "original": configured, "burst": burst}
+    text = summary["configured_text"]
+    return {"limit": configured, "original": configured, "burst": burst, "limit_text": text}
 
 
 def _path(upstream: Summary) -> str:

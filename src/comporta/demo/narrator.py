@@ -23,8 +23,8 @@ import click
 from comporta.demo.scenarios import Scenario, ScenarioStep
 from comporta.errors import StateError
 from comporta.events import Event
-from comporta.fleet.reader import JOURNAL, STORY, STORY_NOW
-from comporta.fleet.status_writer import encode_event
+from comporta.fleet.event_journal import JOURNAL, encode_event
+from comporta.fleet.reader import STORY, STORY_NOW
 from comporta.stores.base import Store
 from comporta.stores.journal import APPEND_MAX, AppendToJournal
 from comporta.stores.records import WriteRecord

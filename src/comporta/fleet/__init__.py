@@ -12,6 +12,8 @@
 ``publisher.py``      ``FleetPublisher``: the thread that publishes
 ``status_writer.py``  what one run of that thread writes to the store
 ``worker_watch.py``   publishes an event for each worker that left or stopped responding
+``event_journal.py``  the events of the journal: written by workers, merged for readers (pure)
+``failures.py``       the latest failures of each upstream, with their texts
 ``reader.py``         reads the status and the history of the fleet; needs nothing but the store
 ``summary.py``        an upstream's health as plain data and as one sentence (pure)
 ``series.py``         which number is in which column of a history (pure)

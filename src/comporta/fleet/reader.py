@@ -7,7 +7,6 @@ why; the other parts are complete.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from comporta.breaker.admission import format_worker_name, worker_name
 from comporta.errors import StateError
+from comporta.fleet.event_journal import JOURNAL, encode_json, merge_events
 from comporta.fleet.series import (
     CACHE_SERIES,
     MINUTE_SECONDS,
@@ -26,7 +26,7 @@ from comporta.fleet.series import (
     upstream_series,
 )
 from comporta.fleet.summary import upstream_summary
-from comporta.fleet.validation import parse_counts, parse_event, parse_names, parse_story, parse_summary
+from comporta.fleet.validation import parse_counts, parse_failures, parse_names, parse_story, parse_summary
 from comporta.flow import Flow
 from comporta.limits.priority import PRIORITIES
 from comporta.runtime import RUNTIME
@@ -71,10 +71,6 @@ WATCHED_SECONDS: Final = 30.0
 
 STORY: Final = "comporta_story"
 STORY_NOW: Final = "now"
-JOURNAL: Final = "events"
-
-ADMIN: Final = "admin"
-"""The kind of events that are actions of operators."""
 
 BATCH_SIZE: Final = 25
 """How many series are read or written in one call, which occupies a server for about 1 ms."""
@@ -84,9 +80,6 @@ HOUR_SECONDS: Final = SLOTS * SLOT_SECONDS
 NAMES_SECONDS: Final = 3600.0
 _RENEWAL_SECONDS = 60.0
 _RECENT_SLOTS = 3
-_CONSEQUENCES = ("breaker_forced", "limit_paused", "limit_resumed")
-_SAME_EVENT_SECONDS = 3.0
-"""The same event from several workers within this time is shown as one."""
 
 
 def upstream_summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
@@ -100,7 +93,8 @@ def upstream_summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
     for series in (upstream_series(upstream.name), latency_series(upstream.name)):
         history: History | None = yield from reader.apply_flow(ReadHistory(series, MINUTE_SECONDS))
         minute |= last_minute(history or History(0, []), series_layout(series))
-    return {**summary, "minute": minute}
+    failures = yield from reader.failures_flow([upstream.name])
+    return {**summary, "minute": minute, "last_failures": failures[upstream.name]}
 
 
 def summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
@@ -114,10 +108,15 @@ def summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
     )
 
 
+def failures_flow(store: Store, names: Iterable[str]) -> Flow[dict[str, list[dict[str, Any]]]]:
+    """Return the latest failures of upstreams by name, the newest first: ``at``, ``text`` and ``worker``."""
+    return (yield from _StatusReader(store).failures_flow(names))
+
+
 def encode_summary(summary: Mapping[str, Any]) -> bytes:
     """Return a summary as a record; one that is too long loses its ``holders`` and ``limits``."""
-    text = _encode_json(summary)
-    return text if len(text) <= VALUE_BYTES_MAX else _encode_json({**summary, "holders": {}, "limits": []})
+    text = encode_json(summary)
+    return text if len(text) <= VALUE_BYTES_MAX else encode_json({**summary, "holders": {}, "limits": []})
 
 
 def remember_names_flow(store: Store, names: Iterable[str]) -> Flow[list[str]]:
@@ -155,6 +154,11 @@ def worker_key(kind: str, worker: str) -> str:
     return f"{kind}.{worker}"
 
 
+def failures_key(upstream: str) -> str:
+    """Return the key under ``FLEET`` of the latest failures of an upstream."""
+    return f"failures.{upstream}"
+
+
 def fleet_status_flow(
     store: Store, summaries: Mapping[str, dict[str, Any]] | None = None
 ) -> Flow[dict[str, Any]]:
@@ -166,6 +170,7 @@ def fleet_status_flow(
     reader = _StatusReader(store)
     yield from reader.announce_flow()
     known = {**(yield from reader.summaries_flow(summaries or {})), **(summaries or {})}
+    failures = yield from reader.failures_flow(known)
     histories = yield from reader.histories_flow(known, MINUTE_SECONDS)
     minutes = {label: last_minute(history, series_layout(series)) for label, series, history in histories}
     live_workers: list[LiveWorker] | None = yield from reader.apply_flow(ListWorkers())
@@ -177,6 +182,7 @@ def fleet_status_flow(
             **known[name],
             "minute": _pop_minute(minutes, name) or known[name].get("minute"),
             "waiting": waiting.get(name, {}),
+            "last_failures": failures[name],
         }
         for name in sorted(known)
     ]
@@ -206,35 +212,6 @@ def fleet_history_flow(store: Store) -> Flow[dict[str, Any]]:
         "series": {label: _columns(series, history, now) for label, series, history in histories},
         "reasons": reader.reasons,
     }
-
-
-def merge_events(entries: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the events of a journal, the newest first; the same event from several workers becomes one.
-
-    ``workers`` is how many workers reported it, ``worker`` the first of them. Identical entries count once,
-    because a worker sends its events again if the store fails meanwhile. Each action of an operator is one
-    event, together with what the workers notice of it.
-    """
-    merged: list[dict[str, Any]] = []
-    latest: dict[tuple[str, str], tuple[dict[str, Any], set[str]]] = {}
-    parsed = [
-        {**event, "workers": 1} for event in map(parse_event, dict.fromkeys(entries)) if event is not None
-    ]
-    for event in sorted(parsed, key=lambda event: event["at"]):
-        action = latest.get(("admin", event["source"]))
-        if action and event["kind"] in _CONSEQUENCES and event["at"] - action[0]["at"] <= _SAME_EVENT_SECONDS:
-            action[0]["severity"] = event["severity"]  # what the workers notice of it is no second entry
-            continue
-        subject = event["kind"], event["source"]
-        same, workers = latest.get(subject, (event, set()))
-        is_near = event["at"] - same["at"] <= _SAME_EVENT_SECONDS and event["kind"] != ADMIN
-        if workers and event["worker"] not in workers and is_near:
-            workers.add(event["worker"])
-            same["workers"] = len(workers)
-            continue
-        latest[subject] = (event, {event["worker"]})
-        merged.append(event)
-    return merged[::-1]
 
 
 class _StatusReader:
@@ -304,6 +281,12 @@ class _StatusReader:
                 record: bytes | None = yield from self.apply_flow(ReadRecord(FLEET, worker_key(kind, name)))
                 counts[name] = parse_counts(record)
         return counts
+
+    def failures_flow(self, names: Iterable[str]) -> Flow[dict[str, list[dict[str, Any]]]]:
+        """Return the latest failures of upstreams, by name."""
+        listed = list(names)
+        records = yield from self.apply_all_flow([ReadRecord(FLEET, failures_key(name)) for name in listed])
+        return {name: parse_failures(record) for name, record in zip(listed, records, strict=True)}
 
     def histories_flow(self, names: Iterable[str], seconds: float) -> Flow[list[tuple[str, str, History]]]:
         """Return label, series and history of upstreams, the cache and the service."""
@@ -395,7 +378,3 @@ def _holdings(
         },
         "leases": leases.get(prober, {}),
     }
-
-
-def _encode_json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

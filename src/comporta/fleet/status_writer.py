@@ -13,7 +13,6 @@ many were dropped.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -22,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 from comporta import events, fork_safety
 from comporta.breaker.admission import worker_name
 from comporta.errors import StateError
+from comporta.fleet.event_journal import JOURNAL, encode_event, encode_json
+from comporta.fleet.failures import FailurePublisher
 from comporta.fleet.reader import (
     BATCH_SIZE,
     FLEET,
-    JOURNAL,
     LEASES,
     SUMMARIES,
     TURNS,
@@ -54,7 +54,7 @@ from comporta.limits.leases.client import leased_units
 from comporta.runtime import RUNTIME
 from comporta.stores.base import KEY_ERRORS
 from comporta.stores.history import SLOT_SECONDS, RecordHistory
-from comporta.stores.journal import APPEND_MAX, ENTRY_BYTES_MAX, AppendToJournal
+from comporta.stores.journal import APPEND_MAX, AppendToJournal
 from comporta.stores.records import ABSENT, WriteRecord
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class FleetStatusWriter:
         self._pending = pending
         self.interval = interval
         self._published: set[str] = set()
+        self._failures = FailurePublisher(store)
         self._reported: set[str] = set()
         self._published_ns = store.clock.now_ns()
 
@@ -165,6 +166,8 @@ class FleetStatusWriter:
             phases.setdefault(series, set()).add(phase_mark(summary["phase"]))
         if not self._publish_histories(gauges, phases):
             return False
+        for name, upstream in self._published_upstreams().items():
+            self._try(name, self._failures.publish, name, upstream)
         self._try("leases", lambda: self._publish_counts(LEASES, leased_units(self._store)))
         self._try("waiting", lambda: self._publish_counts(WAITING, self._waiting_counts()))
         self._try("workers", self.workers.check)
@@ -197,7 +200,7 @@ class FleetStatusWriter:
     def _publish_counts(self, kind: str, counts: Mapping[str, int]) -> None:
         """Write what this worker has on lease, or who waits in it; or that there is nothing any more."""
         if counts or kind in self._published:
-            value = _encode_json(largest_holders(counts, COUNTS_MAX))
+            value = encode_json(largest_holders(counts, COUNTS_MAX))
             ttl = COUNTS_INTERVALS * self.interval
             self._store.apply(WriteRecord(FLEET, worker_key(kind, worker_name()), value, ttl))
             self._store.apply(WriteRecord(FLEET, kind, b"1", SUMMARY_TTL_SECONDS))
@@ -235,7 +238,7 @@ class FleetStatusWriter:
 
     def _publish_summaries(self) -> list[tuple[str, dict[str, Any]]]:
         """Write and return the summaries of this worker's upstreams, if it gets the turn."""
-        upstreams = dict(sorted(self._upstreams.items())[:UPSTREAMS_MAX])
+        upstreams = self._published_upstreams()
         if not upstreams or not self._try("turns", self._take_turn, upstreams):
             return []
         summaries = []
@@ -246,6 +249,9 @@ class FleetStatusWriter:
         if summaries:
             self._try("upstreams", self._remember_names, [name for name, _ in summaries])
         return summaries
+
+    def _published_upstreams(self) -> dict[str, Upstream]:
+        return dict(sorted(self._upstreams.items())[:UPSTREAMS_MAX])
 
     def _take_turn(self, names: Iterable[str]) -> bool:
         """Take the turn among the workers with the same upstreams; return false if another has it."""
@@ -305,18 +311,3 @@ class FleetStatusWriter:
             self._published_ns = self._store.clock.now_ns()
             for series in self._pending.series():
                 self._pending.drain(series)
-
-
-def encode_event(event: events.Event) -> bytes:
-    """Return an event as a journal entry; texts that are too long are truncated."""
-    fields = {**event._asdict(), "at": round(event.at, 3), "worker": worker_name()}
-    entry = _encode_json(fields)
-    while len(entry) > ENTRY_BYTES_MAX:
-        longest = max(("text", "source", "kind"), key=lambda field: len(fields[field]))
-        fields[longest] = fields[longest][: len(fields[longest]) // 2]
-        entry = _encode_json(fields)
-    return entry
-
-
-def _encode_json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

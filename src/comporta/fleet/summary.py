@@ -6,7 +6,7 @@ that is not closed, a pause, a limit that is lowered or overridden. Its times ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,32 +69,42 @@ def status_reasons(summary: Mapping[str, Any]) -> list[str]:
         reasons.append(f"{name} is paused")
     if summary["limit"] < summary["original"]:
         reasons.append(f"{name} is slowed down")
-    if has_override(summary):
-        reasons.append(f"an operator changed the limit of {name} to {summary['limit_text']}")
+    for limit in overridden_limits(summary):
+        which = f"the limit {limit['name']}" if summary.get("limits") else "the limit"
+        reasons.append(f"an operator changed {which} of {name} to {limit['limit_text']}")
     return reasons
 
 
-def has_override(summary: Mapping[str, Any]) -> bool:
-    """Whether an operator's override of the limit is in effect."""
-    configured = summary.get("configured_text")
-    return bool(configured) and summary.get("limit_text") != configured
+def overridden_limits(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the limits of an upstream that an operator overrides: itself, if it has only one limit."""
+    limits: Sequence[Mapping[str, Any]] = summary.get("limits") or [summary]
+    return [
+        limit
+        for limit in limits
+        if limit.get("configured_text") and limit.get("limit_text") != limit["configured_text"]
+    ]
 
 
 def _limit_fields(limit: LimitState) -> dict[str, Any]:
-    """Return one of several limits: units left of its capacity, and units per second."""
+    """Return one of several limits, with the same names as the fields of an upstream with one."""
     return {
         "name": limit.name,
         "tokens": limit.stats.tokens_available,
         "capacity": limit.stats.limit,
         "limit": limit.limit,
         "original": limit.original,
+        "configured": limit.configured,
+        "burst": limit.stats.original,
+        "strategy": limit.strategy,
+        "limit_text": limit.limit_text,
+        "configured_text": limit.configured_text,
     }
 
 
 def _breaker_fields(state: BreakerState | None, config: BreakerConfig | None) -> dict[str, Any]:
     return {
         "phase": None if state is None else _PHASES[state.phase],
-        "reason": "" if state is None else _reason_text(state.reason),
+        "reason": "" if state is None else reason_text(state.reason),
         "since": None if state is None else state.since,
         "until": None if state is None else state.degraded_until,
         "forced": None if state is None else state.forced,
@@ -128,8 +138,9 @@ def _health_sentence(state: UpstreamState, config: BreakerConfig | None) -> str:
         return (
             f"Slowed down to {state.limit:.1f} of {state.original:.1f} a second: the upstream refused calls."
         )
-    if state.limit_text != state.configured_text:
-        return f"An operator set the limit to {state.limit_text}; {state.configured_text} is configured."
+    overrides = _override_texts(state)
+    if overrides:
+        return f"An operator set {' and '.join(overrides)}."
     if breaker is None:
         return "No breaker: calls pass."
     if breaker.failures:
@@ -137,9 +148,19 @@ def _health_sentence(state: UpstreamState, config: BreakerConfig | None) -> str:
     return "Closed: calls pass."
 
 
+def _override_texts(state: UpstreamState) -> list[str]:
+    """Return what an operator set each overridden limit to."""
+    limits = [(f"the limit {limit.name}", limit.limit_text, limit.configured_text) for limit in state.limits]
+    return [
+        f"{which} to {text} ({configured} is configured)"
+        for which, text, configured in limits or [("the limit", state.limit_text, state.configured_text)]
+        if text != configured
+    ]
+
+
 def _circuit_sentence(breaker: BreakerState, config: BreakerConfig | None) -> str:
     """Return the sentence for a circuit that is forced or not closed."""
-    reason = _reason_text(breaker.reason)
+    reason = reason_text(breaker.reason)
     if breaker.forced:
         is_failing = breaker.forced == "closed" and breaker.failures
         failures = f" despite {_failure_count(breaker.failures, None)}" if is_failing else ""
@@ -177,7 +198,7 @@ def _sentence(text: str, reason: str) -> str:
     return f"{text}: {reason.rstrip('.')}." if reason else f"{text}."
 
 
-def _reason_text(reason: str) -> str:
+def reason_text(reason: str) -> str:
     """Return a reason; write a bare status code as ``HTTP 503``."""
     return f"HTTP {reason}" if len(reason) == 3 and reason.isdigit() else reason
 

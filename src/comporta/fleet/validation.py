@@ -14,6 +14,7 @@ from typing import Any, Final
 from comporta.fleet.series import PHASE_NUMBERS
 from comporta.names import is_valid_name
 from comporta.stores.records import VALUE_BYTES_MAX
+from comporta.upstream.recent_failures import FAILURES_MAX
 
 MOMENT_MAX: Final = 1e11
 """The latest accepted time in Unix seconds, about 3,000 years: every calendar library can show it."""
@@ -57,13 +58,22 @@ def _optional(check: Check) -> Check:
 
 _LIMIT_FIELDS: Final[Mapping[str, Check]] = {
     "name": _is_text,
-    **dict.fromkeys(("tokens", "capacity", "limit", "original"), _is_number),
+    **dict.fromkeys(("tokens", "capacity", "burst", "limit", "original"), _is_number),
+    "configured": _optional(_is_number),
+    **dict.fromkeys(("strategy", "limit_text", "configured_text"), _is_text),
 }
 
 
 def _are_limits(value: Any) -> bool:
     fits = isinstance(value, list) and len(value) <= LIMITS_MAX
-    return fits and all(isinstance(one, dict) and _matches(one, _LIMIT_FIELDS) for one in value)
+    return fits and all(isinstance(one, dict) and _is_limit(one) for one in value)
+
+
+def _is_limit(value: dict[str, Any]) -> bool:
+    for field, default in _ADDED_LIMIT_FIELDS.items():
+        value.setdefault(field, default)
+    value.setdefault("burst", value.get("capacity"))
+    return _matches(value, _LIMIT_FIELDS)
 
 
 _EVENT_FIELDS: Final[Mapping[str, Check]] = {
@@ -87,6 +97,16 @@ _SUMMARY_FIELDS: Final[Mapping[str, Check]] = {
 _ADDED_FIELDS: Final = {"shadow": [], "limits": [], "limit_text": "", "configured_text": ""}
 """Fields that a worker of an older version does not write."""
 
+_FAILURE_FIELDS: Final[Mapping[str, Check]] = {
+    "at": _is_moment,
+    **dict.fromkeys(("text", "worker"), _is_text),
+}
+_ADDED_LIMIT_FIELDS: Final = {
+    "configured": None,
+    "strategy": "token_bucket",
+    "limit_text": "",
+    "configured_text": "",
+}
 _STORY_FIELDS: Final[Mapping[str, Check]] = {
     **dict.fromkeys(("step", "of"), _is_step),
     **dict.fromkeys(("scenario", "title", "text", "look"), _is_text),
@@ -119,6 +139,13 @@ def parse_counts(record: bytes | None) -> dict[str, int]:
     return {
         name: count for name, count in counts.items() if isinstance(count, int) and 0 < count <= NUMBER_MAX
     }
+
+
+def parse_failures(record: bytes | None) -> list[dict[str, Any]]:
+    """Return the latest failures of an upstream, the newest first, without malformed ones."""
+    failures = (parse_object(record) or {}).get("failures")
+    listed = failures[:FAILURES_MAX] if isinstance(failures, list) else []
+    return [each for each in listed if isinstance(each, dict) and _matches(each, _FAILURE_FIELDS)]
 
 
 def parse_story(record: bytes | None) -> dict[str, Any] | None:

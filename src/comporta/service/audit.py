@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from comporta import events
 from comporta.breaker.admission import worker_name
 from comporta.database.base import Statement
+from comporta.fleet.event_journal import ADMIN, action_text
 
 if TYPE_CHECKING:
     from comporta.database.base import Database
@@ -22,8 +23,8 @@ OUTCOME_UNKNOWN: Final = "unknown"
 
 _BEGIN = Statement(
     """
-    INSERT INTO service_audit (at, action, target, detail, client, worker, outcome)
-    VALUES (AT(:now), :action, :target, :detail, :client, :worker, :outcome) RETURNING id
+    INSERT INTO service_audit (at, action, target, detail, client, token, worker, outcome)
+    VALUES (AT(:now), :action, :target, :detail, :client, :token, :worker, :outcome) RETURNING id
     """
 )
 _TRIM = Statement(
@@ -32,14 +33,14 @@ _TRIM = Statement(
 _END = Statement("UPDATE service_audit SET outcome = :outcome WHERE id = :id")
 _LATEST = Statement(
     """
-    SELECT id, UNIX(at), action, target, detail, client, worker, outcome FROM service_audit
+    SELECT id, UNIX(at), action, target, detail, client, token, worker, outcome FROM service_audit
     ORDER BY id DESC LIMIT :limit
     """
 )
 
 
 class AuditEntry(NamedTuple):
-    """One logged action; ``at`` is in Unix seconds."""
+    """One logged action; ``at`` is in Unix seconds, ``token`` the name of the token that allowed it."""
 
     id: int
     at: float
@@ -47,6 +48,7 @@ class AuditEntry(NamedTuple):
     target: str
     detail: str
     client: str
+    token: str
     worker: str
     outcome: str
 
@@ -58,21 +60,21 @@ class AuditLog:
         self._database = database
         self._entries_max = entries_max
 
-    async def begin(self, action: str, target: str, detail: str, client: str) -> int:
+    async def begin(self, action: str, target: str, detail: str, client: str, token: str) -> int:
         """Log an action that is about to run and return the id of its entry. If this fails, do not run it."""
         entry: dict[str, Any] = {
             "action": action,
             "target": _single_line(target),
             "detail": _single_line(detail),
             "client": _single_line(client),
+            "token": _single_line(token),
             "worker": worker_name(),
             "outcome": OUTCOME_UNKNOWN,
             "kept": self._entries_max,
         }
         [[[entry_id]], _] = await self._database.write_async((_BEGIN, _TRIM), entry)
-        events.publish(
-            "admin", entry["target"], f"{action} {entry['detail']}".strip(), "info", label="operators"
-        )
+        text = action_text(action, entry["detail"], entry["token"])
+        events.publish(ADMIN, entry["target"], text, "info", label="operators")
         return int(entry_id)
 
     async def finish(self, entry_id: int, outcome: str) -> None:

@@ -55,7 +55,10 @@ _AUDIT = Migration(
 
 _TOKENS = Migration(101, "API tokens", _token_table("REAL"), _token_table("TIMESTAMPTZ"))
 
-SERVICE_MIGRATIONS: Final = (_AUDIT, _TOKENS)
+_ADD_AUDIT_TOKEN = ("ALTER TABLE service_audit ADD COLUMN token TEXT NOT NULL DEFAULT ''",)
+_AUDIT_TOKEN = Migration(102, "the token behind each action", _ADD_AUDIT_TOKEN, _ADD_AUDIT_TOKEN)
+
+SERVICE_MIGRATIONS: Final = (_AUDIT, _TOKENS, _AUDIT_TOKEN)
 """The migrations of the service itself."""
 
 MIGRATIONS: Final = (*CACHE_MIGRATIONS, *SHEET_MIGRATIONS, *SERVICE_MIGRATIONS, *BATCH_MIGRATIONS)

@@ -15,6 +15,7 @@
 - ``attempt``: one attempt at the user's function, within its time-out
 - ``observation``: calls hooks and listeners for the attempts of a call
 - ``report``: what happened to a call
+- ``recent_failures``: the latest failures in this process, with their texts
 - ``health``: the state of an upstream for health pages
 - ``options``: options of single calls, for a view of an upstream
 - ``body``, ``renewal``: the last part of an attempt, in which the caller reads the answer; its permit

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from comporta.errors import CircuitOpenError, LimitReachedError, RefusedError, StateError
 from comporta.flow import Flow, run, run_async
-from comporta.outcome import OK, error_summary
+from comporta.outcome import FAILURE, OK, error_summary
 from comporta.refusals import AnswerRefusal
 from comporta.retry.attempts import attempt_number, listeners
 from comporta.retry.retry import FailedAttempt
@@ -121,6 +121,7 @@ class UpstreamCall(CallState):
             elif self.outcome.kind == OK:
                 self.outcome = self.policies.classify(None, error)
                 report.outcome, report.reason = self.outcome.kind, self.outcome.reason
+                self._record_failure()
                 yield from report_flow(self)
             if self.observed is not None and (error is None or isinstance(error, Exception)):
                 answer = None if error is None else FailedAttempt(error)
@@ -182,12 +183,18 @@ class UpstreamCall(CallState):
         """Report the attempt to breaker and limit; return the delay before the next one, or ``None``."""
         if self.is_body_open and self.outcome.kind == OK:
             return (yield from self._conclude_headers_flow())
+        self._record_failure()
         if self.policies.counts_attempts:
             yield from report_flow(self)
             return (yield from retry_delay_flow(self))
         delay = yield from retry_delay_flow(self)
         yield from report_flow(self, counts=delay is None)
         return delay
+
+    def _record_failure(self) -> None:
+        """Keep the text of an attempt that failed, for the fleet status."""
+        if self.outcome.kind == FAILURE:
+            self.policies.failures.record(self.outcome.reason)
 
     def _conclude_headers_flow(self) -> Flow[float | None]:
         """Report an answer whose body is still open; return the delay before the next attempt, or ``None``.

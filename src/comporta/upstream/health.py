@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from comporta.flow import Flow
-from comporta.limits.overrides.degradation import limiter_params, limiter_rates
+from comporta.limits.overrides.degradation import limiter_params
 from comporta.limits.overrides.record import limit_text, rate_per_second
 from comporta.stores.base import Fallback
 
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """One of several limits of an upstream: its use, and units per second with and without degradation."""
+    """One of several limits of an upstream: its use, and its rates and texts as in :class:`UpstreamState`."""
 
     name: str
     stats: Stats
     limit: float
     original: float
+    configured: float | None = None
+    strategy: str = "token_bucket"
+    limit_text: str = ""
+    configured_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,20 @@ def _limit_states_flow(policies: Policies) -> Flow[tuple[LimitState, ...]]:
     limiters = {} if policies.group is None else policies.group.limiters
     for name, limiter in limiters.items():
         stats = yield from limiter._flows.stats_flow(None)
-        states.append(LimitState(name, stats, *limiter_rates(limiter)))
+        current, original = limiter_params(limiter)
+        configured = limiter._flows.params
+        states.append(
+            LimitState(
+                name,
+                stats,
+                rate_per_second(current),
+                rate_per_second(original),
+                rate_per_second(configured),
+                limiter.config.strategy_name,
+                limit_text(original),
+                limit_text(configured),
+            )
+        )
     return tuple(states)
 
 

@@ -18,6 +18,7 @@ from comporta.outcome import PLAIN_TYPES, Classifier, classify
 from comporta.refusals import RefusalHandler
 from comporta.retry.attempts import NO_HOOKS, AttemptHooks
 from comporta.upstream.fast_path import FastPath
+from comporta.upstream.recent_failures import RecentFailures
 from comporta.upstream.report import CallReport
 from comporta.upstream.tokens import SeveralLimits, SingleLimit, Tokens
 
@@ -126,6 +127,7 @@ class Policies:
     call_limits: CallLimits | None = field(init=False)
     pause: UpstreamPause = field(default_factory=UpstreamPause)
     accepted: AcceptedRate = field(default_factory=AcceptedRate)
+    failures: RecentFailures = field(default_factory=RecentFailures)
 
     def waiting_by_class(self) -> dict[str, int]:
         """Return how many callers of this process wait for a token or a permit, by their class."""
@@ -160,7 +162,7 @@ class Policies:
 
         Calls under way go on with the permits and admissions they have. A pause stays.
         """
-        kept = {"limiter": limiter, "pause": self.pause, "accepted": self.accepted}
+        kept = {"limiter": limiter, "pause": self.pause, "accepted": self.accepted, "failures": self.failures}
         for each in fields(self):
             object.__setattr__(self, each.name, kept.get(each.name, getattr(other, each.name)))
         self.__post_init__()

@@ -64,7 +64,7 @@ class StepExecutor:
             key = self._pipeline.key(entry.item)
             hash(key)
         except Exception as error:
-            return entry._replace(error=f"item {entry.number} has no key: {_error_text(error)}"), object()
+            return entry._replace(error=f"{entry.name()} has no key: {_error_text(error)}"), object()
         return entry, key
 
     async def execute(self, entry: SourceEntry, key: Hashable) -> None:
@@ -149,9 +149,9 @@ class StepExecutor:
         error: Exception | None = None,
     ) -> None:
         if not self._progress_log.accepts_dead_letters:
-            raise terminal_error(entry, reason, error)
+            raise terminal_error(entry, reason, error, key)
         dead_letter = self._progress_log.dead_letter_of(entry, reason, attempts, key)
-        await self._progress_log.record_dead_letter(entry.position, dead_letter)
+        await self._progress_log.record_dead_letter(entry, dead_letter)
 
     async def _call_on_thread(self, item: Any) -> Any:
         attempt = Attempt(self._pipeline.step, (item,), {})
@@ -176,11 +176,13 @@ class _CountedStep:
         return await self._step(self._item)
 
 
-def terminal_error(entry: SourceEntry, reason: str, error: Exception | None) -> Exception:
+def terminal_error(
+    entry: SourceEntry, reason: str, error: Exception | None, key: Hashable = None
+) -> Exception:
     """Return the error that ends a run without dead letters: the step's error with a note on the item."""
     if error is None:
         return SourceError(reason)
-    error.add_note(f"Raised for item {entry.number}; set dead_letters to continue without such items.")
+    error.add_note(f"Raised for {entry.name(key)}; set dead_letters to continue without such items.")
     return error
 
 

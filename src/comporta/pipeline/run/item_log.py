@@ -60,11 +60,11 @@ class ItemLog(Protocol):
     ) -> DeadLetter:
         """Return the dead letter of an item."""
 
-    async def record_dead_letter(self, position: int, dead_letter: DeadLetter) -> None:
+    async def record_dead_letter(self, entry: SourceEntry, dead_letter: DeadLetter) -> None:
         """Record a dead letter and confirm its item."""
 
-    def publish_dead_letter(self, number: Any, reason: str, key: Any = None) -> None:
-        """Publish an event for a dead letter, at most one in 10 s."""
+    def publish_dead_letter(self, name: str, reason: str) -> None:
+        """Publish an event for the dead letter of the item with this name, at most one in 10 s."""
 
     async def close(self, *, complete: bool, failed: bool) -> None:
         """Save everything; ``complete`` and ``failed`` say how the run ended."""
@@ -86,16 +86,11 @@ class OutcomeCounter:
             if number:
                 metrics.count("pipeline_items", number, pipeline=self._report.name, outcome=outcome)
 
-    def publish_dead_letter(self, number: Any, reason: str, key: Any = None) -> None:
-        """Publish an event for a dead letter, at most one in 10 s."""
+    def publish_dead_letter(self, name: str, reason: str) -> None:
+        """Publish an event for the dead letter of the item with this name, at most one in 10 s."""
         now = RUNTIME.monotonic()
         if now >= self._next_event_at:
             self._next_event_at = now + _EVENT_SECONDS
             dead = quantity(self._report.dead, "dead letter")
-            text = f"gave up {item_name(number, key)}: {reason} ({dead} in this run)"
+            text = f"gave up {name}: {reason} ({dead} in this run)"
             events.publish("pipeline_dead_letter", self._report.name, text)
-
-
-def item_name(number: Any, key: Any = None) -> str:
-    """Return how messages name an item: by its line, or its number, and by its key if it has one."""
-    return f"item {number}" if key is None else f"item {number} (key {key!r:.100})"

@@ -39,6 +39,7 @@ class PipelineOutput:
         self._loop = asyncio.get_running_loop()
         self._progress_log = progress_log
         self._number_column = pipeline.number
+        self._key = pipeline.key
         self._settled_batches: deque[tuple[Sequence[Any], Exception | None, int | None]] = deque()
         self._wakeup_scheduled = False
         self._tasks: list[object] = []
@@ -121,7 +122,9 @@ class PipelineOutput:
             self._progress_log.confirm(positions, written=len(positions), output_end=end)
         else:
             self._progress_log.confirm(positions, dead=len(positions), output_end=end)
-            self._progress_log.publish_dead_letter(items[0].entry.number, str(error))
+            entry: SourceEntry = items[0].entry
+            key = None if self._key is None else self._key(entry.item)
+            self._progress_log.publish_dead_letter(entry.name(key), str(error))
 
 
 def _retry_of(given: Retry | bool) -> Retry | None:

@@ -124,11 +124,11 @@ class ProgressLog:
         item_id = None if self._checkpoint is None else f"{self._state.run}-{entry.position}"
         return DeadLetter(entry.item, reason, attempts, key, entry.number, id=item_id)
 
-    async def record_dead_letter(self, position: int, dead_letter: DeadLetter) -> None:
+    async def record_dead_letter(self, entry: SourceEntry, dead_letter: DeadLetter) -> None:
         """Write a dead letter and confirm its item."""
         await self._on_thread(lambda: self._required_dead_letters().extend([dead_letter]))
-        self.confirm([position], dead=1)
-        self.publish_dead_letter(dead_letter.position, dead_letter.reason, dead_letter.key)
+        self.confirm([entry.position], dead=1)
+        self.publish_dead_letter(entry.name(dead_letter.key), dead_letter.reason)
 
     async def save_continuously(self) -> None:
         """Save the checkpoint whenever an item was confirmed, until cancelled."""

@@ -19,6 +19,9 @@ from comporta.errors import SourceError
 LINE_BYTES_MAX = 16 * 1024 * 1024
 """A longer line is an entry with an error."""
 
+LINE = "line"
+"""What messages call the items of files and of shared runs."""
+
 _IDENTITY_BYTES = 65_536
 _BLANK = b" \t\r\n"
 _UTF_8_BOM = b"\xef\xbb\xbf"
@@ -28,13 +31,24 @@ _UTF_16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 class SourceEntry(NamedTuple):
     """One item. ``position`` counts from 0 without gaps; ``number`` is its line, or its position.
 
-    ``error`` says why it could not be parsed; then ``item`` is the original text.
+    ``error`` says why it could not be parsed; then ``item`` is the original text. ``noun`` is what messages
+    call it, before its number.
     """
 
     position: int
     number: int
     item: Any
     error: str = ""
+    noun: str = "item"
+
+    def name(self, key: Any = None) -> str:
+        """Return how messages name the item: ``line 7 (key 'a-1')``."""
+        return item_name(self.noun, self.number, key)
+
+
+def item_name(noun: str, number: Any, key: Any = None) -> str:
+    """Return how messages name an item: by its line, or its number, and by its key if it has one."""
+    return f"{noun} {number}" if key is None else f"{noun} {number} (key {key!r:.100})"
 
 
 class EntrySource(Protocol):
@@ -124,7 +138,7 @@ class FileSource:
         with self._open() as file:
             parsed = FORMS[self.form](_LineReader(file, self.path))
             for position, (number, item, error) in enumerate(parsed):
-                yield SourceEntry(position, number, item, error and f"line {number} {error}")
+                yield SourceEntry(position, number, item, error and f"line {number} {error}", LINE)
 
     def _open(self) -> IO[bytes]:
         try:

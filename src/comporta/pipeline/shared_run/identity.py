@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from comporta.errors import PipelineError, SourceError
-from comporta.pipeline.run.sources import EntrySource, SourceEntry
+from comporta.pipeline.run.sources import LINE, EntrySource, SourceEntry
 from comporta.pipeline.strict_json import dump_json
 
 LINES_MAX: Final = 10_000_000
@@ -97,14 +97,14 @@ def encode_entry(entry: SourceEntry) -> str:
         return dump_json([entry.number, entry.error, entry.item])
     except (TypeError, ValueError, RecursionError) as error:
         raise SourceError(
-            f"item {entry.number} of a shared run must be JSON (text, numbers, lists, objects): {error}"
+            f"{entry.name()} of a shared run must be JSON (text, numbers, lists, objects): {error}"
         ) from None
 
 
 def decode_entry(position: int, text: str) -> SourceEntry:
     """Return the line that ``encode_entry`` wrote."""
     number, error, item = json.loads(text)
-    return SourceEntry(position, number, item, error)
+    return SourceEntry(position, number, item, error, LINE)
 
 
 def key_digest(key: object) -> str:

@@ -21,7 +21,7 @@ from comporta.errors import DatabaseError
 from comporta.pipeline.dead_letters import DeadLetter
 from comporta.pipeline.run.item_log import OutcomeCounter
 from comporta.pipeline.run.report import Report
-from comporta.pipeline.run.sources import SourceEntry
+from comporta.pipeline.run.sources import LINE, SourceEntry, item_name
 from comporta.pipeline.shared_run.commands import (
     add_run,
     delete_lines,
@@ -133,9 +133,9 @@ class SharedProgressLog:
             item, reason, attempts, key, entry.number, id=f"{self._session.run_id}-{entry.position}"
         )
 
-    async def record_dead_letter(self, position: int, dead_letter: DeadLetter) -> None:
+    async def record_dead_letter(self, entry: SourceEntry, dead_letter: DeadLetter) -> None:
         """Store a dead letter soon; the line stays leased until then."""
-        self._unsaved[position] = dead_letter
+        self._unsaved[entry.position] = dead_letter
         self._changed.set()
 
     # -- closing
@@ -236,7 +236,7 @@ class SharedProgressLog:
         self._counter.count(written=0, dead=len(letters), nothing=len(held) - len(letters))
         self._report_lost(len(unsaved) - len(held))
         for letter in letters[:1]:
-            self.publish_dead_letter(letter.position, letter.reason, letter.key)
+            self.publish_dead_letter(item_name(LINE, letter.position, letter.key), letter.reason)
 
     def _settle(self, unsaved: Mapping[int, DeadLetter | None]) -> frozenset[int]:
         with self._database.statement_transaction(TIMEOUT_SECONDS) as run:

@@ -87,4 +87,4 @@ class TableReader(EntryReader):
         error = entry.error
         if line.attempts > ATTEMPTS_MAX:
             error = f"line {entry.number} was claimed {ATTEMPTS_MAX} times by workers that died"
-        return SourceEntry(line.position, entry.number, item, error)
+        return entry._replace(item=item, error=error)

@@ -100,7 +100,7 @@ async def build_document(
         "events": fleet["events"] and [redact_event(event) for event in fleet["events"]],
         "story": fleet["story"],
         "demo": await _demo_json(container),
-        "admin": container.config.admin_token is not None,
+        "admin": container.config.admin_token is not None or container.authenticator.tokens is not None,
         "recent": fleet["recent"],
     }
 

@@ -1,7 +1,7 @@
 """What changed from one document to the next, so that a page of a large fleet need not get all of it. Pure.
 
-Upstreams and workers are compared by name and field, the latest slots by series, events by how many are new;
-of everything else a changed part is sent as a whole. ``page/changes.js`` applies the result.
+Upstreams and workers are compared by name and field, the latest slots by their numbers, events by how many
+are new; of everything else a changed part is sent as a whole. ``page/changes.js`` applies the result.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ NAMED: Final = ("upstreams", "workers")
 SERIES: Final = "recent"
 EVENTS: Final = "events"
 
+Columns = Mapping[str, Sequence[Any]]
+"""The slots of a series: one list for each column."""
+
 
 def document_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes that turn ``before`` into ``after``, which have the same members.
 
     ``parts`` replace parts of the document. ``named`` has the order of a list, if it changed, and the changed
-    fields of its items by name. ``series`` replace series. ``events`` are new ones, and how many remain.
+    fields of its items by name. ``series`` are changed slots. ``events`` are new ones, and how many remain.
     """
     changes: dict[str, Any] = {"parts": {}, "named": {}, "series": {}, "events": None}
     for part, value in after.items():
@@ -28,14 +31,33 @@ def document_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
         if part in NAMED and isinstance(known, list) and isinstance(value, list):
             changes["named"][part] = _item_changes(known, value)
         elif part == SERIES and isinstance(known, dict):
-            changes["series"] = {
-                name: columns for name, columns in value.items() if columns != known.get(name)
-            }
+            slots = {name: _changed_slots(known.get(name, {}), columns) for name, columns in value.items()}
+            changes["series"] = {name: columns for name, columns in slots.items() if columns["slots"]}
         elif part == EVENTS and isinstance(known, list) and isinstance(value, list):
             changes["events"] = _event_changes(known, value)
         else:
             changes["parts"][part] = value
     return changes
+
+
+def _changed_slots(before: Columns, after: Columns) -> dict[str, list[Any]]:
+    """Return the columns of a series with only the slots that changed.
+
+    The start of a slot is not compared: it is its age at the time of reading, so it differs every time.
+    """
+    known = _slots_by_number(before)
+    changed = [
+        index
+        for index, (number, slot) in enumerate(_slots_by_number(after).items())
+        if known.get(number) != slot
+    ]
+    return {name: [column[index] for index in changed] for name, column in after.items()}
+
+
+def _slots_by_number(columns: Columns) -> dict[int, tuple[Any, ...]]:
+    names = [name for name in columns if name != "starts"]
+    slots = zip(*(columns[name] for name in names), strict=True)
+    return dict(zip(columns.get("slots", ()), slots, strict=True))
 
 
 def _item_changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -43,8 +43,15 @@ def redact_event(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def redact_upstream(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary of an upstream as the public may read it: its last failure may contain a query."""
-    return {**summary, "reason": redact_text(summary["reason"]), "in_words": redact_text(summary["in_words"])}
+    """Return the summary of an upstream as the public may read it: its failures may contain queries."""
+    return {
+        **summary,
+        "reason": redact_text(summary["reason"]),
+        "in_words": redact_text(summary["in_words"]),
+        "last_failures": [
+            {**failure, "text": redact_text(failure["text"])} for failure in summary["last_failures"]
+        ],
+    }
 
 
 def redact_text(text: str) -> str:

@@ -45,7 +45,7 @@ class LastKnownFleet:
         return KnownFleet(
             {
                 **status,
-                "upstreams": _with_known_minutes(status["upstreams"], known["upstreams"]),
+                "upstreams": _with_known_counts(status["upstreams"], known["upstreams"]),
                 "workers": known["workers"],
                 "events": _with_own_events(known["events"] or []),
                 "story": known["story"],
@@ -62,15 +62,20 @@ class LastKnownFleet:
         return {**history, "series": self._series}
 
 
-def _with_known_minutes(
+def _with_known_counts(
     upstreams: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return this worker's upstreams with their last known minute, and those of other programs as known."""
+    """Return this worker's upstreams with their last known counts, and those of other programs as known."""
     own = {summary["name"] for summary in upstreams}
-    minutes = {summary["name"]: summary["minute"] for summary in known}
+    by_name = {summary["name"]: summary for summary in known}
     others = [dict(summary) for summary in known if summary["name"] not in own]
-    completed = [{**summary, "minute": minutes.get(summary["name"])} for summary in upstreams]
+    completed = [{**summary, **_counts(by_name.get(summary["name"], {}))} for summary in upstreams]
     return sorted(completed + others, key=lambda summary: str(summary["name"]))
+
+
+def _counts(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a summary that are read from the store, not from this worker's upstream."""
+    return {"minute": known.get("minute"), "last_failures": known.get("last_failures", [])}
 
 
 def _with_own_events(known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

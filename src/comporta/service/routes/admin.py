@@ -11,7 +11,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 
 from comporta.breaker.breaker import CircuitBreaker
+from comporta.fleet.event_journal import RESET_BREAKER
+from comporta.fleet.reader import failures_flow
+from comporta.flow import run_async
 from comporta.limits.config import LimitConfig
+from comporta.limits.limiter import BaseLimiter
 from comporta.limits.overrides.degradation import limiter_params
 from comporta.limits.overrides.record import limit_text
 from comporta.service import cache_admin
@@ -28,21 +32,25 @@ EVERYTHING = "everything"
 
 _USUAL_LIMIT = r"^[1-9][0-9]{0,5}/(s|minute|hour)( burst [1-9][0-9]{0,4})?$"
 
+ADMIN_TOKEN = "admin_token"  # noqa: S105 - the name of a setting
+"""The name under which the audit log has the token of the settings."""
+
 _bearer = HTTPBearer(auto_error=False, description="The admin token of the service.")
 
 
 class Operator:
-    """A client with the admin token; ``client`` is its address."""
+    """A client with an admin token; ``client`` is its address, ``token`` the name of its token."""
 
-    def __init__(self, container: Container, client: str) -> None:
+    def __init__(self, container: Container, client: str, token: str) -> None:
         self.container = container
         self.client = client
+        self.token = token
 
     async def perform(self, action: str, target: str, work: Coroutine[Any, Any, T], detail: str = "") -> T:
         """Log an action, run it, and log its outcome."""
         audit = self.container.audit
         try:
-            entry_id = await audit.begin(action, target, detail, self.client)
+            entry_id = await audit.begin(action, target, detail, self.client, self.token)
         except BaseException:
             work.close()
             raise
@@ -68,11 +76,11 @@ async def require_admin(
     if owner is not None:
         if not owner.is_admin:
             raise HttpProblem(403, "Forbidden", "this API token does not open admin routes")
-        return Operator(container, f"{client} ({owner.name})")
+        return Operator(container, client, owner.name)
     if given is None or token is None:
         container.admin_throttle.record_failure(client)
     elif await container.admin_throttle.verify(client, given.credentials, token):
-        return Operator(container, client)
+        return Operator(container, client, ADMIN_TOKEN)
     raise HttpProblem(
         401,
         "Unauthorized",
@@ -87,6 +95,16 @@ ParamsHash = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="The has
 UserParam = Annotated[str, Query(min_length=1, max_length=200, pattern=NO_CONTROL_CHARS)]
 OptionalUserParam = Annotated[str | None, Query(min_length=1, max_length=200, pattern=NO_CONTROL_CHARS)]
 CountParam = Annotated[int, Query(ge=1, le=1000)]
+
+LimitName = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=100,
+        pattern=NO_CONTROL_CHARS,
+        description="One of several limits; by default the first.",
+    ),
+]
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(require_admin)])
 
@@ -117,7 +135,11 @@ async def list_upstreams(operator: OperatorDep) -> dict[str, Any]:
     """List the upstreams of the service: circuit, limit, pause, and what operators have changed."""
     states = await read_upstream_states(operator.container)
     answers = await read_source_answers(operator.container)
-    return {"upstreams": list(upstream_summaries(operator.container, states, answers).values())}
+    summaries = upstream_summaries(operator.container, states, answers)
+    failures = await run_async(failures_flow(operator.container.store, summaries))
+    return {
+        "upstreams": [{**summary, "last_failures": failures[name]} for name, summary in summaries.items()]
+    }
 
 
 @router.post("/breakers/{name}/open")
@@ -137,28 +159,35 @@ async def close_breaker(operator: OperatorDep, name: UpstreamName, body: ReasonR
 @router.post("/breakers/{name}/reset")
 async def reset_breaker(operator: OperatorDep, name: UpstreamName) -> dict[str, Any]:
     """End a forced state and reset the breaker: closed, with no failures counted."""
-    return await operator.perform("reset breaker", name, _reset(_find_breaker(operator.container, name)))
+    return await operator.perform(RESET_BREAKER, name, _reset(_find_breaker(operator.container, name)))
 
 
 @router.put("/limits/{name}")
-async def change_limit(operator: OperatorDep, name: UpstreamName, body: LimitRequest) -> dict[str, Any]:
-    """Override the limit of an upstream for all workers until it is changed again or revoked.
+async def change_limit(
+    operator: OperatorDep, name: UpstreamName, body: LimitRequest, limit_name: LimitName = None
+) -> dict[str, Any]:
+    """Override a limit of an upstream for all workers until it is changed again or revoked.
 
     A burst that the text does not give stays as it is, if the limit has one of its own.
     """
     upstream = _find_upstream(operator.container, name)
+    limiter = _find_limiter(upstream, limit_name)
     try:
-        limit = _with_burst(LimitConfig.parse(body.limit, upstream.limiter.strategy), body.limit, upstream)
+        limit = _with_burst(LimitConfig.parse(body.limit, limiter.strategy), body.limit, limiter)
     except ValueError as error:
         raise HttpProblem(422, "Unprocessable Content", str(error), "limit") from None
-    return await operator.perform("change limit", name, _set_limit(upstream, limit), body.limit)
+    work = _set_limit(upstream, limiter, limit)
+    return await operator.perform("change limit", name, work, f"{limit_name or ''} {body.limit}".strip())
 
 
 @router.delete("/limits/{name}")
-async def revoke_limit(operator: OperatorDep, name: UpstreamName) -> dict[str, Any]:
+async def revoke_limit(
+    operator: OperatorDep, name: UpstreamName, limit_name: LimitName = None
+) -> dict[str, Any]:
     """Revoke the override: the configured limit applies again."""
     upstream = _find_upstream(operator.container, name)
-    return await operator.perform("revoke limit", name, _set_limit(upstream, None))
+    work = _set_limit(upstream, _find_limiter(upstream, limit_name), None)
+    return await operator.perform("revoke limit", name, work, limit_name or "")
 
 
 @router.post("/upstreams/{name}/pause")
@@ -270,22 +299,30 @@ async def _reset(breaker: CircuitBreaker) -> dict[str, Any]:
     return (await breaker.get_state()).as_dict()
 
 
-def _with_burst(limit: LimitConfig, text: str, upstream: Upstream) -> LimitConfig:
+def _with_burst(limit: LimitConfig, text: str, limiter: BaseLimiter) -> LimitConfig:
     """Return a limit with the burst of the one in force, unless the text gives one or that has none."""
-    _, current = limiter_params(upstream.limiter)
+    _, current = limiter_params(limiter)
     if "burst" in text.lower() or "burst" not in limit_text(current):
         return limit
     return replace(limit, capacity=current.capacity)
 
 
-async def _set_limit(upstream: Upstream, limit: LimitConfig | None) -> dict[str, Any]:
-    before = (await upstream.get_state()).limit_text
-    await upstream.limiter.set_limit(limit)
-    return {**(await upstream.get_state()).as_dict(), "limit_before": before}
+async def _set_limit(upstream: Upstream, limiter: BaseLimiter, limit: LimitConfig | None) -> dict[str, Any]:
+    await upstream.get_state()  # reads the overrides in effect
+    before = limit_text(limiter_params(limiter)[1])
+    await limiter.set_limit(limit)
+    state = await upstream.get_state()
+    after = limit_text(limiter_params(limiter)[1])
+    return {**state.as_dict(), "limit_before": before, "limit_after": after}
 
 
 async def _set_pause(upstream: Upstream, seconds: float) -> dict[str, Any]:
-    await (upstream.limiter.pause(seconds) if seconds else upstream.limiter.resume())
+    """Pause the first limit, which every call needs; resume all, because any of them may be paused."""
+    if seconds:
+        await upstream.limiter.pause(seconds)
+    else:
+        for limiter in upstream.limits.limiters.values() if upstream.limits else (upstream.limiter,):
+            await limiter.resume()
     return (await upstream.get_state()).as_dict()
 
 
@@ -294,6 +331,17 @@ def _find_upstream(container: Container, name: str) -> Upstream:
         known = ", ".join(container.upstreams)
         raise HttpProblem(404, "Not Found", f"name must be one of {known}, got {name!r:.100}", "name")
     return container.upstreams[name]
+
+
+def _find_limiter(upstream: Upstream, limit_name: str | None) -> BaseLimiter:
+    limiters = {} if upstream.limits is None else upstream.limits.limiters
+    if limit_name is None:
+        return upstream.limiter
+    if limit_name not in limiters:
+        known = ", ".join(limiters) or "left out: the upstream has one limit"
+        detail = f"limit_name must be {'one of ' if limiters else ''}{known}, got {limit_name!r:.100}"
+        raise HttpProblem(404, "Not Found", detail, "limit_name")
+    return limiters[limit_name]
 
 
 def _find_breaker(container: Container, name: str) -> CircuitBreaker:

@@ -80,9 +80,9 @@ export class Actions {
   confirm(action) {
     this.open({
       ...action,
-      act: async (input) => {
+      act: async (input, choice) => {
         try {
-          const reply = await action.act(input);
+          const reply = await action.act(input, choice);
           return typeof action.done === "function" ? action.done(reply) : action.done;
         } catch (error) {
           if (error.status === 401) this.token = null;

@@ -2,7 +2,7 @@
 // that change every second are never announced.
 
 import { $, setText } from "./dom.js";
-import { hasOverride, moment, phaseName, phaseText, reasonText, sentence } from "./words.js";
+import { moment, overrides, phaseName, phaseText, reasonText, sentence } from "./words.js";
 
 const PAUSE_MS = 4000;
 const WAITING_MAX = 5;
@@ -27,7 +27,7 @@ export class Announcer {
   updateUpstreams(cards, now) {
     for (const card of cards) {
       const before = this.states.get(card.name);
-      const state = [phaseName(card), card.forced, card.paused > 0, hasOverride(card) && card.limit_text].join();
+      const state = [phaseName(card), card.forced, card.paused > 0, ...overrides(card).map((limit) => limit.limit_text)].join();
       this.states.set(card.name, state);
       if (before && before !== state) this.add(`${card.name}: ${phaseText(card).word}. ${reasonText(card, now)}`);
     }

@@ -2,12 +2,13 @@
 
 import { CallsChart, LinesChart } from "./charts.js";
 import { $, KeyedRows, StatList, collectFields, element, filterText, setAttr, setText, setVisible, svgElement } from "./dom.js";
-import { clockFace, count, hasOverride, joinList, number, percent, phaseName, phaseText, rate, reasonText, shadowText, toneOf, urgency, wait, waitingText } from "./words.js";
+import { clockFace, count, joinList, moment, number, overrides, percent, phaseName, phaseText, rate, reasonText, shadowText, toneOf, urgency, wait, waitingText } from "./words.js";
 
 const CARDS_MAX = 200;
 const COMPACT_FROM = 12; // more upstreams than this are one line each
 const ORDERED_FROM = 4; // up to this many fit on a screen and keep their places
 const HOLDERS_MAX = 8;
+const FAILURES_MAX = 5;
 const SHOWN_SECONDS_MIN = 90;
 const STEP_SECONDS = 30;
 
@@ -200,6 +201,7 @@ class Card {
     this.isOpen = true;
     this.minute = new StatList(this.fields.minute);
     this.limits = new StatList(this.fields.limits);
+    this.failureRows = new KeyedRows(this.fields.failures, () => failureRow(this.clock), FAILURES_MAX);
     this.deadline = null;
     this.actions = cards.actions.forUpstream(this.fields.actions, card.name);
     this.node.dataset.upstream = card.name;
@@ -214,6 +216,7 @@ class Card {
     this.head(card);
     this.meters(card, fallback);
     setText(this.fields.holders, holdersText(card, workers));
+    this.failures(card.last_failures ?? []);
     this.minute.update(minuteStats(card.minute ?? {}, card.shadow ?? []));
     setVisible(this.fields.limits, (card.limits ?? []).length > 0);
     this.limits.update((card.limits ?? []).map(limitStat));
@@ -246,8 +249,9 @@ class Card {
     setText(this.fields.limit, rate(card.limit));
     const note = lowered || raised ? `of ${rate(card.original)}` : "as configured";
     const share = fallback?.workers > 1 ? `of the fleet; here 1/${number(fallback.workers)}` : "";
-    setText(this.fields["limit-note"], share || (hasOverride(card) ? `${card.configured_text} configured` : note));
-    setAttr(this.fields.limit.parentElement, "data-tone", lowered || hasOverride(card) ? "warn" : "");
+    const overridden = overrides({ ...card, limits: [] }).length > 0; // this meter shows the first limit
+    setText(this.fields["limit-note"], share || (overridden ? `${card.configured_text} configured` : note));
+    setAttr(this.fields.limit.parentElement, "data-tone", lowered || overridden ? "warn" : "");
     this.updateFourthMeter(card);
   }
 
@@ -259,6 +263,12 @@ class Card {
     const opens = counts ? `in a row; opens at ${number(card.threshold)}` : "in a row";
     setText(this.fields["fourth-note"], paused ? "for all workers" : opens);
     setAttr(this.fields.fourth.parentElement, "data-tone", paused ? "warn" : "");
+  }
+
+  // The same failure of several workers at one moment is one row for each.
+  failures(failures) {
+    setVisible(this.fields["failures-title"], failures.length > 0);
+    this.failureRows.update(failures, ({ at, worker, text }) => `${at} ${worker} ${text}`);
   }
 
   draw(view, latencies) {
@@ -277,6 +287,19 @@ class Card {
     const share = Math.min(Math.max(left / this.deadline.whole, 0), 1);
     this.fields.hand.style.strokeDasharray = `${Math.round(share * 100)} 100`;
   }
+}
+
+// When an attempt failed, why, and in which worker.
+function failureRow(clock) {
+  const [at, text, worker] = [element("time"), element("span"), element("span", "quiet")];
+  return {
+    node: element("li", "", at, " ", text, " ", worker),
+    update(failure) {
+      setText(at, moment(failure.at, clock.now()));
+      setText(text, failure.text || "No text.");
+      setText(worker, failure.worker);
+    },
+  };
 }
 
 // Which workers hold permits, probes and leases of an upstream.
@@ -315,8 +338,11 @@ function meter(node, bar, value, maximum) {
 // One of several limits: what it has left, and its rate.
 function limitStat(limit) {
   const lowered = limit.limit < limit.original * 0.995;
+  const overridden = overrides(limit).length > 0;
   const value = `${number(limit.tokens)} of ${number(limit.capacity)}`;
-  return { name: limit.name, value, note: rate(limit.limit), tone: lowered ? "warn" : "" };
+  const usual = lowered ? `${rate(limit.limit)} of ${limit.limit_text}` : limit.limit_text || rate(limit.limit);
+  const note = overridden ? `${limit.limit_text}, ${limit.configured_text} configured` : usual;
+  return { name: limit.name, value, note, tone: lowered || overridden ? "warn" : "" };
 }
 
 function minuteStats(minute, shadow) {

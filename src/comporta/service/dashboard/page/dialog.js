@@ -15,6 +15,8 @@ export class PromptDialog {
       event.preventDefault();
       this.submit();
     });
+    $("ask-select").addEventListener("change", () => this.choose());
+    $("ask-select").addEventListener("keydown", (event) => event.key === "Enter" && $("ask-form").requestSubmit());
     // Clear the input: it may have been a token.
     this.dialog.addEventListener("close", () => {
       $("ask-input").value = "";
@@ -24,7 +26,8 @@ export class PromptDialog {
   }
 
   // `prompt` has title, text, verb, act(input), which resolves to the outcome in a sentence, and optionally danger,
-  // and field with label, type, value, hint, min, max and required.
+  // field with label, type, value, hint, min, max and required, and choice with label, names and valueOf(name), which
+  // is the value of the field for a name; act gets the chosen name as well.
   open(prompt) {
     this.prompt = prompt;
     this.outcome = null;
@@ -33,6 +36,7 @@ export class PromptDialog {
     setText($("ask-yes"), prompt.verb);
     setText($("ask-said"), "");
     this.setField(prompt.field);
+    this.setChoice(prompt.choice);
     this.setBusy(false);
     $("ask-yes").className = prompt.danger ? "danger" : "primary";
     this.dialog.showModal();
@@ -56,6 +60,19 @@ export class PromptDialog {
     input.autocomplete = "off";
   }
 
+  setChoice(choice) {
+    setVisible($("ask-choice"), Boolean(choice));
+    setText($("ask-choice-label"), choice?.label);
+    const options = (choice?.names ?? []).map((name) => new Option(name, name));
+    $("ask-select").replaceChildren(...options);
+  }
+
+  // Another name has another value.
+  choose() {
+    const { choice, field } = this.prompt;
+    if (field) $("ask-input").value = choice.valueOf($("ask-select").value);
+  }
+
   setBusy(isBusy) {
     $("ask-yes").disabled = isBusy;
     this.dialog.classList.toggle("busy", isBusy);
@@ -66,7 +83,7 @@ export class PromptDialog {
     setText($("ask-said"), "");
     this.setBusy(true);
     try {
-      const outcome = await prompt.act($("ask-input").value.trim());
+      const outcome = await prompt.act($("ask-input").value.trim(), $("ask-select").value || null);
       if (this.prompt !== prompt) return;
       this.outcome = outcome;
       this.close();

@@ -1,6 +1,6 @@
 // The operations as values: the confirmation, the request, and the message afterwards. `actions` sends them.
 
-import { hasOverride } from "./words.js";
+import { hasOverride, overrides } from "./words.js";
 
 export class RequestError extends Error {
   constructor(status, detail) {
@@ -108,7 +108,8 @@ function limitOperations(actions, name, path, card) {
         title: `Change the limit of ${name}?`,
         text:
           "The new limit applies to all workers together until you change or revoke it. " +
-          `It is ${card().limit_text} now${configuredText(card())}. A burst that you leave out stays as it is.`,
+          `${currentText(card())} A burst that you leave out stays as it is.`,
+        choice: limitChoice(card().limits ?? []),
         field: {
           label: "Limit",
           value: card().limit_text,
@@ -117,8 +118,8 @@ function limitOperations(actions, name, path, card) {
           maxLength: 100,
         },
         verb: "Change it",
-        done: (reply) => `The limit of ${name}: ${reply.limit_before} → ${reply.limit_text}.`,
-        act: (limit) => actions.send("PUT", path, { limit }),
+        done: (reply) => `The limit of ${name}: ${reply.limit_before} → ${reply.limit_after}.`,
+        act: (limit, limitName) => actions.send("PUT", path + limitQuery(limitName), { limit }),
       }),
     },
     {
@@ -126,17 +127,42 @@ function limitOperations(actions, name, path, card) {
       applies: hasOverride,
       action: () => ({
         title: `Revoke the changed limit of ${name}?`,
-        text: `The configured limit applies again to the whole fleet: ${card().limit_text} → ${card().configured_text}.`,
+        text: `The configured limit applies again to the whole fleet: ${revocationText(card())}.`,
+        choice: card().limits?.length ? limitChoice(overrides(card())) : undefined,
         verb: "Revoke it",
-        done: (reply) => `The limit of ${name}: ${reply.limit_before} → ${reply.limit_text}, as configured.`,
-        act: () => actions.send("DELETE", path),
+        done: (reply) => `The limit of ${name}: ${reply.limit_before} → ${reply.limit_after}, as configured.`,
+        act: (_, limitName) => actions.send("DELETE", path + limitQuery(limitName)),
       }),
     },
   ];
 }
 
-function configuredText(card) {
-  return hasOverride(card) ? `, and ${card.configured_text} is configured` : "";
+// The choice between several limits.
+function limitChoice(limits) {
+  if (!limits.length) return undefined;
+  const textOf = Object.fromEntries(limits.map((limit) => [limit.name, limit.limit_text]));
+  return { label: "Which limit", names: Object.keys(textOf), valueOf: (name) => textOf[name] };
+}
+
+function limitQuery(limitName) {
+  return limitName ? `?limit_name=${encodeURIComponent(limitName)}` : "";
+}
+
+function currentText(card) {
+  if (!card.limits?.length) return `It is ${card.limit_text} now${configuredText(card)}.`;
+  const texts = card.limits.map((limit) => `${limit.name} ${limit.limit_text}${configuredText(limit)}`);
+  return `The limits are ${texts.join("; ")}.`;
+}
+
+function revocationText(card) {
+  const named = (limit) => (card.limits?.length ? `${limit.name} ` : "");
+  return overrides(card)
+    .map((limit) => `${named(limit)}${limit.limit_text} → ${limit.configured_text}`)
+    .join("; ");
+}
+
+function configuredText(limit) {
+  return hasOverride(limit) ? ` (${limit.configured_text} is configured)` : "";
 }
 
 // The page has only prefixes of keys and job ids; operators may request the full ones.

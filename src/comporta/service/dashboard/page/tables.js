@@ -8,6 +8,7 @@ const WORKERS_MAX = 1000;
 const WORKERS_FEW = 12;
 const CHOICES_MAX = 100;
 const KEYS_MAX = 10;
+const COVERAGE_KNOWN = 20;
 const JOBS_MAX = 20;
 const EVENTS_MAX = 50;
 const FRESH_SECONDS = 4;
@@ -131,6 +132,9 @@ export class CachePanel {
     const more = many - Math.min(degraded.length, KEYS_MAX);
     setText($("degraded-more"), degraded.length && more > 0 ? `and ${number(more)} more` : "");
     setVisible($("coverage-title"), coverage.length > 0);
+    const atLeast = coverage.length >= COVERAGE_KNOWN ? "at least " : ""; // the service lists no more
+    const hidden = coverage.length - KEYS_MAX;
+    setText($("coverage-more"), hidden > 0 ? `and ${atLeast}${number(hidden)} more` : "");
   }
 
   tick() {
@@ -221,7 +225,8 @@ export class Jobs {
     setVisible($("jobs-none"), jobs?.length === 0);
     setVisible($("jobs-scroll"), items.length > 0);
     const running = items.filter((job) => job.status === "running").length;
-    setText($("jobs-count"), items.length ? `${running} running` : "");
+    const latest = items.length >= JOBS_MAX ? ` of the latest ${JOBS_MAX}` : ""; // the service lists no more
+    setText($("jobs-count"), items.length ? `${running} running${latest}` : "");
     this.rows.update(items, (job) => job.id);
   }
 }

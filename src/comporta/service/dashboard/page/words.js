@@ -79,16 +79,27 @@ export function reasonText(card, now) {
   if (card.limit < card.original * 0.995) {
     return `The upstream refused calls: the fleet slowed down to ${rate(card.limit)} and speeds up step by step.`;
   }
-  if (hasOverride(card)) {
-    return `An operator set the limit to ${card.limit_text} until it is revoked; ${card.configured_text} is configured.`;
-  }
+  if (hasOverride(card)) return overrideText(card);
   if (card.failures > 0) return `${attemptsText(card.failures)}${thresholdText(card)}.`;
   return card.phase ? "No recent failures." : "";
 }
 
-// Whether an operator overrides the configured limit.
+// The limits that an operator overrides: one of several, or the card itself if it has only one.
+export function overrides(card) {
+  const limits = card.limits?.length ? card.limits : [card];
+  return limits.filter((limit) => limit.configured_text && limit.limit_text !== limit.configured_text);
+}
+
 export function hasOverride(card) {
-  return Boolean(card.configured_text) && card.limit_text !== card.configured_text;
+  return overrides(card).length > 0;
+}
+
+function overrideText(card) {
+  const which = (limit) => (card.limits?.length ? `the limit ${limit.name}` : "the limit");
+  const texts = overrides(card).map(
+    (limit) => `${which(limit)} to ${limit.limit_text} (${limit.configured_text} is configured)`,
+  );
+  return `An operator set ${joinList(texts)} until it is revoked.`;
 }
 
 // Failures are counted by attempt, and a call with retries makes several.
