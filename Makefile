@@ -25,10 +25,11 @@ READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 SITE := $(VENV)/.docs
 PACKAGING := $(VENV)/.dist
+MUTATION := $(VENV)/.mutants
 DEMO_READY := $(VENV)/.demo-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt pages bench docs dist threads pictures soak sim lock clean
+.PHONY: help demo test check fmt pages bench docs dist mutants threads pictures soak sim lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -64,6 +65,10 @@ docs: $(READY) $(SITE) ## Build the documentation site into build/site
 dist: $(READY) $(PACKAGING) ## Build sdist, wheel and bill of materials, and try them in empty environments
 	@$(PY) -m release dist $(ARGS)
 
+mutants: $(READY) $(MUTATION) ## Try the tests on mutants of the modules that decide (hours; can be resumed)
+	@$(PY) -m pytest --quiet -p no:cacheprovider mutation
+	@$(PY) -m mutation $(ARGS)
+
 threads: ## Hammer the core from threads; PYTHON=python3.14t does so without the GIL
 	@PYTHONPATH=src $(or $(PYTHON),python3) -m release.threads
 
@@ -71,7 +76,7 @@ pictures: $(READY) ## Redraw the pictures of the guides
 	@$(PY) -m benchmarks.pictures $(ARGS)
 
 soak: $(READY) ## Run the long tests: minutes of load, hundreds of repetitions
-	@COMPORTA_SOAK=1 $(PY) -m pytest tests/soak --timeout 3600 $(ARGS)
+	@COMPORTA_SOAK=1 $(PY) -m pytest tests/soak tests/stateful tests/histories --timeout 3600 $(ARGS)
 
 sim: $(READY) ## Simulate SEEDS fleets with faults on virtual time (default 2000)
 	@$(PY) -m comporta.simulation --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
@@ -86,7 +91,7 @@ lock: ## Update requirements/ from pyproject.toml (UPGRADE=1: newest versions)
 	@$(LOCK) --group dev --output-file requirements/dev.txt
 	@$(LOCK) --group dev --group bench --constraint requirements/dev.txt \
 		--output-file requirements/bench.txt
-	@for group in demo docs; do \
+	@for group in demo docs mutants; do \
 		$(LOCK) --group $$group --constraint requirements/dev.txt \
 			--output-file requirements/$$group.txt || exit 1; \
 	done
@@ -118,7 +123,8 @@ $(DEMO_READY): requirements/demo.txt pyproject.toml
 $(PEERS): requirements/bench.txt
 $(SITE): requirements/docs.txt
 $(PACKAGING): requirements/dist.txt
-$(PEERS) $(SITE) $(PACKAGING): $(LOCKED)
+$(MUTATION): requirements/mutants.txt
+$(PEERS) $(SITE) $(PACKAGING) $(MUTATION): $(LOCKED)
 	@echo 'Installing $(filter requirements/%,$^) ...'
 	@scripts/venv install $(VENV) --no-deps --require-hashes -r $(filter requirements/%,$^)
 	@touch $@

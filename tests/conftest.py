@@ -283,18 +283,23 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def migrated(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Create all tables once for each kind of database; tests get a copy, or truncated tables."""
-    urls = {
-        "sqlite": f"sqlite:///{tmp_path_factory.mktemp('migrated')}/test.db",
-        "postgresql": postgres.schema_url("migrated"),
-    }
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Create all tables once in an SQLite database; tests get a copy of its file."""
+    return _migrated(f"sqlite:///{tmp_path_factory.mktemp('migrated')}/test.db")
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres: PostgresServer) -> str:
+    """Create all tables once in a PostgreSQL; tests get truncated tables."""
     postgres.command("CREATE SCHEMA migrated")
-    for url in urls.values():
-        database = open_database(url)
-        CacheTables(database).migrate()
-        database.close()
-    return urls
+    return _migrated(postgres.schema_url("migrated"))
+
+
+def _migrated(url: str) -> str:
+    database = open_database(url)
+    CacheTables(database).migrate()
+    database.close()
+    return url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -311,16 +316,17 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(
-    request: pytest.FixtureRequest, migrated: dict[str, str], postgres: PostgresServer, tmp_path: Path
-) -> str:
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of a database of each kind, with all tables, empty."""
     if request.param == "sqlite":
-        shutil.copy(migrated["sqlite"].removeprefix("sqlite:///"), tmp_path / "test.db")
+        migrated: str = request.getfixturevalue("migrated_sqlite")
+        shutil.copy(migrated.removeprefix("sqlite:///"), tmp_path / "test.db")
         return f"sqlite:///{tmp_path}/test.db"
+    url: str = request.getfixturevalue("migrated_postgres")
+    server: PostgresServer = request.getfixturevalue("postgres")
     tables = ("search_results_cache", "search_cache_tags", "search_fetches", "search_cache_answers")
-    postgres.command("TRUNCATE " + ", ".join(f"migrated.{table}" for table in tables))
-    return migrated["postgresql"]
+    server.command("TRUNCATE " + ", ".join(f"migrated.{table}" for table in tables))
+    return url
 
 
 @pytest.fixture

@@ -661,11 +661,11 @@ def test_tables__many_writers_of_the_same_rows__never_deadlock(
 
 
 def test_tables__many_writes_at_once__never_deadlock(
-    postgres: PostgresServer, migrated: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, migrated_postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deadlock costs the server a second. Without the patch, retries would hide it from this test."""
     monkeypatch.setattr("comporta.database.postgres.DEADLOCK_TRIES_MAX", 1)
-    with closing(PostgresDatabase(migrated["postgresql"], timeout=30, connections=8)) as database:
+    with closing(PostgresDatabase(migrated_postgres, timeout=30, connections=8)) as database:
         table, users, names = CacheTables(database), ["a", "b", "c"], [f"{n:064x}" for n in range(6)]
 
         def touch(user: str, name: str) -> None:

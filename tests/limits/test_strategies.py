@@ -290,6 +290,18 @@ def test_limiter__released__can_be_taken_again_and_never_exceeds_the_capacity(
     assert sum(limiter.acquire("k") for _ in range(5)) == expected
 
 
+def test_fixed_window__released_after_its_end__starts_with_the_next_request(
+    face: Callable[..., Face],
+) -> None:
+    clock, limiter = _clock(face), face(LimitConfig(1, 5, 1, LimitStrategy.FIXED_WINDOW))
+    assert limiter.decide("k", 5).allowed
+    clock.advance(2.5)
+    limiter.release("k")
+    clock.advance(0.5)
+    assert limiter.decide("k", 5) == Decision(True, 5, 0, 0.0, 1.0)
+    assert limiter.decide("k").retry_after == 1
+
+
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_limiter__reset__is_unused_again(face: Callable[..., Face], strategy: LimitStrategy) -> None:
     limiter = face(LimitConfig(0.01, 2, 100, strategy))

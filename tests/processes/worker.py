@@ -18,6 +18,7 @@ MODULES = (
     "tests.processes.waiting_jobs",
     "tests.outages.jobs",
     "tests.breaker.jobs",
+    "tests.histories.jobs",
     "tests.cache.table_jobs",
     "tests.cache.cache_jobs",
     "tests.pipeline.sheets.jobs",

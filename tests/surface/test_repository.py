@@ -62,7 +62,7 @@ def pinned_versions(lock: Path) -> set[str]:
 
 def test_lock_files__all__exist() -> None:
     assert [path.name for path in LOCKS] == [
-        *("bench.txt", "demo.txt", "dev.txt", "dist.txt", "docs.txt"),
+        *("bench.txt", "demo.txt", "dev.txt", "dist.txt", "docs.txt", "mutants.txt"),
     ]
 
 
@@ -71,7 +71,7 @@ def test_lock_file_of_the_demo__versions__equal_those_for_contributors() -> None
     assert demo < dev
 
 
-@pytest.mark.parametrize("name", ["bench.txt", "dist.txt", "docs.txt"])
+@pytest.mark.parametrize("name", ["bench.txt", "dist.txt", "docs.txt", "mutants.txt"])
 def test_lock_file_of_one_target__packages_for_contributors__have_the_same_version(name: str) -> None:
     """These packages are installed over those for contributors, and must not replace any of them."""
     ours, dev = (pinned_versions(ROOT / "requirements" / each) for each in (name, "dev.txt"))

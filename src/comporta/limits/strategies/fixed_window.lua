@@ -11,7 +11,10 @@ local function fixed_window(key, now_us, amount, max_wait_us, commit, capacity, 
     used = max(0, floor(used))
     start_us = floor(start_us * 1000000 + 0.5)
     last_us = start_us + floor(last_us * 1000000 + 0.5)
-    if now_us - start_us >= window_us then used, start_us = 0, now_us end
+    if now_us - start_us >= window_us then
+      used = 0
+      if amount > 0 then start_us = now_us end  -- a release starts no window
+    end
     if start_us > now_us then start_us, clock_went_back = now_us, true end
   else
     used, start_us, last_us, recent = 0, now_us, now_us, nil

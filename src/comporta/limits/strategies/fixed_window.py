@@ -103,11 +103,11 @@ class FixedWindowStrategy(CountedWindowStrategy):
         return (used + cost, start_us, now_us, count + cost, past), wait_us
 
     def release(self, state: State, now_us: int, cost: int) -> State:
-        """Subtract ``cost`` from the count if the window it was counted into has not ended."""
-        _, _, last_us, count, past = state
-        used, start_us = self._current_window(state, now_us)
+        """Subtract ``cost`` from the count if its window has not ended; a window that has ended stays so."""
+        _, start_us, last_us, count, past = state
+        used, _ = self._current_window(state, now_us)
         traffic = subtract_released(past, count, last_us, now_us, cost)
-        return (max(0, used - cost), start_us, now_us, *traffic)
+        return (max(0, used - cost), min(start_us, now_us), now_us, *traffic)
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
         """Return what is left in the window and when the window ends."""

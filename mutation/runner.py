@@ -1,0 +1,243 @@
+"""Tries mutants: each in a fork of a process that has collected all tests.
+
+A fork gives one function another code, and runs the tests that execute its line until one fails. It ends with
+an exit code; the parent kills it when its time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+from types import FunctionType
+
+import pytest
+
+from mutation.in_process import InProcessPlugin, pytest_arguments, refuse_processes
+from mutation.line_coverage import LineCoverage
+from mutation.mutants import CodeKey, Mutant, path_of, replace_code
+from mutation.results import KILLED, SURVIVED, TIMED_OUT, UNCOVERED, Result, identity
+
+SECONDS_OF_TESTS_MAX = 5.0
+"""The tests of a mutant are chosen until they take this long together."""
+
+CPU_SECONDS = 5
+CPU_FACTOR = 3
+"""A mutant may use this much CPU, plus this many times what its tests take without it."""
+
+WALL_FACTOR = 15
+"""A mutant may take this many times as long by the clock, because it may wait, or the machine may be busy."""
+
+_SURVIVED_CODE, _DOES_NOT_FIT_CODE, _KILLED_CODE = 0, 3, 4
+
+
+@dataclass(frozen=True)
+class Task:
+    """A mutant and the tests to try it with, in this order."""
+
+    mutant: Mutant
+    tests: list[str]
+    digest: str
+
+
+def chosen_tests(mutant: Mutant, recorded: LineCoverage) -> list[str]:
+    """Return the tests that execute the changed statement: of its own folder first, the fastest first."""
+    folder = mutant.module.split("/")[0].removesuffix(".py")
+    near = (f"tests/{folder}/", f"tests/test_{folder}.py")
+    covering = recorded.covering(mutant.module, mutant.place.lines)
+    covering.sort(key=lambda test: (not test.startswith(near), recorded.seconds(test), test))
+    chosen: list[str] = []
+    seconds = 0.0
+    for test in covering:
+        seconds += recorded.seconds(test)
+        if chosen and seconds > SECONDS_OF_TESTS_MAX:
+            break
+        chosen.append(test)
+    return chosen
+
+
+Reporter = Callable[[Task, Result | None], None]
+"""Gets the result of each mutant, or None where the changed code does not fit its function."""
+
+
+def run(
+    tasks: Iterator[Task], modules: list[str], recorded: LineCoverage, jobs: int, report: Reporter
+) -> int:
+    """Try each mutant of these modules and return the exit code of pytest."""
+    plugin = _Runner(tasks, recorded, jobs, report)
+    files = recorded.files_covering(modules)
+    return int(pytest.main(pytest_arguments(files), plugins=[InProcessPlugin(), plugin]))
+
+
+@dataclass
+class _Fork:
+    """A process that tries a mutant, or the same tests without it."""
+
+    pid: int
+    output: int
+    began: float
+    deadline: float
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, or its time is over."""
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended is not None or time.monotonic() > self.deadline
+
+    def end(self) -> tuple[int | None, str]:
+        """Kill what is left; return the exit code, None if its time was over, and the test that failed."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # the process is not reaped yet, so this is its group
+        _, status = os.waitpid(self.pid, 0)
+        failed = os.read(self.output, 4096).decode()
+        os.close(self.output)
+        code = os.waitstatus_to_exitcode(status)
+        return (None if code in {-signal.SIGKILL, -signal.SIGXCPU} else code), failed
+
+
+class _Runner:
+    """pytest plugin: instead of running the collected tests, runs some of them for each mutant."""
+
+    def __init__(self, tasks: Iterator[Task], recorded: LineCoverage, jobs: int, report: Reporter) -> None:
+        self._tasks = tasks
+        self._recorded = recorded
+        self._jobs = jobs
+        self._report = report
+        self._items: dict[str, pytest.Item] = {}
+        self._functions: dict[tuple[str, CodeKey], list[FunctionType]] = {}
+        self._forks: dict[int, tuple[_Fork, Task]] = {}
+        self._reliable: set[str] = set()
+        self._unreliable: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._items = {item.nodeid: item for item in session.items}
+        self._functions = _live_functions()
+        factory = session.config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
+        factory.getbasetemp()  # one folder for all forks
+        try:
+            for task in self._tasks:
+                while len(self._forks) >= self._jobs:
+                    self._wait()
+                self._start(task)
+            while self._forks:
+                self._wait()
+        finally:
+            for fork, _ in self._forks.values():
+                fork.end()
+        return True
+
+    def _start(self, task: Task) -> None:
+        tests = self._usable(task)
+        if not tests:
+            self._report(task, Result(identity(task.mutant), UNCOVERED, task.digest, 0.0))
+            return
+        fork = self._fork(tests, task.mutant)
+        self._forks[fork.pid] = (fork, task)
+
+    def _usable(self, task: Task) -> list[str]:
+        return [test for test in task.tests if test in self._items and test not in self._unreliable]
+
+    def _fork(self, tests: list[str], mutant: Mutant | None) -> _Fork:
+        reader, writer = os.pipe()
+        cpu_seconds = CPU_SECONDS + ceil(CPU_FACTOR * sum(map(self._recorded.seconds, tests)))
+        began = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            code = _KILLED_CODE
+            try:
+                os.setpgid(0, 0)
+                resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+                code = self._try(tests, mutant, writer)
+            finally:
+                os._exit(code)
+        os.close(writer)
+        return _Fork(pid, reader, began, began + WALL_FACTOR * cpu_seconds)
+
+    def _try(self, tests: list[str], mutant: Mutant | None, writer: int) -> int:
+        """Run the tests in this fork, on the mutant, until one fails."""
+        devnull = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(devnull, stream)
+        if mutant is not None and not self._apply(mutant):
+            return _DOES_NOT_FIT_CODE
+        refuse_processes()
+        watch = _Failures()
+        items = [self._items[test] for test in tests]
+        items[0].config.pluginmanager.register(watch)
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if watch.failed:
+                os.write(writer, item.nodeid.encode())
+                return _KILLED_CODE
+        return _SURVIVED_CODE
+
+    def _apply(self, mutant: Mutant) -> bool:
+        place = (mutant.place.function, mutant.place.first_line)
+        functions = self._functions.get((path_of(mutant.module), place), [])
+        code = mutant.code
+        return code is not None and bool(functions) and replace_code(functions, code)
+
+    def _wait(self) -> None:
+        """Wait until a fork has ended, or its time is over, and report it."""
+        while True:
+            for fork, task in list(self._forks.values()):
+                if fork.has_ended():
+                    del self._forks[fork.pid]
+                    self._conclude(fork, task)
+                    return
+            outputs = [fork.output for fork, _ in self._forks.values()]
+            select.select(outputs, [], [], 0.05)  # returns at once when a fork closes its end
+
+    def _conclude(self, fork: _Fork, task: Task) -> None:
+        code, failed = fork.end()
+        if code == _DOES_NOT_FIT_CODE:
+            self._report(task, None)
+        elif failed and not self._is_reliable(failed, self._usable(task)):
+            self._start(task)
+        else:
+            status = {None: TIMED_OUT, _SURVIVED_CODE: SURVIVED}.get(code, KILLED)
+            seconds = round(time.monotonic() - fork.began, 2)
+            self._report(task, Result(identity(task.mutant), status, task.digest, seconds, failed))
+
+    def _is_reliable(self, failed: str, tests: list[str]) -> bool:
+        """Return whether the tests up to the one that failed pass without a mutant; each is checked once."""
+        if failed not in self._reliable:
+            control = self._fork(tests[: tests.index(failed) + 1], None)
+            while not control.has_ended():
+                select.select([control.output], [], [], 0.05)
+            code, culprit = control.end()
+            if code != _SURVIVED_CODE:
+                self._unreliable.add(culprit or failed)
+                return False
+            self._reliable.add(failed)
+        return True
+
+
+class _Failures:
+    """pytest plugin: notices whether a test failed."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed = self.failed or report.outcome == "failed"
+
+
+def _live_functions() -> dict[tuple[str, CodeKey], list[FunctionType]]:
+    """Return all functions of this process, by the file and the place that their code comes from."""
+    gc.unfreeze()  # what is frozen is not listed
+    found: dict[tuple[str, CodeKey], list[FunctionType]] = {}
+    for candidate in gc.get_objects():
+        if isinstance(candidate, FunctionType):
+            code = candidate.__code__
+            key = (code.co_filename, (code.co_qualname, code.co_firstlineno))
+            found.setdefault(key, []).append(candidate)
+    gc.freeze()
+    return found

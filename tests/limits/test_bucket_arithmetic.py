@@ -1,0 +1,90 @@
+"""The exact numbers of buckets: rates as fractions, and how long their states are kept."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+
+from comporta.limits.strategies.bucket import LEVEL_MAX, exact_rate
+from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
+from comporta.limits.strategies.recent_traffic import NO_PAST
+from comporta.limits.strategies.token_bucket import TokenBucketStrategy
+from comporta.stores.base import PINNED_US
+
+UNIT = 100_000
+TOKENS = TokenBucketStrategy(50, 1, UNIT)  # 10/s
+TURNS = LeakyBucketStrategy(50, 1, UNIT)
+
+
+def rate_of(per_us: int, unit: int) -> Fraction:
+    return Fraction(per_us, unit) * 1_000_000
+
+
+def test_exact_rate__pi__is_the_fraction_that_is_closer_than_a_float_can_tell() -> None:
+    assert rate_of(*exact_rate(math.pi, 1)) == Fraction(3_126_535, 995_207)
+
+
+def test_exact_rate__root_of_two__has_no_simple_fraction_and_is_rounded_down() -> None:
+    per_us, unit = exact_rate(math.sqrt(2), 1)
+    assert (
+        rate_of(per_us, unit) == Fraction(int(Fraction(math.sqrt(2)) / 1_000_000 * 2**51), 2**51) * 1_000_000
+    )
+    assert rate_of(per_us, unit) < Fraction(math.sqrt(2))
+
+
+def test_exact_rate__one_in_a_million_seconds__is_the_longest_simple_interval() -> None:
+    assert exact_rate(1 / 1_000_000, 1) == (1, 10**12)
+    assert exact_rate(1 / 1_000_001, 1)[1] > 10**13
+
+
+def test_exact_rate__large_bucket__counts_twice_its_capacity() -> None:
+    assert exact_rate(math.sqrt(2), 10**9) == (3, 2_251_799)
+    assert 2 * 10**9 * 2_251_799 <= LEVEL_MAX < 2 * 10**9 * 2_251_800
+
+
+def test_exact_rate__too_slow_to_count__says_how_many_years() -> None:
+    with pytest.raises(
+        ValueError, match="within 70 years, got 1000000000 at 1e-09 per second: 31709791984 years"
+    ):
+        exact_rate(1e-9, 10**9)
+
+
+@pytest.mark.parametrize(("units", "expected_us"), [(1, 333_333), (2, 666_666), (3, 1_000_000)])
+def test_pace__rate_of_three_a_second__is_whole_microseconds(units: int, expected_us: int) -> None:
+    pace_us = TokenBucketStrategy(5, *exact_rate(3, 5)).pace_us(units)
+    assert (pace_us, type(pace_us)) == (expected_us, int)
+
+
+def test_expiry__no_debt__is_the_time_to_live_after_the_last_change() -> None:
+    assert TURNS.expires_us((0, 7, UNIT, 0, NO_PAST)) == 7 + TURNS.ttl_us
+    assert TURNS.expires_us((TURNS.level_max, 7, UNIT, 0, NO_PAST)) == 7 + TURNS.ttl_us
+    assert TOKENS.expires_us((0, 7, UNIT, 0, NO_PAST)) == 7 + TOKENS.ttl_us
+
+
+def test_expiry__debt__adds_the_time_that_pays_it_back() -> None:
+    assert TURNS.expires_us((TURNS.level_max + 3, 7, UNIT, 0, NO_PAST)) == 7 + TURNS.ttl_us + 3
+    assert TOKENS.expires_us((-3, 7, UNIT, 0, NO_PAST)) == 7 + TOKENS.ttl_us + 3
+    assert TOKENS.expires_us((-3, 7, UNIT // 2, 0, NO_PAST)) == 7 + TOKENS.ttl_us + 6
+
+
+@pytest.mark.parametrize(
+    ("level", "pinned_us"), [(UNIT, 0), (UNIT - 1, PINNED_US), (0, PINNED_US), (-5, PINNED_US + 5)]
+)
+def test_retention__of_a_token_bucket__is_pinned_without_a_whole_token(level: int, pinned_us: int) -> None:
+    assert TOKENS.retention_us((level, 7, UNIT, 0, NO_PAST)) == 7 + TOKENS.ttl_us + pinned_us
+
+
+@pytest.mark.parametrize(
+    ("level", "pinned_us"),
+    [
+        (0, 0),
+        (50 * UNIT - 1, 0),
+        (50 * UNIT, PINNED_US),
+        (51 * UNIT, PINNED_US),
+        (51 * UNIT + 9, PINNED_US + 9),
+    ],
+)
+def test_retention__of_a_leaky_bucket__is_pinned_without_a_place(level: int, pinned_us: int) -> None:
+    assert TURNS.retention_us((level, 7, UNIT, 0, NO_PAST)) == 7 + TURNS.ttl_us + pinned_us

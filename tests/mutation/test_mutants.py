@@ -1,0 +1,158 @@
+"""Mutants in a running process, and what their results mean."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from mutation.accepted import FILE, Accepted, load_accepted
+from mutation.line_coverage import LineCoverage, RecordedTest, load, save
+from mutation.mutants import Mutant, Place, functions_of, path_of, replace_code
+from mutation.report import killed_percent, verdict
+from mutation.results import KILLED, SURVIVED, TIMED_OUT, Result, Results, digest_of_tests, identity
+from mutation.runner import chosen_tests
+from mutation.targets import TARGETS, chosen_modules
+
+SOURCE = """class A:
+    @property
+    def two(self):
+        return 1 + 1
+
+    @staticmethod
+    def f():
+        return 2
+"""
+CHANGED = SOURCE.replace("1 + 1", "1 - 1")
+MUTANT = Mutant("retry/backoff.py", Place("A.two", 2, range(4, 5)), SOURCE, CHANGED)
+OTHER = Mutant(
+    "retry/backoff.py", Place("A.f", 6, range(8, 9)), SOURCE, SOURCE.replace("return 2", "return 3")
+)
+ACCEPTED = Accepted("retry/backoff.py", "A.two", "return 1 + 1", "return 1 - 1", "equivalent: never called")
+
+
+def recorded(**tests: RecordedTest) -> LineCoverage:
+    named = {f"tests/{name.replace('__', '/')}.py::test": test for name, test in tests.items()}
+    files = {name.partition("::")[0]: {name: test} for name, test in named.items()}
+    return LineCoverage("base", dict.fromkeys(files, "1"), files)
+
+
+def test_targets__all__are_modules_of_the_package() -> None:
+    modules = chosen_modules([])
+    assert len(modules) == len(set(modules)) > 40
+    assert [module for module in modules if not Path(path_of(module)).is_file()] == []
+
+
+def test_chosen_modules__group_or_part_of_a_path__are_found() -> None:
+    assert chosen_modules(["retry"]) == list(TARGETS["retry"])
+    assert chosen_modules(["ramp.py", "leaky"]) == ["limits/strategies/leaky_bucket.py", "ramp.py"]
+    with pytest.raises(ValueError, match="unknown module: nothing"):
+        chosen_modules(["nothing"])
+
+
+def test_mutant__in_a_live_class__replaces_the_code_of_its_function() -> None:
+    namespace: dict[str, type] = {}
+    exec(compile(SOURCE, "sample", "exec"), namespace)  # noqa: S102 - the source above
+    live = namespace["A"]
+    code = MUTANT.code
+    assert code is not None
+    assert replace_code([vars(live)["two"].fget], code)
+    assert (live().two, live.f()) == (0, 2)  # type: ignore[attr-defined]
+
+
+def test_functions_of__class_with_decorators__are_known_by_name_and_first_line() -> None:
+    assert list(functions_of(compile(SOURCE, "sample", "exec"))) == [("A.two", 2), ("A.f", 6)]
+
+
+def test_mutant__that_is_no_python__has_no_code() -> None:
+    assert Mutant("x.py", MUTANT.place, SOURCE, "class").code is None
+
+
+def test_replace_code__other_free_variables__does_not_fit() -> None:
+    def outer() -> object:
+        value = 1
+        return lambda: value
+
+    inner = outer()
+    assert not replace_code([inner], MUTANT.code)  # type: ignore[list-item, arg-type]
+
+
+def test_chosen_tests__many__are_near_ones_first_then_the_fastest() -> None:
+    lines = {"retry/backoff.py": [4]}
+    coverage = recorded(
+        upstream__test_a=RecordedTest(0.01, lines),
+        retry__test_b=RecordedTest(0.2, lines),
+        retry__test_c=RecordedTest(0.1, lines),
+        retry__test_d=RecordedTest(0.1, {"retry/backoff.py": [5]}),
+        retry__test_e=RecordedTest(60, lines),
+    )
+    near = ["tests/retry/test_c.py::test", "tests/retry/test_b.py::test"]
+    assert chosen_tests(MUTANT, coverage) == near
+    assert chosen_tests(MUTANT, coverage.below(["tests/upstream"])) == ["tests/upstream/test_a.py::test"]
+    assert coverage.files_covering(["retry/backoff.py"]) == list(coverage.tests)
+
+
+def test_line_coverage__saved__is_loaded_again(tmp_path: Path) -> None:
+    coverage = recorded(retry__test_b=RecordedTest(0.2, {"ramp.py": [1, 2]}))
+    save(coverage, tmp_path / "new" / "coverage.json")
+    assert load(tmp_path / "new" / "coverage.json") == coverage
+    assert load(tmp_path / "absent") == LineCoverage()
+
+
+def test_results__resumed__are_valid_while_module_and_tests_are_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    results = Results(file)
+    results.add(Result(identity(MUTANT), KILLED, "a", 0.1, "tests/x.py::test"))
+    results.add(Result(identity(OTHER), SURVIVED, "a", 0.1))
+    file.write_text(file.read_text() + '{"mutant": "cut')
+    again = Results(file)
+    killed = again.known(MUTANT, "b", lambda test: test == "tests/x.py::test")
+    assert killed is not None
+    assert killed.status == KILLED
+    assert again.known(MUTANT, "a", lambda test: False) is None
+    assert again.known(OTHER, "a", lambda test: True) == Result(identity(OTHER), SURVIVED, "a", 0.1)
+    assert again.known(OTHER, "b", lambda test: True) is None
+    assert json.loads(file.read_text().splitlines()[0])["status"] == KILLED
+
+
+def test_digest_of_tests__file_changed__is_another() -> None:
+    names = ["tests/x.py::test"]
+    assert digest_of_tests(names, {"tests/x.py": "1"}) != digest_of_tests(names, {"tests/x.py": "2"})
+
+
+def test_killed_percent__time_outs__count_for_neither() -> None:
+    assert killed_percent(Counter({KILLED: 3, SURVIVED: 1, TIMED_OUT: 6})) == 75
+    assert killed_percent(Counter()) == 100
+
+
+def test_verdict__unlisted_survivor__fails_and_shows_its_diff() -> None:
+    found = verdict([(MUTANT, SURVIVED), *[(OTHER, KILLED)] * 99], [])
+    assert not found.passes
+    assert "-        return 1 + 1\n+        return 1 - 1" in found.text
+    assert "1 survivors are not in" in found.text
+
+
+def test_verdict__survivors_accepted__passes_from_96_percent() -> None:
+    assert verdict([*[(MUTANT, SURVIVED)] * 4, *[(OTHER, KILLED)] * 96], [ACCEPTED]).passes
+    found = verdict([*[(MUTANT, SURVIVED)] * 5, *[(OTHER, KILLED)] * 95], [ACCEPTED])
+    assert not found.passes
+    assert "95.0 % were killed; at least 96 % are required" in found.text
+
+
+def test_verdict__accepted_mutant_that_is_killed__fails() -> None:
+    assert not verdict([(MUTANT, KILLED)], [ACCEPTED]).passes
+    elsewhere = Mutant("ramp.py", MUTANT.place, SOURCE, CHANGED)
+    assert verdict([(elsewhere, KILLED)], [ACCEPTED]).passes
+
+
+def test_accepted__file_of_the_repository__has_a_reason_for_each() -> None:
+    accepted = load_accepted(FILE)
+    assert {each.module for each in accepted} <= set(chosen_modules([]))
+
+
+def test_accepted__reason_of_another_kind__is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "accepted.toml"
+    file.write_text('[["ramp.py"]]\nfunction = "f"\nremoved = "a"\nadded = "b"\nreason = "hard to test"\n')
+    with pytest.raises(ValueError, match="must begin with 'equivalent: ' or 'accepted: '"):
+        load_accepted(file)
