@@ -52,11 +52,8 @@ SLOW_FOLDERS = {"browser", "cli", "demo", "search", "service", "simulation", "su
 DEADLINE_FOLDERS = REAL_TIME_FOLDERS | {"stores"}
 """Folders of tests in which the deadline of 50 ms is in force; elsewhere it is about a second, or none."""
 
-UNMEASURED_FOLDERS = {"browser", "demo", "outages", "simulation"}
-"""Folders of tests that repeat what other tests cover, many times or in other processes.
-
-Measuring coverage makes them up to three times as slow.
-"""
+UNMEASURED_FOLDERS = {"simulation"}
+"""Folders of tests that repeat what other tests cover, and are three times as slow when they are measured."""
 
 STALL_SECONDS = (0.025, 0.25)
 """How long the machine must have stalled for a retry of a missed deadline: in those folders, elsewhere."""

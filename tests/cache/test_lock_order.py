@@ -93,15 +93,15 @@ class Session:
 
 
 @pytest.fixture
-def sessions(postgres: PostgresServer, migrated: dict[str, str]) -> Iterator[list[Session]]:
+def sessions(postgres: PostgresServer, migrated_postgres: str) -> Iterator[list[Session]]:
     """Fill the tables so that every command has rows to change, and return four sessions."""
     postgres.command("TRUNCATE migrated.search_results_cache, migrated.search_fetches CASCADE")
-    database = open_database(migrated["postgresql"])
+    database = open_database(migrated_postgres)
     table = CacheTables(database)
     for name, user in itertools.product(HASHES, USERS):
         table.execute(commands.record_success(name, None, user, name, b"{}", b"[]", 0, [], tags=[TAG]))
     database.close()
-    opened = [Session(migrated["postgresql"]) for _ in range(4)]
+    opened = [Session(migrated_postgres) for _ in range(4)]
     yield opened
     for session in opened:
         session.connection.close()

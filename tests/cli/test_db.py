@@ -12,7 +12,7 @@ from tests.cli.cli_runner import run, run_json, run_process
 from comporta.cache.tables import CacheTables
 from comporta.database.urls import open_database
 
-NUMBERS = [1, 2, 3, 4, 5, 6, 7, 50, 100, 101, 200, 201, 210]
+NUMBERS = [1, 2, 3, 4, 5, 6, 7, 50, 100, 101, 102, 200, 201, 210, 211]
 
 
 def test_db__empty_database__is_migrated_once(empty_database_url: str) -> None:

@@ -20,6 +20,7 @@ from comporta.fleet.reader import (
     FLEET,
     NAMES,
     UNREACHABLE,
+    _waiting_by_upstream,
     encode_summary,
     remember_names_flow,
     upstream_summary_flow,
@@ -290,3 +291,8 @@ def test_merge_events__closing_of_a_circuit__belongs_to_a_reset_only() -> None:
     paused = event(10.0, kind="admin", text="pause for 5 s (by root)", severity="info")
     assert [one["kind"] for one in merge_events([reset, closed])] == ["admin"]
     assert [one["kind"] for one in merge_events([paused, closed])] == ["breaker_closed", "admin"]
+
+
+def test_waiting_callers__published_with_an_unknown_class__are_not_counted() -> None:
+    published = {"one": {"pncp|batch": 1, "pncp|nonsense": 3}, "two": {"pncp|batch": 2, "pcp|normal": 4}}
+    assert _waiting_by_upstream(published) == {"pncp": {"batch": 3}, "pcp": {"normal": 4}}

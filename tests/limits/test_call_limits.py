@@ -468,7 +468,7 @@ def test_fallback__no_current_strategy__shares_the_configured_one() -> None:
     assert local.pool.max_permits == 2
 
 
-@pytest.mark.parametrize("name", ["pncp", "api.one", "a:b"])
+@pytest.mark.parametrize("name", ["pncp", "api.one", "a-b"])
 def test_cluster__limit_and_permits_of_one_name__are_in_one_slot(name: str) -> None:
     script = call_script(STRATEGY.name, name, tuple(STRATEGY.params))
     named = demand()._replace(name=name)

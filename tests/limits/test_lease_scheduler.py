@@ -12,7 +12,7 @@ from comporta import BaseLimiter, LimitConfig, StateError
 from comporta.clock import MONOTONIC
 from comporta.limits.leases import client
 from comporta.limits.leases.client import LeaseClient
-from comporta.limits.leases.scheduler import SCHEDULER, LeaseHolder, LeaseScheduler
+from comporta.limits.leases.scheduler import SCHEDULER, LeaseHolder, LeaseScheduler, return_all
 from comporta.runtime import RUNTIME
 from comporta.stores.base import Operation
 from comporta.stores.memory import MemoryStore
@@ -182,3 +182,12 @@ def test_return_all__too_many_leases_for_the_time__leaves_the_rest(
     monkeypatch.setattr(client, "_RETURN_NS_MAX", -1)
     limiter._flows.lease_client.return_all()  # type: ignore[union-attr]
     assert limiter.sync.peek("k").remaining < 96
+
+
+def test_exit__units_on_lease__are_returned(scheduler: LeaseScheduler) -> None:
+    store = Watched()
+    limiter = at_work(store, 10)
+    assert scheduler.holders() == [limiter._flows.lease_client]
+    return_all()
+    assert store.given_back.acquire(blocking=False)
+    assert limiter.sync.peek("k").remaining == 96

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.search.rig import PATIENT, SearchRig, open_rig
 
-from comporta.limits.priority import Caller, resolve_caller
+from comporta.limits.priority import Caller, priority, resolve_caller
 from comporta.limits.wait_queue import WaitQueue
 from comporta.service.search.query import parse_query
-from comporta.service.search.read_class import ReadClass
+from comporta.service.search.read_class import ReadClass, ReadClasses
 from comporta.service.sources.base import Listing, NoticePage
 from comporta.service.sources.portal import PortalSource
 from comporta.testing import ProcurementServer
@@ -162,3 +162,14 @@ def test_read__raised_class_by_class__starts_again_once_for_each_class() -> None
         return started
 
     assert asyncio.run(scenario()) == [Caller(2, "job"), Caller(1, "bob"), USER]
+
+
+def test_raise_to__listing_that_is_not_read__changes_nothing() -> None:
+    classes = ReadClasses()
+    classes.raise_to("listing", USER)
+    with priority("normal", owner="refresh"), classes.join("listing") as joined:
+        assert joined._caller.rank == REFRESH.rank
+        classes.raise_to("another listing", USER)
+        assert joined._caller.rank == REFRESH.rank
+        classes.raise_to("listing", USER)
+        assert joined._caller == USER

@@ -38,6 +38,7 @@ from comporta.stores.effects import ApplyMany
 from comporta.stores.failover import local_share
 from comporta.stores.failover import store as failover_store
 from comporta.stores.failover.store import FailoverStore
+from comporta.stores.memory import MemoryStore
 from comporta.stores.records import WriteRecord
 from comporta.testing import ManualClock, StoreConformance
 
@@ -366,3 +367,23 @@ def test_apply_many_effect__errors__are_among_the_results() -> None:
     assert run(apply_flow(store)) == asyncio.run(run_async(apply_flow(store))) == [STORE_DOWN, STORE_DOWN]
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run_async(apply_flow(BrokenStore(ManualClock()))))
+
+
+class UnpluggedStore(MemoryStore):
+    """State that cannot be reached, of an engine that leaves the errors of its sockets as they are."""
+
+    def apply(self, operation: Operation[Any]) -> Any:
+        raise ConnectionResetError("connection reset by peer")
+
+    async def entries_async(self, space: str) -> dict[str, bytes]:
+        raise ConnectionResetError("connection reset by peer")
+
+
+def test_engine__raises_the_error_of_a_socket__is_an_error_of_the_state() -> None:
+    primary = UnpluggedStore(ManualClock())
+    store = FailoverStore(lambda: primary, "test://unplugged", primary.clock)
+    with pytest.raises(StateUnavailableError, match="connection reset by peer"):
+        asyncio.run(store.entries_async("s"))
+    with pytest.raises(StateUnavailableError, match="connection reset by peer"):
+        store.apply_many([AcquireOperation(TEN_PER_SECOND, "k", 1)])
+    store.close()
