@@ -337,8 +337,10 @@ def test_buffer_body__body_is_larger__is_streamed_on_and_not_retried(
     make_client: MakeClient, server: BodyServer
 ) -> None:
     client, upstream = make_client(buffer_body=500, max_concurrent=1)
+    server.bodies = ["stall"]
     stream = client.open(server.url)
     assert in_flight(upstream) == 1
+    server.release()
     assert stream.read_all() == WHOLE
     server.bodies = ["reset"]
     with pytest.raises(client.error):
