@@ -18,7 +18,7 @@ from tests.service.harness import CLIENT, PATIENCE_SECONDS, environment, service
 from comporta.service import server, worker
 from comporta.service.app import create_app
 from comporta.service.listener import bind_listener, ignore_new_clients, listener_url, open_listener
-from comporta.service.server import uvicorn_config
+from comporta.service.server import ServiceServer, uvicorn_config
 from comporta.service.worker import WorkerServer, create_worker_app
 
 
@@ -203,3 +203,10 @@ def test_listener__ipv6_address__is_printed_in_brackets() -> None:
             assert listener_url(listener).startswith("http://[")
             return
         assert listener_url(listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+def test_drain__server_that_has_not_started__changes_nothing(tmp_path: Path) -> None:
+    app = create_app(service_config(tmp_path))
+    server = ServiceServer(uvicorn_config(app.state.config, app))
+    server.drain()
+    assert (server.started, server.should_exit) == (False, False)
