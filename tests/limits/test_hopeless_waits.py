@@ -110,7 +110,7 @@ def test_acquire__waiters_ahead_give_up__waits_again(store: Store) -> None:
 
 
 def test_acquire__no_caller_has_tried_yet__waits_behind_them(store: Store) -> None:
-    """The limit may still have a whole burst, which nobody in this process knows yet."""
+    """The limit may still have a whole burst, which no caller in this process knows of yet."""
 
     async def main() -> None:
         limiter = BaseLimiter(LimitConfig(1 / HOUR, 5), store, "n")

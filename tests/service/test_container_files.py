@@ -27,7 +27,7 @@ IMAGE_PORT = "8000"
 
 @pytest.fixture
 def environ(tmp_path: Path, postgres: PostgresServer, valkey: Server) -> Iterator[dict[str, str]]:
-    """Yield the environment of the container, with servers of this test in the place of its neighbours."""
+    """Yield the environment of the container, with servers of this test as its neighbours."""
     image = dict(each.split("=", 1) for each in instruction("ENV").split())
     written = {**image, **COMPOSE["services"]["comporta"]["environment"]}
     values = {name: re.sub(r"\$\{\w+:\?\}", "a-secret-of-this-test", text) for name, text in written.items()}
