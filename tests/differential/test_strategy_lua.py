@@ -336,6 +336,11 @@ headrooms = st.integers(0, 30)
         max_size=30,
     ),
 )
+@example(  # a level that needs more than 14 digits in tokens
+    limit=LimitConfig(1 / 3600, 130),
+    share=100_000,
+    steps=[(0, 1, 0, 0, 0), (0, 1, 0, 0, 0), (12, 1, 0, 0, 0), (0, 1, 0, 0, 0)],
+)
 def test_lua__headroom_of_a_class__replies_as_python_does(
     server: Server, limit: LimitConfig, share: int, steps: list[tuple[int, int, int, int, int]]
 ) -> None:

@@ -7,10 +7,12 @@ from fractions import Fraction
 
 import pytest
 
+from comporta.clock import SECOND_US
+from comporta.limits.strategies.base import CHARGE
 from comporta.limits.strategies.bucket import LEVEL_MAX, exact_rate
 from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
 from comporta.limits.strategies.recent_traffic import NO_PAST
-from comporta.limits.strategies.token_bucket import TokenBucketStrategy
+from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy, TokenBucketStrategy
 from comporta.stores.base import PINNED_US
 
 UNIT = 100_000
@@ -88,3 +90,11 @@ def test_retention__of_a_token_bucket__is_pinned_without_a_whole_token(level: in
 )
 def test_retention__of_a_leaky_bucket__is_pinned_without_a_place(level: int, pinned_us: int) -> None:
     assert TURNS.retention_us((level, 7, UNIT, 0, NO_PAST)) == 7 + TURNS.ttl_us + pinned_us
+
+
+def test_charge__bucket_with_leases__leaves_a_debt_of_at_most_one_second() -> None:
+    leased = LeasedTokenBucketStrategy(50, 1, UNIT, 50_000)
+    state, wait_us = leased.step(None, 1_000_000, 200, CHARGE)
+    assert state is not None
+    assert (state[0], wait_us) == (-SECOND_US, 0)
+    assert leased.step(state, 1_000_000, 200, CHARGE)[0] == (*state[:3], 400, *state[4:])

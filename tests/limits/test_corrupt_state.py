@@ -22,6 +22,8 @@ from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.stores.redis.store import RedisStore
 from comporta.testing import ManualClock, Server
 
+pytestmark = pytest.mark.unmeasured  # thousands of decisions, which other tests cover
+
 NOW = 1_800_000_000
 RATE = CAPACITY = 10
 WINDOW = 1.0

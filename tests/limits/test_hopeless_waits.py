@@ -126,7 +126,7 @@ def test_acquire__no_caller_has_tried_yet__waits_behind_them(store: Store) -> No
 @pytest.mark.parametrize("blocking", [False, True])
 def test_acquire__waiters_ahead_and_time_enough__is_served_after_them(store: Store, blocking: bool) -> None:
     async def main() -> None:
-        limiter = used_up(store, LimitConfig(100, 1))
+        limiter = used_up(store, LimitConfig(10, 1))
         async with waiting(limiter, 3) as ahead:
             if blocking:
                 assert await asyncio.to_thread(limiter.sync.acquire, timeout=60)

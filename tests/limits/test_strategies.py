@@ -389,3 +389,12 @@ def test_undo__acquired_or_refused__releases_only_a_grant() -> None:
     [reply] = store.apply(undo)
     assert reply.remaining == 2
     assert operation.undo(1_000_000) is None
+
+
+@pytest.mark.parametrize("strategy", LimitStrategy)
+def test_lua__texts_of_each_strategy__exist(strategy: LimitStrategy) -> None:
+    kind = type(LimitConfig(1, 2, 1, strategy).build_strategy())
+    texts = [kind.lua(), kind.acquire_lua(), kind.settle_lua(), kind.lease_lua()]
+    assert all(text.startswith("-- ") for text in texts if text)
+    assert kind.lua()
+    assert kind.lease_lua()

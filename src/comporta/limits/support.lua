@@ -21,9 +21,10 @@ local function number(text)
   return nil
 end
 
--- A level as text, in tokens: as few digits as restore the same level (see `unit` in strategies/bucket.py).
+-- A level as text, in tokens: as few digits as restore the same level (see `unit` in strategies/bucket.py). With 14
+-- digits the error is at most level * 5e-14, so a level below 1e13 is restored by rounding.
 local function tokens_text(level, unit)
-  return format(abs(level) < 1e14 and '%.14g' or '%.17g', level / unit)
+  return format(abs(level) < 1e13 and '%.14g' or '%.17g', level / unit)
 end
 
 -- A timestamp as text: Unix seconds.

@@ -28,7 +28,7 @@ if ARGV[5] == '0' and (#ARGV == 6 or #ARGV == 11 and ARGV[7] == '0') then
       if level >= need and count and now_us - now_us % 16777216 == last_us - last_us % 16777216 then
         local format = string.format
         level = level - need
-        call('HSET', KEYS[2], 'tokens', format(level < 1e14 and '%.14g' or '%.17g', level / unit),
+        call('HSET', KEYS[2], 'tokens', format(level < 1e13 and '%.14g' or '%.17g', level / unit),
           'last_refill',
           time and time[1] .. '.' .. string.sub('00000' .. time[2], -6) or format('%.6f', now_us / 1000000),
           'n', format('%x', tonumber(count, 16) + amount) .. past)
