@@ -648,3 +648,15 @@ def test_server__ends_an_idle_connection__the_loop_forgets_its_socket(
         assert await database.read_async(PID, {}) != [(pid,)]
 
     asyncio.run(main())
+
+
+def test_finish__loop_closes_at_this_moment__closes_the_connection_here() -> None:
+    ended = []
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    loop = SimpleNamespace(is_running=lambda: True, call_soon_threadsafe=refuse)
+    connection: Any = SimpleNamespace(_driver=SimpleNamespace(loop=loop), _finish=lambda: ended.append(True))
+    AsyncPostgresConnection.finish(connection)
+    assert ended == [True]

@@ -173,7 +173,8 @@ def test_read__many_threads__keeps_at_most_readers_max_idle(database: SqliteData
     readers = database._readers
     for reader in [database._open(0) for _ in range(READERS_MAX + 2)]:
         readers.open_marks.append(None)
-        readers.release(reader)
+        readers.idle.append(reader)
+        readers.trim()
     assert len(readers.idle) == len(readers.open_marks) == READERS_MAX
     assert count(database) == 0
 
@@ -186,7 +187,8 @@ def test_close__read_under_way__closes_its_connection_too(tmp_path: Path) -> Non
     thread = threading.Thread(target=database.close)
     thread.start()
     wait_until(lambda: database._writer is None)
-    database._readers.release(reader)
+    database._readers.idle.append(reader)
+    database._readers.trim()
     thread.join()
     with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
         reader.execute("SELECT 1")
@@ -275,7 +277,8 @@ def test_read__file_replaced__reads_the_new_file(database: SqliteDatabase) -> No
     reader = old.idle.pop()
     database.path.unlink()
     database.write([MAKE, ADD], {"n": 1})
-    old.release(reader)
+    old.idle.append(reader)
+    old.trim()
     assert count(database) == 1
 
 
@@ -289,3 +292,25 @@ def test_write__two_threads__run_one_after_the_other(tmp_path: Path) -> None:
         thread.join()
     assert count(database) == 20
     database.close()
+
+
+def test_sqlite__used_after_close__leaves_no_connection(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "x.db")
+    database.write([MAKE], {})
+    database.close()
+    database.write([ADD], {"n": 1})
+    assert count(database) == 1
+    assert (database._writer, len(database._readers.idle), len(database._readers.open_marks)) == (None, 0, 0)
+
+
+def test_sqlite__closed_during_a_read__closes_its_connection(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "x.db", timeout=0.05)
+    database.write([MAKE], {})
+    closes_itself = Statement("SELECT close_now()")
+    count(database)
+    reader = database._readers.idle[-1]
+    reader.create_function("close_now", 0, database.close)
+    database.read(closes_itself, {})
+    assert (len(database._readers.idle), len(database._readers.open_marks)) == (0, 0)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        reader.execute("SELECT 1")

@@ -66,20 +66,23 @@ _abandoned: list[object] = []
 
 
 class ReaderPool:
-    """The connections that read one file: the idle ones, and one mark for each that is open."""
+    """The connections that read one file: the idle ones, and one mark for each that is open.
 
-    __slots__ = ("idle", "open_marks")
+    ``idle_max`` is how many stay open: none after the database was closed.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("idle", "idle_max", "open_marks")
+
+    def __init__(self, idle_max: int = READERS_MAX) -> None:
         self.idle: deque[sqlite3.Connection] = deque()
+        self.idle_max = idle_max
         self.open_marks: deque[None] = deque()
 
-    def release(self, reader: sqlite3.Connection) -> None:
-        """Keep a reader idle, or close it if there are enough."""
-        if len(self.idle) < READERS_MAX:
-            self.idle.append(reader)
-        else:
-            self.discard(reader)
+    def trim(self) -> None:
+        """Close the idle readers beyond ``idle_max``."""
+        with suppress(IndexError):  # another thread was faster
+            while len(self.idle) > self.idle_max:
+                self.discard(self.idle.pop())
 
     def discard(self, reader: sqlite3.Connection | None) -> None:
         """Close a reader, or remove the mark of one that could not be opened."""
@@ -182,6 +185,8 @@ class SqliteDatabase:
                     if writer.in_transaction:
                         writer.rollback()
         finally:
+            if not self._readers.idle_max:
+                self._close()
             self._lock.release()
 
     @contextmanager
@@ -197,9 +202,13 @@ class SqliteDatabase:
         return connection.execute(statement.sqlite, values).fetchall()
 
     def close(self) -> None:
-        """Stop the threads, and close the file; reads that are under way have up to ``timeout`` to end."""
+        """Stop the threads, and close the file; reads that are under way have up to ``timeout`` to end.
+
+        A later call opens a connection for itself and closes it.
+        """
         self._pool.close(wait=True)
         with self._lock:
+            self._readers.idle_max = 0
             self._close()
         self._close_readers(RUNTIME.monotonic() + self.timeout)
 
@@ -248,7 +257,9 @@ class SqliteDatabase:
             if isinstance(error, sqlite3.Error):
                 raise _translate_error(error, self.address) from error
             raise
-        readers.release(reader)
+        readers.idle.append(reader)
+        if len(readers.idle) > readers.idle_max:  # looked at after the append: close() may have come between
+            readers.trim()
         return rows
 
     def _write(self, statements: Sequence[Statement], parameters: Parameters, seconds: float) -> list[Rows]:
@@ -287,7 +298,7 @@ class SqliteDatabase:
     def _abandon_connections(self) -> None:
         _abandoned.extend((self._writer, self._readers))
         self._writer = None
-        self._readers = ReaderPool()
+        self._readers = ReaderPool(self._readers.idle_max)
 
     def _close_readers(self, deadline: float) -> None:
         """Close the idle readers, and those in use as soon as they are idle."""
