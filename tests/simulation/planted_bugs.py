@@ -193,7 +193,7 @@ BUGS: dict[str, tuple[int, Patch]] = {
     "one permit too many": (6, lambda: patch.object(call, "due_claims_ahead", lambda *_: -1)),
     "permits are not released": (0, _permits_stay),
     "the worker count follows a lost registry": (33, _worker_count_follows_registry),
-    "results of an old generation count": (194, _old_results_count),
+    "results of an old generation count": (607, _old_results_count),
     "the retry budget grants everything": (19, _budget_grants_everything),
     "a lease has no ledger": (26, _lease_without_ledger),
     "settlements are lost": (110, _settlements_are_lost),

@@ -7,8 +7,9 @@ from weakref import WeakMethod
 
 from tests.stores.change_log_store import (
     ChangeLogStore,
-    FailingChangeLogStore,
+    Follower,
     manual_failover_with_changes,
+    write,
 )
 from tests.stores.manual_heartbeat import ManualHeartbeat, kinds_since, run_heartbeat
 from tests.support import fallback_of, memory_store
@@ -17,12 +18,12 @@ from comporta import events
 from comporta.errors import StateTypeError
 from comporta.stores.base import Operation
 from comporta.stores.changes import CHANGES_KEY
+from comporta.stores.failover import read_changes
 from comporta.stores.failover.change_follower import FULL_READ_SECONDS, RECORDS_MAX, ChangeFollower
 from comporta.stores.failover.heartbeat import POLL_SECONDS
 from comporta.stores.failover.read_changes import ReadChanges
 from comporta.stores.failover.store import FailoverStore
-from comporta.stores.failover.worker_registry import HEARTBEAT_SECONDS, ListWorkers
-from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
+from comporta.stores.failover.worker_registry import HEARTBEAT_SECONDS, ListWorkers, RecordHeartbeat, Worker
 from comporta.stores.records import DeleteRecord, ReadRecord, WriteRecord
 from comporta.testing import ManualClock
 
@@ -36,37 +37,6 @@ class Listener:
 
     def on_override(self, override: bytes | None) -> None:
         self.values.append(override)
-
-
-class Follower(HeartbeatSubscriber):
-    """Follows one name of the change log and applies no operation."""
-
-    change_name = "s:k"
-
-    def __init__(self, *, closely: bool = False) -> None:
-        self.closely = closely
-        self.changed: list[int] = []
-        self.confirmed: list[int] = []
-
-    @property
-    def follows_closely(self) -> bool:
-        return self.closely
-
-    def on_changed(self, version_us: int) -> None:
-        self.changed.append(version_us)
-
-    def on_confirmed(self, asked_ns: int) -> None:
-        self.confirmed.append(asked_ns)
-
-    def heartbeat_operation(self) -> Operation[Any] | None:
-        return None
-
-    def on_heartbeat_reply(self, reply: object) -> None:
-        raise AssertionError("it has no operation")
-
-
-def write(primary: FailingChangeLogStore, key: str, value: bytes) -> None:
-    primary.apply(WriteRecord("s", key, value, None, change_name=f"s:{key}"))
 
 
 def test_heartbeat__change_log__reads_only_what_changed() -> None:
@@ -221,3 +191,12 @@ def test_memory_store__without_a_change_log__notes_nothing() -> None:
     with memory_store() as store:
         store.apply(WriteRecord("s", "k", b"x", None, change_name="s:k"))
         assert store.apply(ReadRecord(CHANGES_KEY, "")) is None
+
+
+def test_script__of_changes_alone_and_after_an_operation__has_a_name_and_a_text_of_its_own() -> None:
+    read_changes._script.cache_clear()
+    heartbeat = RecordHeartbeat(Worker.new(), 0)
+    alone, after = ReadChanges(0).script, ReadChanges(0, heartbeat).script
+    assert (alone.name, after.name) == ("changes", f"changes after {heartbeat.script.name}")
+    assert alone.text().partition("\n")[0] == "local operation"
+    assert after.text().startswith("local function operation()")

@@ -37,6 +37,10 @@ class SimulatedDatabase(SqliteDatabase):
         super().__init__(path)
         self._worker = worker
 
+    def close_files(self) -> None:
+        """Close the connections of a process that has ended."""
+        self._close()
+
     def _write(self, statements: Sequence[Statement], parameters: Parameters, seconds: float) -> list[Rows]:
         if self._worker.is_dead:
             raise GreenletExit
@@ -49,6 +53,7 @@ class CacheCalls(Calls):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         database = SimulatedDatabase(program.fleet.folder / "cache.db", program.worker)
+        program.fleet.files.callback(database.close_files)
         self._cache = HealthCache(
             database,
             fresh=1.0,

@@ -10,7 +10,8 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -80,7 +81,7 @@ class SimulatedFleet:
         self.upstream = UpstreamSimulation(self.scheduler, self.history, Random(f"{scenario.seed}:upstream"))
         self.workers: list[SimulatedWorker] = []
         self.programs: dict[SimulatedWorker, Program] = {}
-        self._folder: TemporaryDirectory[str] | None = None
+        self.files = ExitStack()
         self._count_files = SimulatedCountFiles()
         self._random = Random(f"{scenario.seed}:fleet")
         self.scheduler.on_thread_error = self._record_thread_error
@@ -101,17 +102,14 @@ class SimulatedFleet:
         for worker in self.workers:
             self._end_worker(worker)
         scheduler.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self.files.close()
         self.history.event_count = scheduler.event_count
         return self.history
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """A folder for the files of the fleet, which is removed at the end."""
-        if self._folder is None:
-            self._folder = TemporaryDirectory(prefix="comporta-simulation-")
-        return Path(self._folder.name)
+        return Path(self.files.enter_context(TemporaryDirectory(prefix="comporta-simulation-")))
 
     def note(self, worker: str, kind: str, text: str = "") -> None:
         """Record a moment."""

@@ -8,7 +8,8 @@
 - ``recovery``: the end of an outage: probes, reports of what was granted, and the rejoin.
 - ``barrier``: where the workers that lost the store wait for each other.
 - ``reports``: what was granted without the store, until the store has acknowledged it.
-- ``change_follower``: passes on what changed in the store; ``read_changes``: the operation that asks for it.
+- ``change_follower``: passes on what changed in the store; ``read_changes``: the operation that asks for it;
+  ``log_reads``: asking for it together with an operation of a caller.
 - ``registration``: this worker's place in the registry.
 - ``worker_registry``: the operations on the list of live workers.
 - ``worker_count``, ``worker_count_file``: how many workers there are, and what is left of it for a restart.

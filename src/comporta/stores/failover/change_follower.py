@@ -68,6 +68,11 @@ class ChangeFollower:
                 if not is_full:
                     subscriber.on_confirmed(asked_ns)
 
+    def is_current(self, changes: Changes, asked_ns: int) -> bool:
+        """Whether a read of the log found no change since this worker's version, and no full read is due."""
+        is_unchanged = changes.names is not None and not changes.names and changes.version == self.version
+        return is_unchanged and asked_ns - self._full_read_ns < _FULL_READ_NS
+
     def mark_all_due(self) -> None:
         """Read all records next."""
         self._due.update(dict.fromkeys(list(self._listeners)))

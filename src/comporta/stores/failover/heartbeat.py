@@ -3,8 +3,9 @@
 While the store is reachable the thread registers this worker every 0.9 s. The reply says how many workers
 there are and what changed in the store since the last one (``change_follower.py``), so that only changed
 overrides are read. Every 0.2 s it applies the operations of subscribers (a breaker's local view, for
-example), and asks for changes while a subscriber follows them closely. During an outage it probes the store
-and rejoins (``recovery.py``).
+example), and asks for changes while a subscriber follows them closely, unless a caller's operation carried
+that question (``log_reads.py``): a second command in one packet costs a server a tenth of one that comes
+alone. During an outage it probes the store and rejoins (``recovery.py``).
 
 The heartbeat is a thread, not a task, so that the same code serves programs with and without an event loop.
 It knows no limits and no breakers, only operations.
@@ -28,6 +29,7 @@ from comporta.stores.failover.change_follower import ChangeFollower
 from comporta.stores.failover.control import ENGINE_ERRORS, FailoverControl
 from comporta.stores.failover.heartbeat_run import HeartbeatRun
 from comporta.stores.failover.local_share import LocalShare
+from comporta.stores.failover.log_reads import LogReads
 from comporta.stores.failover.machine_workers import MACHINE_WORKERS
 from comporta.stores.failover.read_changes import ReadChanges
 from comporta.stores.failover.recovery import Recovery
@@ -68,6 +70,7 @@ class Heartbeat:
         self._clock = store.clock
         self._store_ref = ref(store)
         self._follower = ChangeFollower()
+        self.log_reads = LogReads(self._follower, self._live_subscribers, self.poll_soon, store.clock)
         self._subscribers: WeakKeyDictionary[HeartbeatSubscriber, None] = WeakKeyDictionary()  # in order
         self._last_beat_ns = MONOTONIC.now_ns() - int(HEARTBEAT_SECONDS * 1e9)
         self._returned_ns = MONOTONIC.now_ns() - int(_RETURN_SECONDS * 1e9)
@@ -189,7 +192,7 @@ class Heartbeat:
                 store.fail_over(error, store_wide=True)
             return HEARTBEAT_SECONDS
         left = beat_seconds - since_ns / 1e9
-        return min(left, self.poll_seconds) if has_polled else left
+        return min(left, self.log_reads.poll_pause(self.poll_seconds)) if has_polled else left
 
     def _beat_seconds(self) -> float:
         has_returned = MONOTONIC.now_ns() - self._returned_ns < _RETURN_SECONDS * 1e9
@@ -221,16 +224,20 @@ class Heartbeat:
         if worker is not None and pulse is not None:
             self.registration.record_pulse(store, worker, pulse)
         self._follower.pass_on(changes, asked_ns, subscribers)
+        self.log_reads.polled_ns = asked_ns
         return True
 
     def poll(self, store: HeartbeatOwner, *, is_beat: bool) -> bool:
         """Apply the operations of all subscribers that have one; returns whether to poll again soon.
 
-        Asks for changes first if a subscriber follows them closely, unless a heartbeat has just done so.
+        Asks for changes first if a subscriber follows them closely, unless a heartbeat or a caller has just
+        done so.
         """
         primary, subscribers = store.primary, self._live_subscribers()
         follows = primary.keeps_changes and any(each.follows_closely for each in subscribers)
-        if follows and not is_beat and self._read_changes(store, subscribers):
+        self.log_reads.is_wanted = follows
+        if follows and not is_beat and not self.log_reads.confirm_recent(self.poll_seconds):
+            self._read_changes(store, subscribers)
             self._follower.read_due(primary)
         polls = [
             (subscriber, operation)

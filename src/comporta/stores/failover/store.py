@@ -34,10 +34,12 @@ from comporta.metrics import count
 from comporta.runtime import RUNTIME
 from comporta.stores.base import Fallback, Operation, Outage, OverrideListener, Store
 from comporta.stores.bound_limit import Binding
+from comporta.stores.effects import ApplyMany
 from comporta.stores.failover.bound_limit import FailoverBoundLimit
 from comporta.stores.failover.control import ENGINE_ERRORS, as_state_error
 from comporta.stores.failover.heartbeat import Heartbeat
 from comporta.stores.failover.local_share import LocalShare
+from comporta.stores.failover.log_reads import LogRead
 from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 
 R = TypeVar("R")
@@ -111,7 +113,10 @@ class FailoverStore(Store):
         share = self.local_share
         if share is None:
             try:
-                reply = self.primary.apply(operation)
+                if self.heartbeat.log_reads.is_wanted:
+                    reply = self._apply_with_log_read(operation)
+                else:
+                    reply = self.primary.apply(operation)
             except ENGINE_ERRORS as error:
                 share = self.fail_over(error)
             else:
@@ -127,7 +132,10 @@ class FailoverStore(Store):
         share = self.local_share
         if share is None:
             try:
-                reply = await self.primary.apply_async(operation)
+                if self.heartbeat.log_reads.is_wanted:
+                    reply = await self._apply_with_log_read_async(operation)
+                else:
+                    reply = await self.primary.apply_async(operation)
             except ENGINE_ERRORS as error:
                 share = self.fail_over(error)
             else:
@@ -274,6 +282,31 @@ class FailoverStore(Store):
         if share is not None:
             worker_count = max(share.outage.worker_count, self._workers_in_fallback())
             self.local_share = self._new_local_share(share.cause, worker_count)
+
+    def _apply_with_log_read(self, operation: Operation[R]) -> R:
+        """Apply an operation, and read the change log in the same round trip if that is due."""
+        read = self.heartbeat.log_reads.take()
+        if read is None:
+            return self.primary.apply(operation)
+        replies = self.primary.apply_many([operation, read.operation])
+        reply: R = self._first_reply(read, replies)
+        return reply
+
+    async def _apply_with_log_read_async(self, operation: Operation[R]) -> R:
+        read = self.heartbeat.log_reads.take()
+        if read is None:
+            return await self.primary.apply_async(operation)
+        replies = await ApplyMany(self.primary, [operation, read.operation]).wait()
+        reply: R = self._first_reply(read, replies)
+        return reply
+
+    def _first_reply(self, read: LogRead, replies: Sequence[Any]) -> Any:
+        """Return or raise the reply to a caller's operation, after handling that to the read it carried."""
+        reply, log_reply = replies
+        self.heartbeat.log_reads.handle(read, log_reply)
+        if isinstance(reply, StateError):
+            raise reply
+        return reply
 
     def _ensure_heartbeat(self) -> None:
         """Start the heartbeat on the first use in each process."""

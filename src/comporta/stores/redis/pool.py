@@ -10,8 +10,9 @@ This module does not know what the commands mean.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -66,11 +67,28 @@ class BlockingPool:
         self._connect_timeout = connect_timeout
         self._pending = PendingConnections(connect, self.idle, address, connect_timeout)
 
-    def exchange(self, command: bytes, began_ns: int, read: Callable[[Any], T], *, asking: bool = False) -> T:
-        """Send a command and return what ``read`` makes of its reply, within the deadline from ``began_ns``.
+    def exchange(
+        self, command: bytes, began_ns: int, parse: Callable[[Any], T], *, asking: bool = False
+    ) -> T:
+        """Send a command and return what ``parse`` makes of its reply, within the deadline from ``began_ns``.
 
         ``asking``: the command is preceded by ASKING, which has a reply of its own.
         """
+        receive = _receive_after_asking if asking else _receive
+        return self._exchange(command, began_ns, parse, receive)
+
+    def exchange_many(self, commands: Sequence[bytes], began_ns: int) -> list[Any]:
+        """Send several commands together and return their replies; an error of one is its reply."""
+        receive = partial(_receive_many, len(commands))
+        return self._exchange(b"".join(commands), began_ns, list, receive)
+
+    def _exchange(
+        self,
+        command: bytes,
+        began_ns: int,
+        parse: Callable[[Any], T],
+        receive: Callable[[RedisConnection], Any],
+    ) -> T:
         connection, seconds = self._idle_connection(), self._deadline.seconds
         if connection is None:
             connect_wait = self._connect_wait()
@@ -83,7 +101,7 @@ class BlockingPool:
         try:
             connection.set_deadline(began_ns, seconds)
             connection.send_packed_command([command], check_health=False)
-            reply = read(_read_after_asking(connection) if asking else connection.read_response())
+            reply = parse(receive(connection))
         except ResponseError as error:
             if invalidates_connection(error):
                 connection.disconnect()
@@ -156,7 +174,25 @@ class BlockingPool:
         return None
 
 
-def _read_after_asking(connection: RedisConnection) -> Any:
+def _receive(connection: RedisConnection) -> Any:
+    return connection.read_response()
+
+
+def _receive_many(count: int, connection: RedisConnection) -> list[Any]:
+    """Read so many replies; raises an error among them that makes the connection useless."""
+    replies: list[Any] = []
+    for _ in range(count):
+        try:
+            replies.append(connection.read_response())
+        except ResponseError as error:
+            replies.append(error)
+    for reply in replies:
+        if isinstance(reply, ResponseError) and invalidates_connection(reply):
+            raise reply
+    return replies
+
+
+def _receive_after_asking(connection: RedisConnection) -> Any:
     """Read both replies, even if the first is an error: the next caller would get the second one."""
     try:
         connection.read_response()

@@ -19,7 +19,7 @@ from comporta import fork_safety
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateError, StateUnavailableError
 from comporta.flow import Flow, run, run_async
-from comporta.stores.base import Operation, Store
+from comporta.stores.base import KEY_ERRORS, Operation, Store
 from comporta.stores.effects import Apply
 from comporta.stores.failover.worker_registry import REGISTRY_KEY
 from comporta.stores.redis.connection import display_address
@@ -121,10 +121,14 @@ class RedisStore(Store):
         return result
 
     def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
-        """Carry out several operations, many in one call; returns each reply, or the error of its key."""
+        """Carry out several operations in one round trip for each 256 of them.
+
+        Returns for each its reply, or the error of its key.
+        """
         replies: list[Any] = []
-        for call in script_calls(operations):
-            replies += self._call(call, MONOTONIC.now_ns())
+        for start in range(0, len(operations), self.batch_size):
+            calls = script_calls(operations[start : start + self.batch_size])
+            replies += self._call(calls[0], MONOTONIC.now_ns()) if len(calls) == 1 else self._call_many(calls)
         return replies
 
     def apply_async(self, operation: Operation[R]) -> Coroutine[Any, Any, R]:
@@ -212,18 +216,43 @@ class RedisStore(Store):
         now_us = self.now_us()
         packed = call.command_bytes(now_us)
         asking = call.script.asking
-        read = call.parse_replies
-
+        parse = call.parse_replies
         try:
             try:
-                return self._pool.exchange(packed, began_ns, read, asking=asking)
+                return self._pool.exchange(packed, began_ns, parse, asking=asking)
             except self._script_missing_error:  # it had no effect, and the server answers: a new deadline
                 packed = call.command_bytes(now_us, with_text=True)
-                return self._pool.exchange(packed, MONOTONIC.now_ns(), read, asking=asking)
+                return self._pool.exchange(packed, MONOTONIC.now_ns(), parse, asking=asking)
         except StateError:
             raise
         except Exception as error:
             raise self.translate_call_error(error, call) from error
+
+    def _call_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Make several script calls in one round trip, and those whose script was missing once more."""
+        now_us = self.now_us()
+        try:
+            raws = self._pool.exchange_many(
+                [call.command_bytes(now_us) for call in calls], MONOTONIC.now_ns()
+            )
+        except StateError:
+            raise
+        except Exception as error:
+            raise self.translate_call_error(error, calls[0]) from error
+        replies: list[Any] = []
+        for call, raw in zip(calls, raws, strict=True):
+            replies += self._replies_to(call, raw)
+        return replies
+
+    def _replies_to(self, call: ScriptCall, raw: Any) -> list[Any]:
+        if isinstance(raw, self._script_missing_error):
+            return self._call(call, MONOTONIC.now_ns())
+        if not isinstance(raw, Exception):
+            return call.parse_replies(raw)
+        error = self.translate_call_error(raw, call)
+        if not isinstance(error, KEY_ERRORS):
+            raise error
+        return [error] * len(call.operations)
 
 
 def _is_sentinel_url(url: str) -> bool:
