@@ -38,6 +38,7 @@ def guard_function(  # noqa: C901 - the hot path is one function on purpose
 
     name, now_ns, classify = policies.name, policies.clock.now_ns, policies.classify
     plain_types, (admit, record_success, *_) = policies.plain_types, policies.fast_path
+    new_object = object.__new__
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +47,10 @@ def guard_function(  # noqa: C901 - the hot path is one function on purpose
         try:
             admission = admit(started_ns, None)
             if admission is not None:
-                report = CallReport(name, 1, 0.0, 0.0, admission.phase)
+                report = new_object(CallReport)  # without __init__: two thirds of the cost
+                report.source, report.reason = name, ""
+                report.circuit, report.outcome = admission.phase, "cancelled"
+                report.attempts, report.waited, report.took = 1, 0.0, 0.0
                 last_report.set(report)
                 try:
                     answer = function(*args, **kwargs) if kwargs else function(*args)
@@ -88,6 +92,7 @@ def guard_coroutine_function(  # noqa: C901 - as above
     timeouts = options.timeouts
     name, now_ns, classify = policies.name, policies.clock.now_ns, policies.classify
     plain_types, (admit, record_success, *_) = policies.plain_types, policies.fast_path
+    new_object = object.__new__
 
     @wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: C901 - as above
@@ -96,7 +101,10 @@ def guard_coroutine_function(  # noqa: C901 - as above
         try:
             admission = admit(started_ns, None)
             if admission is not None:
-                report = CallReport(name, 1, 0.0, 0.0, admission.phase)
+                report = new_object(CallReport)  # without __init__: two thirds of the cost
+                report.source, report.reason = name, ""
+                report.circuit, report.outcome = admission.phase, "cancelled"
+                report.attempts, report.waited, report.took = 1, 0.0, 0.0
                 last_report.set(report)
                 try:  # as TimedAttempt.wait() does, without a coroutine of its own
                     if timeouts is None:
