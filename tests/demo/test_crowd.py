@@ -7,8 +7,10 @@ from pathlib import Path
 
 from tests.search.rig import Gate, open_rig
 
+from comporta.demo import simulated_users
 from comporta.demo.config import PEOPLE
 from comporta.demo.crowd import DemoCrowd
+from comporta.service.search import stream
 from comporta.testing import ProcurementServer
 
 
@@ -35,3 +37,8 @@ def test_crowd__answers_are_pending_first__asks_again_until_they_are_complete(tm
                 assert crowd.counts["single_ms"] > 0
 
     asyncio.run(run())
+
+
+def test_users__stream_is_silent_until_its_keep_alive__do_not_count_it_as_broken() -> None:
+    silence_max = stream.KEEPALIVE_SECONDS + stream.POLL_SECONDS
+    assert 2 * silence_max <= simulated_users.HTTP_TIMEOUT_SECONDS

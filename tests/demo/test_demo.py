@@ -32,6 +32,14 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Demo]]
         yield {"tour": tour, "redis-dies": dies}
 
 
+def test_demo__top_command_it_prints__shows_the_same_fleet(demos: dict[str, Demo]) -> None:
+    demo = demos["tour"]
+    wait_until(lambda: "->" in demo.output())
+    top = subprocess.run([*demo.top_command, "--once"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "Workers: 3" in top.stdout
+    assert "Cache: " in top.stdout
+
+
 @pytest.mark.parametrize(("name", "scenario"), [("tour", TOUR), ("redis-dies", SCENARIOS["redis-dies"])])
 def test_demo__output_to_a_pipe__runs_one_scenario_and_leaves_nothing(
     demos: dict[str, Demo], name: str, scenario: Scenario
@@ -68,19 +76,6 @@ def test_demo__interrupted_with_a_dashboard_open__ends_all_its_processes(tmp_pat
         assert not [pid for pid in children if is_running(pid)]
         assert demo.leftovers() == []
         assert LEAVES_NOTHING in demo.output()
-
-
-def test_demo__top_command_it_prints__shows_the_same_fleet(tmp_path: Path) -> None:
-    with running_demo(tmp_path / "demo") as demo:
-        wait_until(lambda: "->" in demo.output())
-        top = subprocess.run(
-            [*demo.top_command, "--once"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        demo.send(signal.SIGINT)
-        assert demo.wait() == 0, demo.output()
-    assert "Workers: 3" in top.stdout
-    assert "Cache: " in top.stdout
-    assert demo.leftovers() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

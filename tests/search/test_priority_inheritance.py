@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.search.rig import PATIENT, SearchRig, open_rig
 
+from comporta.errors import CircuitOpenError
 from comporta.limits.priority import Caller, priority, resolve_caller
 from comporta.limits.wait_queue import WaitQueue
+from comporta.service.search.fetcher import SourceFetcher
 from comporta.service.search.query import parse_query
 from comporta.service.search.read_class import ReadClass, ReadClasses
 from comporta.service.sources.base import Listing, NoticePage
@@ -140,6 +144,25 @@ def test_read__raised_after_its_request_was_sent__sends_no_second_one() -> None:
     assert asyncio.run(scenario()) == [Caller(2, "job"), USER]
 
 
+def test_read__page_arrives_while_its_wait_is_cancelled__is_returned() -> None:
+    async def scenario() -> str:
+        waits = asyncio.Event()
+        read = ReadClass(Caller(2, "job"))
+
+        async def fetch(_: Callable[[], None]) -> str:
+            waits.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return "page"
+
+        fetching = asyncio.create_task(read.fetch(fetch))
+        await waits.wait()
+        read.raise_to(USER)
+        return await fetching
+
+    assert asyncio.run(scenario()) == "page"
+
+
 def test_read__raised_class_by_class__starts_again_once_for_each_class() -> None:
     async def scenario() -> list[Caller]:
         calls: asyncio.Queue[Caller] = asyncio.Queue()
@@ -173,3 +196,21 @@ def test_raise_to__listing_that_is_not_read__changes_nothing() -> None:
         assert joined._caller.rank == REFRESH.rank
         classes.raise_to("listing", USER)
         assert joined._caller == USER
+
+
+def test_page__arrives_after_another_listing_found_the_circuit_open__stops_the_listing() -> None:
+    source: Any = SimpleNamespace(name="pncp")
+    unused: Any = None
+    pages: list[int] = []
+    fetcher = SourceFetcher(
+        source,
+        unused,
+        unused,
+        slots=unused,
+        concurrency=1,
+        publish=lambda _, progress: pages.append(progress.pages),
+    )
+    error = fetcher._circuit_error = CircuitOpenError("pncp", "HTTP 503", None, 30.0)
+    with pytest.raises(CircuitOpenError) as raised:
+        fetcher._count_page()
+    assert (raised.value, pages) == (error, [1])

@@ -25,9 +25,10 @@ def test_crowd__twelve_people__get_complete_answers_within_the_timeout(tmp_path:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_crowd__fifty_people__get_complete_or_pending_answers_and_no_503(
+def test_crowd__fifty_people__get_complete_or_pending_answers_within_the_timeout(
     tmp_path: Path, workers: int
 ) -> None:
     result = run_crowd(tmp_path, 50, workers=workers, beside_after=BESIDE_AFTER_SECONDS)
     answers = [*result.answers, result.beside]
     assert all(answer.is_complete or answer.is_pending_with_estimate for answer in answers), str(result)
+    assert_within(max(answer.seconds for answer in answers), TIMEOUT, f"the slowest answer ({result})")

@@ -277,7 +277,8 @@ _CROWD: Final = (
         "The calls of different people take turns, so a search with one call waits for one turn of each "
         "person and not for the 324 calls. People come first (class interactive), then refreshes of cached "
         "answers (class normal), then batch jobs (class batch).",
-        "The cache: stale answers increase, because refreshes come after the people who wait.",
+        "The card of PNCP, below In flight: how many callers of each class wait. The cache: stale answers "
+        "increase, because refreshes come after the people who wait.",
         "the search for one state is answered",
         lambda now, before: now.count("single") > before.count("single"),
         "It took {single_seconds} s, while {waiting} people wait for the rest of their answers.",

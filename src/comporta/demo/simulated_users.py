@@ -28,7 +28,11 @@ POPULAR_QUERIES: Final = 7
 """How many searches the users repeat."""
 
 REPORT_SECONDS: Final = 0.5
-HTTP_TIMEOUT_SECONDS: Final = 10.0
+HTTP_TIMEOUT_SECONDS: Final = 30.0
+"""How long a user waits for the next bytes.
+
+A stream may be silent for several seconds while a refresh waits behind people: that is no broken connection.
+"""
 
 _STATES = ("SP", "RJ", "MG", "BA", "PR", "RS", "PE", "CE", "SC", "GO", "DF", "MA")
 _TERMS = ("uniformes", "merenda", "medicamentos", "pavimentação", "computadores")
