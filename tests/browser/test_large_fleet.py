@@ -179,6 +179,7 @@ def test_store_down__page__shows_what_is_known_and_how_old_it_is(live: LivePage)
     expect(page.locator("#story")).to_contain_text("The state server is killed")
     card = page.locator("[data-upstream=pcp]")
     expect(card.locator("[data-f=tokens-note]")).to_have_text("of this worker")
+    expect(card.locator("[data-f=minute]")).to_contain_text("before the outage")
     expect(card.locator("[data-f=limit-note]")).to_have_text("of the fleet; here 1/3")
     expect(page.locator("#announcer")).to_contain_text("The shared store is unreachable since")
     live.send("document", samples.document(samples.NOW + 1))
@@ -193,6 +194,21 @@ def test_store_down__nothing_known__shows_no_zeros(live: LivePage) -> None:
     assert values[:3] == ["\N{EN DASH}"] * 3
     expect(live.page.locator("#tiles .note").first).to_have_text("not known")
     expect(live.page.locator("[data-upstream=pcp] [data-f=calls]")).to_contain_text("no data")
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ("ok", "Not available: its statistics could not be read."),
+        ("fail", "Not available: the database is unreachable."),
+    ],
+)
+def test_cache__not_read__blames_the_database_only_if_it_is_unreachable(
+    live: LivePage, status: str, text: str
+) -> None:
+    database = {"status": status, "engine": "sqlite", "reason": None}
+    live.send("document", samples.document(cache=None, database=database))
+    expect(live.page.locator("#cache-unknown")).to_have_text(text)
 
 
 def test_held_closed__dead_upstream__warns_everywhere_and_is_announced(live: LivePage) -> None:

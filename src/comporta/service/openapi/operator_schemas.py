@@ -112,7 +112,12 @@ _UPSTREAMS: Final[Schema] = {
             "limits": array(record({"name": STRING})),
             "minute": object_of(NUMBER_OR_NULL),
         },
-        {"burst": INTEGER_OR_NULL, "strategy": STRING, "waiting": object_of(INTEGER)},
+        {
+            "burst": INTEGER_OR_NULL,
+            "strategy": STRING,
+            "waiting": object_of(INTEGER),
+            "operable": BOOLEAN,
+        },
     ),
     "UpstreamList": record({"upstreams": array(reference("UpstreamSummary"))}),
 }

@@ -203,7 +203,7 @@ class Card {
     this.limits = new StatList(this.fields.limits);
     this.failureRows = new KeyedRows(this.fields.failures, () => failureRow(this.clock), FAILURES_MAX);
     this.deadline = null;
-    this.actions = cards.actions.forUpstream(this.fields.actions, card.name);
+    this.actions = cards.actions.forUpstream(this.fields.actions, this.fields["not-operable"], card.name);
     this.node.dataset.upstream = card.name;
     this.fields.name.id = `name-of-upstream-${card.name}`; // a prefix that no id of the page has
     this.node.setAttribute("aria-labelledby", this.fields.name.id);
@@ -217,7 +217,7 @@ class Card {
     this.meters(card, fallback);
     setText(this.fields.holders, holdersText(card, workers));
     this.failures(card.last_failures ?? []);
-    this.minute.update(minuteStats(card.minute ?? {}, card.shadow ?? []));
+    this.minute.update(minuteStats(card.minute ?? {}, card.shadow ?? [], fallback));
     setVisible(this.fields.limits, (card.limits ?? []).length > 0);
     this.limits.update((card.limits ?? []).map(limitStat));
     this.deadline = cardDeadline(card, this.clock.now(), this.deadline);
@@ -345,11 +345,12 @@ function limitStat(limit) {
   return { name: limit.name, value, note, tone: lowered || overridden ? "warn" : "" };
 }
 
-function minuteStats(minute, shadow) {
+// During an outage of the store the counts are those of the minute before it.
+function minuteStats(minute, shadow, fallback) {
   const rejected = minute.open + minute.limited; // NaN if unknown
   const share = minute.calls ? percent((minute.ok ?? 0) / minute.calls) : "";
   return [
-    { name: "Calls", value: number(minute.calls), note: "last minute" },
+    { name: "Calls", value: number(minute.calls), note: fallback ? "before the outage" : "last minute" },
     { name: "Succeeded", value: number(minute.ok), note: share },
     { name: "Failed calls", value: number(minute.failed), tone: minute.failed > 0 ? "bad" : "" },
     { name: "Refused (429)", value: number(minute.refused), tone: minute.refused > 0 ? "warn" : "" },

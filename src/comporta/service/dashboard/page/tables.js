@@ -114,11 +114,13 @@ export class CachePanel {
     this.coverage = new KeyedRows($("coverage"), coverageRow, KEYS_MAX);
   }
 
-  update(cache) {
+  update(cache, database) {
     const used = Boolean(cache) && (cache.entries > 0 || lastMinute(cache) > 0);
     setVisible($("cache"), used);
     setVisible($("cache-none"), Boolean(cache) && !used);
     setVisible($("cache-unknown"), !cache);
+    const cause = database?.status === "fail" ? "the database is unreachable" : "its statistics could not be read";
+    setText($("cache-unknown"), `Not available: ${cause}.`);
     setText($("cache-count"), used ? count(cache.entries, "answer") : "");
     if (!used) return;
     this.figures.update(cacheStats(cache));
