@@ -400,9 +400,10 @@ def test_render__no_upstream_on_a_low_terminal__says_so() -> None:
 def test_render__80_columns__headings_say_what_they_measure() -> None:
     [heading] = [line for line in rendered_lines(80) if line.startswith(" upstream ")]
     assert re.split(r"  +", heading.strip()) == [
-        *("upstream", "state", "limit", "calls/min", "failed", "wait p95"),
-        *(word for word in re.split(r"  +", heading.strip()) if word.startswith("last ")),
+        *("upstream", "state", "limit", "calls/min", "failed", "latency p95", "wait p95"),
     ]
+    [row] = [line for line in rendered_lines(80) if line.startswith(" pncp ")]
+    assert row.split()[-4:] == ["250", "ms", "1.4", "s"]
 
 
 @pytest.mark.parametrize(

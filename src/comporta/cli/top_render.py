@@ -300,7 +300,7 @@ _COLUMNS = (
     UpstreamColumn("held back", 9, 6, _held_back),
     UpstreamColumn("would refuse", 12, 12, _count("would_refuse", "yellow")),
     UpstreamColumn("retries", 7, 10, _count("retries")),
-    UpstreamColumn("latency p95", 11, 6.5, _wait("latency_p95")),
+    UpstreamColumn("latency p95", 11, 3.5, _wait("latency_p95")),
     UpstreamColumn("wait p50", 8, 11, _wait("wait_p50")),
     UpstreamColumn("wait p95", 8, 4, _wait("wait_p95")),
 )

@@ -56,6 +56,7 @@ Columns
   refused             answers that refused a call (429),
   held back           calls that were not made: circuit open, or no token in time,
   retries             repeated attempts.
+  latency p95         How long 95 % of the attempts took at the upstream, at most.
   wait p50, wait p95  How long half and 95 % of the calls waited for the limit, at most.
 """
 
