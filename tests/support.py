@@ -12,9 +12,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-
-import pytest
-from blockbuster import blockbuster_ctx
+from typing import TYPE_CHECKING
 
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateFullError
@@ -24,6 +22,9 @@ from comporta.stores.records import WriteRecord
 from comporta.stores.redis.store import RedisStore
 from comporta.stores.shared.store import SharedStore
 from comporta.testing import Server
+
+if TYPE_CHECKING:
+    import pytest  # the jobs of worker processes use this module, and need no pytest
 
 SOAK = bool(os.environ.get("COMPORTA_SOAK"))
 """Whether to run every case, however long it takes (``make soak``)."""
@@ -162,6 +163,8 @@ def file_size_limit(size: int) -> Iterator[None]:
 @contextmanager
 def fail_on_blocking_calls() -> Iterator[None]:
     """Make calls that block the event loop raise an error; coverage may wait for its own lock."""
+    from blockbuster import blockbuster_ctx  # noqa: PLC0415 - not in worker processes, as above
+
     with blockbuster_ctx(None) as watched:
         for function in watched.functions.values():
             function.can_block_in("comporta/database/sqlite.py", {"try_read"})

@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from comporta.cache import serialization
 from comporta.cache.params import check_hash, check_user, hash_params
 
 values = st.recursive(
@@ -79,3 +80,12 @@ def test_serialization__no_msgspec__names_the_extra() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "ImportError: the cache needs msgspec: pip install 'comporta[cache]'" in ran.stderr
+
+
+def test_json__decoder_and_encoder_created_again__agree() -> None:
+    serialization.json_decoder.cache_clear()
+    serialization._canonical_encode.cache_clear()
+    value = {"b": [1, 2.5, None], "a": "é"}
+    text = serialization.canonical_json(value)
+    assert text == '{"a":"é","b":[1,2.5,null]}'.encode()
+    assert serialization.json_decoder()(text) == value

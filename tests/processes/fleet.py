@@ -33,12 +33,6 @@ PROGRAM = "tests.processes.worker"
 START_AFTER_SECONDS = 0.05
 """Workers that start together do so this long after the last of them is ready."""
 
-UNMEASURED = {
-    *("acquire_until_stopped", "batch_work", "die_at_each_step", "hammer", "hammer_async"),
-    *("call_at_times", "interrupt_randomly", "start_cold", "steady_load", "take_in_turns", "wait_as_batch"),
-}
-"""Jobs that run without coverage: they are timed, or killed before they could write it."""
-
 WAIT_SECONDS_MAX = 120.0
 """A worker without output for this long is killed, which fails the test."""
 
@@ -52,11 +46,6 @@ class Worker:
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={
-                name: value
-                for name, value in os.environ.items()
-                if job not in UNMEASURED or "COV" not in name
-            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

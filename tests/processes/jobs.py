@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.processes.counter_file import CounterFile, with_checksum
-from tests.processes.kill_points import run_case
 
 from comporta import (
     BaseLimiter,
@@ -33,7 +32,6 @@ from comporta import (
     StateUnavailableError,
     events,
 )
-from comporta.cli.doctor_shared import check_usage
 from comporta.limits.strategies.token_bucket import TokenBucketStrategy
 from comporta.stores.base import Store
 from comporta.stores.records import WriteRecord
@@ -397,6 +395,8 @@ def acquire_as_user(number: int, uid: int, name: str, path: str) -> None:
 
 def tiny_disk(number: int, name: str, directory: str) -> None:
     """Use stores on a disk of 4 MB, and again when it is read-only. Runs in its own mount namespace."""
+    from comporta.cli.doctor_shared import check_usage  # noqa: PLC0415 - only this job needs the command line
+
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", directory], check=True)
     shared_module.directory_path = lambda name: f"{directory}/{name}"  # type: ignore[attr-defined]
     wait_for_start()
@@ -439,6 +439,8 @@ def hold_locks(number: int, name: str, locks: list[int]) -> None:
 
 def die_at_each_step(number: int, url: str, case: str, *, opcodes: bool) -> None:
     """Let forked children die at every step of an operation."""
+    from tests.processes.kill_points import run_case  # noqa: PLC0415 - only this job needs it
+
     wait_for_start()
     send_result(run_case(url.removeprefix("shared://").partition("?")[0], case, opcodes=opcodes))
 

@@ -216,6 +216,7 @@ def fill_with_exhausted(limiter: BaseLimiter) -> int:
     raise AssertionError("the table never became full")
 
 
+@pytest.mark.unmeasured
 def test_full_table__flood_of_new_keys__never_frees_an_exhausted_key(name: str) -> None:
     with open_shared(name) as store, open_shared(name) as other:
         limiter, elsewhere = (BaseLimiter("3/hour", each, "tested") for each in (store, other))
@@ -228,6 +229,7 @@ def test_full_table__flood_of_new_keys__never_frees_an_exhausted_key(name: str) 
         assert not any(each.sync.acquire(victim) for each in (limiter, elsewhere) for victim in victims)
 
 
+@pytest.mark.unmeasured
 def test_full_table__key_used_twice__outlives_keys_used_once(name: str) -> None:
     with open_shared(name) as store:
         limiter = BaseLimiter("3/hour", store, "tested")
@@ -240,6 +242,7 @@ def test_full_table__key_used_twice__outlives_keys_used_once(name: str) -> None:
         assert [limiter.sync.peek(key).remaining for key in kept] == [1] * len(kept)
 
 
+@pytest.mark.unmeasured
 def test_full_table__all_keys_exhausted__newcomers_share_one_state_of_their_limit(name: str) -> None:
     with open_shared(name) as store, open_shared(name) as other:
         limiter = BaseLimiter("1/hour", store, "tested")
@@ -264,6 +267,7 @@ def test_full_table__expired_states__make_room_for_others(name: str) -> None:
         assert [each.sync.acquire("k0") for each in (limiter, elsewhere, limiter)] == [True, False, False]
 
 
+@pytest.mark.unmeasured
 def test_full_table__key_reset__makes_room_for_another(name: str) -> None:
     with open_shared(name) as store:
         limiter = BaseLimiter("1/hour", store, "tested")
@@ -274,6 +278,7 @@ def test_full_table__key_reset__makes_room_for_another(name: str) -> None:
         assert not limiter.sync.acquire("k200")
 
 
+@pytest.mark.unmeasured
 def test_full_table__group_with_keys_without_room__decides_by_overflow_states(name: str) -> None:
     with open_shared(name) as store:
         fill_with_exhausted(BaseLimiter("1/hour", store, "tested"))
@@ -284,6 +289,7 @@ def test_full_table__group_with_keys_without_room__decides_by_overflow_states(na
         assert granted[-50:] == [False] * 50
 
 
+@pytest.mark.unmeasured
 def test_full_table__new_record__is_refused_and_live_records_stay_intact(name: str) -> None:
     with open_shared(name) as store:
         written, failures = {}, 0
@@ -305,6 +311,7 @@ def test_full_table__new_record__is_refused_and_live_records_stay_intact(name: s
         assert store.apply(ReadRecord("records", "r1")) == b"new"
 
 
+@pytest.mark.unmeasured
 def test_full_table__flood_of_limited_keys__leaves_room_for_records_and_breakers(name: str) -> None:
     with open_shared(name) as store:
         fill_with_exhausted(BaseLimiter("1/hour", store, "tested"))

@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from tests.support import command
 
 import comporta
 from comporta.stores.shared.directory import directory_path
@@ -37,12 +38,13 @@ def test_page__snippet__runs_as_shown(page: Path, snippet: str, valkey: Server, 
     The first TOML file that the page shows exists as ``comporta.toml``.
     """
     app = f"docs-{uuid.uuid4().hex}"
+    command(valkey, "FLUSHALL")
     shown = re.search(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     if shown:
         (tmp_path / "comporta.toml").write_text(_adapted(shown[1], valkey, app))
     environ = {**os.environ, "REDIS_URL": _url(valkey), "COMPORTA_APP": app}
-    command = [sys.executable, "-W", "error", "-c", _adapted(snippet, valkey, app)]
-    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    program = [sys.executable, "-W", "error", "-c", _adapted(snippet, valkey, app)]
+    ran = subprocess.run(program, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     shutil.rmtree(directory_path(app), ignore_errors=True)
     assert ran.returncode == 0, ran.stderr
 

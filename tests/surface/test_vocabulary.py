@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "comporta"
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 
 ESTABLISHED = {
     "shared": "the name of the URL scheme shared://",
@@ -56,6 +56,12 @@ PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SEC
 NOT_PROSE = {".png", ".svg", ".txt", ".pyc", ".so", ".db"}
 
 
+@cache
+def source_trees() -> dict[Path, ast.Module]:
+    """Return the syntax trees of all modules; each test process that needs them parses them once."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+
+
 def relative(path: Path) -> str:
     """Return a path relative to the repository, for messages."""
     return str(path.relative_to(ROOT))
@@ -70,7 +76,7 @@ def is_participle(word: str) -> bool:
 
 def module_names() -> dict[str, str]:
     """Return the names of all modules and packages, by path."""
-    names = {path: path.parent.name if path.stem == "__init__" else path.stem for path in TREES}
+    names = {path: path.parent.name if path.stem == "__init__" else path.stem for path in source_trees()}
     return {relative(path): name for path, name in names.items()}
 
 
@@ -124,7 +130,7 @@ def dialect_uses() -> list[str]:
 
 def test_class_names__whole_package__are_unique() -> None:
     places = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in source_trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(relative(path))
@@ -142,7 +148,7 @@ def test_module_names__whole_package__are_neither_gerunds_nor_participles() -> N
 def test_function_names__whole_package__are_neither_gerunds_nor_participles() -> None:
     functions = [
         f"{relative(path)}:{node.lineno}: {node.name}"
-        for path, tree in TREES.items()
+        for path, tree in source_trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and is_participle(node.name.strip("_"))
@@ -160,7 +166,7 @@ def test_established_names__allow_list__has_no_entry_that_is_not_used() -> None:
 def test_flows__functions_that_return_one__have_names_that_end_in_flow() -> None:
     functions = [
         f"{relative(path)}:{node.lineno}: {node.name}"
-        for path, tree in TREES.items()
+        for path, tree in source_trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and returns_flow(node) and not node.name.endswith("_flow")
     ]
