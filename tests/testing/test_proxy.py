@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 
@@ -302,6 +303,25 @@ def test_reset_connections__open_connections__are_reset_and_new_ones_work(
     assert proxy.open_connections == 0
     with closing(Client(proxy.port)) as other:
         assert other.request("PING") == "PONG"
+
+
+def test_reset_connections__connection_just_accepted__is_reset(proxy: FaultProxy) -> None:
+    is_busy, may_go_on = threading.Event(), threading.Event()
+
+    def occupy_the_loop() -> None:
+        is_busy.set()
+        may_go_on.wait(60)
+
+    proxy._loop.call_soon_threadsafe(occupy_the_loop)
+    assert is_busy.wait(60)
+    with closing(Client(proxy.port)) as client, ThreadPoolExecutor(1) as threads:
+        reset = threads.submit(proxy.reset_connections)
+        wait_until(lambda: len(proxy._loop._ready) > 0, "the reset is next", 60)  # type: ignore[attr-defined]
+        may_go_on.set()
+        reset.result(60)
+        assert proxy.connections == 1
+        with pytest.raises(ConnectionResetError):
+            client.socket.recv(1)
 
 
 def test_heal__faults_of_every_kind__are_switched_off(proxy: FaultProxy, client: Client) -> None:

@@ -224,6 +224,7 @@ class FaultProxy(Lifecycle):
         task = self._loop.create_task(ProxyConnection(client, self.target, self._faults).run())
         self._connection_tasks.add(task)
         task.add_done_callback(self._connection_tasks.discard)
+        task.add_done_callback(lambda _: reset_socket(client))  # cancelled before its first step, it does not
 
     async def _reset_all(self) -> None:
         tasks = list(self._connection_tasks)

@@ -190,9 +190,10 @@ class Pipe:
 
 
 def reset_socket(end: socket.socket) -> None:
-    """Close a connection so that the other side sees a reset, not an orderly end."""
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-    end.close()
+    """Close a connection so that the other side sees a reset, not an orderly end, unless it is closed."""
+    if end.fileno() >= 0:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        end.close()
 
 
 def _unsent_bytes(end: socket.socket) -> int:
