@@ -341,6 +341,11 @@ headrooms = st.integers(0, 30)
     share=100_000,
     steps=[(0, 1, 0, 0, 0), (0, 1, 0, 0, 0), (12, 1, 0, 0, 0), (0, 1, 0, 0, 0)],
 )
+@example(  # a log whose entries hold several grants, under an override for which it would need only one
+    limit=LimitConfig(10, 390, 0.001, LimitStrategy.SLIDING_WINDOW),
+    share=100_000,
+    steps=[(0, 5, 0, 0, 0), (1, 5, 0, 0, 0)] + [(0, 5, 0, 0, 0)] * 6,
+)
 def test_lua__headroom_of_a_class__replies_as_python_does(
     server: Server, limit: LimitConfig, share: int, steps: list[tuple[int, int, int, int, int]]
 ) -> None:

@@ -77,13 +77,15 @@ class SlidingWindowStrategy(WindowStrategy):
     short_name = "sliding"
     codec: LogCodec
 
-    def __init__(self, capacity: int, window_us: int, entries: int | None = None) -> None:
+    def __init__(
+        self, capacity: int, window_us: int, entries: int | None = None, grain_us_min: int = 1
+    ) -> None:
         self.capacity = capacity
         self.window_us = window_us
         self.entries = entries or min(max(capacity, ENTRIES_MIN), ENTRIES_MAX)
         # a window overlaps at most one cell of the time grid more than its length in grains
         exact = capacity <= self.entries
-        self.grain_us = 1 if exact else ceil_div(window_us, self.entries - 1)
+        self.grain_us = max(grain_us_min, 1 if exact else ceil_div(window_us, self.entries - 1))
         self.codec = LogCodec(self.entries)
         self.ttl_us = max(STATE_TTL_US_MIN, window_us)
         self.pinned_ttl_us = self.ttl_us + PINNED_US
@@ -114,8 +116,8 @@ class SlidingWindowStrategy(WindowStrategy):
         return lua("limits/strategies/sliding_window_lease")
 
     def with_params(self, params: LimitParams) -> SlidingWindowStrategy:
-        """Return the strategy with other parameters; its log keeps the size it has."""
-        return type(self)(params.capacity, params.window_us, self.entries)
+        """Return the strategy with other parameters; its log keeps the size it has, and no finer grain."""
+        return type(self)(params.capacity, params.window_us, self.entries, params.unit)
 
     def step(
         self, state: State | None, now_us: int, cost: int, max_wait_us: int = 0
