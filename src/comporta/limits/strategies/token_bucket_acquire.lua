@@ -5,10 +5,14 @@
 
 if ARGV[5] == '0' and (#ARGV == 6 or #ARGV == 11 and ARGV[7] == '0') then
   local call, pcall = redis.call, redis.pcall
-  local time, now_us = nil, ARGV[1] + 0
-  if now_us == 0 then
-    time = call('TIME')
-    now_us = time[1] * 1000000 + time[2]
+  local now_us, seconds, micros
+  if ARGV[1] == '0' then
+    local time = call('TIME')
+    seconds, micros = time[1], time[2]
+    now_us = seconds * 1000000 + micros
+  else
+    now_us = ARGV[1] + 0
+    seconds, micros = string.match(string.format('%.6f', now_us / 1000000), '^(%d+)%.(%d+)')
   end
   local override, fields = pcall('GET', KEYS[1]), pcall('HMGET', KEYS[2], 'tokens', 'last_refill', 'n', 'w')
   local tokens, last_us, recent = tonumber(fields[1] or ''), tonumber(fields[2] or ''), fields[3]
@@ -24,13 +28,13 @@ if ARGV[5] == '0' and (#ARGV == 6 or #ARGV == 11 and ARGV[7] == '0') then
       level = level + (now_us - last_us) * per_us
       if level > full then level = full end
       if level < need and #ARGV == 6 then return {math.ceil((need - level) / per_us)} end
-      local count, past = string.match(recent, '^(%x+)(.*)$')
+      local count, past = string.match(recent, '^(%x+)(.*)')
       if level >= need and count and now_us - now_us % 16777216 == last_us - last_us % 16777216 then
         local format = string.format
         level = level - need
+        -- the microseconds of TIME have no leading zeros
         call('HSET', KEYS[2], 'tokens', format(level < 1e13 and '%.14g' or '%.17g', level / unit),
-          'last_refill',
-          time and time[1] .. '.' .. string.sub('00000' .. time[2], -6) or format('%.6f', now_us / 1000000),
+          'last_refill', seconds .. (#micros == 6 and '.' or string.sub('.00000', 1, 7 - #micros)) .. micros,
           'n', format('%x', tonumber(count, 16) + amount) .. past)
         -- once a second is enough where any call leaves a longer time to live than the bucket takes to fill up
         if full > 59000000 * per_us or now_us - now_us % 1000000 ~= last_us - last_us % 1000000 then
