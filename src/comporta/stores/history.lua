@@ -1,10 +1,10 @@
 -- Updates and reads one hour of numbers in slots of 10 s, for one or more series. Twin of history.py.
 --
--- KEYS  the series, each a hash: 24 numbers as text by the number of the slot, and `last`: the newest slot
+-- KEYS  the series, each a hash: up to 24 numbers as text by the number of the slot, and `last`: the newest slot
 -- ARGV  1: now in µs, or 0 for the server's clock
 --       then for each series: record or read;
---       for record the number of columns to add to, then the numbers; the number of columns to set, then
---       column (from 0) and value in turns; the number of marks, then column and power of two in turns
+--       for record the number of columns to add to, then column (from 0) and number in turns; the number of columns
+--       to set, then column and value in turns; the number of marks, then column and power of two in turns
 --       for read the number of slots, the current one included
 -- reply for each series the number of the current slot for record, {now in µs, slot, numbers, slot, numbers,
 --       ...} for read, or the text of the error if the key cannot be used
@@ -57,24 +57,28 @@ local function prune(key, last)
   end
 end
 
--- Numbers that do not change stay texts: most columns of a slot are 0.
+-- Numbers that do not change stay texts, and the text ends with the last column that was used.
 local function updated(text)
   local numbers = {}
   for number in string.gmatch(text, '%d+') do numbers[#numbers + 1] = number end
-  for i = #numbers + 1, columns do numbers[i] = '0' end
-  for i = 1, next_number() do
-    local more = next_number()
-    if more > 0 then numbers[i] = math.min(numbers[i] + more, number_max) end
+  local function next_column()
+    local column = next_number() + 1
+    for i = #numbers + 1, column do numbers[i] = '0' end
+    return column
   end
   for _ = 1, next_number() do
-    local column = next_number() + 1
+    local column = next_column()
+    numbers[column] = math.min(numbers[column] + next_number(), number_max)
+  end
+  for _ = 1, next_number() do
+    local column = next_column()
     numbers[column] = next_number()
   end
   for _ = 1, next_number() do
-    local column, power = next_number() + 1, next_number()
+    local column, power = next_column(), next_number()
     if math.floor(numbers[column] / power) % 2 == 0 then numbers[column] = numbers[column] + power end
   end
-  return table.concat(numbers, ' ', 1, columns)
+  return table.concat(numbers, ' ', 1, math.min(#numbers, columns))
 end
 
 local function record(key)

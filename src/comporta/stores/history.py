@@ -168,10 +168,11 @@ class RecordHistory(_HistoryOperation[int]):
         return numbers
 
     def script_args(self) -> list[int | str | bytes]:
-        """The command, the numbers to add, and the columns to set and to mark with their values."""
+        """The command, and the columns to add to, to set and to mark with their values."""
+        adds = [value for pair in enumerate(self._adds) if pair[1] for value in pair]
         sets = [value for pair in self._sets.items() for value in pair]
         marks = [value for pair in self._marks for value in pair]
-        return ["record", len(self._adds), *self._adds, len(self._sets), *sets, len(self._marks), *marks]
+        return ["record", len(adds) // 2, *adds, len(self._sets), *sets, len(self._marks), *marks]
 
     def parse(self, raw: Sequence[Any]) -> int:
         """Read the number of the slot."""
