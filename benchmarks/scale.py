@@ -22,7 +22,7 @@ import redis
 from benchmarks import server
 from benchmarks.measure import Effort
 from benchmarks.report import TIMES, Goal, Section, Table
-from comporta import LimitConfig, Upstream
+from comporta import BaseLimiter, LimitConfig, Upstream
 from comporta.fleet.counters import FleetCounters
 from comporta.fleet.publisher import FleetPublisher
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
@@ -41,6 +41,9 @@ _IDLE_COMMANDS_MAX = 2.0
 _BOOKKEEPING_MS_MAX = 0.3
 _DECISION_RATIO_MAX = 1.15
 _LIMIT = LimitConfig(1_000_000, 1_000_000, 1)
+_MAX_WAIT = 5.0
+"""How long a call of an upstream waits by default: a decision that may wait is another script."""
+
 _ANSWER_SECONDS_MAX = 120
 _STOP_SECONDS_MAX = 20
 _SETTLE_SECONDS = 12.0
@@ -271,9 +274,9 @@ def _nothing() -> None:
 
 
 def _decide_plainly(pipe: Connection, url: str) -> None:
-    store = RedisStore(url, timeout=5, connect_timeout=30)
-    limits = [LimitDefinition(_LIMIT.build_strategy(), f"upstream-{n}") for n in range(UPSTREAMS)]
-    _serve(pipe, lambda number: store.apply(AcquireOperation(limits[number % UPSTREAMS], "", 1)))
+    store = RedisStore(url, timeout=5, connect_timeout=30)  # without failover, so without a heartbeat
+    limiters = [BaseLimiter(_LIMIT, store, f"upstream-{n}") for n in range(UPSTREAMS)]
+    _serve(pipe, lambda number: limiters[number % UPSTREAMS].sync.acquire(timeout=_MAX_WAIT))
     store.close()
 
 
