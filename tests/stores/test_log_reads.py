@@ -165,8 +165,14 @@ def test_apply_many__operations_of_several_scripts__one_round_trip(valkey: Serve
             assert len(store._pool.idle) == 1
 
 
-def test_apply_many__one_key_of_another_type__is_the_error_of_that_operation(valkey: Server) -> None:
+@pytest.mark.parametrize("knows_scripts", [True, False])
+def test_apply_many__one_key_of_another_type__is_the_error_of_that_operation(
+    valkey: Server, knows_scripts: bool
+) -> None:
     with redis_store(valkey) as store:
+        store.apply_many([ReadRecord("s", "k"), ReadChanges(0)])
+        if not knows_scripts:
+            command(valkey, "SCRIPT", "FLUSH")
         command(valkey, "SET", "comporta_changes", "x")
         value, error = store.apply_many([ReadRecord("s", "k"), ReadChanges(0)])
         assert value is None

@@ -245,14 +245,14 @@ class RedisStore(Store):
         return replies
 
     def _replies_to(self, call: ScriptCall, raw: Any) -> list[Any]:
-        if isinstance(raw, self._script_missing_error):
-            return self._call(call, MONOTONIC.now_ns())
-        if not isinstance(raw, Exception):
-            return call.parse_replies(raw)
-        error = self.translate_call_error(raw, call)
-        if not isinstance(error, KEY_ERRORS):
-            raise error
-        return [error] * len(call.operations)
+        try:
+            if isinstance(raw, self._script_missing_error):
+                return self._call(call, MONOTONIC.now_ns())
+            if isinstance(raw, Exception):
+                raise self.translate_call_error(raw, call)
+        except KEY_ERRORS as error:
+            return [error] * len(call.operations)
+        return call.parse_replies(raw)
 
 
 def _is_sentinel_url(url: str) -> bool:
