@@ -28,14 +28,25 @@ if ARGV[5] == '0' and (#ARGV == 6 or #ARGV == 11 and ARGV[7] == '0') then
       level = level + (now_us - last_us) * per_us
       if level > full then level = full end
       if level < need and #ARGV == 6 then return {math.ceil((need - level) / per_us)} end
-      local count, past = string.match(recent, '^(%x+)(.*)')
-      if level >= need and count and now_us - now_us % 16777216 == last_us - last_us % 16777216 then
+      local comma, count, past = string.find(recent, ',', 1, true), recent, ''
+      if comma then count, past = string.sub(recent, 1, comma - 1), string.sub(recent, comma) end
+      count = tonumber(count, 16) or 1e15 -- a negative number becomes a huge one, too
+      if level >= need and count < 1e15 and now_us - now_us % 16777216 == last_us - last_us % 16777216 then
         local format = string.format
         level = level - need
+        -- whole numbers, because printing a fraction takes a server several times as long
+        local part, left = level % unit, nil
+        if part == 0 then
+          left = format('%d', level / unit)
+        elseif 1000000 % unit == 0 then
+          left = format('%d.%06d', (level - part) / unit, part * (1000000 / unit))
+        else
+          left = format(level < 1e13 and '%.14g' or '%.17g', level / unit)
+        end
         -- the microseconds of TIME have no leading zeros
-        call('HSET', KEYS[2], 'tokens', format(level < 1e13 and '%.14g' or '%.17g', level / unit),
+        call('HSET', KEYS[2], 'tokens', left,
           'last_refill', seconds .. (#micros == 6 and '.' or string.sub('.00000', 1, 7 - #micros)) .. micros,
-          'n', format('%x', tonumber(count, 16) + amount) .. past)
+          'n', format('%x', count + amount) .. past)
         -- once a second is enough where any call leaves a longer time to live than the bucket takes to fill up
         if full > 59000000 * per_us or now_us - now_us % 1000000 ~= last_us - last_us % 1000000 then
           local ms = math.ceil(full / per_us / 1000)
