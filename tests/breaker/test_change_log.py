@@ -100,6 +100,7 @@ def test_view__streak_half_of_the_threshold__is_ended_by_a_success_of_another(cl
     worker.poll()
     assert worker.reads == 0, "one failure of four is not worth a read"
     other.fails()
+    clock.advance(POLL_SECONDS)
     worker.poll()
     assert worker.reads == 1
     assert worker.driver.refused() is None

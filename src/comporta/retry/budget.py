@@ -2,7 +2,7 @@
 
 When an upstream is down every call fails. If each is made four times, the upstream gets four times its load
 at the worst moment. So retries are bounded by the calls of the last minute, those of all workers together.
-Each process counts its calls and reports them to the store every 5 s, or every slice of a short window, and
+Each process counts its calls and reports them to the store every 10 s, or every slice of a short window, and
 with each retry that it asks for; a retry is granted in one atomic step.
 
 The window has six slices and moves by a whole slice at a time. Where the count is uncertain it is too low,
@@ -40,7 +40,7 @@ CALLS_MAX = 1_000_000_000
 """The largest number of calls in one report; calls above it are not counted."""
 
 _MILLIONTHS = 1_000_000
-_REPORT_EVERY_NS_MIN, _REPORT_EVERY_NS_MAX = 1_000_000_000, 5_000_000_000
+_REPORT_EVERY_NS_MIN, _REPORT_EVERY_NS_MAX = 1_000_000_000, 10_000_000_000
 _EVENT_EVERY_NS = 60_000_000_000
 _NO_SLICE = (-1, 0, 0)
 _CLAIMS = NameClaims()
@@ -207,9 +207,8 @@ class CallReporter(HeartbeatSubscriber):
 
     def heartbeat_operation(self) -> BudgetOperation | None:
         """Return the report of the calls counted so far if it is due; ``None`` without calls."""
-        turn = (
-            self._now_ns() // self._report_every_ns
-        )  # the same for all budgets, so that they are sent together
+        # the same turn for all budgets, so that they are sent together
+        turn = self._now_ns() // self._report_every_ns
         if turn == self._reported_turn or not self.calls:
             return None
         self._reported_turn = turn

@@ -18,8 +18,8 @@ from comporta.stores.failover.change_follower import ChangeFollower
 from comporta.stores.failover.read_changes import ReadChanges
 from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 
-CARRY_AFTER_SECONDS = 0.1
-"""An operation carries a read of the log if the last one is this old: half of the time between two polls."""
+CARRY_AFTER_SECONDS = 0.15
+"""An operation carries a read of the log if the last one is this old: most of the time between two polls."""
 
 _CARRY_AFTER_NS = round(CARRY_AFTER_SECONDS * 1e9)
 _MARGIN_SECONDS = 0.005
@@ -72,28 +72,33 @@ class LogReads:
             return  # the heartbeat asks itself, and handles the error
         if self._follower.is_current(reply.changes, read.asked_ns):
             self._carried_ns = read.asked_ns
-            self._confirm()
+            self._confirm(read.asked_ns)
         else:
-            self._carried_ns = _NEVER_NS
+            self._carried_ns = self.polled_ns = _NEVER_NS
             self._poll_soon()
 
     def confirm_recent(self, poll_seconds: float) -> bool:
-        """Whether a caller read the log recently; if so, confirm to subscribers once more what it found."""
+        """Whether the log was read recently; if so, confirm to subscribers once more what that found."""
         is_recent = self._seconds_left(poll_seconds) > _MARGIN_SECONDS
         if is_recent:
-            self._confirm()
+            self._confirm(self._read_ns)
         return is_recent
 
     def poll_pause(self, poll_seconds: float) -> float:
-        """Return the seconds until the next poll, at which the last read of a caller is too old."""
+        """Return the seconds until the next poll, at which the last read is too old."""
         left = self._seconds_left(poll_seconds)
         return left if left > _MARGIN_SECONDS else poll_seconds
 
     def _seconds_left(self, poll_seconds: float) -> float:
-        age = (self._clock.now_ns() - self._carried_ns) / 1e9
+        age = (self._clock.now_ns() - self._read_ns) / 1e9
         return poll_seconds - age if age >= 0 else 0.0
 
-    def _confirm(self) -> None:
+    @property
+    def _read_ns(self) -> int:
+        """When the log was last read, by the heartbeat or with a caller's operation."""
+        return max(self._carried_ns, self.polled_ns)
+
+    def _confirm(self, asked_ns: int) -> None:
         for subscriber in self._subscribers():
             if subscriber.change_name is not None:
-                subscriber.on_confirmed(self._carried_ns)
+                subscriber.on_confirmed(asked_ns)
