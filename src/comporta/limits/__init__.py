@@ -1,6 +1,7 @@
 """Rate limits and concurrency limits that a whole fleet shares.
 
-- ``limiter``, ``sync_limiter``: the limiters that users call; ``group``: several limits in one decision
+- ``limiter``, ``sync_limiter``: the limiters that users call; ``group``, ``group_flows``: several limits
+  in one decision
 - ``manager``, ``monitor``: limiters by name, with metrics and log lines
 - ``config``, ``key``, ``cost``, ``decision``: the values that users pass and receive; ``arguments``: their
   validation
