@@ -32,7 +32,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "leases": ("limits/leases/operation.py", "limits/leases/client.py"),
     "permits": ("limits/concurrency/permits.py", "limits/concurrency/fairness_queue.py"),
     "cache": tuple(f"cache/{name}.py" for name in ("health", "coverage", "expiry", "entry")),
-    "channel": ("pipeline/channel.py",),
+    "channel": ("pipeline/channel.py", "pipeline/sync_channel.py"),
     "checkpoint": ("pipeline/run/checkpoint.py", "pipeline/run/offsets.py"),
 }
 """The modules by group, as paths below ``src/comporta``."""

@@ -235,7 +235,7 @@ def test_acquire__too_late_but_first_meanwhile__tries(monkeypatch: pytest.Monkey
 async def waiting_for_group(group: LimitGroup, count: int, cost: Cost = 1) -> Any:
     tasks = [asyncio.create_task(group.acquire("k", cost, timeout=None)) for _ in range(count)]
     await asyncio.sleep(0)
-    assert group._wait_queue.count("k\0k") == count
+    assert group._flows.wait_queue.count("k\0k") == count
     try:
         yield
     finally:

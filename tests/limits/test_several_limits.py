@@ -175,7 +175,7 @@ def test_group__capacity_comes_after_the_refusal__is_granted(bench: Bench) -> No
         bench.clock.advance(6)
         return False
 
-    target._acquire_flow = refuse_flow
+    target._flows.acquire_flow = refuse_flow
     with target.sync.reserve("k", {"tokens": 200}) as budget:
         assert budget.reserved == {"tokens": 200}
 

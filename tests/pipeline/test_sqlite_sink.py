@@ -152,7 +152,7 @@ def test_open__unsuitable_table__is_refused_and_closes_the_file(
     sink = SqliteSink(path, **options)
     with pytest.raises(SinkUnavailableError, match=f"SqliteSink .*results.db, table results: .*{message}"):
         sink.open()
-    assert sink._database._writer is None
+    assert sink._database._writer is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("table", ["", "sqlite_master", "SQLite_x", "a\0b"])

@@ -17,7 +17,7 @@ from comporta.cli.console import (
     limit_option,
     new_table,
     print_json,
-    print_table,
+    print_rows,
     printable_text,
 )
 from comporta.cli.db import DATABASE_OPTION_HELP, connect_existing
@@ -85,12 +85,8 @@ def list_permissions(database: str | None, limit: int, as_json: bool) -> None:
     """List users and teams with their permissions."""
     with _open_whitelist(database) as whitelist:
         rows = whitelist.list_entries(limit)
-    if as_json:
-        print_json([row._asdict() for row in rows])
-    elif rows:
-        print_table(_table(rows))
-    else:
-        click.echo("No user may configure sheets yet. To allow one, run `comporta batch allow USER`.")
+    empty_message = "No user may configure sheets yet. To allow one, run `comporta batch allow USER`."
+    print_rows([row._asdict() for row in rows], lambda: _table(rows), empty_message, as_json=as_json)
 
 
 def _set_permission(name: str, database: str | None, *, is_team: bool, digital: bool, as_json: bool) -> None:

@@ -26,6 +26,7 @@ from comporta.cli.console import (
     limit_option,
     new_table,
     print_json,
+    print_rows,
     print_table,
     printable_text,
     rough_duration,
@@ -52,12 +53,8 @@ def list_entries(database: str | None, user: str | None, degraded: bool, limit: 
     """List the entries, the most recently fetched first."""
     with connect_existing(database) as connection:
         rows = _open_table(connection).list_rows(limit, user_id=user, degraded=degraded)
-    if as_json:
-        print_json([row._asdict() for row in rows])
-    elif rows:
-        print_table(_list_table(rows))
-    else:
-        click.echo("No key is degraded." if degraded else "The cache is empty.")
+    empty_message = "No key is degraded." if degraded else "The cache is empty."
+    print_rows([row._asdict() for row in rows], lambda: _list_table(rows), empty_message, as_json=as_json)
 
 
 @cache.command(epilog=DATABASE_OPTION_HELP)

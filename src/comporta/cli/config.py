@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from comporta.cli.console import json_option, new_table, print_json, print_table, printable_text
+from comporta.cli.console import json_option, new_table, print_rows, printable_text
 from comporta.settings import ExplainedSetting, Settings
 
 if TYPE_CHECKING:
@@ -40,12 +40,9 @@ def check(file: str | None, everything: bool, as_json: bool) -> None:
     _check_limits(service_config.settings)
     explained = service_config.explain()
     settings = [setting for setting in explained if everything or setting.where != "default"]
-    if as_json:
-        print_json([setting._asdict() for setting in settings])
-    elif settings:
-        print_table(_table(settings))
-    else:
-        click.echo("All values are defaults. To show them, add --all.")
+    empty_message = "All values are defaults. To show them, add --all."
+    records = [setting._asdict() for setting in settings]
+    print_rows(records, lambda: _table(settings), empty_message, as_json=as_json)
 
 
 def load_service_config(file: str | None) -> ServiceConfig:

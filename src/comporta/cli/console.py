@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,6 +80,18 @@ def print_renderable(console: Console, drawn: RenderableType) -> None:
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     click.echo(json.dumps(value, indent=2, default=str))
+
+
+def print_rows(
+    records: Sequence[object], table: Callable[[], Table], empty_message: str, *, as_json: bool
+) -> None:
+    """Print rows as JSON records or as a table, or say why there are none."""
+    if as_json:
+        print_json(records)
+    elif records:
+        print_table(table())
+    else:
+        click.echo(empty_message)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comporta.cli.completion import complete_database
-from comporta.cli.console import json_option, new_table, print_json, print_table, show_spinner
+from comporta.cli.console import json_option, new_table, print_rows, show_spinner
 from comporta.database import migrations
 from comporta.database.base import Database
 from comporta.database.migrations import Migration, MigrationStatus
@@ -48,7 +48,7 @@ def migrate(database: str | None, as_json: bool) -> None:
     with connect_database(database) as connection:
         completed = {each.number for each in MIGRATIONS if _run_migration(connection, each)}
         rows = [each for each in migrations.status(connection, MIGRATIONS) if each.number in completed]
-    _print_rows(rows, f"Nothing to do: {connection.address} is up to date.", as_json=as_json)
+    _print_migrations(rows, f"Nothing to do: {connection.address} is up to date.", as_json=as_json)
 
 
 @db.command(epilog=DATABASE_HELP)
@@ -61,7 +61,7 @@ def status(database: str | None, as_json: bool) -> None:
     """
     with connect_database(database) as connection:
         rows = _all_pending() if is_missing(connection) else migrations.status(connection, MIGRATIONS)
-    _print_rows(rows, as_json=as_json)
+    _print_migrations(rows, as_json=as_json)
     pending = sum(each.applied_at is None for each in rows)
     if not as_json:
         click.echo(f"{pending} pending. To run them: `comporta db migrate`." if pending else "Up to date.")
@@ -118,13 +118,8 @@ def _all_pending() -> list[MigrationStatus]:
     return [MigrationStatus(each.number, each.name, None) for each in MIGRATIONS]
 
 
-def _print_rows(rows: Sequence[MigrationStatus], empty_message: str = "", *, as_json: bool) -> None:
-    if as_json:
-        print_json([row._asdict() for row in rows])
-    elif rows:
-        print_table(_table(rows))
-    else:
-        click.echo(empty_message)
+def _print_migrations(rows: Sequence[MigrationStatus], empty_message: str = "", *, as_json: bool) -> None:
+    print_rows([row._asdict() for row in rows], lambda: _table(rows), empty_message, as_json=as_json)
 
 
 def _table(rows: Sequence[MigrationStatus]) -> Table:

@@ -16,6 +16,7 @@ from comporta.cli.console import (
     limit_option,
     new_table,
     print_json,
+    print_rows,
     print_table,
     printable,
     printable_text,
@@ -53,12 +54,9 @@ def list_runs(database: str | None, limit: int, as_json: bool) -> None:
     with connect_database(database) as connection:
         found = execute(connection, commands.list_runs(limit)) if _has_runs(connection) else []
         address = connection.address
-    if as_json:
-        print_json([_run_record(run) for run in found])
-    elif found:
-        print_table(_runs_table(found))
-    else:
-        click.echo(f"No shared run in {address}. To start one, use `comporta run --shared`.")
+    empty_message = f"No shared run in {address}. To start one, use `comporta run --shared`."
+    records = [_run_record(run) for run in found]
+    print_rows(records, lambda: _runs_table(found), empty_message, as_json=as_json)
 
 
 @runs.command(epilog=DATABASE_OPTION_HELP)

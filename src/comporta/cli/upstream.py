@@ -15,12 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from comporta.cli.completion import complete_state
-from comporta.cli.console import (
-    json_option,
-    print_json,
-    print_table,
-    printable,
-)
+from comporta.cli.console import json_option, print_json, print_rows, print_table, printable
 from comporta.cli.state_option import doctor_command, inspect_store, shared_url, state_url
 from comporta.cli.upstream_tables import circuit_text, limit_text, list_table, show_table
 from comporta.cli.upstream_targets import (
@@ -81,12 +76,8 @@ def list_upstreams(as_json: bool, **where: str | None) -> None:
     """List the upstreams and what is unusual about them."""
     with _open_target(**where) as target:
         found = target.summaries()
-    if as_json:
-        print_json(found)
-    elif found:
-        print_table(list_table(found))
-    else:
-        click.echo("No worker has published an upstream in the last 30 s.")
+    empty_message = "No worker has published an upstream in the last 30 s."
+    print_rows(found, lambda: list_table(found), empty_message, as_json=as_json)
 
 
 @upstream.command(epilog=_EPILOG)

@@ -12,14 +12,7 @@ from typing import NamedTuple
 import click
 from rich.table import Table
 
-from comporta.cli.console import (
-    json_option,
-    new_table,
-    print_json,
-    print_table,
-    printable_text,
-    rough_duration,
-)
+from comporta.cli.console import json_option, new_table, print_rows, printable_text, rough_duration
 from comporta.cli.state_option import (
     STATE_HELP,
     doctor_command,
@@ -56,12 +49,8 @@ def workers(state: str | None, as_json: bool) -> None:
         reason = ": processes do not share memory://"
     else:
         rows = _live_workers(url)
-    if as_json:
-        print_json([row._asdict() for row in rows])
-    elif rows:
-        print_table(_table(rows, time.time()))
-    else:
-        click.echo(f"No live workers{reason}.")
+    records, empty_message = [row._asdict() for row in rows], f"No live workers{reason}."
+    print_rows(records, lambda: _table(rows, time.time()), empty_message, as_json=as_json)
 
 
 def _live_workers(url: str) -> list[WorkerRow]:

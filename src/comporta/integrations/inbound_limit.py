@@ -173,9 +173,10 @@ class InboundLimit:
         return _inbound_decision((policy,), policy, reply)
 
     def _decide_flow(self, texts: Sequence[str]) -> Flow[InboundDecision]:
-        operation = yield from self._group._passing_operation_flow(texts, [self._cost] * len(texts), NORMAL)
+        flows = self._group._flows
+        operation = yield from flows.passing_operation_flow(texts, [self._cost] * len(texts), NORMAL)
         replies: list[LimitReply] = yield Apply(self._limiters[0].store, operation)
-        self._group._count_would_refuse(operation, replies)
+        flows.count_would_refuse(operation, replies)
         in_force = [index for index, demand in enumerate(operation.demands) if not demand.shadow]
         if not in_force:
             return InboundDecision([])  # in shadow mode clients see nothing of the limit

@@ -9,31 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from comporta.limits.claims import NO_ATTEMPT
-from comporta.limits.operation import LimitDemand, LimitOperation, on_local_share
+from comporta.limits.one_limit import OneLimitOperation
+from comporta.limits.operation import LimitOperation, on_local_share
 from comporta.limits.reply import unusable_key_error
 from comporta.limits.scripts import acquire_up_to_script
-from comporta.stores.base import Operation, Outage, Script, State, StateKey
+from comporta.stores.base import Outage, Script, State
 
 
-class AcquireUpTo(Operation[int]):
+class AcquireUpTo(OneLimitOperation[int]):
     """Take as much of the demanded amount as there is; the reply is how much was granted."""
 
-    __slots__ = ("demand",)
-
-    def __init__(self, demand: LimitDemand) -> None:
-        self.demand = demand
+    __slots__ = ()
 
     @property
     def script(self) -> Script:
         """The script of the strategy, for any key of the limit."""
         strategy = self.demand.strategy
         return acquire_up_to_script(strategy.name, self.demand.name, tuple(strategy.params))
-
-    @property
-    def state_keys(self) -> list[StateKey]:
-        """The state of the key, and the claims on it if they count."""
-        return self.demand.state_keys
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], int]:
         """Take what remains above the headroom and the claims of others, up to the amount."""
@@ -46,14 +38,6 @@ class AcquireUpTo(Operation[int]):
             return unchanged, 0
         new, wait_us = strategy.step(state, now_us, amount)
         return [new, *unchanged[1:]], 0 if wait_us else amount
-
-    def script_keys(self) -> tuple[str]:
-        """Return the state of the key."""
-        return (self.demand.state_text,)
-
-    def script_args(self) -> tuple[int, int, int]:
-        """Return the amount, the headroom, and the rank of the caller's class."""
-        return self.demand.amount, self.demand.headroom.units, (self.demand.attempt or NO_ATTEMPT).rank
 
     def undo(self, reply: int) -> LimitOperation | None:
         """Return what releases the amount granted to a cancelled caller."""

@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from comporta.limits.claims import NO_ATTEMPT
-from comporta.limits.operation import LimitDemand, on_local_share
+from comporta.limits.one_limit import OneLimitOperation
+from comporta.limits.operation import on_local_share
 from comporta.limits.reply import REPLY_SIZE, LimitReply, build_reply, parse_reply
 from comporta.limits.scripts import peek_script
-from comporta.stores.base import Operation, Outage, Script, State, StateKey
+from comporta.stores.base import Outage, Script, State
 
 
-class PeekOperation(Operation[LimitReply]):
+class PeekOperation(OneLimitOperation[LimitReply]):
     """Return the use of a key, and the wait of a caller that would take the amount of the demand."""
 
-    __slots__ = ("demand",)
-
-    def __init__(self, demand: LimitDemand) -> None:
-        self.demand = demand
+    __slots__ = ()
 
     @property
     def script(self) -> Script:
@@ -34,11 +31,6 @@ class PeekOperation(Operation[LimitReply]):
         """The fields of one reply."""
         return REPLY_SIZE
 
-    @property
-    def state_keys(self) -> list[StateKey]:
-        """The state of the key, and the claims on it if they count."""
-        return self.demand.state_keys
-
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], LimitReply]:
         """Decide as a caller of this cost would be decided, and keep what it would have taken."""
         state, claims = self.demand.split_states(states)
@@ -46,14 +38,6 @@ class PeekOperation(Operation[LimitReply]):
         kept = new if wait_us else None  # a refusal changes a state only in time
         reply = build_reply(self.demand.strategy, kept or state, now_us, wait_us, wait_us, is_peek=True)
         return [kept, *[None] * (len(states) - 1)], reply
-
-    def script_keys(self) -> tuple[str]:
-        """Return the state of the key."""
-        return (self.demand.state_text,)
-
-    def script_args(self) -> tuple[int, int, int]:
-        """Return the amount, the headroom, and the rank of the caller's class."""
-        return self.demand.amount, self.demand.headroom.units, (self.demand.attempt or NO_ATTEMPT).rank
 
     def fallback(self, outage: Outage) -> PeekOperation:
         """Return what asks this worker's share of the limit."""

@@ -1,6 +1,7 @@
 """Pipelines, and the parts they are made of, each usable alone.
 
-- ``channel.py``: :class:`Channel`, a bounded queue between producers and consumers
+- ``channel.py``: :class:`Channel`, a bounded queue between producers and consumers; ``sync_channel.py``: its
+  methods for threads
 - ``throttle/``: :class:`HierarchicalThrottle`, a global limit and one per partition
 - ``writer/``: :class:`BatchWriter`, which writes rows to a sink in batches
 - ``sinks/``: where rows go: SQLite, PostgreSQL, CSV, JSON lines, XLSX, Google Sheets

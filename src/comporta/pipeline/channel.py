@@ -21,8 +21,9 @@ from typing import Generic, NamedTuple, TypeVar
 from comporta import fork_safety
 from comporta.clock import MONOTONIC, to_seconds, to_us
 from comporta.errors import ChannelClosedError
-from comporta.flow import Flow, run, run_async
+from comporta.flow import Flow, run_async
 from comporta.pipeline.fork_reset import ForkReset
+from comporta.pipeline.sync_channel import SyncChannel
 from comporta.pipeline.waiter import PipelineWaiter
 from comporta.stores.memory import HAS_GIL
 from comporta.stores.records import NEVER_US
@@ -124,8 +125,7 @@ class Channel(Generic[T]):
 
         After ``deadline`` seconds without an item it returns an empty list.
         """
-        _check_receive_many(n, deadline)
-        return self._take(n) or await run_async(self._receive_flow(n, deadline))
+        return self._receive_now(n, deadline) or await run_async(self._receive_flow(n, deadline))
 
     def close(self) -> None:
         """Accept no more items; those in the channel can still be received. It may be called again."""
@@ -176,6 +176,14 @@ class Channel(Generic[T]):
         if (empty or room == 1 or not sent & WAKE_MASK) and self._receivers:
             self._wake_first(self._receivers)
         return True
+
+    def _receive_now(self, n: int, deadline: float | None) -> list[T]:
+        """Validate the arguments of ``receive_many``, and take what is there."""
+        if n.__class__ is not int or n < 1 or n > CAPACITY_MAX:
+            require_integer("n", n, 1, CAPACITY_MAX)
+        if deadline is not None:
+            require_number("deadline", deadline, 0, DEADLINE_MAX, unit="seconds")
+        return self._take(n)
 
     def _take(self, n: int) -> list[T]:
         """Remove and return at most ``n`` items, one by one: other threads may do so at the same time."""
@@ -341,46 +349,6 @@ class Channel(Generic[T]):
             self._wake_first(self._receivers)
 
 
-class SyncChannel(Generic[T]):
-    """The methods of a channel for threads: ``channel.sync``."""
-
-    __slots__ = ("_channel",)
-
-    def __init__(self, channel: Channel[T]) -> None:
-        self._channel = channel
-
-    def send(self, item: T) -> None:
-        """Put an item in, waiting while the channel is full."""
-        if not self._channel._try_send(item):
-            run(self._channel._send_flow(item))
-
-    def send_many(self, items: Iterable[T]) -> None:
-        """Put all items in, in order, as room becomes available."""
-        run(self._channel._send_many_flow(items))
-
-    def receive(self) -> T:
-        """Return the next item, waiting for one."""
-        return run(self._channel._receive_flow(1, None))[0]
-
-    def receive_many(self, n: int, deadline: float | None = None) -> list[T]:
-        """Return the items that are there, at most ``n``; if there are none, wait for one."""
-        _check_receive_many(n, deadline)
-        return self._channel._take(n) or run(self._channel._receive_flow(n, deadline))
-
-    def close(self) -> None:
-        """Accept no more items."""
-        self._channel.close()
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        try:
-            return self.receive()
-        except ChannelClosedError:
-            raise StopIteration from None
-
-
 def _enqueue(queue: deque[PipelineWaiter], waiter: PipelineWaiter) -> None:
     """Enter a queue: at its end, or at its head for a waiter that was woken in vain."""
     if waiter.woken:
@@ -392,10 +360,3 @@ def _enqueue(queue: deque[PipelineWaiter], waiter: PipelineWaiter) -> None:
 
 def _now_us() -> int:
     return MONOTONIC.now_ns() // 1000
-
-
-def _check_receive_many(n: int, deadline: float | None) -> None:
-    if n.__class__ is not int or n < 1 or n > CAPACITY_MAX:
-        require_integer("n", n, 1, CAPACITY_MAX)
-    if deadline is not None:
-        require_number("deadline", deadline, 0, DEADLINE_MAX, unit="seconds")

@@ -5,11 +5,12 @@ some workers in one thread, against a simulated server, network and upstream tha
 ``check`` tests it against what the documentation promises. The same seed gives the same history.
 
 - ``scenario``, ``drawn_scenarios``: what determines a simulation, drawn from a seed
-- ``faults``: fault scripts, as values and as text
-- ``simulated_fleet``: ``simulate``; the parts of one simulation, and what each fault does to them
+- ``faults``: fault scripts, as values and as text; ``fault_actions``: what each fault does to a fleet
+- ``simulated_fleet``: ``simulate``; the parts of one simulation
 - ``workload``, ``cache_workload``: what workers do
 - ``history``: what happened
-- ``invariants``, ``policy_invariants``: what must hold in every history
+- ``invariants``, ``policy_invariants``: what must hold in every history; ``limit_excess``: by how much grants
+  exceed a limit, and may
 - ``runner``, ``shrinker``: many seeds, and the shortest fault script that still fails
 - ``scheduler``, ``worker``, ``host``, ``simulated_runtime``, ``event_loop``: threads, processes and event
   loops on virtual time

@@ -17,6 +17,8 @@ from comporta.simulation.scenario import FleetScenario, draw_faults, draw_mixed_
 
 TARGETED_EVERY: Final = 7
 _TARGETED_REST = 5
+_AMPLE_LIMIT = FleetScenario(0, seconds=18.0, workload="upstream", rate=200.0, capacity=200, max_wait=0.5)
+"""Calls of an upstream that the limit never delays."""
 
 
 def draw_scenario(seed: int) -> FleetScenario:
@@ -30,17 +32,13 @@ def draw_scenario(seed: int) -> FleetScenario:
 def draw_retries(seed: int, random: Random) -> FleetScenario:
     """An upstream that fails often and a breaker that does not notice: only the budget bounds retries."""
     workers = random.choice((3, 5, 8))
-    return FleetScenario(
-        seed,
+    return replace(
+        _AMPLE_LIMIT,
+        seed=seed,
         workers=workers,
-        seconds=18.0,
-        workload="upstream",
         is_async=random.random() < 0.5,
         load=round(25 / workers, 3),
         callers=4,
-        rate=200.0,
-        capacity=200,
-        max_wait=0.5,
         threshold=1000,
         retry_base=random.choice((0.1, 0.3)),
         faults=(Fault("upstream_flaky", 3.0, 8.0, (), random.choice(("0.7", "0.9"))),),
@@ -51,17 +49,13 @@ def draw_late_results(seed: int, random: Random) -> FleetScenario:
     """Failures of calls that began before the circuit opened, and end after it has closed."""
     workers = random.choice((3, 5, 8))
     seconds = round(random.uniform(0.4, 0.9), 2)
-    return FleetScenario(
-        seed,
+    return replace(
+        _AMPLE_LIMIT,
+        seed=seed,
         workers=workers,
-        seconds=18.0,
-        workload="upstream",
         is_async=random.random() < 0.5,
         load=round(60 / workers, 3),
         callers=8,
-        rate=200.0,
-        capacity=200,
-        max_wait=0.5,
         threshold=random.choice((2, 3, 5)),
         cooldown=0.3,
         faults=tuple(Fault("upstream_late", at, seconds, (), "0.6") for at in (3.0, 6.5, 10.0)),

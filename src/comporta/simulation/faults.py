@@ -1,7 +1,7 @@
 """Fault scripts: what goes wrong in a simulation, when and for how long, as values and as text.
 
 One fault is written ``hang@5.2+1.5`` (the server hangs at 5.2 s for 1.5 s) or ``pause@3+0.4:w1`` (worker 1 is
-stopped); several are separated by ``;``. :data:`KINDS` lists them. ``simulated_fleet.py`` carries them out.
+stopped); several are separated by ``;``. :data:`KINDS` lists them. ``fault_actions.py`` carries them out.
 """
 
 from __future__ import annotations

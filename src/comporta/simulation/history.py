@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
+from comporta.simulation.network import seconds_ns
 from comporta.simulation.scenario import FleetScenario
 
 GRANTED = "granted"
@@ -102,6 +103,29 @@ class FleetHistory:
     def moments(self, *kinds: str) -> list[Moment]:
         """Return the moments of some kinds."""
         return [moment for moment in self.of(Moment) if moment.kind in kinds]
+
+    def intervals(self, begin: str, end: str) -> dict[str, list[tuple[int, int]]]:
+        """Return the times of each worker from a moment of one kind to the next of another, or to the end."""
+        intervals: dict[str, list[tuple[int, int]]] = {}
+        since: dict[str, int] = {}
+        for moment in self.moments(begin, end):
+            if moment.kind == begin:
+                since.setdefault(moment.worker, moment.at_ns)
+            elif moment.worker in since:
+                intervals.setdefault(moment.worker, []).append((since.pop(moment.worker), moment.at_ns))
+        for worker, from_ns in since.items():
+            intervals.setdefault(worker, []).append((from_ns, seconds_ns(self.scenario.seconds)))
+        return intervals
+
+    def alive_at_end(self) -> set[str]:
+        """Return the workers that were neither killed nor exited after their last start."""
+        alive: set[str] = set()
+        for moment in self.moments("worker_started", "worker_killed", "worker_exited"):
+            if moment.kind == "worker_started":
+                alive.add(moment.worker)
+            else:
+                alive.discard(moment.worker)
+        return alive
 
     def trace(self) -> str:
         """Return all records as text, one a line: the same for the same scenario, byte for byte."""

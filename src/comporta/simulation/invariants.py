@@ -1,8 +1,7 @@
 """What must hold in every history, whatever went wrong: each promise of the documentation as a function.
 
 An invariant gets a history and returns the violations that it found, as sentences. The bounds are those of
-``docs/reference/failover.md``. Where a fault has a row of its own there, the invariant grants what that row
-allows and no more.
+``docs/reference/failover.md``; ``limit_excess.py`` knows those of limits.
 """
 
 from __future__ import annotations
@@ -12,8 +11,14 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Final
 
-from comporta.simulation.faults import Fault
 from comporta.simulation.history import FAILED, GRANTED, AppliedReport, Call, FleetHistory, Moment, Request
+from comporta.simulation.limit_excess import (
+    RETURN_SECONDS,
+    STORE_FAULTS,
+    excess_allowed,
+    grants,
+    largest_excess,
+)
 from comporta.simulation.network import seconds_ns
 from comporta.simulation.policy_invariants import POLICY_INVARIANTS
 from comporta.simulation.scenario import FleetScenario
@@ -22,17 +27,8 @@ from comporta.simulation.workload import STOP_BEFORE_END_SECONDS
 
 Invariant = Callable[[FleetHistory], list[str]]
 
-RETURN_SECONDS = 3.0
-"""A worker is back this long after the last fault of the store: documented are two seconds."""
-
 ANSWER_SECONDS = 0.25
 """A call is answered within its time-out and this: 50 ms, up to 150 ms for a connection, and a margin."""
-
-STORE_FAULTS = frozenset({"hang", "crash", "full", "read_only"})
-NETWORK_FAULTS = frozenset(
-    {"slow", "loss", "partition", "black_hole", "requests_lost", "replies_lost", "half_open"}
-)
-WORKER_FAULTS = frozenset({"pause", "kill", "exit"})
 
 
 def check(history: FleetHistory) -> list[str]:
@@ -54,7 +50,7 @@ def limit_is_kept(history: FleetHistory) -> list[str]:
     scenario = history.scenario
     if scenario.workload in {"reserve", "cache"}:  # a cache has no limit; reservations: policy_invariants.py
         return []
-    excess, at_ns = _largest_excess(history)
+    excess, at_ns = largest_excess(history)
     allowed = excess_allowed(history)
     if excess <= allowed:
         return []
@@ -62,82 +58,11 @@ def limit_is_kept(history: FleetHistory) -> list[str]:
     return [f"{excess:.1f} above {limit} at {_seconds(at_ns)} s, allowed {allowed:.1f}"]
 
 
-def _largest_excess(history: FleetHistory) -> tuple[float, int]:
-    """Return by how much grants exceeded the limit in the worst interval, and where that ended."""
-    scenario = history.scenario
-    level, last_ns, worst, worst_ns = 0.0, 0, 0.0, 0
-    for at_ns, cost in _grants(history):
-        level = max(0.0, level - scenario.rate * (at_ns - last_ns) / NANOSECONDS) + cost
-        last_ns = at_ns
-        if level - scenario.burst > worst:
-            worst, worst_ns = level - scenario.burst, at_ns
-    return worst, worst_ns
-
-
-def _grants(history: FleetHistory) -> list[tuple[int, int]]:
-    """Return when how much was granted, in order."""
-    if history.scenario.workload == "upstream":
-        return sorted((request.began_ns, 1) for request in history.of(Request))
-    return sorted((call.decided_ns, call.cost) for call in history.of(Call) if call.result == GRANTED)
-
-
-def excess_allowed(history: FleetHistory) -> float:
-    """Return the grants beyond the limit that the documentation allows for the faults of a scenario."""
-    scenario = history.scenario
-    share = scenario.capacity / scenario.workers + 1
-    allowed = 1 + 0.1 * scenario.rate * (scenario.workload == "upstream")
-    allowed += len(history.moments("state_fallback"))  # one token per worker and outage, by rounding
-    outage_seconds = sum(fault.seconds + RETURN_SECONDS for fault in scenario.faults if _is_outage(fault))
-    for fault in scenario.faults:
-        affected = len(fault.workers) or scenario.workers
-        if fault.kind in WORKER_FAULTS:  # what it did not report, and its part if others stop counting it
-            allowed += affected * (share + scenario.rate * outage_seconds / scenario.workers)
-        if fault.kind == "server_clock" or fault.value in {"empty", "old"}:
-            allowed += scenario.capacity
-        if _cuts_off_some(history, fault):
-            until_ns = seconds_ns(fault.end + RETURN_SECONDS)
-            local = _local_grants(history, seconds_ns(fault.at), until_ns)
-            allowed += min(local, scenario.rate * (fault.seconds + RETURN_SECONDS) + scenario.capacity)
-    return allowed
-
-
-def _is_outage(fault: Fault) -> bool:
-    return fault.kind in STORE_FAULTS or fault.kind in NETWORK_FAULTS
-
-
-def _cuts_off_some(history: FleetHistory, fault: Fault) -> bool:
-    """Whether a fault cut off some workers and not others: those that it names, or those that noticed it."""
-    if fault.kind in {"loss", "slow", "half_open", "pause"}:
-        return True
-    if not _is_outage(fault):
-        return False
-    return bool(fault.workers) or len(_workers_cut_off(history, fault)) < history.scenario.workers
-
-
-def _workers_cut_off(history: FleetHistory, fault: Fault) -> set[str]:
-    """Return the workers that were in fallback at the end of a fault."""
-    end_ns = seconds_ns(fault.end)
-    fallbacks = _intervals(history, "state_fallback", "state_recovered")
-    return {
-        worker
-        for worker, intervals in fallbacks.items()
-        if any(begin <= end_ns <= end for begin, end in intervals)
-    }
-
-
-def _local_grants(history: FleetHistory, from_ns: int, until_ns: int) -> int:
-    return sum(
-        call.cost
-        for call in history.of(Call)
-        if call.is_local and call.result == GRANTED and from_ns <= call.decided_ns <= until_ns
-    )
-
-
 def waiters_end_in_time(history: FleetHistory) -> list[str]:
     """Every call of a limit ends within its time-out, one deadline and the pauses of its worker."""
     if history.scenario.workload in {"upstream", "cache"}:
         return []
-    paused = _intervals(history, "worker_paused", "worker_resumed")
+    paused = history.intervals("worker_paused", "worker_resumed")
     violations = []
     for call in history.of(Call):
         allowed_ns = call.timeout_ns + seconds_ns(ANSWER_SECONDS)
@@ -159,7 +84,7 @@ def waiters_end_in_time(history: FleetHistory) -> list[str]:
 def workers_return(history: FleetHistory) -> list[str]:
     """Every worker that lives at the end uses the store again, and did so soon after the last fault."""
     violations = []
-    alive = _alive_at_end(history)
+    alive = history.alive_at_end()
     last: dict[str, Moment] = {}
     for moment in history.moments("state_fallback", "state_recovered"):
         last[moment.worker] = moment
@@ -346,7 +271,7 @@ def _unused_intervals(history: FleetHistory) -> list[tuple[int, int]]:
     """Return when the bucket held at least two units for so long that a waiter should have taken one."""
     scenario, intervals = history.scenario, []
     level, last_ns = float(scenario.capacity), 0
-    for at_ns, cost in [*_grants(history), (seconds_ns(scenario.seconds), 0)]:
+    for at_ns, cost in [*grants(history), (seconds_ns(scenario.seconds), 0)]:
         missing = max(0.0, _UNUSED_UNITS - level)
         begin_ns = last_ns + seconds_ns(missing / scenario.rate)
         if at_ns - begin_ns > seconds_ns(_UNUSED_SECONDS):
@@ -380,36 +305,13 @@ _CLOSED_AGAIN_SECONDS = 5.0
 _CALLS_MIN = 10
 
 
-def _alive_at_end(history: FleetHistory) -> set[str]:
-    alive: set[str] = set()
-    for moment in history.moments("worker_started", "worker_killed", "worker_exited"):
-        if moment.kind == "worker_started":
-            alive.add(moment.worker)
-        else:
-            alive.discard(moment.worker)
-    return alive
-
-
 def _fallback_intervals(history: FleetHistory) -> dict[str, list[tuple[int, int]]]:
     """Return when each worker was in fallback, with a margin for what it did not know yet."""
     margin_ns = seconds_ns(1.2)
     return {
         worker: [(begin - margin_ns, end + margin_ns) for begin, end in intervals]
-        for worker, intervals in _intervals(history, "state_fallback", "state_recovered").items()
+        for worker, intervals in history.intervals("state_fallback", "state_recovered").items()
     }
-
-
-def _intervals(history: FleetHistory, begin: str, end: str) -> dict[str, list[tuple[int, int]]]:
-    intervals: dict[str, list[tuple[int, int]]] = {}
-    since: dict[str, int] = {}
-    for moment in history.moments(begin, end):
-        if moment.kind == begin:
-            since.setdefault(moment.worker, moment.at_ns)
-        elif moment.worker in since:
-            intervals.setdefault(moment.worker, []).append((since.pop(moment.worker), moment.at_ns))
-    for worker, from_ns in since.items():
-        intervals.setdefault(worker, []).append((from_ns, seconds_ns(history.scenario.seconds)))
-    return intervals
 
 
 def _is_within(at_ns: int, intervals: Iterable[tuple[int, int]]) -> bool:

@@ -1,7 +1,7 @@
 """A whole fleet in one thread: workers, network, server and upstream, and the faults that happen to them.
 
 :func:`simulate` is the entry: it installs the simulated runtime, runs a scenario to its end and returns its
-history. What a worker does is in ``workload.py``.
+history. What a worker does is in ``workload.py``, what a fault does in ``fault_actions.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +23,12 @@ from comporta.limits.charge import ChargeOperation
 from comporta.limits.overrides.operation import OverrideReply, PauseLimit
 from comporta.runtime import install, run_exit_functions
 from comporta.simulation.connection import Endpoints
+from comporta.simulation.fault_actions import FAULT_ACTIONS, Action
 from comporta.simulation.faults import Fault
 from comporta.simulation.history import FAILED, AppliedReport, Call, FleetHistory, Moment
 from comporta.simulation.host import SimulatedCountFiles, UnlistedWorkers
 from comporta.simulation.lua_engine import LuaEngine
-from comporta.simulation.network import REPLIES, REQUESTS, Network, seconds_ns
+from comporta.simulation.network import Network, seconds_ns
 from comporta.simulation.scenario import FleetScenario
 from comporta.simulation.scheduler import Scheduler, SimulatedThread
 from comporta.simulation.server import SimulatedServer
@@ -41,7 +42,6 @@ from comporta.stores.failover.machine_workers import MACHINE_WORKERS
 from comporta.stores.failover.worker_count_file import WORKER_COUNT_FILES, WORKERS_VARIABLE
 
 _COUNT_VARIABLES = (WORKERS_VARIABLE, "WEB_CONCURRENCY")
-_OLD_SNAPSHOT_NS = 2_000_000_000
 _START_SPREAD_NS = 200_000_000
 _CIRCUIT_MOMENTS = {CHANGE_OPENED: "circuit_opened", CHANGE_CLOSED: "circuit_closed"}
 
@@ -100,7 +100,7 @@ class SimulatedFleet:
         self._note_calls()
         self._note_permits()
         for worker in self.workers:
-            self._end_worker(worker)
+            self.end_worker(worker)
         scheduler.close()
         self.files.close()
         self.history.event_count = scheduler.event_count
@@ -158,16 +158,18 @@ class SimulatedFleet:
         program = self.programs[worker] = self.make_program(worker)
         worker.start_thread(program.run)
 
-    def _restart_worker(self, index: int) -> None:
+    def restart_worker(self, index: int) -> None:
+        """Start another process in the place of a worker that has ended."""
         old = self.workers[index]
         self.workers[index] = self._new_worker(index, old.incarnation + 1)
         self._start_worker(index)
 
-    def _end_worker(self, worker: SimulatedWorker) -> None:
+    def end_worker(self, worker: SimulatedWorker) -> None:
+        """End a worker at once, as a kill does: nothing of it runs any more."""
         worker.kill()
         self.programs.pop(worker, None)
 
-    def _exit_worker(self, worker: SimulatedWorker) -> None:
+    def exit_worker(self, worker: SimulatedWorker) -> None:
         """End a worker as a program ends: its threads stop where they are, then it cleans up."""
         program = self.programs.get(worker)
 
@@ -176,17 +178,17 @@ class SimulatedFleet:
                 program.is_leaving = True
             run_exit_functions()
             self.note(worker.name, "worker_exited")
-            self.scheduler.call_after(0, self._end_worker, worker)
+            self.scheduler.call_after(0, self.end_worker, worker)
 
         worker.start_thread(leave)
 
     def _begin_fault(self, fault: Fault) -> None:
         self.note("", "fault_begins", str(fault))
-        begin, end = _ACTIONS[fault.kind]
+        begin, end = FAULT_ACTIONS[fault.kind]
         begin(self, fault)
         self.scheduler.call_after(seconds_ns(fault.seconds), self._end_fault, (fault, end))
 
-    def _end_fault(self, ending: tuple[Fault, Callable[[SimulatedFleet, Fault], None]]) -> None:
+    def _end_fault(self, ending: tuple[Fault, Action]) -> None:
         fault, end = ending
         end(self, fault)
         if fault.seconds:
@@ -215,170 +217,6 @@ class SimulatedFleet:
         self.history.add(
             Call(now_ns, now_ns, now_ns, name, FAILED, False, 0, 0, "", f"a thread ended: {error!r}")
         )
-
-
-Action = Callable[[SimulatedFleet, Fault], None]
-
-
-def _hang(fleet: SimulatedFleet, fault: Fault) -> None:
-    if fleet.server.is_up:
-        fleet.server.hang()
-
-
-def _end_hang(fleet: SimulatedFleet, fault: Fault) -> None:
-    if fleet.server.is_hung:
-        fleet.server.resume()
-
-
-def _crash(fleet: SimulatedFleet, fault: Fault) -> None:
-    fleet.server.crash()
-
-
-def _restart(fleet: SimulatedFleet, fault: Fault) -> None:
-    if not fleet.server.is_up:
-        fleet.server.restart(fault.value or "kept", _OLD_SNAPSHOT_NS)
-
-
-def _slow(sign: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.network.extra_ns += sign * seconds_ns(fault.number)
-
-    return change
-
-
-def _loss(sign: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        for index in fleet.affected_workers(fault):
-            fleet.network.links[index].set_loss(fault.number if sign > 0 else 0.0)
-
-    return change
-
-
-def _change_link(directions: tuple[int, ...], sign: int, *, swallows: bool) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        for index in fleet.affected_workers(fault):
-            for direction in directions:
-                fleet.network.links[index].add_fault(direction, sign, swallows=swallows)
-
-    return change
-
-
-def _link_faults(directions: tuple[int, ...], *, swallows: bool) -> tuple[Action, Action]:
-    return _change_link(directions, 1, swallows=swallows), _change_link(directions, -1, swallows=swallows)
-
-
-def _half_open(fleet: SimulatedFleet, fault: Fault) -> None:
-    affected = fleet.affected_workers(fault)
-    for connection in list(fleet.server.connections):
-        if connection.ends.worker.index in affected:  # type: ignore[attr-defined]
-            connection.is_half_open = True  # type: ignore[attr-defined]
-            del fleet.server.connections[connection]
-
-
-def _refuse(kind: str) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.server.refusal = kind
-
-    return change
-
-
-def _server_clock(fleet: SimulatedFleet, fault: Fault) -> None:
-    fleet.server.clock_error_us += seconds_ns(fault.number) // 1000
-
-
-def _worker_clock(fleet: SimulatedFleet, fault: Fault) -> None:
-    for index in fleet.affected_workers(fault):
-        fleet.workers[index].unix_error_ns += seconds_ns(fault.number)
-
-
-def _pause(fleet: SimulatedFleet, fault: Fault) -> None:
-    for index in fleet.affected_workers(fault):
-        fleet.workers[index].pause()
-        fleet.note(fleet.workers[index].name, "worker_paused")
-
-
-def _resume(fleet: SimulatedFleet, fault: Fault) -> None:
-    for index in fleet.affected_workers(fault):
-        fleet.workers[index].resume()
-        fleet.note(fleet.workers[index].name, "worker_resumed")
-
-
-def _kill(fleet: SimulatedFleet, fault: Fault) -> None:
-    for index in fleet.affected_workers(fault):
-        fleet.note(fleet.workers[index].name, "worker_killed")
-        fleet._end_worker(fleet.workers[index])
-
-
-def _exit(fleet: SimulatedFleet, fault: Fault) -> None:
-    for index in fleet.affected_workers(fault):
-        if fleet.workers[index].is_running:
-            fleet._exit_worker(fleet.workers[index])
-
-
-def _start_again(fleet: SimulatedFleet, fault: Fault) -> None:
-    for index in fleet.affected_workers(fault):
-        if not fleet.workers[index].is_dead:
-            _kill(fleet, fault._replace(workers=(index,)))
-        fleet._restart_worker(index)
-
-
-def _upstream(status: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.upstream.status = status
-        fleet.upstream.retry_after = fault.number
-
-    return change
-
-
-def _upstream_flaky(sign: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.upstream.failing_share = fault.number if sign > 0 else 0.0
-
-    return change
-
-
-def _upstream_late(sign: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.upstream.late_share = fault.number if sign > 0 else 0.0
-
-    return change
-
-
-def _upstream_slow(sign: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.upstream.latency += sign * fault.number
-
-    return change
-
-
-def _do_nothing(fleet: SimulatedFleet, fault: Fault) -> None:
-    """Do nothing: the fault has no end."""
-
-
-_BOTH = (REQUESTS, REPLIES)
-_ACTIONS: dict[str, tuple[Action, Action]] = {
-    "hang": (_hang, _end_hang),
-    "crash": (_crash, _restart),
-    "slow": (_slow(1), _slow(-1)),
-    "loss": (_loss(1), _loss(-1)),
-    "partition": _link_faults(_BOTH, swallows=False),
-    "black_hole": _link_faults(_BOTH, swallows=True),
-    "requests_lost": _link_faults((REQUESTS,), swallows=True),
-    "replies_lost": _link_faults((REPLIES,), swallows=True),
-    "half_open": (_half_open, _do_nothing),
-    "full": (_refuse("full"), _refuse("")),
-    "read_only": (_refuse("read_only"), _refuse("")),
-    "server_clock": (_server_clock, _do_nothing),
-    "pause": (_pause, _resume),
-    "kill": (_kill, _start_again),
-    "exit": (_exit, _start_again),
-    "worker_clock": (_worker_clock, _do_nothing),
-    "upstream_errors": (_upstream(503), _upstream(200)),
-    "upstream_flaky": (_upstream_flaky(1), _upstream_flaky(-1)),
-    "upstream_late": (_upstream_late(1), _upstream_late(-1)),
-    "upstream_slow": (_upstream_slow(1), _upstream_slow(-1)),
-    "upstream_refuses": (_upstream(429), _upstream(200)),
-}
 
 
 @contextmanager

@@ -4,7 +4,8 @@ A store applies an operation to the states of some keys, atomically. It does not
 means. This package exports what you need to write an engine: see ``docs/guides/write-a-state-engine.md``.
 
 - ``base``: the contract: ``Store``, ``Operation`` and their parts. ``bound_limit``: limits tied to a store.
-- ``heartbeat_subscriber``: what uses the heartbeat of a store implements it.
+- ``heartbeat_subscriber``: what uses the heartbeat of a store implements it. ``in_process_states``: states
+  that callers in the same process may read and replace.
 - ``registry``: opens the store of a URL, with failover where it is shared.
 - ``memory``: ``memory://``, dictionaries of one process. ``memory_space``: those of one space.
   ``memory_fast_path``: a limit's direct path from a key to a decision.

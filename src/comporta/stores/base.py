@@ -19,6 +19,7 @@ from comporta.errors import StateFullError, StatePermissionError, StateTypeError
 if TYPE_CHECKING:
     from comporta.stores.bound_limit import Binding, LocalBoundLimit
     from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
+    from comporta.stores.in_process_states import InProcessStates
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
@@ -248,18 +249,6 @@ class Operation(ABC, Generic[R_co]):
 
 OverrideListener = ref[Callable[[bytes | None], None]]
 """A weak reference to a function that is called with a record's value (``None``: no record)."""
-
-
-class InProcessStates(Protocol):
-    """States in dictionaries of this process, for callers with a fast path of their own."""
-
-    clock: Clock
-
-    fast_path_until_us: int
-    """Until when, by ``clock``, a caller may replace a state without the store's lock."""
-
-    def space_states(self, space: str, state_type: StateType) -> dict[str, State]:
-        """Return the live dictionary of a space. Callers may replace states but never add a key."""
 
 
 class Store(ABC):

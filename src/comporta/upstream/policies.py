@@ -131,7 +131,7 @@ class Policies:
 
     def waiting_by_class(self) -> dict[str, int]:
         """Return how many callers of this process wait for a token or a permit, by their class."""
-        queues = [self.limiter._flows.wait_queue if self.group is None else self.group._wait_queue]
+        queues = [(self.limiter if self.group is None else self.group)._flows.wait_queue]
         if self.permits is not None:
             queues.append(self.permits._wait_queue)
         counts = [queue.count_by_rank() for queue in queues]

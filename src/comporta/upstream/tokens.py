@@ -96,26 +96,26 @@ class SeveralLimits(Tokens):
 
     def check_cost(self, cost: Cost) -> Cost:
         """Return the cost."""
-        self._group._amounts(cost)
+        self._group._flows.amounts(cost)
         return cost
 
     def acquire_flow(self, cost: Cost, timeout: float, caller: Caller) -> Flow[bool]:
         """Take the cost from all limits or from none."""
-        return (yield from self._group._acquire_flow(None, cost, timeout, caller))
+        return (yield from self._group._flows.acquire_flow(None, cost, timeout, caller))
 
     def release_flow(self, cost: Cost) -> Flow[None]:
         """Give the cost back to all limits."""
-        yield from self._group._release_flow(None, cost)
+        yield from self._group._flows.release_flow(None, cost)
 
     def settle_flow(self, reserved: Cost, used: Cost, granted_at: float | None) -> Flow[bool]:
         """Settle with each limit."""
-        return (yield from self._group._settle_flow(None, reserved, used, granted_at))
+        return (yield from self._group._flows.settle_flow(None, reserved, used, granted_at))
 
     def refusal_flow(self, cost: Cost) -> Flow[LimitRefusal]:
         """Return the limit that takes longest to refill the cost, or that is paused."""
         refusals = []
         limiters = self._group.limiters.values()
-        for limiter, amount in zip(limiters, self._group._amounts(cost), strict=True):
+        for limiter, amount in zip(limiters, self._group._flows.amounts(cost), strict=True):
             refusals.append((yield from _limiter_refusal_flow(limiter, amount)))
         return max(refusals, key=lambda refusal: (refusal.paused, refusal.retry_after))
 

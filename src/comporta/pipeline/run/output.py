@@ -20,6 +20,7 @@ from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
 from comporta.pipeline.writer.buffers import BATCHES_WAITING_DEFAULT, BatchOptions
 from comporta.pipeline.writer.core import WriterCore
 from comporta.pipeline.writer.delivery import Delivery
+from comporta.pipeline.writer.ledger import WriterHooks
 from comporta.pipeline.writer.writer import is_async_sink, open_core
 from comporta.retry.retry import Retry
 
@@ -63,8 +64,7 @@ class PipelineOutput:
             ),
             None,
             is_async=is_async,
-            on_written=self._on_written,
-            on_dead=self._on_dead,
+            hooks=WriterHooks(self._on_written, self._on_dead),
         )
 
     async def open(self) -> None:

@@ -7,8 +7,7 @@ everything else as psycopg adapts it. This module needs psycopg, so ``sinks`` im
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, Final, LiteralString
@@ -17,18 +16,16 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier
 from psycopg.types.json import Json
 
-from comporta.database.base import Parameters, Rows, Statement
 from comporta.database.postgres import PostgresDatabase
 from comporta.errors import SinkRowError
-from comporta.pipeline.sinks.base import Row, SinkTransaction
+from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.sinks.columns import SinkColumns, batch_columns
 from comporta.pipeline.sinks.formula_escaping import as_text, clean_text
 from comporta.pipeline.sinks.sql_table import (
+    TableSink,
     keyed_values,
     require_existing_columns,
     require_key_columns,
-    sink_errors,
-    validate_key_and_columns,
 )
 from comporta.pipeline.strict_json import dump_json
 
@@ -66,7 +63,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 Values = tuple[Any, ...]
 
 
-class PostgresSink:
+class PostgresSink(TableSink[Connection]):
     """Writes rows to ``table`` of the PostgreSQL database ``url``; a row replaces one with the same ``key``.
 
     The sink creates the table if it does not exist: with ``columns``, or the columns of the first batch, and
@@ -89,43 +86,10 @@ class PostgresSink:
             raise ValueError(
                 f"table must be a name of 1 to {NAME_BYTES_MAX} bytes, or schema.name, got {table!r:.100}"
             )
-        self.table = table
-        self.key, self.columns = validate_key_and_columns(key, columns)
+        super().__init__(table, key, columns)
         self._database = PostgresDatabase(url, timeout, connections=1)
         self._name = f"PostgresSink {self._database.address}, table {table}"
         self._identifier = Identifier(*names)
-        self._table: _PostgresTable | None = None
-
-    def open(self) -> None:
-        """Connect, and check the table if it exists."""
-        try:
-            with self._transaction() as connection:
-                self._table = self._find_table(connection)
-        except BaseException:
-            self._database.close()  # a sink that is refused is never closed by its caller
-            raise
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write a batch in one transaction."""
-        with self.transaction() as transaction:
-            transaction.write(rows)
-
-    @property
-    def database_address(self) -> str:
-        """The URL of the database, without user and password."""
-        return self._database.address
-
-    @contextmanager
-    def transaction(self) -> Iterator[SinkTransaction]:
-        """Open a transaction for rows and other changes."""
-        with self._transaction() as connection:
-            transaction = _PostgresTransaction(self, connection)
-            yield transaction
-        self._table = transaction.table
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._database.close()
 
     def _find_table(self, connection: Connection) -> _PostgresTable | None:
         types: dict[str, str] = dict(connection.execute(_COLUMNS, [self._identifier.as_string()]).fetchall())
@@ -162,30 +126,6 @@ class PostgresSink:
         connection.execute(
             statement.format(self._identifier, SQL(", ").join(definitions), _identifiers(self.key))
         )
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        with (
-            sink_errors(self._name),
-            self._database.write_transaction(self._database.timeout) as connection,
-        ):
-            yield connection
-
-
-class _PostgresTransaction:
-    """Writes rows to the table of a sink, which it creates if need be."""
-
-    def __init__(self, sink: PostgresSink, connection: Connection) -> None:
-        self._sink = sink
-        self._connection = connection
-        self.table = sink._table
-
-    def execute(self, statement: Statement, parameters: Parameters) -> Rows:
-        return PostgresDatabase.run_in(self._connection, statement, parameters)
-
-    def write(self, rows: Sequence[Row]) -> None:
-        self.table = self.table or self._sink._find_or_create_table(self._connection, rows)
-        self.table.write(self._connection, rows)
 
 
 class _PostgresTable:

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
-from comporta.database.base import Parameters, Rows, Statement
 from comporta.database.sqlite import SqliteDatabase
 from comporta.errors import SinkRowError
-from comporta.pipeline.sinks.base import Row, SinkTransaction
+from comporta.pipeline.sinks.base import Row
 from comporta.pipeline.sinks.columns import SinkColumns, batch_columns
 from comporta.pipeline.sinks.formula_escaping import as_text, clean_text
 from comporta.pipeline.sinks.sql_table import (
+    TableSink,
     keyed_values,
     require_existing_columns,
     require_key_columns,
-    sink_errors,
-    validate_key_and_columns,
 )
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -39,7 +36,7 @@ _ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError)
 Values = tuple[Any, ...]
 
 
-class SqliteSink:
+class SqliteSink(TableSink[sqlite3.Connection]):
     """Writes rows to ``table`` of the SQLite file ``path``; a row replaces one with the same ``key``.
 
     The sink creates the table if it does not exist, with ``columns``, or the columns of the first batch. With
@@ -59,44 +56,10 @@ class SqliteSink:
     ) -> None:
         if not table or "\0" in table or table.lower().startswith("sqlite_"):
             raise ValueError(f"table must be a name that SQLite does not reserve, got {table!r:.50}")
+        super().__init__(table, key, columns)
         self.path = os.fspath(path)
-        self.table = table
-        self.key, self.columns = validate_key_and_columns(key, columns)
         self._database = SqliteDatabase(self.path, timeout, durable=durable)
-        self._table_writer: _TableWriter | None = None
-
-    def open(self) -> None:
-        """Find the table, or create it if its columns are known."""
-        try:
-            with self._transaction() as connection:
-                self._table_writer = self._find_table(connection)
-                if self._table_writer is None and self.columns is not None:
-                    self._table_writer = self._create_table(connection, self.columns)
-        except BaseException:
-            self._database.close()  # a sink that is refused is never closed by its caller
-            raise
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write a batch in one transaction."""
-        with self.transaction() as transaction:
-            transaction.write(rows)
-
-    @property
-    def database_address(self) -> str:
-        """The URL of the file."""
-        return self._database.address
-
-    @contextmanager
-    def transaction(self) -> Iterator[SinkTransaction]:
-        """Open a transaction for rows and other changes."""
-        with self._transaction() as connection:
-            transaction = _SqliteTransaction(self, connection)
-            yield transaction
-        self._table_writer = transaction.writer
-
-    def close(self) -> None:
-        """Close the file."""
-        self._database.close()
+        self._name = f"SqliteSink {self.path}, table {table}"
 
     def _find_table(self, connection: sqlite3.Connection) -> _TableWriter | None:
         existing = [row[1] for row in connection.execute(f"PRAGMA table_info({_quote(self.table)})")]
@@ -107,6 +70,17 @@ class SqliteSink:
         connection.execute(f"EXPLAIN {writer.statement(1)}", [None] * len(writer.columns))
         return writer
 
+    def _find_or_create_table(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> _TableWriter:
+        return self._find_table(connection) or self._create_table(
+            connection, self.columns or batch_columns(rows)
+        )
+
+    def _open_table(self, connection: sqlite3.Connection) -> _TableWriter | None:
+        """Find the table, or create it if its columns are known."""
+        if self.columns is None:
+            return self._find_table(connection)
+        return self._find_table(connection) or self._create_table(connection, self.columns)
+
     def _create_table(self, connection: sqlite3.Connection, columns: tuple[str, ...]) -> _TableWriter:
         require_key_columns(self._name, self.key, columns)
         shown = ", ".join(
@@ -115,39 +89,6 @@ class SqliteSink:
         unique = ", ".join(map(_quote, self.key))
         connection.execute(f"CREATE TABLE {_quote(self.table)} ({shown}, PRIMARY KEY ({unique}))")
         return _TableWriter(self._name, self.table, self.key, columns)
-
-    @property
-    def _name(self) -> str:
-        return f"SqliteSink {self.path}, table {self.table}"
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with (
-            sink_errors(self._name),
-            self._database.write_transaction(self._database.timeout) as connection,
-        ):
-            yield connection
-
-
-class _SqliteTransaction:
-    """Writes rows to the table of a sink, which it creates if need be."""
-
-    def __init__(self, sink: SqliteSink, connection: sqlite3.Connection) -> None:
-        self._sink = sink
-        self._connection = connection
-        self.writer = sink._table_writer
-
-    def execute(self, statement: Statement, parameters: Parameters) -> Rows:
-        return SqliteDatabase.run_in(self._connection, statement, parameters)
-
-    def write(self, rows: Sequence[Row]) -> None:
-        sink, connection = self._sink, self._connection
-        self.writer = (
-            self.writer
-            or sink._find_table(connection)
-            or sink._create_table(connection, sink.columns or batch_columns(rows))
-        )
-        self.writer.write(connection, rows)
 
 
 class _TableWriter:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE
 from comporta.pipeline.throttle.operation import GRANTED, ThrottleLimits, ThrottleWaits
-from comporta.stores.base import InProcessStates
+from comporta.stores.in_process_states import InProcessStates
 from comporta.stores.records import RECORD
 
 FastAcquire = Callable[[str, str, int], ThrottleWaits | None]

@@ -5,7 +5,8 @@ until a batch is due and delivers it. The flow of the first buffer opens the sin
 closes it. So a caller that waits for this, and may be cancelled while it waits, is never the one that does
 it.
 
-It does not know how a batch is delivered (``delivery.py``) or which face called it (``writer.py``).
+It does not know how a batch is delivered (``delivery.py``), what is done with its rows afterwards
+(``ledger.py``) or which face called it (``writer.py``).
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from comporta import fork_safety
 from comporta.clock import MONOTONIC
 from comporta.errors import SinkFullError, WriterClosedError
-from comporta.events import publish
 from comporta.flow import Effect, Flow
 from comporta.limits.wait_queue import WAITERS_MAX, Waiter, WaitForWake, WaitQueue
 from comporta.pipeline.writer.buffers import BatchOptions, RowBuffer, RowKey, count_rows, group_by_buffer
 from comporta.pipeline.writer.delivery import Delivery, WriterAbandonedError, call_effect
-from comporta.pipeline.writer.stats import WriterStatistics, count_dead, count_written
+from comporta.pipeline.writer.failures import PendingFailures
+from comporta.pipeline.writer.ledger import BatchLedger, WriterHooks
+from comporta.pipeline.writer.stats import WriterStatistics
 from comporta.runtime import RUNTIME
 from comporta.threads import run_cleanup
 
@@ -37,9 +39,6 @@ POLL_SECONDS: Final = 1.0
 _QUEUE_KEY: Final = "room"
 
 Spawn = Callable[[Flow[None]], None]
-OnWritten = Callable[[Sequence["Row"]], object]
-OnDead = Callable[[Sequence["Row"], Exception], object]
-OnError = Callable[[Exception], object]
 
 
 class WriterCore:
@@ -53,20 +52,17 @@ class WriterCore:
         key: RowKey | None,
         *,
         is_async: bool,
-        on_written: OnWritten | None,
-        on_dead: OnDead | None,
-        on_error: OnError | None = None,
+        hooks: WriterHooks,
     ) -> None:
         self.name = name
         self.options = options
         self.is_async = is_async
-        self.abandoned = False
         self._delivery = delivery
         self._key = key
-        self._on_written = on_written
-        self._on_dead = on_dead
-        self._on_error = on_error
         self._lock = Lock()
+        self._failures = PendingFailures()
+        self._pending_failures = self._failures.pending
+        self._ledger = BatchLedger(name, options.max_rows, hooks, self._lock, self._failures)
         self._buffers = [RowBuffer() for _ in range(options.threads)]
         self._wait_queue = WaitQueue()
         self._queued = self._wait_queue.waiters_by_key
@@ -74,10 +70,13 @@ class WriterCore:
         self._watchers: list[Waiter] = []
         self._state = NEW
         self._running = 0
-        self._errors: list[tuple[RowBuffer | None, BaseException]] = []
-        self._batches = self._retries = self._dead = 0
         self._is_loop_closed: Callable[[], bool] = lambda: False
         fork_safety.register(self)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the writer was given up: its caller has the rows, and it starts no further batch."""
+        return self._ledger.abandoned
 
     # -- callers that write
 
@@ -101,7 +100,7 @@ class WriterCore:
         buffers, key = self._buffers, self._key
         buffer = buffers[0] if key is None else buffers[hash(key(row)) % len(buffers)]
         with self._lock:
-            if self._state is not OPEN or self._errors or self._queued:
+            if self._state is not OPEN or self._pending_failures or self._queued:
                 if not self._admits(1):
                     return False
             elif count_rows(buffers) >= self.options.capacity:
@@ -118,7 +117,7 @@ class WriterCore:
         moment needs no wake-up. They overtake: the first waiter is passed by at most ``capacity`` rows, then
         all others queue behind it until it is served.
         """
-        if self._state is not OPEN or self._errors:
+        if self._state is not OPEN or self._pending_failures:
             self._raise_refusal()
         if count_rows(self._buffers) >= self.options.capacity:
             return False
@@ -181,9 +180,7 @@ class WriterCore:
                 self._state = CLOSED
             if self._state in (OPENING, OPEN):
                 self._state = CLOSING
-                self._errors = [(buffer, error) for buffer, error in self._errors if buffer is None]
-                for buffer in self._buffers:
-                    buffer.paused = False  # one more try; its failure is raised then
+                self._failures.resume(self._buffers)
         self._wake_buffers()
         self._wait_queue.wake_first(_QUEUE_KEY)
         yield from self._watch_flow(lambda: self._state in (CLOSED, NEW), timeout)  # NEW: never opened
@@ -202,10 +199,10 @@ class WriterCore:
                 rows_in_flight=sum(buffer.in_flight for buffer in self._buffers),
                 capacity=self.options.capacity,
                 writers_waiting=self._wait_queue.count(_QUEUE_KEY),
-                rows_written=sum(buffer.settled for buffer in self._buffers) - self._dead,
-                rows_dead=self._dead,
-                batches_written=self._batches,
-                retries=self._retries,
+                rows_written=sum(buffer.settled for buffer in self._buffers) - self._ledger.rows_dead,
+                rows_dead=self._ledger.rows_dead,
+                batches_written=self._ledger.batches_written,
+                retries=self._ledger.retries,
             )
 
     def after_fork(self) -> None:
@@ -213,7 +210,7 @@ class WriterCore:
         fork_safety.reinit_lock(self._lock)
         self._buffers = [RowBuffer() for _ in self._buffers]
         self._watchers = []
-        self._errors = []
+        self._pending_failures.clear()
         self._running = 0
         if self._state is not NEW:
             self._state = CLOSED
@@ -259,7 +256,7 @@ class WriterCore:
     def _record_open_failure(self, error: BaseException) -> None:
         with self._lock:
             self._state, self._running = NEW, 0
-            self._errors.append((None, error))
+            self._failures.add(error)
         self._wake_watchers()
 
     def _start_others(self, spawn: Spawn) -> None:
@@ -273,15 +270,16 @@ class WriterCore:
             with self._lock:
                 self._running -= 1
                 self._state = CLOSING
-                self._errors.append((None, error))
+                self._failures.add(error)
             self._wake_buffers()
 
     def _buffer_flow(self, buffer: RowBuffer) -> Flow[None]:
         try:
             while (yield from self._wait_due_flow(buffer)):
-                error = yield from self._delivery.deliver_flow(self, buffer)
+                error = yield from self._delivery.deliver_flow(self._ledger, buffer)
                 if error is not None:
-                    self._pause(buffer, error)
+                    self._ledger.record_failure(buffer, error)
+                self._wake_after_change()
         except BaseException as error:  # such as a loop that is closed: the other buffers still finish
             run_cleanup(self._record_crash, error)
             if isinstance(error, GeneratorExit):
@@ -293,7 +291,7 @@ class WriterCore:
             error = WriterClosedError(f"{self.name}: abandoned after its close timed out; see unwritten()")
         with self._lock:
             self._state = CLOSING
-            self._errors.append((None, error))
+            self._failures.add(error)
         self._wake_buffers()
 
     def _wait_due_flow(self, buffer: RowBuffer) -> Flow[bool]:
@@ -335,62 +333,7 @@ class WriterCore:
             raise
         except BaseException as error:
             with self._lock:
-                self._errors.append((None, error))
-
-    def _pause(self, buffer: RowBuffer, error: Exception) -> None:
-        """Keep the rows and start no batch of this buffer until a caller has received the error."""
-        with self._lock:
-            buffer.paused = True
-            self._errors.append((buffer, error))
-        waiting = f"{len(buffer.rows)} rows wait for the next write, flush or close to try again"
-        publish("writer_failed", self.name, f"{type(error).__name__}: {error}; {waiting}", "error")
-        on_error = self._on_error
-        self._call_hook(None if on_error is None else lambda _: on_error(error), ())
-        self._wake_after_change()
-
-    # -- the ledger of a delivery
-
-    def take(self, buffer: RowBuffer) -> list[Row]:
-        """Return the next batch of a buffer; its rows stay there until they are settled."""
-        with self._lock:
-            return buffer.take(self.options.max_rows)
-
-    def record_written(self, buffer: RowBuffer, rows: Sequence[Row], seconds: float) -> None:
-        """Settle a batch that the sink has accepted."""
-        self._call_hook(self._on_written, rows)
-        with self._lock:
-            buffer.settle(len(rows))
-            self._batches += 1
-        self._wake_after_change()
-        count_written(self.name, len(rows), seconds)
-
-    def record_dead(
-        self, buffer: RowBuffer, rows: Sequence[Row], index: int | None, error: Exception
-    ) -> None:
-        """Settle rows that are dead letters: the whole batch, or the one at ``index``."""
-        on_dead = self._on_dead
-        self._call_hook(None if on_dead is None else lambda dead: on_dead(dead, error), rows)
-        with self._lock:
-            self._dead += len(rows)
-            buffer.settle(len(rows)) if index is None else buffer.settle_one(index)
-        self._wake_after_change()
-        publish("writer_dead_letters", self.name, f"{len(rows)} rows: {type(error).__name__}: {error}")
-        count_dead(self.name, len(rows))
-
-    def count_retry(self) -> None:
-        """Count a try after a failed one."""
-        self._retries += 1
-
-    def _call_hook(self, hook: Callable[[Sequence[Row]], object] | None, rows: Sequence[Row]) -> None:
-        """Call a hook; the rows are settled even if it raises, and the next caller gets its error."""
-        try:
-            if hook is not None:
-                hook(rows)
-        except BaseException as error:  # even SystemExit: the sink has the rows already
-            with self._lock:
-                if all(buffer is not None for buffer, _ in self._errors):  # keep only one such error
-                    self._errors.append((None, error))
-            publish("writer_failed", self.name, f"a hook failed: {type(error).__name__}: {error}", "error")
+                self._failures.add(error)
 
     # -- waiting and waking
 
@@ -406,7 +349,7 @@ class WriterCore:
                 self._check_alive()
                 left = POLL_SECONDS if deadline is None else deadline - RUNTIME.monotonic()
                 if left <= 0:
-                    self.abandoned = True
+                    self._ledger.abandoned = True
                     raise TimeoutError(f"{self.name}: not closed within {timeout:g} s; see unwritten()")
                 yield WaitForWake(MONOTONIC, waiter, min(left, POLL_SECONDS))
             self._raise_error()
@@ -422,23 +365,16 @@ class WriterCore:
     def _raise_error(self) -> None:
         """Raise a failure once, if there is one; the buffer that paused for it continues."""
         with self._lock:
-            if self._errors:
+            if self._pending_failures:
                 self._raise_refusal()
 
     def _raise_refusal(self) -> NoReturn:
         """Raise the reason why no row is accepted; the caller holds the lock."""
-        if not self._errors:
+        if not self._pending_failures:
             raise WriterClosedError(
                 f"{self.name}: the writer is {self._state}; write inside `async with writer`"
             )
-        buffer, error = self._errors.pop(0)
-        if buffer is not None:
-            buffer.paused = False
-            buffer.waiter.wake()
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame, which would refer to it
+        self._failures.raise_first()
 
     def _wake_after_change(self) -> None:
         """Wake those that watch for a change, and the first waiter if it is worth it.
@@ -446,7 +382,9 @@ class WriterCore:
         It is once half of the capacity is free. Waking a waiter for each batch would cost more than the rows.
         """
         self._wake_watchers()
-        if self._queued and (self._errors or 2 * count_rows(self._buffers) <= self.options.capacity):
+        if self._queued and (
+            self._pending_failures or 2 * count_rows(self._buffers) <= self.options.capacity
+        ):
             self._wait_queue.wake_first(_QUEUE_KEY)
 
     def _wake_buffers(self) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from comporta.pipeline.dead_letters import DeadLetter, DeadLetters
     from comporta.pipeline.sinks.base import AsyncSink, Row, Sink
     from comporta.pipeline.writer.buffers import RowBuffer
+    from comporta.pipeline.writer.ledger import BatchLedger
 
     DeadLetterOf = Callable[[Row, str, int], DeadLetter]
     """Returns the dead letter for a row, the reason and the number of attempts."""
@@ -34,28 +35,6 @@ class WriteLimiter(Protocol):
 
     async def acquire(self, *, timeout: float | None) -> bool:
         """Wait for one."""
-
-
-class BatchLedger(Protocol):
-    """Keeps the rows of each buffer until they are settled."""
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the writer was given up: its caller has the rows, and none may be written any more."""
-
-    def take(self, buffer: RowBuffer) -> list[Row]:
-        """Return the next batch of a buffer; its rows stay there until they are settled."""
-
-    def record_written(self, buffer: RowBuffer, rows: Sequence[Row], seconds: float) -> None:
-        """Settle a batch that the sink has accepted."""
-
-    def record_dead(
-        self, buffer: RowBuffer, rows: Sequence[Row], index: int | None, error: Exception
-    ) -> None:
-        """Settle rows that are dead letters: the whole batch, or the one at ``index``."""
-
-    def count_retry(self) -> None:
-        """Count a try after a failed one."""
 
 
 class WriterAbandonedError(BaseException):

@@ -15,8 +15,9 @@ from comporta.limits.arguments import check_timeout
 from comporta.names import validate_name
 from comporta.pipeline.writer.at_exit import close_at_exit
 from comporta.pipeline.writer.buffers import BatchOptions, RowKey
-from comporta.pipeline.writer.core import OnDead, OnError, OnWritten, WriterCore
+from comporta.pipeline.writer.core import WriterCore
 from comporta.pipeline.writer.delivery import Delivery, WriteLimiter
+from comporta.pipeline.writer.ledger import OnDead, OnError, OnWritten, WriterHooks
 from comporta.pipeline.writer.stats import WriterStatistics
 from comporta.retry.retry import Retry
 from comporta.signatures import is_async_callable
@@ -96,9 +97,7 @@ class BatchWriter:
             ),
             key,
             is_async=is_async_sink(sink),
-            on_written=on_written,
-            on_dead=on_dead,
-            on_error=on_error,
+            hooks=WriterHooks(on_written, on_dead, on_error),
         )
         self._tasks: list[object] = []
         self.sync = SyncBatchWriter(self._core)
