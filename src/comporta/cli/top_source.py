@@ -15,7 +15,7 @@ import click
 from comporta import __version__
 from comporta.cli.state_option import doctor_command, inspect_store, shared_url
 from comporta.cli.top_database import TopDatabase
-from comporta.cli.top_render import Document, TopSnapshot
+from comporta.cli.top_upstreams import Document, TopSnapshot
 from comporta.errors import ComportaError, StateUnavailableError
 from comporta.fleet.reader import UNREACHABLE, fleet_history_flow, fleet_status_flow
 from comporta.fleet.summary import status_reasons
