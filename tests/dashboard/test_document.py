@@ -15,19 +15,15 @@ from tests.processes.fleet import new_state_name, remove_shared_state
 from tests.search.rig import DAYS, NINE, PATIENT, SearchRig, open_rig, write_config
 from tests.service.harness import OPERATOR, TOKEN, RunningService, async_test, lose_database
 
-from comporta import Upstream, events
+from comporta import events
 from comporta.cache.queries import DegradedKey, KeyCoverage
 from comporta.cache.tables import CacheTables
 from comporta.fleet import fleet_history_flow
 from comporta.fleet.reader import (
     STORY,
     STORY_NOW,
-    SUMMARIES,
-    encode_summary,
-    remember_names_flow,
-    summary_flow,
 )
-from comporta.flow import Flow, run_async
+from comporta.flow import Flow
 from comporta.service.dashboard import database_snapshot
 from comporta.service.dashboard import document as documents
 from comporta.service.dashboard.database_snapshot import (
@@ -139,20 +135,6 @@ async def test_document__breaker_forced_open__gives_the_reason(tmp_path: Path) -
         assert document["upstreams"][1]["in_words"] == "Held open by an operator: maintenance."
         document = await wait_for_document(service, lambda document: document["events"])
     assert {"admin"} <= {event["kind"] for event in document["events"]}
-
-
-@async_test
-async def test_document__upstream_of_another_program__is_not_operable(tmp_path: Path) -> None:
-    async with run_service(tmp_path, admin_token=TOKEN) as service:
-        store = service.container.store
-        summary = await run_async(summary_flow(Upstream("billing", "5/s", state=store)))
-        await store.apply_async(WriteRecord(SUMMARIES, "billing", encode_summary(summary), 30.0))
-        await run_async(remember_names_flow(store, ["billing"]))
-        document = await wait_for_document(service, lambda document: len(document["upstreams"]) == 3)
-        reply = await service.client.post("/v1/admin/breakers/billing/reset", headers=OPERATOR)
-    operable = {upstream["name"]: upstream["operable"] for upstream in document["upstreams"]}
-    assert operable == {"billing": False, "pcp": True, "pncp": True}
-    assert reply.status_code == 404
 
 
 @async_test

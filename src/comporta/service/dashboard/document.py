@@ -93,10 +93,7 @@ async def build_document(
         "reasons": reasons,
         "state": _store_json(container),
         "database": database,
-        "upstreams": [
-            {**redact_upstream(summary), "operable": summary["name"] in container.upstreams}
-            for summary in fleet["upstreams"]
-        ],
+        "upstreams": [redact_upstream(summary) for summary in fleet["upstreams"]],
         "workers": _workers_json(container, fleet, fast, slow),
         "cache": _cache_json(fleet["minutes"].get("cache"), fast, slow),
         "jobs": None if fast.value is None else fast.value.jobs,
