@@ -147,7 +147,7 @@ async def test_document__database_gone__has_the_rest(tmp_path: Path, monkeypatch
             service, lambda document: document["jobs"] is None is document["workers"][0]["fetches"]
         )
     assert before["database"] == {"status": "ok", "engine": "sqlite", "reason": None}
-    assert (document["status"], document["reasons"]) == ("fail", ["the database is out of reach"])
+    assert (document["status"], document["reasons"]) == ("fail", ["the database is unreachable"])
     assert document["database"]["reason"].startswith("Database")
     assert (document["cache"], document["jobs"]) == (None, None)
     assert [(one["fetches"], one["jobs"]) for one in document["workers"]] == [(None, None)]
@@ -170,7 +170,7 @@ async def test_document__store_unreachable__says_so_and_shows_what_was_known(tmp
             document = await wait_for_document(service, lambda document: document["as_of"])
             past = await service.client.get("/v1/dashboard/history")
     assert (before["status"], before["state"]) == ("ok", {"engine": "redis", "fallback": None})
-    assert (document["status"], document["reasons"]) == ("warn", ["the shared state is out of reach"])
+    assert (document["status"], document["reasons"]) == ("warn", ["the shared store is unreachable"])
     assert document["state"]["fallback"].keys() == {"since", "reason", "workers"}
     assert before["as_of"] is None
     assert before["at"] <= document["as_of"] <= document["at"]

@@ -75,7 +75,7 @@ STORY_NOW: Final = "now"
 BATCH_SIZE: Final = 25
 """How many series are read or written in one call, which occupies a server for about 1 ms."""
 
-UNREACHABLE: Final = "the shared state is out of reach"
+UNREACHABLE: Final = "the shared store is unreachable"
 HOUR_SECONDS: Final = SLOTS * SLOT_SECONDS
 NAMES_SECONDS: Final = 3600.0
 _RENEWAL_SECONDS = 60.0

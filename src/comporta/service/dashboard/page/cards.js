@@ -317,7 +317,7 @@ function holdersText(card, workers) {
 
 // A pause only has its remaining time, so its length is the longest remaining time seen.
 function cardDeadline(card, now, before) {
-  if (card.phase === "open" && card.until) {
+  if (card.phase === "open" && card.until && !card.shadow?.includes("breaker")) {
     const whole = Math.max(card.until - (card.since ?? now), 1);
     return { at: card.until, whole, what: (left) => (left < 100 ? "s to next attempt" : "to next attempt") };
   }
