@@ -124,7 +124,10 @@ class WorkerProcess:
 class Fleet:
     """The portals, the workers, and client load."""
 
-    def __init__(self, portals: ProcurementServer, workers: list[WorkerProcess], folder: Path) -> None:
+    def __init__(
+        self, portals: ProcurementServer, workers: list[WorkerProcess], folder: Path, state: str
+    ) -> None:
+        self.state = state
         self.portals = portals
         self.workers = workers
         self.folder = folder
@@ -224,7 +227,7 @@ def start_fleet(count: int, folder: Path, **variables: str) -> Iterator[Fleet]:
             worker.start()
         for worker in workers:
             worker.wait_ready()
-        yield Fleet(portals, workers, folder)
+        yield Fleet(portals, workers, folder, f"shared://{state}")
 
 
 def _database(folder: Path) -> str:

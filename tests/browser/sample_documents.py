@@ -7,6 +7,7 @@ from typing import Any
 
 NOW = 1_800_000_000.0
 SLOT_SECONDS = 10
+OUTAGE_REASON = "redis://10.0.0.5:6379/0 cannot be reached: Connection refused"
 COUNTS = ("ok", "failed", "refused", "open", "limited", "would_refuse", "retries")
 
 
@@ -134,11 +135,11 @@ def large_fleet(now: float = NOW, upstreams: int = 60, workers: int = 100) -> di
 
 def store_down(now: float = NOW) -> dict[str, Any]:
     """Return a document during an outage of the store."""
-    fallback = {"since": now - 45, "reason": "Connection refused", "workers": 3}
+    fallback = {"since": now - 45, "reason": OUTAGE_REASON, "workers": 3}
     return document(
         now,
         status="warn",
-        reasons=["the shared state is out of reach"],
+        reasons=["the shared store is unreachable"],
         as_of=now - 46,
         state={"engine": "redis", "fallback": fallback},
         upstreams=[upstream("pcp", tokens=1, capacity=1), upstream("pncp", tokens=1, capacity=3)],

@@ -171,7 +171,9 @@ def test_store_down__page__shows_what_is_known_and_how_old_it_is(live: LivePage)
     live.send("document", samples.store_down())
     outage = page.locator("#outage")
     expect(outage).to_contain_text("for 45 s")
-    expect(outage).to_contain_text("Connection refused.")
+    expect(page.locator("#outage-why")).to_have_text(
+        "redis://10.0.0.5:6379/0 cannot be reached: Connection refused."
+    )
     expect(outage).to_contain_text("web-0:4000 uses 1/3 of every limit")
     expect(page.locator("#tiles .note").first).to_contain_text("as of ")
     expect(page.locator("#tiles .value").nth(1)).to_have_text("8/s")
@@ -232,7 +234,7 @@ def test_held_closed__dead_upstream__warns_everywhere_and_is_announced(live: Liv
     [
         ({"forced": "closed", "paused": 9.0}, "Paused: calls wait."),
         ({"limit_text": "8/s burst 3"}, "set the limit to 8/s burst 3 (5/s burst 3 is configured) until"),
-        ({"paused": 9.0}, "Paused: calls wait."),
+        ({"paused": 9.0}, "Calls wait."),
     ],
 )
 def test_override__any__has_a_warning_tone_and_says_so(
@@ -242,6 +244,20 @@ def test_override__any__has_a_warning_tone_and_says_so(
     card = live.page.locator("[data-upstream=pncp]")
     expect(card).to_have_attribute("data-tone", "warn")
     expect(card).to_contain_text(text)
+
+
+def test_paused__card_and_row__have_the_word_for_it(live: LivePage) -> None:
+    live.send("document", samples.document(upstreams=[samples.upstream("pncp", paused=9.0)]))
+    expect(live.page.locator("[data-upstream=pncp] [data-f=phase]")).to_have_text("Paused")
+    many = [samples.upstream(f"up-{number:02}", paused=9.0 * (number == 20)) for number in range(21)]
+    live.send("document", samples.document(samples.NOW + 1, upstreams=many))
+    expect(live.page.locator("[data-upstream=up-20] .row-state")).to_have_text("Paused")
+
+
+def test_limit__of_one_call_an_hour__is_shown_by_the_hour(live: LivePage) -> None:
+    rates = dict.fromkeys(("limit", "original", "configured"), 1 / 3600)
+    live.send("document", samples.document(upstreams=[samples.upstream("pncp", **rates)]))
+    expect(live.page.locator("[data-upstream=pncp] [data-f=limit]")).to_have_text("1/h")
 
 
 def further_limits(**tokens: Any) -> dict[str, Any]:

@@ -97,6 +97,7 @@ def test_limit__changed_and_revoked__says_before_and_after(watched: WatchedPage)
     expect(revoke).to_be_hidden()
     card.get_by_role("button", name="Change limit").click()
     expect(page.get_by_label("Limit", exact=True)).to_have_value("5/s")
+    expect(page.get_by_role("dialog")).not_to_contain_text("burst that you leave out")  # it has none
     page.keyboard.type("6/s burst 2")  # the old limit is selected
     page.keyboard.press("Enter")
     expect(page.locator("#toast")).to_have_text("The limit of pcp: 5/s → 6/s burst 2.")
@@ -104,6 +105,7 @@ def test_limit__changed_and_revoked__says_before_and_after(watched: WatchedPage)
     expect(page.locator("#status-words")).to_have_text("an operator changed the limit of pcp to 6/s burst 2")
     card.get_by_role("button", name="Change limit").click()
     expect(page.get_by_role("dialog")).to_contain_text("It is 6/s burst 2 now (5/s is configured).")
+    expect(page.get_by_role("dialog")).to_contain_text("A burst that you leave out stays as it is.")
     page.get_by_label("Limit", exact=True).fill("7/s")
     page.keyboard.press("Enter")
     expect(page.locator("#toast")).to_have_text("The limit of pcp: 6/s burst 2 → 7/s burst 2.")
@@ -223,6 +225,10 @@ def test_phone__everything_shown__needs_no_sideways_scrolling_and_is_readable(
     with WatchedPage.on(browser, fleet.address, viewport=PHONE, color_scheme=scheme) as watched:
         page = watched.open()
         watched.operate(TOKEN)
+        expect(page.locator("#toast")).to_be_visible()
+        notice = page.locator("#toast").bounding_box()
+        assert notice is not None
+        assert notice["width"] > PHONE["width"] / 2  # it uses the width of the window before it wraps
         expect(watched.card("pncp").get_by_role("button", name="Reset breaker")).to_be_visible()
         watched.card("pcp").get_by_role("button", name="Hold open").click()
         page.get_by_role("button", name="Hold it open").click()

@@ -59,4 +59,8 @@ def test_card__limit_and_breaker_in_shadow_mode__shows_what_they_would_have_refu
             expect(breaker.locator("[data-f=meaning]")).to_have_text(
                 "Calls pass all the same: the breaker is in shadow mode."
             )
+            expect(breaker.locator("[data-f=left]")).to_be_hidden()  # calls wait for no next attempt
+            expect(watched.page.locator("#status-words")).to_have_text(
+                "pcp is open in shadow mode: calls pass"
+            )
             expect(breaker.locator("dt", has_text="Would refuse").locator("+ dd")).to_have_text(ABOVE_ZERO)

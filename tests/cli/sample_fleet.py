@@ -74,16 +74,16 @@ def history() -> dict[str, Any]:
 
 
 @contextmanager
-def fleet(url: str) -> Iterator[None]:
+def fleet(url: str, healthy: str = "well") -> Iterator[None]:
     """Run a fleet of one worker on a state: one healthy upstream, and one whose breaker is open."""
     before = current_metrics()
     counters = FleetCounters()
     use_metrics(counters)
-    well = Upstream("well", "100/s", state=url, retry=False)
+    well = Upstream(healthy, "100/s", state=url, retry=False)
     dead = Upstream(
         "dead", "100/s", state=url, retry=False, breaker=BreakerConfig(threshold=3, cooldown_seconds=300)
     )
-    publisher = FleetPublisher(well.store, {"well": well, "dead": dead}, counters)
+    publisher = FleetPublisher(well.store, {healthy: well, "dead": dead}, counters)
     publisher.start()
     try:
         for _ in range(5):

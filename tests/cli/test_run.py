@@ -435,6 +435,7 @@ def test_run__circuit_open_at_80_columns__says_until_when_and_what_ctrl_c_does(t
         terminal.type(b"\x03")
         drawn += terminal.wait_for("press Ctrl-C again to stop at once.")
         assert "Finishing 10 items in progress; " in drawn
+        assert " left" not in terminal.wait_for(", stopping").rpartition("━")[2]
         terminal.type(b"\x03")
         code, rest = terminal.wait()
     assert code == 130

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterable
 from io import StringIO
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ from tests.cli.sample_fleet import MINUTE, NOW, card, document, event, fleet, hi
 from tests.support import redis_store
 
 from comporta import HealthCache
-from comporta.cli import top_render
 from comporta.cli.console import clock_time
-from comporta.cli.top_render import BARS, BARS_ASCII, Canvas, TopSnapshot, fair_shares, render, sparkline
+from comporta.cli.top_render import fair_shares, render
 from comporta.cli.top_source import FleetNotFoundError, FleetSource, FleetUnavailableError
+from comporta.cli.top_upstreams import BARS, BARS_ASCII, Canvas, TopSnapshot, short_duration, sparkline
 from comporta.database.command import execute
 from comporta.database.migrations import migrate
 from comporta.database.urls import open_database
@@ -204,7 +206,7 @@ def test_sparkline__last_slots__are_red_where_most_calls_failed() -> None:
     ("seconds", "text"), [(None, "-"), (0.0124, "12 ms"), (1.44, "1.4 s"), (12.3, "12 s"), (75, "1 min")]
 )
 def test_short_duration__seconds__are_a_few_characters(seconds: float | None, text: str) -> None:
-    assert top_render.short_duration(seconds) == text
+    assert short_duration(seconds) == text
 
 
 @pytest.fixture(params=["shared", "valkey"])
@@ -404,6 +406,47 @@ def test_render__80_columns__headings_say_what_they_measure() -> None:
     ]
     [row] = [line for line in rendered_lines(80) if line.startswith(" pncp ")]
     assert row.split()[-4:] == ["250", "ms", "1.4", "s"]
+
+
+def test_render__names_of_16_characters_at_80_columns__show_every_essential_column() -> None:
+    names = ["payments-gateway", "billing-invoices"]
+    upstreams = [
+        card(names[0], paused=900.0, limit=2.5, minute={**MINUTE, "calls": 123_456, "wait_p95": 0.25}),
+        card(names[1], forced="closed", phase="closed", minute=MINUTE),
+    ]
+    lines = rendered_lines(80, upstreams=upstreams)
+    last = next(number for number, line in enumerate(lines) if line.startswith(" upstream "))
+    headings = [
+        " ".join("".join(part).split()) for part in zip(*_cells(lines[last - 1 : last + 1]), strict=True)
+    ]
+    assert headings == [
+        *("upstream", "state", "limit", "calls /min", "failed", "latency p95", "wait p95"),
+    ]
+    rows = _cells(line for line in lines if line.startswith(tuple(f" {name} " for name in names)))
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        [names[0], "paused 15 min", "2.5 of 10/s", "123,456", "80", "250 ms", "250 ms"],
+        [names[1], "held closed", "10/s", "1,204", "80", "250 ms", "1.4 s"],
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+def _cells(lines: Iterable[str]) -> list[list[str]]:
+    """Return the cells of a table of 80 columns with names of 16 characters."""
+    widths = (16, 13, 11, 7, 6, 7, 6)
+    ends = list(accumulate(width + 2 for width in widths))
+    return [
+        [line[end - width - 1 : end - 1] for width, end in zip(widths, ends, strict=True)] for line in lines
+    ]
+
+
+def test_render__longer_names_at_80_columns__lose_their_middle_and_no_column() -> None:
+    upstreams = [card(f"settlement-service-{region}", minute=MINUTE) for region in ("eu", "us")]
+    lines = rendered_lines(80, upstreams=upstreams)
+    rows = [line for line in lines if line.startswith(" settle")]
+    assert [row.split()[0] for row in rows] == ["settleme…vice-eu", "settleme…vice-us"]
+    assert all(row.endswith("250 ms   1.4 s") for row in rows)
+    wide = rendered_lines(120, upstreams=upstreams)
+    assert any(line.startswith(" settlement-service-eu  closed") for line in wide)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from tests.cli.pseudo_terminal import PseudoTerminal
 from tests.cli.sample_fleet import document, fleet, history
 from tests.support import wait_until
 
-from comporta.cli.top_render import TopSnapshot
 from comporta.cli.top_screen import TopPoller, render_screen
 from comporta.cli.top_source import FleetSource, FleetUnavailableError
+from comporta.cli.top_upstreams import TopSnapshot
 from comporta.stores.shared.directory import directory_path
 from comporta.stores.shared.store import SharedStore
 from comporta.testing import Server
@@ -45,6 +46,23 @@ def test_top__terminal__is_live_follows_its_size_and_quits_on_q(shared_name: str
         assert LEAVE_SCREEN in last
         assert SHOW_CURSOR in last
         assert terminal.is_restored()
+
+
+def test_top__terminal_of_80_columns__shows_latency_and_wait_of_a_long_name(shared_name: str) -> None:
+    state = f"shared://{shared_name}"
+    name = "payments-gateway"
+    with fleet(state, name), PseudoTerminal("top", state, "--every", "0.2", columns=80) as terminal:
+        terminal.wait_for("Latest events")
+        screen = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.wait_for("Latest events"))
+        terminal.type(b"q")
+        assert terminal.wait()[0] == 0
+    lines = screen.splitlines()
+    headings = next(number for number, line in enumerate(lines) if line.startswith(" upstream "))
+    assert lines[headings - 1].split() == ["calls", "latency", "wait"]
+    assert lines[headings].split() == ["upstream", "state", "limit", "/min", "failed", "p95", "p95"]
+    [row] = [line for line in lines if line.startswith(f" {name} ")]
+    assert re.fullmatch(rf" {name}  closed +100/s +5 +0 +\d+ ms +\d+ ms", row.rstrip())
+    assert len(row.rstrip()) <= 80
 
 
 def test_top__server_killed_and_restarted__keeps_the_snapshot_and_continues(own_server: Server) -> None:

@@ -14,6 +14,7 @@ from tests.cli.cli_runner import run, run_json, run_process
 from tests.cli.sample_fleet import fleet
 from tests.service.harness import CLIENT, ServedProcess, serve_process, wait_until
 
+from comporta.breaker.config import BreakerConfig
 from comporta.cli.upstream_targets import unpublished_summary
 from comporta.errors import CircuitOpenError, LimitReachedError
 from comporta.fleet import FleetCounters, FleetPublisher
@@ -370,6 +371,78 @@ def test_service__every_verb__goes_through_the_admin_routes(
     assert denied.exit_code == 1
     assert denied.stderr.startswith(f"Error: {served.address}: 401, the admin token must be sent")
     assert TOKEN not in denied.output
+
+
+def is_rejected(upstream: Upstream) -> bool:
+    """Whether the circuit rejects a call; a worker that uses it already reads changes in the background."""
+    try:
+        upstream.sync.call(lambda: None)
+    except CircuitOpenError:
+        return True
+    return False
+
+
+@pytest.fixture
+def served(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedProcess]:
+    """Run a service on the state of this process, which is then another program."""
+    monkeypatch.setenv("COMPORTA_SERVICE_ADMIN_TOKEN", TOKEN)
+    with serve_process(tmp_path, admin_token=TOKEN, COMPORTA_STATE=url) as started:
+        yield started
+
+
+def test_service__upstream_of_another_program__every_verb_binds_that_program(
+    url: str, served: ServedProcess
+) -> None:
+    where = ("--service", served.address)
+    breaker = BreakerConfig(threshold=2, cooldown_seconds=300)
+    upstream = Upstream(
+        "billing", {"calls": "5/s burst 3", "words": "1000/minute"}, state=url, breaker=breaker, retry=False
+    )
+    with published(upstream):
+        names = [each["name"] for each in run_json("upstream", "list", *where)]
+        assert names == ["billing", "pcp", "pncp"]
+        assert "limit calls  5/s burst 3" in run("upstream", "show", "billing", *where).stdout
+        assert act("open", "billing", "--reason", "invoices", *where)["after"]["forced"] == "open"
+        wait_until(lambda: is_rejected(upstream))
+        assert act("close", "billing", *where)["after"]["forced"] == "closed"
+        assert act("reset", "billing", *where)["after"]["forced"] is None
+        wait_until(lambda: not is_rejected(upstream))
+        words = ("--limit-name", "words", *where)
+        assert (
+            act("limit", "billing", "700/minute", *words)["after"]["limits"][1]["limit_text"] == "700/minute"
+        )
+        assert act("limit", "billing", "8/s", *where)["after"]["limit_text"] == "8/s burst 3"
+        limits = [limit.limit_text for limit in upstream.sync.get_state().limits]
+        assert limits == ["8/s burst 3", "700/minute"]
+        act("limit", "billing", "--revoke", *words)
+        act("limit", "billing", "--revoke", *where)
+        limits = [limit.limit_text for limit in upstream.sync.get_state().limits]
+        assert limits == ["5/s burst 3", "1000/minute"]
+        assert act("pause", "billing", *where)["after"]["paused"] > 0
+        assert upstream.sync.get_state().paused > 0
+        assert act("resume", "billing", *where)["after"]["paused"] == 0
+        assert upstream.sync.get_state().paused == 0
+        wait_until(lambda: "resume (by admin_token)" in action_texts(served))
+        assert action_texts(served).count("open breaker invoices (by admin_token)") == 1
+
+
+def test_service__wrong_request_for_an_upstream_of_another_program__is_refused(
+    url: str, served: ServedProcess
+) -> None:
+    def put(path: str, body: dict[str, Any]) -> tuple[int, str]:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        reply = CLIENT.put(f"{served.address}/v1/admin/{path}", json=body, headers=headers)
+        return reply.status_code, reply.json()["detail"]
+
+    with published(Upstream("plain", "10/s", breaker=False, state=url)):
+        opened = run("upstream", "open", "plain", "--unlisted", "--service", served.address)
+        assert "404, plain has no breaker" in opened.stderr
+        detail = "limit_name must be left out, because plain has one limit, got 'words'"
+        assert put("limits/plain?limit_name=words", {"limit": "5/s"}) == (404, detail)
+        status, detail = put("limits/plain", {"limit": "fast"})
+        assert (status, detail[:28]) == (422, "limit must look like '10/s',")
+        audit = CLIENT.get(f"{served.address}/v1/admin/audit", headers={"authorization": f"Bearer {TOKEN}"})
+        assert audit.json() == {"actions": []}
 
 
 def test_service__unreachable_or_another_server__is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,19 +15,15 @@ from tests.processes.fleet import new_state_name, remove_shared_state
 from tests.search.rig import DAYS, NINE, PATIENT, SearchRig, open_rig, write_config
 from tests.service.harness import OPERATOR, TOKEN, RunningService, async_test, lose_database
 
-from comporta import Upstream, events
+from comporta import events
 from comporta.cache.queries import DegradedKey, KeyCoverage
 from comporta.cache.tables import CacheTables
 from comporta.fleet import fleet_history_flow
 from comporta.fleet.reader import (
     STORY,
     STORY_NOW,
-    SUMMARIES,
-    encode_summary,
-    remember_names_flow,
-    summary_flow,
 )
-from comporta.flow import Flow, run_async
+from comporta.flow import Flow
 from comporta.service.dashboard import database_snapshot
 from comporta.service.dashboard import document as documents
 from comporta.service.dashboard.database_snapshot import (
@@ -142,20 +138,6 @@ async def test_document__breaker_forced_open__gives_the_reason(tmp_path: Path) -
 
 
 @async_test
-async def test_document__upstream_of_another_program__is_not_operable(tmp_path: Path) -> None:
-    async with run_service(tmp_path, admin_token=TOKEN) as service:
-        store = service.container.store
-        summary = await run_async(summary_flow(Upstream("billing", "5/s", state=store)))
-        await store.apply_async(WriteRecord(SUMMARIES, "billing", encode_summary(summary), 30.0))
-        await run_async(remember_names_flow(store, ["billing"]))
-        document = await wait_for_document(service, lambda document: len(document["upstreams"]) == 3)
-        reply = await service.client.post("/v1/admin/breakers/billing/reset", headers=OPERATOR)
-    operable = {upstream["name"]: upstream["operable"] for upstream in document["upstreams"]}
-    assert operable == {"billing": False, "pcp": True, "pncp": True}
-    assert reply.status_code == 404
-
-
-@async_test
 async def test_document__database_gone__has_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_snapshot, "SLOW_INTERVAL_SECONDS", 0.1)
     async with run_service(tmp_path) as service:
@@ -165,7 +147,7 @@ async def test_document__database_gone__has_the_rest(tmp_path: Path, monkeypatch
             service, lambda document: document["jobs"] is None is document["workers"][0]["fetches"]
         )
     assert before["database"] == {"status": "ok", "engine": "sqlite", "reason": None}
-    assert (document["status"], document["reasons"]) == ("fail", ["the database is out of reach"])
+    assert (document["status"], document["reasons"]) == ("fail", ["the database is unreachable"])
     assert document["database"]["reason"].startswith("Database")
     assert (document["cache"], document["jobs"]) == (None, None)
     assert [(one["fetches"], one["jobs"]) for one in document["workers"]] == [(None, None)]
@@ -188,7 +170,7 @@ async def test_document__store_unreachable__says_so_and_shows_what_was_known(tmp
             document = await wait_for_document(service, lambda document: document["as_of"])
             past = await service.client.get("/v1/dashboard/history")
     assert (before["status"], before["state"]) == ("ok", {"engine": "redis", "fallback": None})
-    assert (document["status"], document["reasons"]) == ("warn", ["the shared state is out of reach"])
+    assert (document["status"], document["reasons"]) == ("warn", ["the shared store is unreachable"])
     assert document["state"]["fallback"].keys() == {"since", "reason", "workers"}
     assert before["as_of"] is None
     assert before["at"] <= document["as_of"] <= document["at"]

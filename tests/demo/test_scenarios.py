@@ -82,7 +82,7 @@ AFTER = {
     "The state server returns empty": snapshot(),
     "Twelve people search at once": snapshot(answered=12, parts=12),
     "One more person needs a single state": snapshot(single=1, single_ms=1500, waiting=12),
-    "Everybody has the whole answer": snapshot(whole=12),
+    "Everyone gets the whole answer": snapshot(whole=12),
 }
 
 

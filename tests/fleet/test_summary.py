@@ -8,7 +8,13 @@ import pytest
 
 from comporta.breaker.admission import BreakerState, ProbeState
 from comporta.breaker.config import BreakerConfig
-from comporta.fleet.summary import HOLDERS_MAX, status_reasons, status_sentence, upstream_summary
+from comporta.fleet.summary import (
+    HOLDERS_MAX,
+    fleet_reasons,
+    status_reasons,
+    status_sentence,
+    upstream_summary,
+)
 from comporta.limits.decision import Stats
 from comporta.upstream.health import LimitState, UpstreamState
 
@@ -252,3 +258,15 @@ def test_status_reasons__any_override_or_degradation__is_a_reason_of_its_own(
     state: UpstreamState, reasons: list[str]
 ) -> None:
     assert status_reasons(upstream_summary(state, {})) == reasons
+
+
+def test_fleet_reasons__open_circuit_after_others__comes_first() -> None:
+    slow = upstream_summary(upstream_state(breaker_state("half_open")), {})
+    dead = upstream_summary(upstream_state(breaker_state("open", degraded=True)), {})
+    reasons = fleet_reasons([{**slow, "name": "a"}, {**dead, "name": "z"}])
+    assert reasons == ["z is open", "a is half-open"]
+
+
+def test_status_reasons__open_in_shadow_mode__says_that_calls_pass() -> None:
+    dead = upstream_summary(upstream_state(breaker_state("open", degraded=True), shadow=("breaker",)), {})
+    assert status_reasons({**dead, "name": "z"}) == ["z is open in shadow mode: calls pass"]

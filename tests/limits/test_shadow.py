@@ -169,6 +169,23 @@ def test_upstream__shadow__calls_pass_and_are_counted_for_it(
     assert summary["in_words"].endswith(" In shadow mode, refusing nothing: limit and breaker.")
 
 
+def test_upstream__breaker_in_shadow_mode_and_a_wait__counts_the_call_once(
+    bench: Bench, metrics: InMemoryMetrics
+) -> None:
+    upstream = Upstream(
+        "pncp",
+        "1/s",
+        breaker=BreakerConfig(threshold=1, cooldown_seconds=100, shadow=True),
+        retry=False,
+        max_wait=10,
+        state=bench.store,
+    )
+    with pytest.raises(ConnectionError):
+        upstream.sync.call(_fail)
+    assert [upstream.sync.call(str, number) for number in range(3)] == ["0", "1", "2"]  # each waits for 1 s
+    assert metrics.value("would_refuse", policy="breaker", upstream="pncp") == 3
+
+
 def test_upstreams__shadow_in_a_settings_file__is_in_force(tmp_path: Path) -> None:
     path = tmp_path / "comporta.toml"
     path.write_text(

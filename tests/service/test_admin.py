@@ -192,7 +192,8 @@ async def test_upstream__paused_and_resumed__changes_for_all_workers(tmp_path: P
     assert (wrong.status_code, wrong.json()["field"]) == (422, "seconds")
     assert "greater than 0, got 0" in wrong.json()["detail"]
     assert (unknown.status_code, unknown.json()["field"]) == (404, "name")
-    assert "one of pncp, pcp, got 'unknown'" in unknown.json()["detail"]
+    expected = "name must be one of pncp, pcp, or published by another program, got 'unknown'"
+    assert unknown.json()["detail"] == expected
 
 
 @async_test

@@ -474,9 +474,9 @@ def test_log__many_failed_requests__reports_the_outage_once(
     async_test(scenario)()
     messages = [record.getMessage() for record in caplog.records if record.name == "comporta.service"]
     assert [text.split(":")[0].split(" after")[0] for text in messages] == [
-        "the database is out of reach",
+        "the database is unreachable",
         "the database responds again",
-        "the database is out of reach",
+        "the database is unreachable",
     ]
     assert messages[1].endswith("requests failed: 20")
 

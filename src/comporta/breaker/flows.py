@@ -43,6 +43,11 @@ _NO_GENERATION = -1
 """The generation of a call that passes only in shadow mode: its result is ignored."""
 
 
+def passes_in_shadow(admission: Admission) -> bool:
+    """Whether a call passes only because its breaker is in shadow mode."""
+    return admission.generation == _NO_GENERATION
+
+
 class BreakerFlows:
     """The flows of one breaker."""
 

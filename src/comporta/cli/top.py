@@ -1,6 +1,7 @@
 """``comporta top``: the dashboard in a terminal.
 
-``top_source`` and ``top_database`` read the data, ``top_render`` lays it out, ``top_screen`` keeps it live.
+``top_source`` and ``top_database`` read the data, ``top_render`` and ``top_upstreams`` lay it out,
+``top_screen`` keeps it live.
 """
 
 from __future__ import annotations

@@ -6,64 +6,32 @@ lines; without a height it renders everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from rich.console import Console, Group, JustifyMethod, RenderableType
-from rich.padding import Padding
+from rich.console import Group, RenderableType
 from rich.styled import Styled
 from rich.text import Text
 
-from comporta.cli.console import clock_time, new_table, printable, rough_duration, status_sentence
-from comporta.fleet.summary import overridden_limits
-from comporta.limits.overrides.record import rate_text
+from comporta.cli.console import clock_time, printable, rough_duration
+from comporta.cli.top_upstreams import (
+    Canvas,
+    Document,
+    TopSnapshot,
+    line_count,
+    short_duration,
+    upstreams_section,
+)
 
-Document = dict[str, Any]
-
-BARS = "▁▂▃▄▅▆▇█"
-BARS_ASCII = "_.:-=+*#"
 WORKERS_MAX = 50
 EVENTS_MAX = 20
 JOBS_MAX = 10
 STALE_STYLE = "dim"
 
-_PHASES = {"closed": "green", "half-open": "yellow", "open": "bold red"}
 _STATUSES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _SEVERITIES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 _TITLE_LINES = 2
 """The lines of a list besides its rows: an empty one and the title."""
-
-_NAME_CHARS_MAX = 24
-_GAP = 2
-_SPARK_CHARS, _SPARK_CHARS_MAX = 10, 60
-_SPARK_RANK = 4
-"""The history comes after the columns up to this rank: at least a minute of it, more if there is room."""
-
-
-class TopSnapshot(NamedTuple):
-    """The document of a fleet, and the history of its last hour."""
-
-    document: Document
-    history: Document
-
-
-class Canvas(NamedTuple):
-    """The size of the output in characters and lines (``None``: unlimited), and the signs for bars."""
-
-    width: int
-    height: int | None = None
-    bars: str = BARS
-
-
-class UpstreamColumn(NamedTuple):
-    """A column of the upstream table, of fixed width. Columns with a low ``rank`` are shown first."""
-
-    heading: str
-    width: int
-    rank: float
-    cell: Callable[[Document], Text]
-    right: bool = True
 
 
 def render(snapshot: TopSnapshot, canvas: Canvas, where: str, error: str = "") -> RenderableType:
@@ -73,14 +41,14 @@ def render(snapshot: TopSnapshot, canvas: Canvas, where: str, error: str = "") -
     header = _header(document, where, live=canvas.height is not None)
     top = [header, *_demo_step(document)] if not error else [header, Text(printable(error), style="bold red")]
     database = _database_lines(document)
-    upstreams = _upstreams(snapshot, canvas)
+    upstreams = upstreams_section(snapshot, canvas)
     workers, events = WORKERS_MAX, EVENTS_MAX
     if canvas.height is not None:
-        lines_left = canvas.height - _line_count([*top, *database], canvas.width)
+        lines_left = canvas.height - line_count([*top, *database], canvas.width)
         wanted = [len(document["workers"]) + _TITLE_LINES, len(document["events"]) + _TITLE_LINES]
-        share, *_ = fair_shares(lines_left, [_line_count(upstreams, canvas.width), *wanted])
-        upstreams = _upstreams(snapshot, canvas, share)
-        lines_left -= _line_count(upstreams, canvas.width)
+        share, *_ = fair_shares(lines_left, [line_count(upstreams, canvas.width), *wanted])
+        upstreams = upstreams_section(snapshot, canvas, share)
+        lines_left -= line_count(upstreams, canvas.width)
         workers, events = _visible_rows(len(document["workers"]), fair_shares(lines_left, wanted))
     parts = [*upstreams, *_workers(document, workers), *database, *_events(document, events)]
     return Group(*top, *(Styled(part, STALE_STYLE) for part in parts) if error else parts)
@@ -134,176 +102,6 @@ def _demo_step(document: Document) -> list[Text]:
     if not story:
         return []
     return [Text(f"{story.get('title', '')}: {story.get('text', '')}", style="cyan")]
-
-
-def _upstreams(snapshot: TopSnapshot, canvas: Canvas, lines: int | None = None) -> list[RenderableType]:
-    """Return the table of upstreams and what is unusual about them, in about ``lines`` lines.
-
-    If not all upstreams fit, those that are unusual come first, and a last line counts the others.
-    """
-    cards = snapshot.document["upstreams"]
-    parts = _upstream_table(snapshot, canvas, cards)
-    if not cards or lines is None or _line_count(parts, canvas.width) <= lines:
-        return parts
-    ranked = sorted(cards, key=lambda card: not _is_restricted(card))
-    at = snapshot.document["at"]
-    line_counts = [1 + _line_count(filter(None, [_explanation(card, at)]), canvas.width) for card in ranked]
-    lines -= _line_count(_upstream_table(snapshot, canvas, ranked[:1]), canvas.width) - line_counts[0] + 1
-    used = list(accumulate(line_counts))
-    count = max(sum(each <= lines for each in used), 1)
-    more = Text(f" and {len(cards) - count:,} more", style="dim")
-    return [*_upstream_table(snapshot, canvas, ranked[:count]), more]
-
-
-def _upstream_table(snapshot: TopSnapshot, canvas: Canvas, cards: list[Document]) -> list[RenderableType]:
-    if not cards:
-        return [Text("\nNo upstream was used in the last 30 s.", style="dim")]
-    at = snapshot.document["at"]
-    names = min(max(len(card["name"]) for card in cards), _NAME_CHARS_MAX)
-    chars, columns = _fitting_columns(names, canvas.width)
-    table = new_table()
-    for column in columns:
-        justify: JustifyMethod = "right" if column.right else "left"
-        table.add_column(column.heading, justify=justify, no_wrap=True, width=column.width)
-    if chars:
-        table.add_column(f"last {rough_duration(chars * snapshot.history['slot_seconds'])}", no_wrap=True)
-    for card in cards:
-        cells = [column.cell({**card, "at": at}) for column in columns]
-        table.add_row(
-            *cells, *([sparkline(snapshot.history, card["name"], chars, canvas.bars)] if chars else [])
-        )
-    return [table, *(line for card in cards if (line := _explanation(card, at)))]
-
-
-def _fitting_columns(name_chars: int, width: int) -> tuple[int, list[UpstreamColumn]]:
-    """Return how many slots of history fit, and which columns do, by their rank."""
-    columns = (UpstreamColumn("upstream", max(name_chars, 8), 0, _name, right=False), *_COLUMNS)
-    width_left = width - 1
-    chosen, chars = set(), 0
-    for column in sorted(columns, key=lambda each: each.rank):
-        if column.rank > _SPARK_RANK and not chars and width_left >= _SPARK_CHARS + _GAP:
-            chars, width_left = _SPARK_CHARS, width_left - _SPARK_CHARS - _GAP
-        if column.width + _GAP <= width_left or not column.rank:
-            chosen.add(column.heading)
-            width_left -= column.width + _GAP
-    chars = min(chars + max(width_left, 0), _SPARK_CHARS_MAX) if chars else 0
-    return chars, [column for column in columns if column.heading in chosen]
-
-
-def sparkline(history: Document, name: str, chars: int, bars: str) -> Text:
-    """Draw the calls of the last complete slots; the colour of each shows how many failed."""
-    series = history["series"].get(name)
-    if series is None:
-        return Text("")
-    calls, bad = [0] * chars, [0] * chars
-    seconds = history["slot_seconds"]
-    for number, start in enumerate(series["starts"]):
-        place = chars - int((history["at"] - start) // seconds)
-        if 0 <= place < chars:  # an incomplete slot would look like a drop
-            calls[place] = series["calls"][number]
-            bad[place] = sum(series[column][number] for column in ("failed", "refused", "open", "limited"))
-    most = max(*calls, 1)
-    text = Text()
-    for call, wrong in zip(calls, bad, strict=True):
-        text.append(bars[-(-call * (len(bars) - 1) // most)], _colour(call, wrong))
-    return text
-
-
-def _colour(calls: int, bad: int) -> str:
-    if not calls:
-        return "dim"
-    return "red" if 2 * bad >= calls else "yellow" if bad else "green"
-
-
-def _name(card: Document) -> Text:
-    return Text(card["name"], style="bold")
-
-
-def _state(card: Document) -> Text:
-    """Return the state of the upstream in a word or two."""
-    phase, until = card.get("phase"), card.get("until")
-    text = Text(phase or "no breaker", _PHASES.get(str(phase), ""))
-    if card.get("forced"):
-        text = Text(f"held {card['forced']}", _PHASES["open" if phase == "open" else "half-open"])
-    elif phase == "open" and until:
-        text.append(f" {rough_duration(until - card['at'])}")
-    elif card.get("paused"):
-        text = Text(f"paused {rough_duration(card['paused'])}", "yellow")
-    return text
-
-
-def _explanation(card: Document, now: float) -> RenderableType | None:
-    """Return a line that explains an unusual state: why, and until which time of day."""
-    sentence, phase = status_sentence(card, now), card.get("phase")
-    is_restricted = _is_restricted(card)
-    if not sentence or not (is_restricted or card.get("failures") or card.get("shadow")):
-        return None
-    style = _PHASES["open"] if phase == "open" else "yellow" if is_restricted else "dim"
-    return Padding(Text.assemble((f"{card['name']}: ", "bold"), (sentence, style)), (0, 0, 0, 1))
-
-
-def _is_restricted(card: Document) -> bool:
-    """Whether the breaker, a pause, a lowered limit or an operator holds calls back."""
-    return bool(
-        card.get("phase") not in (None, "closed")
-        or card.get("forced")
-        or card.get("paused")
-        or card.get("limit") != card.get("original")
-        or overridden_limits(card)
-    )
-
-
-def _limit(card: Document) -> Text:
-    now, original = card.get("limit"), card.get("original")
-    if now is None:
-        return Text("-")
-    if original is None or now == original:
-        return Text(f"{rate_text(now)}/s")
-    return Text(f"{rate_text(now)} of {rate_text(original)}/s", style="yellow")
-
-
-def _ratio(part: str, whole: str) -> Callable[[Document], Text]:
-    def cell(card: Document) -> Text:
-        some, all_ = card.get(part), card.get(whole)
-        return Text("-" if some is None else f"{some:g}" if all_ is None else f"{some:g}/{all_:g}")
-
-    return cell
-
-
-def _count(name: str, style: str = "") -> Callable[[Document], Text]:
-    def cell(card: Document) -> Text:
-        count = card["minute"].get(name) or 0
-        return Text(f"{count:,}", style=style if count else "")
-
-    return cell
-
-
-def _held_back(card: Document) -> Text:
-    """Count the calls that never reached the upstream: breaker open, or no capacity in time."""
-    count = sum(card["minute"].get(name) or 0 for name in ("open", "limited"))
-    return Text(f"{count:,}", style="yellow" if count else "")
-
-
-def _wait(name: str) -> Callable[[Document], Text]:
-    return lambda card: Text(short_duration(card["minute"].get(name)))
-
-
-_COLUMNS = (
-    UpstreamColumn("state", 12, 0, _state, right=False),
-    UpstreamColumn("limit", 11, 3, _limit),
-    UpstreamColumn("tokens", 7, 7, _ratio("tokens", "capacity")),
-    UpstreamColumn("in flight", 9, 8, _ratio("in_flight", "in_flight_max")),
-    UpstreamColumn("calls/min", 9, 1, _count("calls")),
-    UpstreamColumn("ok", 7, 9, _count("ok")),
-    UpstreamColumn("failed", 6, 2, _count("failed", "red")),
-    UpstreamColumn("refused", 7, 5, _count("refused", "yellow")),
-    UpstreamColumn("held back", 9, 6, _held_back),
-    UpstreamColumn("would refuse", 12, 12, _count("would_refuse", "yellow")),
-    UpstreamColumn("retries", 7, 10, _count("retries")),
-    UpstreamColumn("latency p95", 11, 3.5, _wait("latency_p95")),
-    UpstreamColumn("wait p50", 8, 11, _wait("wait_p50")),
-    UpstreamColumn("wait p95", 8, 4, _wait("wait_p95")),
-)
 
 
 def _workers(document: Document, count: int) -> list[Text]:
@@ -387,17 +185,3 @@ def _event(event: Document) -> Text:
 
 def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
-
-
-def _line_count(parts: Iterable[RenderableType], width: int) -> int:
-    console = Console(width=width)
-    return sum(len(console.render_lines(part, console.options)) for part in parts)
-
-
-def short_duration(seconds: float | None) -> str:
-    """Return a duration in a few characters."""
-    if seconds is None:
-        return "-"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 10 else rough_duration(seconds)

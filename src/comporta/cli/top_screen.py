@@ -23,8 +23,9 @@ from rich.live import Live
 from rich.text import Text
 
 from comporta.cli.console import clock_time, rough_duration
-from comporta.cli.top_render import BARS, BARS_ASCII, Canvas, TopSnapshot, render
+from comporta.cli.top_render import render
 from comporta.cli.top_source import FleetSource
+from comporta.cli.top_upstreams import BARS, BARS_ASCII, Canvas, TopSnapshot
 from comporta.threads import BackgroundThread
 
 FRAME_SECONDS = 0.2

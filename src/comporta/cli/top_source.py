@@ -15,10 +15,10 @@ import click
 from comporta import __version__
 from comporta.cli.state_option import doctor_command, inspect_store, shared_url
 from comporta.cli.top_database import TopDatabase
-from comporta.cli.top_render import Document, TopSnapshot
+from comporta.cli.top_upstreams import Document, TopSnapshot
 from comporta.errors import ComportaError, StateUnavailableError
 from comporta.fleet.reader import UNREACHABLE, fleet_history_flow, fleet_status_flow
-from comporta.fleet.summary import status_reasons
+from comporta.fleet.summary import fleet_reasons
 from comporta.flow import run
 from comporta.stores.base import Store
 from comporta.stores.failover.worker_registry import ListWorkers
@@ -133,6 +133,6 @@ def _warning_reasons(sections: Document) -> list[str]:
     cards = sections["upstreams"]
     database = sections["database"] or {"status": "ok"}
     return [
-        *(reason for card in cards for reason in status_reasons(card)),
+        *fleet_reasons(cards),
         *(["the database cannot be read"] if database["status"] != "ok" else []),
     ]

@@ -21,15 +21,12 @@ from comporta.cli.upstream_tables import circuit_text, limit_text, list_table, s
 from comporta.cli.upstream_targets import (
     ServiceTarget,
     StateTarget,
-    Summary,
     UpstreamTarget,
-    find_limit,
     unpublished_summary,
 )
 from comporta.errors import StateError
-from comporta.limits.config import LimitConfig
+from comporta.fleet.overrides import Summary, find_limit, with_burst
 from comporta.limits.overrides.record import PAUSE_US_MAX
-from comporta.limits.strategies.registry import strategy_type
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -195,7 +192,7 @@ def limit(
         raise click.UsageError("give either LIMIT, such as 5/s, or --revoke")
     with _open_target(**where) as target:
         before = _find(target, name, unlisted=unlisted)
-        part = find_limit(before, limit_name)
+        part = _find_limit(before, limit_name)
         target.set_limit(before, None if limit is None else _with_burst(limit, part), limit_name)
         after = target.with_overrides(before)
     named = "" if limit_name is None else f" --limit-name {limit_name}"
@@ -289,18 +286,15 @@ def _find_breaker(target: UpstreamTarget, name: str, *, unlisted: bool) -> Summa
     return found
 
 
-def _with_burst(text: str, upstream: Summary) -> str:
-    """Return the text of a limit; if it has no burst, with that of the current limit.
-
-    The burst of a limit such as 10/s is its amount, which follows the new amount.
-    """
-    strategy = upstream["strategy"]
+def _find_limit(found: Summary, limit_name: str | None) -> Summary:
     try:
-        config = LimitConfig.parse(text, strategy)
+        return find_limit(found, limit_name)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--limit-name") from None
+
+
+def _with_burst(text: str, part: Summary) -> str:
+    try:
+        return with_burst(text, part)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="LIMIT") from None
-    burst, has_window = upstream["burst"], strategy_type(config.strategy_name).needs_window
-    if burst is None or has_window or "burst" in text.lower():
-        return text
-    is_amount = burst == round(upstream["original"] * (config.window or 1.0))
-    return text if is_amount else f"{text} burst {burst}"

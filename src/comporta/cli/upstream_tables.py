@@ -13,7 +13,7 @@ from comporta.fleet.summary import overridden_limits
 from comporta.limits.overrides.record import rate_text
 
 if TYPE_CHECKING:
-    from comporta.cli.upstream_targets import Summary
+    from comporta.fleet.overrides import Summary
 
 _STYLES = {"open": "bold red", "half-open": "yellow", "closed": "green"}
 

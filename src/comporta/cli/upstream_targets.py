@@ -16,34 +16,17 @@ from urllib.request import Request, urlopen
 
 import click
 
-from comporta.breaker.admission import FORCE_NAMES
 from comporta.breaker.breaker import CircuitBreaker
 from comporta.breaker.config import BreakerConfig
 from comporta.breaker.flows import force_operation
-from comporta.breaker.operation import FORCED_SPACE
-from comporta.breaker.state import ForcedState, parse_forced_state
 from comporta.events import Event
 from comporta.fleet.event_journal import ADMIN, JOURNAL, RESET_BREAKER, action_text, encode_event
+from comporta.fleet.overrides import Summary, current_summary_flow, pause_flow, set_limit_flow
 from comporta.fleet.reader import fleet_status_flow
 from comporta.flow import run
-from comporta.limits.config import LimitConfig
-from comporta.limits.overrides.operation import (
-    OverrideOperation,
-    OverrideReply,
-    PauseLimit,
-    ReadOverride,
-    ResumeLimit,
-    RevokeOverride,
-    SetLimit,
-)
-from comporta.limits.overrides.record import OverrideRecord, limit_text, rate_per_second
-from comporta.ramp import FULL_SHARE
 from comporta.stores.base import Store
 from comporta.stores.failover.worker_registry import ListWorkers
 from comporta.stores.journal import AppendToJournal
-from comporta.stores.records import ReadRecord
-
-Summary = dict[str, Any]
 
 SERVICE_SECONDS = 10.0
 _ANSWER_BYTES_MAX = 10 << 20
@@ -85,19 +68,7 @@ class StateTarget:
 
     def with_overrides(self, summary: Summary) -> Summary:
         """Return a summary with the overrides that the store holds now."""
-        forced = parse_forced_state(self._store.apply(ReadRecord(FORCED_SPACE, summary["name"])))
-        replies = [self._store.apply(ReadOverride(name, _EXAMPLE_PARAMS)) for name in limiter_names(summary)]
-        limits = [
-            {**limit, **_limit_fields(limit, reply)}
-            for limit, reply in zip(summary["limits"], replies, strict=False)  # none of an upstream with one
-        ]
-        return {
-            **summary,
-            **_circuit_fields(summary, forced),
-            **_limit_fields(summary, replies[0]),
-            "limits": limits,
-            "paused": round(max(reply.paused_us for reply in replies) / 1e6, 3),
-        }
+        return run(current_summary_flow(self._store, summary))
 
     def force(self, upstream: Summary, how: str, reason: str) -> None:
         """Write the record that holds a circuit."""
@@ -112,32 +83,14 @@ class StateTarget:
 
     def set_limit(self, upstream: Summary, limit: str | None, limit_name: str | None = None) -> None:
         """Write the override record of a limit."""
-        part = find_limit(upstream, limit_name)
-        name = limiter_names(upstream)[0 if part is upstream else upstream["limits"].index(part)]
+        run(set_limit_flow(self._store, upstream, limit, limit_name))
         detail = " ".join(filter(None, (limit_name, limit)))
-        if limit is None:
-            self._override(upstream, RevokeOverride(name, _EXAMPLE_PARAMS), "revoke limit", detail)
-        else:
-            config = LimitConfig.parse(limit, part["strategy"])
-            operation = SetLimit(name, config.build_strategy().params, str(config))
-            self._override(upstream, operation, "change limit", detail)
+        self._log(upstream, "revoke limit" if limit is None else "change limit", detail)
 
     def pause(self, upstream: Summary, seconds: float) -> None:
         """Write the pause into the override record; end it in those of all limits."""
-        first, *others = limiter_names(upstream)
-        if seconds:
-            pause = PauseLimit(first, _EXAMPLE_PARAMS, round(seconds * 1e6))
-            self._override(upstream, pause, "pause", f"for {seconds:g} s")
-            return
-        for name in others:
-            self._store.apply(ResumeLimit(name, _EXAMPLE_PARAMS))
-        self._override(upstream, ResumeLimit(first, _EXAMPLE_PARAMS), "resume")
-
-    def _override(
-        self, upstream: Summary, operation: OverrideOperation, action: str, detail: str = ""
-    ) -> None:
-        self._store.apply(operation)
-        self._log(upstream, action, detail)
+        run(pause_flow(self._store, upstream, seconds))
+        self._log(upstream, *(("pause", f"for {seconds:g} s") if seconds else ("resume",)))
 
     def _log(self, upstream: Summary, action: str, detail: str = "") -> None:
         """Append an event to the journal of the fleet."""
@@ -217,54 +170,6 @@ def unpublished_summary(name: str) -> Summary:
         "last_failures": [],
         "strategy": "token_bucket",
     }
-
-
-_EXAMPLE_PARAMS = LimitConfig.parse("1/s").build_strategy().params
-"""The parameters of operations that need some but do not write them: a pause, a revocation, a read."""
-
-
-def find_limit(summary: Summary, limit_name: str | None) -> Summary:
-    """Return one of several limits by its name; without a name the first, or the upstream if it has one."""
-    limits: list[Summary] = summary["limits"]
-    if limit_name is None:
-        return limits[0] if limits else summary
-    for limit in limits:
-        if limit["name"] == limit_name:
-            return limit
-    known = ", ".join(limit["name"] for limit in limits)
-    expected = f"one of {known}" if known else f"left out, because {summary['name']} has one limit"
-    raise click.BadParameter(f"must be {expected}, got {limit_name!r:.100}", param_hint="--limit-name")
-
-
-def limiter_names(summary: Summary) -> list[str]:
-    """Return the names of an upstream's limits in the store.
-
-    Limits that a program named belong to the upstream's name; those of a list are named after it already.
-    """
-    name, limits = str(summary["name"]), [str(limit["name"]) for limit in summary["limits"]]
-    if not limits:
-        return [name]
-    return limits if limits[0] == name else [f"{name}.{limit}" for limit in limits]
-
-
-def _circuit_fields(summary: Summary, forced: ForcedState) -> Summary:
-    mode = FORCE_NAMES.get(forced.mode)
-    if mode == summary["forced"] and (mode is None or forced.reason == summary["reason"]):
-        return {}
-    fields = {"forced": mode, "phase": mode or "closed", "reason": forced.reason, "until": None}
-    return fields if mode else {**fields, "failures": 0}
-
-
-def _limit_fields(summary: Summary, reply: OverrideReply) -> Summary:
-    record = OverrideRecord.parse(reply.record or None)
-    if record is not None and (record.set_by_operator or reply.share < FULL_SHARE):
-        limit, original = rate_per_second(record.params), rate_per_second(record.base)
-        fields = {"limit": limit, "original": original, "burst": record.base.capacity}
-        return {**fields, "limit_text": limit_text(record.base)}
-    configured = summary["configured"]
-    burst = summary["burst"] if summary["original"] == configured else None  # published while overridden
-    text = summary["configured_text"]
-    return {"limit": configured, "original": configured, "burst": burst, "limit_text": text}
 
 
 def _path(upstream: Summary) -> str:

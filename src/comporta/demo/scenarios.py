@@ -285,7 +285,7 @@ _CROWD: Final = (
         (Action("crowd", "one"),),
     ),
     ScenarioStep(
-        "Everybody has the whole answer",
+        "Everyone gets the whole answer",
         "The whole fleet reads each page once, however many people need it. People ask again at the time "
         "that their answer named.",
         "The card of PNCP: the waits become short again, and the requests fall below the limit line.",

@@ -15,6 +15,7 @@
 ``event_journal.py``  the events of the journal: written by workers, merged for readers (pure)
 ``failures.py``       the latest failures of each upstream, with their texts
 ``reader.py``         reads the status and the history of the fleet; needs nothing but the store
+``overrides.py``      reads and changes overrides of upstreams that are only published
 ``summary.py``        an upstream's health as plain data and as one sentence (pure)
 ``series.py``         which number is in which column of a history (pure)
 ``validation.py``     parses records that another program may have written (pure)

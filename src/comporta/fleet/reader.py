@@ -75,7 +75,7 @@ STORY_NOW: Final = "now"
 BATCH_SIZE: Final = 25
 """How many series are read or written in one call, which occupies a server for about 1 ms."""
 
-UNREACHABLE: Final = "the shared state is out of reach"
+UNREACHABLE: Final = "the shared store is unreachable"
 HOUR_SECONDS: Final = SLOTS * SLOT_SECONDS
 NAMES_SECONDS: Final = 3600.0
 _RENEWAL_SECONDS = 60.0
@@ -108,9 +108,14 @@ def summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
     )
 
 
-def failures_flow(store: Store, names: Iterable[str]) -> Flow[dict[str, list[dict[str, Any]]]]:
-    """Return the latest failures of upstreams by name, the newest first: ``at``, ``text`` and ``worker``."""
-    return (yield from _StatusReader(store).failures_flow(names))
+def published_summary_flow(store: Store, name: str) -> Flow[dict[str, Any] | None]:
+    """Return what a worker published about an upstream in the last 30 s, with its latest failures."""
+    record: bytes | None = yield Apply(store, ReadRecord(SUMMARIES, name))
+    summary = parse_summary(name, record)
+    if summary is None:
+        return None
+    failures = yield from _StatusReader(store).failures_flow([name])
+    return {**summary, "last_failures": failures[name]}
 
 
 def encode_summary(summary: Mapping[str, Any]) -> bytes:

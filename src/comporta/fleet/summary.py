@@ -6,7 +6,7 @@ that is not closed, a pause, a limit that is lowered or overridden. Its times ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,6 +57,12 @@ def upstream_summary(
     }
 
 
+def fleet_reasons(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return why upstreams are not in their normal state: those of open circuits first."""
+    ranked = sorted(summaries, key=lambda summary: summary["phase"] != "open")
+    return [reason for summary in ranked for reason in status_reasons(summary)]
+
+
 def status_reasons(summary: Mapping[str, Any]) -> list[str]:
     """Return why an upstream is not in its normal state: what an operator decided first, then the rest."""
     name, phase = summary["name"], summary["phase"]
@@ -64,7 +70,8 @@ def status_reasons(summary: Mapping[str, Any]) -> list[str]:
     if summary["forced"]:
         reasons.append(f"{name} is held {summary['forced']} by an operator")
     elif phase in ("open", "half-open"):
-        reasons.append(f"{name} is {phase}")
+        is_shadow = "breaker" in summary.get("shadow", ())
+        reasons.append(f"{name} is {phase}{' in shadow mode: calls pass' if is_shadow else ''}")
     if summary["paused"]:
         reasons.append(f"{name} is paused")
     if summary["limit"] < summary["original"]:

@@ -11,6 +11,7 @@
 - ``identity``: who sends a request. ``tokens``: API tokens.
 - ``auth_throttle``, ``auth_log``: limit wrong tokens and report them as events.
 - ``audit``: the log of operator actions. ``cache_admin``: operator actions on cache keys.
+- ``upstream_admin``: operator actions on upstreams, of the service and of other programs.
 - ``disk_check``: whether directories can be written. ``database_outage``: logs an outage once.
 - ``health``, ``metrics``: contents of ``/v1/health`` and ``/metrics``.
 - ``migrations``: all tables of the service.

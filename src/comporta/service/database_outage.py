@@ -31,7 +31,7 @@ class DatabaseOutage:
         """Count a request that failed; log the first one, and wait for the end of the outage."""
         self._failed += 1
         if self._probing is None:
-            _LOG.error("the database is out of reach: %s", error)
+            _LOG.error("the database is unreachable: %s", error)
             self._probing = asyncio.create_task(self._wait_for_recovery())
 
     def close(self) -> None:

@@ -112,7 +112,7 @@ def _write_file(directory: Path) -> str | None:
 async def _write_on_server(database: Database) -> str | None:
     """Make the server write a temporary file, where the tables of this database are.
 
-    A server that is out of reach is not the disk's problem: health says so at ``database``.
+    An unreachable server is not the disk's problem: health says so at ``database``.
     """
     try:
         _, [(read_only, _)] = await database.write_async((_NO_MEMORY, _WRITE_TEMPORARY_FILE), {})

@@ -17,6 +17,7 @@ from comporta.cache.tables import CacheTables
 from comporta.clock import MONOTONIC
 from comporta.database.base import Statement
 from comporta.errors import DatabaseError, StateError
+from comporta.fleet.reader import UNREACHABLE
 from comporta.fleet.summary import status_reasons, upstream_summary
 from comporta.service.sources.last_answers import LastAnswers, read_answers
 from comporta.stores.base import Fallback
@@ -82,12 +83,13 @@ async def read_health(container: Container) -> dict[str, Any]:
 
 
 class HealthSummary(NamedTuple):
-    """The overall status and the reasons why it is not ``ok``."""
+    """The overall status, and the reasons why it is not ``ok``: first the outages of store and database."""
 
     status: str
     reasons: list[str]
     sources: dict[str, dict[str, Any]]
     fallback: Fallback | None
+    outages: list[str]
 
     @classmethod
     def from_states(
@@ -103,15 +105,15 @@ class HealthSummary(NamedTuple):
         ``disk`` says where nothing can be written, and why.
         """
         sources = {state.name: _source_json(state, answers.get(state.name)) for state in upstreams}
-        reasons = [
-            *(reason for source in sources.values() for reason in source["reasons"]),
-            *(["the shared state is out of reach"] if fallback else []),
-            *(["the database is out of reach"] if database["status"] != OK else []),
-            *disk,
+        outages = [
+            *(["the database is unreachable"] if database["status"] != OK else []),
+            *([UNREACHABLE] if fallback else []),
         ]
+        source_reasons = [reason for source in sources.values() for reason in source["reasons"]]
+        reasons = [*outages, *source_reasons, *disk]
         statuses = [OK, *(str(source["status"]) for source in sources.values())]
         worst = max(WARN if fallback or disk else OK, database["status"], *statuses, key=_SEVERITY.index)
-        return cls(worst, reasons, sources, fallback)
+        return cls(worst, reasons, sources, fallback, outages)
 
 
 async def read_upstream_states(container: Container) -> list[UpstreamState]:

@@ -2,7 +2,7 @@
 
 ::
 
-    2026-11-18T09:30:00.123Z WARNING web-1:412 7f3a9c21-5 comporta.service: the database is out of reach
+    2026-11-18T09:30:00.123Z WARNING web-1:412 7f3a9c21-5 comporta.service: the database is unreachable
 
 A middleware sets the id of the current request; everything that is logged while it is handled has that id.
 """

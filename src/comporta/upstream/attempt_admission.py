@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from comporta.breaker.flows import passes_in_shadow
 from comporta.errors import CircuitOpenError, LimitReachedError, StateError
 from comporta.flow import Flow
 from comporta.jitter import uniform
@@ -153,6 +154,8 @@ def _readmit_flow(call: CallState) -> Flow[None]:
     """Get a new admission after a wait; a running probe and an admission of the ramp stay valid."""
     previous, breaker = call.admission, call.policies.breaker
     if previous is None or breaker is None or breaker.view.state.holds_probe(previous):
+        return
+    if passes_in_shadow(previous):  # it counts once as a call that would have been refused
         return
     try:
         yield from _admit_flow(call)

@@ -83,6 +83,7 @@ def progress_line(report: Report, extra: str = "", width: int | None = None) -> 
         "dead": quantity(report.dead, "dead letter") if report.dead else "",
         "extra": extra,
         "left": f"{format_duration(left)} left" if left >= 1 else "",  # the total is approximate
+        "draining": "stopping" if report.draining and not report.ended else "",
     }
     for name in ("", "retries", "rate", "left", "dead", "extra"):
         parts.pop(name, None)

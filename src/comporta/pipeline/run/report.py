@@ -14,7 +14,7 @@ class Report:
     ``done`` counts the items that this run confirmed: ``written`` ones, ``dead`` ones (dead letters) and
     those without a row. ``skipped`` counts the items that an earlier run confirmed, and ``dead_before`` its
     dead letters. ``total`` is the approximate number of items, if known. ``ended`` is ``complete``,
-    ``drained`` or ``stopped``, and empty during the run.
+    ``drained`` or ``stopped``, and empty during the run. ``draining``: the run starts no more items.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Report:
     dead_before: int = 0
     seconds: float = 0.0
     ended: str = ""
+    draining: bool = False
 
     @property
     def rate(self) -> float:
@@ -41,7 +42,8 @@ class Report:
     @property
     def seconds_left(self) -> float | None:
         """The approximate time that is left, if it can be estimated."""
-        return None if self.left is None or self.rate == 0 else self.left / self.rate
+        is_unknown = self.left is None or self.rate == 0 or self.draining
+        return None if is_unknown else (self.left or 0) / self.rate
 
     @property
     def done_text(self) -> str:

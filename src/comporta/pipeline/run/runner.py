@@ -88,6 +88,7 @@ class PipelineRun:
         if self._end_state != COMPLETE:
             return
         self._end_state = DRAINED
+        self.report.draining = True
         self._publish("pipeline_draining", f"starts no more items: {self.report}")
         if self._reader is not None:
             self._reader.stop()

@@ -17,7 +17,7 @@ import msgspec
 from comporta import __version__
 from comporta.breaker.admission import worker_name
 from comporta.fleet import fleet_history_flow, fleet_status_flow, upstream_summary
-from comporta.fleet.summary import status_reasons
+from comporta.fleet.summary import fleet_reasons
 from comporta.flow import run, run_async
 from comporta.limits.leases.client import leased_units
 from comporta.service.dashboard.database_snapshot import FastSnapshot, SlowSnapshot, Snapshot
@@ -76,10 +76,10 @@ async def build_document(
     status = await run_async(fleet_status_flow(container.store, summaries))
     now = time.time()
     fleet, as_of = last_known.complete(status, now)
-    others = [summary for summary in fleet["upstreams"] if summary["name"] not in container.upstreams]
     all_reasons = (
+        *health.outages,
+        *fleet_reasons(fleet["upstreams"]),
         *health.reasons,
-        *(reason for summary in others for reason in status_reasons(summary)),
         *_cache_reasons(fast, slow),
         *map(redact_text, fleet["reasons"]),
     )
@@ -93,10 +93,7 @@ async def build_document(
         "reasons": reasons,
         "state": _store_json(container),
         "database": database,
-        "upstreams": [
-            {**redact_upstream(summary), "operable": summary["name"] in container.upstreams}
-            for summary in fleet["upstreams"]
-        ],
+        "upstreams": [redact_upstream(summary) for summary in fleet["upstreams"]],
         "workers": _workers_json(container, fleet, fast, slow),
         "cache": _cache_json(fleet["minutes"].get("cache"), fast, slow),
         "jobs": None if fast.value is None else fast.value.jobs,

@@ -116,9 +116,9 @@ _UPSTREAMS: Final[Schema] = {
             "burst": INTEGER_OR_NULL,
             "strategy": STRING,
             "waiting": object_of(INTEGER),
-            "operable": BOOLEAN,
         },
     ),
+    "ChangedUpstream": {"anyOf": [reference("UpstreamState"), reference("UpstreamSummary")]},
     "UpstreamList": record({"upstreams": array(reference("UpstreamSummary"))}),
 }
 

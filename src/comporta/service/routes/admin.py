@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -12,19 +11,16 @@ from pydantic import BaseModel, Field
 
 from comporta.breaker.breaker import CircuitBreaker
 from comporta.fleet.event_journal import RESET_BREAKER
-from comporta.fleet.reader import failures_flow
+from comporta.fleet.overrides import current_summary_flow
+from comporta.fleet.reader import fleet_status_flow
 from comporta.flow import run_async
-from comporta.limits.config import LimitConfig
-from comporta.limits.limiter import BaseLimiter
-from comporta.limits.overrides.degradation import limiter_params
-from comporta.limits.overrides.record import limit_text
 from comporta.service import cache_admin
 from comporta.service.container import Container, get_container
 from comporta.service.dashboard.document import upstream_summaries
 from comporta.service.health import read_source_answers, read_upstream_states
 from comporta.service.problems import HttpProblem
 from comporta.service.search.query import NO_CONTROL_CHARS
-from comporta.upstream.upstream import Upstream
+from comporta.service.upstream_admin import find_upstream
 
 T = TypeVar("T")
 
@@ -132,34 +128,40 @@ class PauseRequest(BaseModel):
 
 @router.get("/upstreams")
 async def list_upstreams(operator: OperatorDep) -> dict[str, Any]:
-    """List the upstreams of the service: circuit, limit, pause, and what operators have changed."""
-    states = await read_upstream_states(operator.container)
-    answers = await read_source_answers(operator.container)
-    summaries = upstream_summaries(operator.container, states, answers)
-    failures = await run_async(failures_flow(operator.container.store, summaries))
+    """List all upstreams of the fleet: circuit, limit, pause, and what operators have changed."""
+    container = operator.container
+    states = await read_upstream_states(container)
+    own = upstream_summaries(container, states, await read_source_answers(container))
+    status = await run_async(fleet_status_flow(container.store, own))
     return {
-        "upstreams": [{**summary, "last_failures": failures[name]} for name, summary in summaries.items()]
+        "upstreams": [
+            summary
+            if summary["name"] in own
+            else await run_async(current_summary_flow(container.store, summary))
+            for summary in status["upstreams"]
+        ]
     }
 
 
 @router.post("/breakers/{name}/open")
 async def open_breaker(operator: OperatorDep, name: UpstreamName, body: ReasonRequest) -> dict[str, Any]:
     """Force a breaker open for all workers until it is closed or reset."""
-    breaker = _find_breaker(operator.container, name)
+    breaker = await _find_breaker(operator.container, name)
     return await operator.perform("open breaker", name, _force(breaker, "open", body.reason), body.reason)
 
 
 @router.post("/breakers/{name}/close")
 async def close_breaker(operator: OperatorDep, name: UpstreamName, body: ReasonRequest) -> dict[str, Any]:
     """Force a breaker closed for all workers until it is opened or reset."""
-    breaker = _find_breaker(operator.container, name)
+    breaker = await _find_breaker(operator.container, name)
     return await operator.perform("close breaker", name, _force(breaker, "closed", body.reason), body.reason)
 
 
 @router.post("/breakers/{name}/reset")
 async def reset_breaker(operator: OperatorDep, name: UpstreamName) -> dict[str, Any]:
     """End a forced state and reset the breaker: closed, with no failures counted."""
-    return await operator.perform(RESET_BREAKER, name, _reset(_find_breaker(operator.container, name)))
+    breaker = await _find_breaker(operator.container, name)
+    return await operator.perform(RESET_BREAKER, name, _reset(breaker))
 
 
 @router.put("/limits/{name}")
@@ -170,13 +172,8 @@ async def change_limit(
 
     A burst that the text does not give stays as it is, if the limit has one of its own.
     """
-    upstream = _find_upstream(operator.container, name)
-    limiter = _find_limiter(upstream, limit_name)
-    try:
-        limit = _with_burst(LimitConfig.parse(body.limit, limiter.strategy), body.limit, limiter)
-    except ValueError as error:
-        raise HttpProblem(422, "Unprocessable Content", str(error), "limit") from None
-    work = _set_limit(upstream, limiter, limit)
+    upstream = await find_upstream(operator.container, name)
+    work = upstream.set_limit(body.limit, limit_name)
     return await operator.perform("change limit", name, work, f"{limit_name or ''} {body.limit}".strip())
 
 
@@ -185,23 +182,24 @@ async def revoke_limit(
     operator: OperatorDep, name: UpstreamName, limit_name: LimitName = None
 ) -> dict[str, Any]:
     """Revoke the override: the configured limit applies again."""
-    upstream = _find_upstream(operator.container, name)
-    work = _set_limit(upstream, _find_limiter(upstream, limit_name), None)
+    upstream = await find_upstream(operator.container, name)
+    work = upstream.set_limit(None, limit_name)
     return await operator.perform("revoke limit", name, work, limit_name or "")
 
 
 @router.post("/upstreams/{name}/pause")
 async def pause_upstream(operator: OperatorDep, name: UpstreamName, body: PauseRequest) -> dict[str, Any]:
     """Pause all calls to an upstream for some time."""
-    upstream = _find_upstream(operator.container, name)
+    upstream = await find_upstream(operator.container, name)
     detail = f"for {body.seconds:g} s"
-    return await operator.perform("pause", name, _set_pause(upstream, body.seconds), detail)
+    return await operator.perform("pause", name, upstream.set_pause(body.seconds), detail)
 
 
 @router.post("/upstreams/{name}/resume")
 async def resume_upstream(operator: OperatorDep, name: UpstreamName) -> dict[str, Any]:
     """End a pause."""
-    return await operator.perform("resume", name, _set_pause(_find_upstream(operator.container, name), 0))
+    upstream = await find_upstream(operator.container, name)
+    return await operator.perform("resume", name, upstream.set_pause(0))
 
 
 @router.get("/cache/keys")
@@ -299,53 +297,8 @@ async def _reset(breaker: CircuitBreaker) -> dict[str, Any]:
     return (await breaker.get_state()).as_dict()
 
 
-def _with_burst(limit: LimitConfig, text: str, limiter: BaseLimiter) -> LimitConfig:
-    """Return a limit with the burst of the one in force, unless the text gives one or that has none."""
-    _, current = limiter_params(limiter)
-    if "burst" in text.lower() or "burst" not in limit_text(current):
-        return limit
-    return replace(limit, capacity=current.capacity)
-
-
-async def _set_limit(upstream: Upstream, limiter: BaseLimiter, limit: LimitConfig | None) -> dict[str, Any]:
-    await upstream.get_state()  # reads the overrides in effect
-    before = limit_text(limiter_params(limiter)[1])
-    await limiter.set_limit(limit)
-    state = await upstream.get_state()
-    after = limit_text(limiter_params(limiter)[1])
-    return {**state.as_dict(), "limit_before": before, "limit_after": after}
-
-
-async def _set_pause(upstream: Upstream, seconds: float) -> dict[str, Any]:
-    """Pause the first limit, which every call needs; resume all, because any of them may be paused."""
-    if seconds:
-        await upstream.limiter.pause(seconds)
-    else:
-        for limiter in upstream.limits.limiters.values() if upstream.limits else (upstream.limiter,):
-            await limiter.resume()
-    return (await upstream.get_state()).as_dict()
-
-
-def _find_upstream(container: Container, name: str) -> Upstream:
-    if name not in container.upstreams:
-        known = ", ".join(container.upstreams)
-        raise HttpProblem(404, "Not Found", f"name must be one of {known}, got {name!r:.100}", "name")
-    return container.upstreams[name]
-
-
-def _find_limiter(upstream: Upstream, limit_name: str | None) -> BaseLimiter:
-    limiters = {} if upstream.limits is None else upstream.limits.limiters
-    if limit_name is None:
-        return upstream.limiter
-    if limit_name not in limiters:
-        known = ", ".join(limiters) or "left out: the upstream has one limit"
-        detail = f"limit_name must be {'one of ' if limiters else ''}{known}, got {limit_name!r:.100}"
-        raise HttpProblem(404, "Not Found", detail, "limit_name")
-    return limiters[limit_name]
-
-
-def _find_breaker(container: Container, name: str) -> CircuitBreaker:
-    breaker = _find_upstream(container, name).breaker
+async def _find_breaker(container: Container, name: str) -> CircuitBreaker:
+    breaker = (await find_upstream(container, name)).breaker
     if breaker is None:
         raise HttpProblem(404, "Not Found", f"{name} has no breaker", "name")
     return breaker

@@ -53,7 +53,7 @@ export class Actions {
     this.token = token;
     this.update(true);
     $("stop-operating").focus(); // the pressed button is gone
-    return "You are operating now: the upstreams of this service have buttons.";
+    return "You are operating now: every upstream has buttons.";
   }
 
   stop() {
@@ -105,8 +105,7 @@ export class Actions {
     this.toastTimer = setTimeout(() => $("toast").classList.remove("shown"), TOAST_MS);
   }
 
-  // The service operates its own upstreams only; for those of other programs the note says what to use.
-  forUpstream(parent, note, name) {
+  forUpstream(parent, name) {
     let card = null;
     parent.setAttribute("aria-label", `Operate ${name}`);
     const operations = upstreamOperations(this, name, () => card);
@@ -117,9 +116,7 @@ export class Actions {
     return {
       update: (item) => {
         card = item;
-        const isOperable = item.operable !== false;
-        setVisible(parent, this.token !== null && isOperable);
-        setVisible(note, this.token !== null && !isOperable);
+        setVisible(parent, this.token !== null);
         operations.forEach(({ applies }, index) => setVisible(buttons[index], applies ? applies(item) : true));
       },
     };

@@ -203,7 +203,7 @@ class Card {
     this.limits = new StatList(this.fields.limits);
     this.failureRows = new KeyedRows(this.fields.failures, () => failureRow(this.clock), FAILURES_MAX);
     this.deadline = null;
-    this.actions = cards.actions.forUpstream(this.fields.actions, this.fields["not-operable"], card.name);
+    this.actions = cards.actions.forUpstream(this.fields.actions, card.name);
     this.node.dataset.upstream = card.name;
     this.fields.name.id = `name-of-upstream-${card.name}`; // a prefix that no id of the page has
     this.node.setAttribute("aria-labelledby", this.fields.name.id);
@@ -317,7 +317,7 @@ function holdersText(card, workers) {
 
 // A pause only has its remaining time, so its length is the longest remaining time seen.
 function cardDeadline(card, now, before) {
-  if (card.phase === "open" && card.until) {
+  if (card.phase === "open" && card.until && !card.shadow?.includes("breaker")) {
     const whole = Math.max(card.until - (card.since ?? now), 1);
     return { at: card.until, whole, what: (left) => (left < 100 ? "s to next attempt" : "to next attempt") };
   }

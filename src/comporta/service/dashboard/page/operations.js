@@ -108,7 +108,7 @@ function limitOperations(actions, name, path, card) {
         title: `Change the limit of ${name}?`,
         text:
           "The new limit applies to all workers together until you change or revoke it. " +
-          `${currentText(card())} A burst that you leave out stays as it is.`,
+          `${currentText(card())}${burstText(card())}`,
         choice: limitChoice(card().limits ?? []),
         field: {
           label: "Limit",
@@ -152,6 +152,12 @@ function currentText(card) {
   if (!card.limits?.length) return `It is ${card.limit_text} now${configuredText(card)}.`;
   const texts = card.limits.map((limit) => `${limit.name} ${limit.limit_text}${configuredText(limit)}`);
   return `The limits are ${texts.join("; ")}.`;
+}
+
+// The burst of a limit such as 5/s is its amount, which follows the new amount.
+function burstText(card) {
+  const limits = card.limits?.length ? card.limits : [card];
+  return limits.some((limit) => limit.limit_text.includes(" burst ")) ? " A burst that you leave out stays as it is." : "";
 }
 
 function revocationText(card) {

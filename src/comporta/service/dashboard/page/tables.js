@@ -197,7 +197,7 @@ function degradedRow(clock, actions, showEvents) {
     },
     tick() {
       const left = (current.next_retry ?? 0) - clock.now();
-      setText(when, left > 0 ? `retried in ${duration(left)}` : "about to be retried");
+      setText(when, left > 0 ? `next retry in ${duration(left)}` : "about to be retried");
     },
   };
   return row;

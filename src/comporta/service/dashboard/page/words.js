@@ -41,7 +41,7 @@ export function phaseText(card) {
   if (card.phase === "half-open" && card.share > 0) {
     return { word, meaning: `Closing step by step: ${percent(card.share)} of the calls pass.` };
   }
-  if (card.phase !== "open" && card.paused > 0) return { word, meaning: "Paused: calls wait." };
+  if (card.phase !== "open" && card.paused > 0) return { word: "Paused", meaning: "Calls wait." };
   return { word, meaning };
 }
 
@@ -140,7 +140,7 @@ export function sentence(text) {
   const plain = (text ?? "").trim();
   if (!plain) return "";
   const ended = /[.!?…]$/.test(plain) ? plain : `${plain}.`;
-  return ended[0].toUpperCase() + ended.slice(1);
+  return /^\S+:\/\//.test(ended) ? ended : ended[0].toUpperCase() + ended.slice(1);
 }
 
 export function modeText(mode) {
@@ -174,6 +174,7 @@ function trimZeros(value, digits) {
 
 export function rate(perSecond) {
   if (perSecond === null || perSecond === undefined) return "–";
+  if (perSecond > 0 && perSecond < 0.1 / 60) return `${number(perSecond * 3600)}/h`;
   if (perSecond > 0 && perSecond < 0.1) return `${number(perSecond * 60)}/min`;
   return `${trimZeros(perSecond, perSecond >= 10 ? 1 : 2)}/s`;
 }
