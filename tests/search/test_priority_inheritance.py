@@ -212,7 +212,7 @@ def test_announcement__older_than_the_read__raises_nothing_until_the_user_announ
         users.announce(store, params, USER)
         await wait_for(lambda: store.writes == 1)
         read = ReadClass(REFRESH)
-        with users.raising(store, params, read):
+        with users.watch(store, params, read):
             reads = store.reads
             await wait_for(lambda: store.reads >= reads + 3)
             assert read.caller == REFRESH
@@ -229,7 +229,7 @@ def test_announcement__store_unreachable__leaves_the_class_as_it_is(monkeypatch:
 
     async def scenario() -> None:
         read = ReadClass(REFRESH)
-        with users.raising(store, params, read):
+        with users.watch(store, params, read):
             users.announce(store, params, USER)
             await wait_for(lambda: store.writes == 1 and store.reads >= 3)
             assert read.caller == REFRESH

@@ -182,7 +182,7 @@ class ListingReader:
             async with asyncio.timeout(READ_SECONDS_MAX) as bound:
                 with (
                     self._classes.join((source.name, listing)) as read_class,
-                    self._waiting_users.raising(
+                    self._waiting_users.watch(
                         source.upstream.store, _cache_params(source.name, listing), read_class
                     ),
                 ):

@@ -162,7 +162,7 @@ class Search:
         self._running.add(source.name, scope, fetch)
         store, params = source.upstream.store, scope.cache_params(source.name)
         try:
-            with self._waiting_users.raising(store, params, fetch):
+            with self._waiting_users.watch(store, params, fetch):
                 return await fetch.load(missing or scope.ufs)
         finally:
             self._running.remove(source.name, scope, fetch)

@@ -56,7 +56,7 @@ class WaitingUsers:
             writing.add_done_callback(self._writes.discard)
 
     @contextmanager
-    def raising(self, store: Store, params: Mapping[str, Any], read: PrioritizedRead) -> Iterator[None]:
+    def watch(self, store: Store, params: Mapping[str, Any], read: PrioritizedRead) -> Iterator[None]:
         """Raise a read, while it runs, to the class of a user of another worker who waits for it."""
         if read.caller.rank == _USER_RANK:
             yield
