@@ -113,6 +113,7 @@ def _moved(path: Path) -> Iterator[None]:
     path.rmdir()
     for file in moved:
         (aside / file.name).rename(file)
+    aside.rmdir()
 
 
 @contextmanager
@@ -215,6 +216,33 @@ def test_repository__after_an_error__does_not_wait_for_the_database(
         cache.sync.close()
     events = [event for event in latest_events() if event.kind == "cache_write_failed"]
     assert len(events) <= 3
+
+
+@pytest.mark.parametrize("faulty", ["sqlite down"], indirect=True)
+def test_repository__action_that_keeps_failing__publishes_one_event_until_it_succeeds(
+    faulty: FaultyDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "ERROR_PAUSE_NS", 0)
+    monkeypatch.setattr(repository, "_EVENT_INTERVAL_NS", 0)
+    earlier = len(_failed_reads())
+    cache = HealthCache(faulty.database, migrate=False, state="memory://").sync
+
+    def read() -> None:
+        for _ in range(3):
+            cache.get_from_cache("ana", Q)
+            cache.refresh_due(dict)
+
+    for _ in range(2):
+        with faulty.fault():
+            faulty.database.close()  # its connections still have the files
+            read()
+        read()
+    cache.close()
+    assert _failed_reads()[earlier:] == ["could not read", "could not read the due rows"] * 2
+
+
+def _failed_reads() -> list[str]:
+    return [event.text.partition(":")[0] for event in latest_events() if event.kind == "cache_read_failed"]
 
 
 def test_cache__database_unreachable_at_start__publishes_an_event_and_works(

@@ -85,7 +85,8 @@ def test_run__shared__writes_every_line_once(server: RecordedUpstream, output: s
     assert {row[0] for row in rows} == {overview(output).run_id}
     again = run("run", str(lines(tmp_path)), *options(server, output))
     assert again.exit_code == 0
-    assert "Complete: 0 items in 0:00:00 (0.0/s), 20 done by other processes." in again.stdout
+    assert "Complete: 0 items in" in again.stdout
+    assert "(0.0/s), 20 done by other processes." in again.stdout
     assert len(server.requests) == 20
 
 

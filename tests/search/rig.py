@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,28 +150,40 @@ def parse_events(text: str) -> list[tuple[str, Any]]:
 
 @asynccontextmanager
 async def open_rig(
-    folder: Path, server: ProcurementServer, headers: Mapping[str, str] | None = None, **options: Any
+    folder: Path,
+    server: ProcurementServer,
+    headers: Mapping[str, str] | None = None,
+    *,
+    is_real_time: bool = False,
+    **options: Any,
 ) -> AsyncIterator[SearchRig]:
+    """Run the service; with ``is_real_time`` the clock does not move it, and several share a database."""
     config = load_config(folder, server, **options)
     clock = ManualClock(1_800_000_000)
     app = create_app(config)
-    async with open_container(config) as container:
-        shared: Any = {"state": "memory://", "clock": clock, "migrate": False}
-        cache = HealthCache(
-            container.database, fresh=FRESH, stale=STALE, refresh_every=REFRESH_EVERY, **shared
-        )
-        listings = HealthCache(
-            container.database, name="listings", fresh=LISTING_FRESH, stale=LISTING_FRESH, **shared
-        )
-        container.search.close()
-        container.search = Search(container.sources, cache, listings, config.search)
+    async with open_container(config) as container, AsyncExitStack() as stack:
+        if not is_real_time:
+            await stack.enter_async_context(_replaced_search(container, clock))
         app.state.container = container
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(
-            transport=transport, base_url="http://service", headers=headers, timeout=30
-        ) as client:
-            try:
-                yield SearchRig(server, app, container, client, clock)
-            finally:
-                await cache.aclose()
-                await listings.aclose()
+        client = await stack.enter_async_context(
+            httpx2.AsyncClient(transport=transport, base_url="http://service", headers=headers, timeout=30)
+        )
+        yield SearchRig(server, app, container, client, clock)
+
+
+@asynccontextmanager
+async def _replaced_search(container: Container, clock: ManualClock) -> AsyncIterator[None]:
+    """Give a container a search whose caches a manual clock ages."""
+    shared: Any = {"state": "memory://", "clock": clock, "migrate": False}
+    cache = HealthCache(container.database, fresh=FRESH, stale=STALE, refresh_every=REFRESH_EVERY, **shared)
+    listings = HealthCache(
+        container.database, name="listings", fresh=LISTING_FRESH, stale=LISTING_FRESH, **shared
+    )
+    container.search.close()
+    container.search = Search(container.sources, cache, listings, container.config.search)
+    try:
+        yield
+    finally:
+        await cache.aclose()
+        await listings.aclose()

@@ -20,6 +20,7 @@ from comporta.service.search.fetcher import SourceFetcher
 from comporta.service.search.listing_reader import ListingReader, read_pages
 from comporta.service.search.pending_answers import RunningFetches
 from comporta.service.search.query import UFS, parse_query
+from comporta.service.search.waiting_users import WaitingUsers
 from comporta.service.sources.base import Listing, NoticePage
 from comporta.service.sources.portal import PortalSource
 from comporta.testing import ProcurementServer
@@ -262,7 +263,7 @@ def test_pending_answer__fetch_of_another_worker__has_the_listings_of_all_worker
     async def scenario(rig: SearchRig) -> None:
         await rig.body("SP", **DAY)
         cache = HealthCache(rig.container.database, name="listings", fresh=600, stale=600, clock=rig.clock)
-        pncp, reader = rig.container.sources["pncp"], ListingReader(cache)
+        pncp, reader = rig.container.sources["pncp"], ListingReader(cache, WaitingUsers())
         scope = parse_query(b"date_from=2026-01-01&date_to=2026-01-01&ufs=SP,RJ", 31).scope
         answer = await RunningFetches(reader).pending_answer(pncp, scope, 0.0, time.monotonic() + 60)
         assert (answer.ufs, answer.days, answer.coverage.succeeded) == (("RJ",), (), ("SP",))

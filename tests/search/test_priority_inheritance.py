@@ -10,16 +10,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.search.rig import PATIENT, SearchRig, open_rig
+from tests.processes.fleet import new_state_name, remove_shared_state, shared_url
+from tests.search.rig import PATIENCE_SECONDS, PATIENT, SearchRig, open_rig
 
-from comporta.errors import CircuitOpenError
+from comporta.errors import CircuitOpenError, StateUnavailableError
 from comporta.limits.priority import Caller, priority, resolve_caller
 from comporta.limits.wait_queue import WaitQueue
+from comporta.service.search import waiting_users
 from comporta.service.search.fetcher import SourceFetcher
 from comporta.service.search.query import parse_query
 from comporta.service.search.read_class import ReadClass, ReadClasses
+from comporta.service.search.waiting_users import JoinTimer, WaitingUsers
 from comporta.service.sources.base import Listing, NoticePage
 from comporta.service.sources.portal import PortalSource
+from comporta.stores.base import Operation
+from comporta.stores.memory import MemoryStore
+from comporta.stores.records import ReadRecord, WriteRecord
 from comporta.testing import ProcurementServer
 
 USER, REFRESH = Caller(0, "ana"), Caller(1, "scheduled refresh")
@@ -72,6 +78,27 @@ def scope_params(ufs: str) -> dict[str, Any]:
     )
 
 
+def run_scenario_with_two_workers(
+    folder: Path, scenario: Callable[[SearchRig, SearchRig], Coroutine[Any, Any, None]]
+) -> None:
+    """Run a scenario with two workers that share the portals, the database and the state."""
+    name = new_state_name()
+
+    async def run() -> None:
+        options = {**PATIENT, "state": shared_url(name), "database": f"sqlite:///{folder}/search.db"}
+        with ProcurementServer(seed=5, pncp_rate=None, pcp_rate=None) as server:
+            async with (
+                open_rig(folder, server, is_real_time=True, **options) as one,
+                open_rig(folder, server, is_real_time=True, **options) as two,
+            ):
+                await scenario(one, two)
+
+    try:
+        asyncio.run(run())
+    finally:
+        remove_shared_state(name)
+
+
 async def while_paused(
     rig: SearchRig, refresh: Coroutine[Any, Any, Any], join: Callable[[], Coroutine[Any, Any, Any]]
 ) -> None:
@@ -119,6 +146,120 @@ def test_fetch__in_the_background__is_raised_by_a_user_who_waits_for_the_same_se
         assert sorted(sent) == [(uf, USER) for uf in UFS]
 
     run_scenario(tmp_path, scenario)
+
+
+def test_listing__read_by_a_refresh_of_another_worker__is_raised_by_a_search_that_needs_it(
+    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+) -> None:
+    async def scenario(one: SearchRig, two: SearchRig) -> None:
+        refresh = one.container.search.refresh(scope_params(",".join(UFS)))
+        await while_paused(one, refresh, lambda: two.body("MG", user="ana"))
+        assert sent[0] == ("MG", USER)
+        assert sorted(sent[1:]) == [(uf, REFRESH) for uf in UFS if uf != "MG"]  # each once
+
+    run_scenario_with_two_workers(tmp_path, scenario)
+
+
+def test_fetch__in_the_background_of_another_worker__is_raised_by_a_user_who_waits_for_it(
+    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+) -> None:
+    async def scenario(one: SearchRig, two: SearchRig) -> None:
+        ufs = ",".join(UFS)
+        refresh = one.container.search._cache.fetch(
+            "bob", scope_params(ufs), lambda: one.container.search.refresh(scope_params(ufs))
+        )
+        await while_paused(one, refresh, lambda: two.body(ufs, user="ana"))
+        assert sorted(sent) == [(uf, USER) for uf in UFS]
+
+    run_scenario_with_two_workers(tmp_path, scenario)
+
+
+def test_listing__that_two_refreshes_need__is_raised_through_the_one_that_waits_for_it(
+    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+) -> None:
+    """The user waits for a refresh of worker two, and that one for a listing that worker one reads."""
+
+    async def scenario(one: SearchRig, two: SearchRig) -> None:
+        async def fetch_and_join() -> None:
+            refreshing = asyncio.create_task(
+                two.container.search._cache.fetch(
+                    "bob", scope_params("MG"), lambda: two.container.search.refresh(scope_params("MG"))
+                )
+            )
+
+            async def is_running() -> bool:
+                return len(two.container.search._running) > 0
+
+            await two.wait_until(is_running)
+            await asyncio.gather(refreshing, two.body("MG", user="ana"))
+
+        refresh = one.container.search.refresh(scope_params(",".join(UFS)))
+        await while_paused(one, refresh, fetch_and_join)
+        assert sent[0] == ("MG", USER)
+
+    run_scenario_with_two_workers(tmp_path, scenario)
+
+
+def test_announcement__older_than_the_read__raises_nothing_until_the_user_announces_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting_users, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(waiting_users, "ANNOUNCE_SECONDS", 0.05)
+    store, params, users = CountingStore(), {"listing": "pncp"}, WaitingUsers()
+
+    async def scenario() -> None:
+        users.announce(store, params, REFRESH)  # waits in no higher class than a refresh reads
+        users.announce(store, params, USER)
+        await wait_for(lambda: store.writes == 1)
+        read = ReadClass(REFRESH)
+        with users.watch(store, params, read):
+            reads = store.reads
+            await wait_for(lambda: store.reads >= reads + 3)
+            assert read.caller == REFRESH
+            with JoinTimer(lambda: users.announce(store, params, USER)):
+                await wait_for(lambda: read.caller == USER and store.writes >= 3)
+
+    asyncio.run(scenario())
+
+
+def test_announcement__store_unreachable__leaves_the_class_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_users, "POLL_SECONDS", 0.01)
+    store, params, users = CountingStore(), {"listing": "pncp"}, WaitingUsers()
+    store.is_reachable = False
+
+    async def scenario() -> None:
+        read = ReadClass(REFRESH)
+        with users.watch(store, params, read):
+            users.announce(store, params, USER)
+            await wait_for(lambda: store.writes == 1 and store.reads >= 3)
+            assert read.caller == REFRESH
+            store.is_reachable = True
+            users.announce(store, params, USER)
+            await wait_for(lambda: read.caller == USER)
+
+    asyncio.run(scenario())
+
+
+class CountingStore(MemoryStore):
+    """A store in memory that counts reads and writes of records, and can be unreachable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = self.writes = 0
+        self.is_reachable = True
+
+    async def apply_async(self, operation: Operation[Any]) -> Any:
+        self.reads += isinstance(operation, ReadRecord)
+        self.writes += isinstance(operation, WriteRecord)
+        if not self.is_reachable:
+            raise StateUnavailableError("the store is unreachable")
+        return await super().apply_async(operation)
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
 
 
 def test_read__raised_after_its_request_was_sent__sends_no_second_one() -> None:

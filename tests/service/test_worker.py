@@ -144,7 +144,7 @@ def test_client__that_sends_nothing_when_the_worker_closes__is_closed(
             assert client.recv(10) == b""
 
 
-def test_worker__started_as_a_process_would_be__ends_when_told(
+def test_worker__started_as_a_process_would_be__ends_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment(tmp_path).items():

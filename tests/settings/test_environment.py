@@ -131,6 +131,14 @@ def test_breaker__not_in_the_file__is_created_by_a_variable() -> None:
     assert settings.breakers["any"].origin == "ANY_CIRCUIT_BREAKER_THRESHOLD"
 
 
+@pytest.mark.parametrize("text", ["1", "true", "TRUE"])
+def test_variable__of_a_boolean__may_be_1_or_true(text: str) -> None:
+    names = ("OPEN", "ALLOW_PRIVATE_ADDRESSES", "ACCESS_LOG")
+    environ = {f"COMPORTA_SERVICE_{name}": text for name in names}
+    service = load_settings(environ=environ, service=True).service
+    assert service.open is service.allow_private_addresses is service.access_log is True
+
+
 def test_variable__name_and_field__are_in_upper_case() -> None:
     assert upstream_variable("my-api", "retry.base") == "COMPORTA_UPSTREAM_MY_API_RETRY_BASE"
     assert breaker_variable("a.b", "cooldown_seconds") == "COMPORTA_BREAKER_A_B_COOLDOWN_SECONDS"

@@ -20,7 +20,7 @@ from comporta.limits.limiter import BaseLimiter
 from comporta.limits.overrides.degradation import Degradation
 from comporta.retry.budget import Budget
 from comporta.retry.retry import Retry
-from comporta.service.config import ServiceConfig
+from comporta.service.config import ServiceConfig, check_exposure
 from comporta.settings import (
     AddressesSettings,
     BatchSettings,
@@ -258,7 +258,7 @@ def test_page__every_settings_table__has_a_heading() -> None:
     assert {each.name for each in fields(ServiceSettings)} >= set(SERVICE_TABLES)
 
 
-def test_toml__settings_shown_on_any_page__load_without_an_error(tmp_path: Path) -> None:
+def test_toml__settings_shown_on_any_page__load_and_let_the_service_start(tmp_path: Path) -> None:
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     blocks = [
         (page, block)
@@ -273,4 +273,4 @@ def test_toml__settings_shown_on_any_page__load_without_an_error(tmp_path: Path)
             continue  # an excerpt of a pyproject.toml
         file = tmp_path / f"{page.stem}.toml"
         file.write_text(block, encoding="utf-8")
-        ServiceConfig.load(file, {})
+        check_exposure(ServiceConfig.load(file, {}))

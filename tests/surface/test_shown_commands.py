@@ -12,7 +12,9 @@ import click
 import pytest
 
 from comporta.cli.root_command import comporta
-from comporta.settings import load_settings
+from comporta.cli.serve import serve
+from comporta.service.config import ServiceConfig, check_exposure
+from comporta.settings import load_settings, service_variable
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -57,6 +59,7 @@ def check(line: str) -> None:
             _check_extras(rest)
         case ["comporta", *rest]:
             _check_command(rest)
+            _check_exposure(rest, environ)
         case _:
             return
 
@@ -85,6 +88,16 @@ def _check_command(words: list[str]) -> None:
         command, words = subcommand, words[1:]
     context = click.Context(command, help_option_names=["-h", "--help"])
     command.make_parser(context).parse_args(words)  # raises for an unknown option
+
+
+def _check_exposure(words: list[str], environ: dict[str, str]) -> None:
+    """Raise if ``comporta serve`` refuses the host that the command names."""
+    if words[:1] != ["serve"] or "--help" in words:
+        return
+    options = serve.make_context("serve", words[1:]).params
+    shown = {"host": options["host"] or "127.0.0.1", "open": str(options["is_open"]).lower()}
+    variables = {service_variable(name): value for name, value in shown.items()}
+    check_exposure(ServiceConfig.load(environ={**variables, **environ}))
 
 
 @pytest.mark.parametrize("line", BLOCK_COMMANDS)
@@ -117,6 +130,7 @@ def _alternatives(span: str) -> Iterator[str]:
         ("comporta nonsense", "no command nonsense"),
         ("comporta serve --nonsense", "No such option"),
         ("COMPORTA_SERVICE_NONSENSE=1 comporta serve", "COMPORTA_SERVICE_NONSENSE"),
+        ("comporta serve --host 0.0.0.0", "host 0.0.0.0 is reachable from other machines"),
     ],
 )
 def test_check__command_that_does_not_exist__raises(line: str, message: str) -> None:

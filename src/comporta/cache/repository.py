@@ -39,7 +39,7 @@ _EVENT_KINDS = {READ: "cache_read_failed", WRITE: "cache_write_failed"}
 
 _TEXT_CHARS_MAX = 300
 _EVENT_INTERVAL_NS = 60_000_000_000
-"""An action that keeps failing publishes one event in this time."""
+"""An action that fails again and again, and succeeds in between, publishes one event in this time."""
 
 
 class Unavailable(Enum):
@@ -69,6 +69,7 @@ class CacheRepository:
         self.local_backoff = LocalBackoff(clock)
         self._name = name
         self._published_ns: dict[str, int] = {}
+        self._failing: set[str] = set()
         self._read_error = ""
         self._failed_ns: dict[str, int] = {}
 
@@ -86,7 +87,11 @@ class CacheRepository:
             rows = self.tables.try_read(*commands.result_query(user_id, params_hash))
         except DatabaseError as error:
             return self._handle_error(READ, "read", error)
-        return MUST_WAIT if rows is None else commands.parse_result(rows)
+        if rows is None:
+            return MUST_WAIT
+        if self._failing:
+            self._failing.discard("read")
+        return commands.parse_result(rows)
 
     def read_waiting_flow(
         self, user_id: str | None, params_hash: str
@@ -225,7 +230,10 @@ class CacheRepository:
             rows = self.tables.try_read(command.statements[0], command.parameters)
         except DatabaseError as error:
             return self._handle_error(READ, action, error)
-        return MUST_WAIT if rows is None else command.parse([rows])
+        if rows is None:
+            return MUST_WAIT
+        self._failing.discard(action)
+        return command.parse([rows])
 
     def _execute_waiting_flow(self, mode: str, action: str, command: Command[T]) -> Flow[T | Unavailable]:
         if self._is_paused(mode):
@@ -236,6 +244,7 @@ class CacheRepository:
             )
         except DatabaseError as error:
             return self._handle_error(mode, action, error)
+        self._failing.discard(action)
         return result
 
     def _is_paused(self, mode: str) -> bool:
@@ -249,20 +258,28 @@ class CacheRepository:
             self._failed_ns[mode] = MONOTONIC.now_ns()
         if mode == READ:
             self._read_error = str(error)
-        self._publish_event(_EVENT_KINDS[mode], f"could not {action}: {error}", action)
+        if action not in self._failing:
+            self._publish_failure(mode, action, error)
         return UNAVAILABLE
+
+    def _publish_failure(self, mode: str, action: str, error: DatabaseError) -> None:
+        """Publish that an action fails; only the first event of an outage, until the action succeeds."""
+        if self._publish_event(_EVENT_KINDS[mode], f"could not {action}: {error}", action):
+            self._failing.add(action)
 
     def publish_unreadable_row(self, params_hash: str, error: Exception) -> None:
         """Publish that a row is treated as missing, because its columns cannot be decoded."""
         text = f"could not decode the row of {params_hash[:16]}: {type(error).__name__}: {error}"
         self._publish_event(_EVENT_KINDS[READ], text[:_TEXT_CHARS_MAX], "decode a row")
 
-    def _publish_event(self, kind: str, text: str, action: str) -> None:
-        """Publish an event, at most one a minute for each action."""
+    def _publish_event(self, kind: str, text: str, action: str) -> bool:
+        """Publish an event, at most one a minute for each action; return whether it was published."""
         now_ns = MONOTONIC.now_ns()
-        if now_ns - self._published_ns.get(action, -_EVENT_INTERVAL_NS) >= _EVENT_INTERVAL_NS:
-            self._published_ns[action] = now_ns
-            events.publish(kind, self._name, text, "error")
+        if now_ns - self._published_ns.get(action, -_EVENT_INTERVAL_NS) < _EVENT_INTERVAL_NS:
+            return False
+        self._published_ns[action] = now_ns
+        events.publish(kind, self._name, text, "error")
+        return True
 
 
 def backoff_remaining(health: FetchClaim | KeyHealth) -> float:

@@ -7,6 +7,7 @@ others support them:
 - ``root_command``: the list of commands, which it imports on demand, and the handling of errors
 - ``console``: tables, JSON and the spinner
 - ``state_option``: the argument STATE, and a store to inspect without becoming one of its workers
+- ``database_option``: the options for the database, which it finds as ``serve`` does
 - ``redis_connection``: a plain connection for commands that the store itself never sends
 - ``doctor_checks``, ``doctor_redis``, ``doctor_shared``, ``doctor_portals``: the checks of ``doctor``
 - ``run_files``, ``run_plan``, ``run_report``, ``run_step``, ``run_transport``,

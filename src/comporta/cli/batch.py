@@ -12,7 +12,6 @@ import click
 from rich.table import Table
 
 from comporta.cli.console import (
-    database_option,
     json_option,
     limit_option,
     new_table,
@@ -20,7 +19,8 @@ from comporta.cli.console import (
     print_rows,
     printable_text,
 )
-from comporta.cli.db import DATABASE_OPTION_HELP, connect_existing
+from comporta.cli.database_option import DATABASE_OPTION_HELP, database_option
+from comporta.cli.db import connect_existing
 from comporta.database.migrations import check_applied
 from comporta.service.batch.migrations import MIGRATIONS
 from comporta.service.batch.whitelist import Whitelist, WhitelistEntry

@@ -21,7 +21,6 @@ from comporta.cache.rows import CacheRow, ListedRow
 from comporta.cache.tables import CacheTables
 from comporta.cli.completion import complete_state
 from comporta.cli.console import (
-    database_option,
     json_option,
     limit_option,
     new_table,
@@ -31,7 +30,8 @@ from comporta.cli.console import (
     printable_text,
     rough_duration,
 )
-from comporta.cli.db import DATABASE_OPTION_HELP, connect_existing
+from comporta.cli.database_option import DATABASE_OPTION_HELP, database_option
+from comporta.cli.db import connect_existing
 from comporta.cli.state_option import inspect_store, shared_url, state_url
 from comporta.errors import StateError
 

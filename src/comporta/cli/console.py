@@ -19,17 +19,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cli.completion import complete_database
-
 _PIPED_WIDTH_CHARS = 1000
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 ROWS_MAX = 10_000
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-database_option = click.option(
-    "--database", metavar="URL", shell_complete=complete_database, help="Use the tables in this database."
-)
 limit_option = click.option(
     "--limit",
     type=click.IntRange(1, ROWS_MAX),

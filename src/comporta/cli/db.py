@@ -15,21 +15,14 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cli.completion import complete_database
 from comporta.cli.console import json_option, new_table, print_rows, show_spinner
+from comporta.cli.database_option import DATABASE_HELP, database_argument
 from comporta.database import migrations
 from comporta.database.base import Database
 from comporta.database.migrations import Migration, MigrationStatus
 from comporta.database.urls import open_database
 from comporta.errors import DatabaseError, DatabaseUnavailableError
 from comporta.service.migrations import MIGRATIONS
-
-_DATABASE_URLS = (
-    "is a URL such as sqlite:///file.db or postgresql://user:password@host/name. Without it, the command "
-    "uses DATABASE_URL, or else a file in your data directory."
-)
-DATABASE_HELP = f"DATABASE {_DATABASE_URLS}"
-DATABASE_OPTION_HELP = f"URL {_DATABASE_URLS}"
 
 
 @click.group()
@@ -38,7 +31,7 @@ def db() -> None:
 
 
 @db.command(epilog=DATABASE_HELP)
-@click.argument("database", required=False, shell_complete=complete_database)
+@database_argument
 @json_option
 def migrate(database: str | None, as_json: bool) -> None:
     """Run the pending migrations in order.
@@ -52,7 +45,7 @@ def migrate(database: str | None, as_json: bool) -> None:
 
 
 @db.command(epilog=DATABASE_HELP)
-@click.argument("database", required=False, shell_complete=complete_database)
+@database_argument
 @json_option
 def status(database: str | None, as_json: bool) -> None:
     """Show which migrations have run.

@@ -11,7 +11,6 @@ import click
 from rich.table import Table
 
 from comporta.cli.console import (
-    database_option,
     json_option,
     limit_option,
     new_table,
@@ -21,7 +20,8 @@ from comporta.cli.console import (
     printable,
     printable_text,
 )
-from comporta.cli.db import DATABASE_OPTION_HELP, connect_database, is_missing
+from comporta.cli.database_option import DATABASE_OPTION_HELP, database_option
+from comporta.cli.db import connect_database, is_missing
 from comporta.database.base import Database
 from comporta.database.command import execute
 from comporta.database.migrations import status

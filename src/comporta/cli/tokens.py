@@ -10,7 +10,6 @@ import click
 from rich.table import Table
 
 from comporta.cli.console import (
-    database_option,
     json_option,
     limit_option,
     new_table,
@@ -18,7 +17,8 @@ from comporta.cli.console import (
     print_table,
     printable_text,
 )
-from comporta.cli.db import DATABASE_OPTION_HELP, connect_existing
+from comporta.cli.database_option import DATABASE_OPTION_HELP, database_option
+from comporta.cli.db import connect_existing
 from comporta.database.migrations import check_applied
 from comporta.service.migrations import SERVICE_MIGRATIONS
 from comporta.service.tokens import TokenRecord, TokenTable

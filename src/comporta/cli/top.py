@@ -13,7 +13,8 @@ from contextlib import closing
 import click
 from rich.console import Console
 
-from comporta.cli.console import database_option, json_option, print_json, print_renderable
+from comporta.cli.console import json_option, print_json, print_renderable
+from comporta.cli.database_option import database_option
 from comporta.cli.state_option import STATE_HELP, display_url, state_argument, state_url
 from comporta.cli.top_render import render
 from comporta.cli.top_screen import canvas_for, run_live
@@ -38,14 +39,14 @@ def top(state: str | None, every: float, once: bool, database: str | None, as_js
     """Watch a fleet live: upstreams, workers and events.
 
     Press q or Ctrl-C to quit, and ? for the keys. Counts are those of the whole fleet in the last minute.
-    With --database, or DATABASE_URL, it also shows the cache and the batch jobs.
+    If --database or the settings of the service name a database, it also shows the cache and the batch jobs.
     """
     url = state_url(state)
     if url.startswith("memory://"):
         raise click.UsageError(
             "top cannot read memory://, which exists only inside one process: use shared:// or a server"
         )
-    with closing(FleetSource(url, database or os.environ.get("DATABASE_URL"))) as source:
+    with closing(FleetSource(url, database)) as source:
         if once or as_json or not _is_interactive():
             _print_once(source, display_url(url), as_json=as_json)
         else:

@@ -3,7 +3,8 @@
 - ``query``: parses and validates what a client searches for.
 - ``fetcher``: fetches the listings of one source, ``listing_reader`` reads and shares them, and
   ``listings`` combines them. ``merge`` merges the notices of all sources.
-- ``read_class``: the priority class in which the pages of a listing wait for capacity.
+- ``read_class``: the priority class in which the pages of a listing wait for capacity, and ``waiting_users``:
+  who raises it from another worker.
 - ``search``: combines them with the cache. ``response`` renders what clients get.
 - ``pending_answers``: what there is of a source that is still being read, and when the rest is expected.
 - ``coverage``: which federative units a search covered, and their JSON.

@@ -83,12 +83,17 @@ class SourceFetcher:
         self._caller = resolve_caller(None, None)
         self._reading: set[Listing] = set()
 
+    @property
+    def caller(self) -> Caller:
+        """The caller whose class and owner this fetch has."""
+        return self._caller
+
     def raise_to(self, caller: Caller) -> None:
         """Give this fetch the class and the owner of a caller who waits for it, if that class is higher."""
         if caller.rank < self._caller.rank:
             self._caller = caller
             for listing in self._reading:
-                self._reader.raise_to(self._source.name, listing, caller)
+                self._reader.raise_to(self._source, listing, caller)
 
     @property
     def pages_per_second(self) -> float:

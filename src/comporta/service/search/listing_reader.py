@@ -21,6 +21,7 @@ from comporta.errors import DatabaseError, LimitReachedError, RefusedError
 from comporta.limits.priority import Caller
 from comporta.service.search.listings import ListedNotices
 from comporta.service.search.read_class import ReadClass, ReadClasses
+from comporta.service.search.waiting_users import JoinTimer, WaitingUsers
 from comporta.service.sources.base import Listing, Notice, NoticeSource
 
 NAME: Final = "listings"
@@ -76,11 +77,12 @@ async def read_pages(
 class ListingReader:
     """Reads listings for all searches of a worker, and knows how far it is with each."""
 
-    def __init__(self, cache: HealthCache) -> None:
+    def __init__(self, cache: HealthCache, waiting_users: WaitingUsers) -> None:
         self._cache = cache
         self._reading: dict[tuple[str, Listing], ListingPages] = {}
         self._expected_pages: dict[str, float] = {}
         self._classes = ReadClasses()
+        self._waiting_users = waiting_users
 
     async def read(
         self, source: NoticeSource, listing: Listing, on_page: Callable[[], None] | None = None
@@ -99,15 +101,20 @@ class ListingReader:
                 raise _UncountedError(error) from error
 
         try:
-            with self._classes.join((source.name, listing)):
+            with (
+                self._classes.join((source.name, listing)) as read_class,
+                JoinTimer(lambda: self.raise_to(source, listing, read_class.caller)),
+            ):
                 cached = await self._cache.fetch(None, _cache_params(source.name, listing), load)
         except _UncountedError as uncounted:
             raise uncounted.error from None
         return ListedNotices(**cached.value)
 
-    def raise_to(self, source: str, listing: Listing, caller: Caller) -> None:
-        """Give the read of a listing the class of a caller who waits for it, if that is higher."""
-        self._classes.raise_to((source, listing), caller)
+    def raise_to(self, source: NoticeSource, listing: Listing, caller: Caller) -> None:
+        """Give the read of a listing, in whichever worker, the class of a caller who waits for it."""
+        self._classes.raise_to((source.name, listing), caller)
+        if (source.name, listing) not in self._reading:
+            self._waiting_users.announce(source.upstream.store, _cache_params(source.name, listing), caller)
 
     async def cached(self, source: str, listings: Sequence[Listing]) -> dict[Listing, ListedNotices]:
         """Return those listings that any worker has read lately; read nothing from the portal."""
@@ -173,7 +180,12 @@ class ListingReader:
     ) -> ListedNotices:
         try:
             async with asyncio.timeout(READ_SECONDS_MAX) as bound:
-                with self._classes.join((source.name, listing)) as read_class:
+                with (
+                    self._classes.join((source.name, listing)) as read_class,
+                    self._waiting_users.watch(
+                        source.upstream.store, _cache_params(source.name, listing), read_class
+                    ),
+                ):
                     return await read_pages(
                         source, listing, source.pages_max, pages, on_page=on_page, read_class=read_class
                     )

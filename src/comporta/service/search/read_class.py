@@ -4,7 +4,7 @@ A listing is read once for everyone, in the class of the caller that came first,
 refresh. A user who joins later would wait behind all searches with it. So the read takes over the class and
 the owner of the user (priority inheritance), for the page that waits and for all later ones. It keeps them
 until the listing is read, at most ``READ_SECONDS_MAX``, and takes over at most one class for each that there
-is. What a listing is, and where it comes from, is not known here.
+is. What a listing is, and where it comes from, is not known here; users of other workers: ``waiting_users``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ class ReadClass:
         self.callers = 0
         self._caller = caller
         self._raised = asyncio.Event()
+
+    @property
+    def caller(self) -> Caller:
+        """The caller whose class and owner the read has."""
+        return self._caller
 
     def raise_to(self, caller: Caller) -> None:
         """Take over the class and the owner of a caller, if its class is higher."""

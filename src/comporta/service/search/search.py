@@ -48,6 +48,7 @@ from comporta.service.search.response import (
     SourceResult,
     render_response,
 )
+from comporta.service.search.waiting_users import JoinTimer, WaitingUsers
 from comporta.service.sources.base import NoticeSource, PortalError
 
 if TYPE_CHECKING:
@@ -67,9 +68,6 @@ ANSWER_SHARE: Final = 0.1
 What there is of it is put together meanwhile. Where a worker ends fifty searches at once on a busy machine,
 that takes up to 3 s.
 """
-
-JOIN_SECONDS: Final = 0.1
-"""A search that waits this long for a fetch that runs in the background raises it to its own class."""
 
 REFRESH_OWNER: Final = "scheduled refresh"
 
@@ -104,7 +102,8 @@ class Search:
         self.progress = ProgressBroadcaster()
         self._sources = sources
         self._cache = cache
-        self._reader = ListingReader(listings)
+        self._waiting_users = WaitingUsers()
+        self._reader = ListingReader(listings, self._waiting_users)
         self._running = RunningFetches(self._reader)
         self._fetch_slots = asyncio.Semaphore(FETCHES_MAX)
         self._timeout = settings.timeout
@@ -161,8 +160,10 @@ class Search:
             publish=self.progress.publish,
         )
         self._running.add(source.name, scope, fetch)
+        store, params = source.upstream.store, scope.cache_params(source.name)
         try:
-            return await fetch.load(missing or scope.ufs)
+            with self._waiting_users.watch(store, params, fetch):
+                return await fetch.load(missing or scope.ufs)
         finally:
             self._running.remove(source.name, scope, fetch)
 
@@ -218,16 +219,16 @@ class Search:
 
     async def _source_result(self, name: str, query: SearchQuery, deadline: float) -> SourceResult:
         source = self._sources[name]
-        joining = self._join_running(name, query)
         try:
-            cached = await self._cache.fetch(
-                query.user,
-                query.scope.cache_params(name),
-                partial(self.load_for_user, query.user, source, query.scope),
-                timeout=max(0.0, deadline - self._answer_seconds - time.monotonic()),
-                soft_timeout=self._soft_timeout,
-                refresh_loader=partial(self.load_in_background, source, query.scope),
-            )
+            with JoinTimer(partial(self._raise_fetch, source, query)):
+                cached = await self._cache.fetch(
+                    query.user,
+                    query.scope.cache_params(name),
+                    partial(self.load_for_user, query.user, source, query.scope),
+                    timeout=max(0.0, deadline - self._answer_seconds - time.monotonic()),
+                    soft_timeout=self._soft_timeout,
+                    refresh_loader=partial(self.load_in_background, source, query.scope),
+                )
         except CircuitOpenError as error:
             if error.forced:
                 return SourceResult(name, None, SKIPPED, "an operator holds its circuit open")
@@ -239,20 +240,18 @@ class Search:
             return SourceResult(name, None, FAILED, "it failed a moment ago", error.retry_after)
         except (PortalError, TimeoutError):
             return SourceResult(name, None, FAILED, "it failed", 60.0 * calculate_backoff_minutes(1))
-        finally:
-            if joining is not None:
-                joining.cancel()
         if cached.freshness == FRESH:
             return SourceResult(name, cached, FRESH)
         return SourceResult(name, cached, STALE, await self._stale_reason(source, cached))
 
-    def _join_running(self, name: str, query: SearchQuery) -> asyncio.TimerHandle | None:
-        """Raise the fetch that runs for a search to the class of its user, unless the cache has an answer."""
-        if (name, query.scope) not in self._running:
-            return None
+    def _raise_fetch(self, source: NoticeSource, query: SearchQuery) -> None:
+        """Raise the fetch of a search, in whichever worker it runs, to the class of its user."""
         caller = _user_caller(query.user, query.scope)
-        loop = asyncio.get_running_loop()
-        return loop.call_later(JOIN_SECONDS, self._running.raise_to, name, query.scope, caller)
+        if (source.name, query.scope) in self._running:
+            self._running.raise_to(source.name, query.scope, caller)
+        else:
+            params = query.scope.cache_params(source.name)
+            self._waiting_users.announce(source.upstream.store, params, caller)
 
     async def _stale_reason(self, source: NoticeSource, cached: Cached) -> str:
         breaker = source.upstream.breaker
