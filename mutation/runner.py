@@ -28,6 +28,9 @@ from mutation.results import KILLED, SURVIVED, TIMED_OUT, UNCOVERED, Result, ide
 SECONDS_OF_TESTS_MAX = 5.0
 """The tests of a mutant are chosen until they take this long together."""
 
+COMPARISONS = "tests/differential/"
+"""Tests that compare Python with Lua, on random examples."""
+
 CPU_SECONDS = 5
 CPU_FACTOR = 3
 """A mutant may use this much CPU, plus this many times what its tests take without it."""
@@ -48,17 +51,24 @@ class Task:
 
 
 def chosen_tests(mutant: Mutant, recorded: LineCoverage) -> list[str]:
-    """Return the tests that execute the changed statement: of its own folder first, the fastest first."""
+    """Return the tests that execute the changed statement.
+
+    Those of its own folder come first, then those that compare with Lua, and the fastest first. Comparisons
+    find what other tests may not, so all of them are chosen; of the others, as many as there is time for.
+    """
     folder = mutant.module.split("/")[0].removesuffix(".py")
     near = (f"tests/{folder}/", f"tests/test_{folder}.py")
-    covering = recorded.covering(mutant.module, mutant.place.lines)
-    covering.sort(key=lambda test: (not test.startswith(near), recorded.seconds(test), test))
+
+    def order(test: str) -> tuple[bool, bool, float, str]:
+        return not test.startswith(near), not test.startswith(COMPARISONS), recorded.seconds(test), test
+
     chosen: list[str] = []
     seconds = 0.0
-    for test in covering:
-        seconds += recorded.seconds(test)
-        if chosen and seconds > SECONDS_OF_TESTS_MAX:
-            break
+    for test in sorted(recorded.covering(mutant.module, mutant.place.lines), key=order):
+        if not test.startswith(COMPARISONS):
+            seconds += recorded.seconds(test)
+            if chosen and seconds > SECONDS_OF_TESTS_MAX:
+                continue
         chosen.append(test)
     return chosen
 
