@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -113,6 +113,7 @@ class InProcessPlugin:
             if hasattr(plugin, "StallMonitor"):
                 plugin.StallMonitor = QuietMachine
                 plugin.Server = plugin.PostgresServer = AbsentServer
+                plugin._without_coverage = nullcontext  # noqa: SLF001 - measure these tests, too
         import hypothesis  # noqa: PLC0415 - its pytest plugin must be the first to import it
 
         hypothesis.settings.register_profile(

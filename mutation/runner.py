@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
@@ -25,7 +26,7 @@ from mutation.line_coverage import LineCoverage
 from mutation.mutants import CodeKey, Mutant, path_of, replace_code
 from mutation.results import KILLED, SURVIVED, TIMED_OUT, UNCOVERED, Result, identity
 
-SECONDS_OF_TESTS_MAX = 5.0
+SECONDS_OF_TESTS_MAX = 3.0
 """The tests of a mutant are chosen until they take this long together."""
 
 COMPARISONS = "tests/differential/"
@@ -92,6 +93,7 @@ class _Fork:
 
     pid: int
     output: int
+    tests: list[str]
     began: float
     deadline: float
 
@@ -122,6 +124,7 @@ class _Runner:
         self._items: dict[str, pytest.Item] = {}
         self._functions: dict[tuple[str, CodeKey], list[FunctionType]] = {}
         self._forks: dict[int, tuple[_Fork, Task]] = {}
+        self._kills: Counter[str] = Counter()
         self._reliable: set[str] = set()
         self._unreliable: set[str] = set()
 
@@ -152,7 +155,9 @@ class _Runner:
         self._forks[fork.pid] = (fork, task)
 
     def _usable(self, task: Task) -> list[str]:
-        return [test for test in task.tests if test in self._items and test not in self._unreliable]
+        """Return the tests that can be used; those that killed most mutants so far come first."""
+        usable = [test for test in task.tests if test in self._items and test not in self._unreliable]
+        return sorted(usable, key=lambda test: -self._kills[test])
 
     def _fork(self, tests: list[str], mutant: Mutant | None) -> _Fork:
         reader, writer = os.pipe()
@@ -168,7 +173,7 @@ class _Runner:
             finally:
                 os._exit(code)
         os.close(writer)
-        return _Fork(pid, reader, began, began + WALL_FACTOR * cpu_seconds)
+        return _Fork(pid, reader, tests, began, began + WALL_FACTOR * cpu_seconds)
 
     def _try(self, tests: list[str], mutant: Mutant | None, writer: int) -> int:
         """Run the tests in this fork, on the mutant, until one fails."""
@@ -181,6 +186,7 @@ class _Runner:
         watch = _Failures()
         items = [self._items[test] for test in tests]
         items[0].config.pluginmanager.register(watch)
+        items[0].config.option.tbstyle = "value"  # a traceback would take longer than most tests
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if watch.failed:
@@ -209,9 +215,10 @@ class _Runner:
         code, failed = fork.end()
         if code == _DOES_NOT_FIT_CODE:
             self._report(task, None)
-        elif failed and not self._is_reliable(failed, self._usable(task)):
+        elif failed and not self._is_reliable(failed, fork.tests):
             self._start(task)
         else:
+            self._kills[failed] += 1
             status = {None: TIMED_OUT, _SURVIVED_CODE: SURVIVED}.get(code, KILLED)
             seconds = round(time.monotonic() - fork.began, 2)
             self._report(task, Result(identity(task.mutant), status, task.digest, seconds, failed))
