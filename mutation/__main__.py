@@ -79,8 +79,12 @@ class _Session:
             _say(
                 f"{passed:6.0f} s  {module}: {len(mutants)} mutants (module {number} of {len(self._modules)})"
             )
+            tests_of_lines: dict[range, list[str]] = {}
             for mutant in mutants:
-                tests = chosen_tests(mutant, self._recorded)
+                lines = mutant.place.lines
+                if lines not in tests_of_lines:
+                    tests_of_lines[lines] = chosen_tests(mutant, self._recorded)
+                tests = tests_of_lines[lines]
                 task = Task(mutant, tests, digest_of_tests(tests, self._recorded.digests))
                 known = self._results.known(mutant, task.digest, self._is_current)
                 if known is None:

@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+from libcst.metadata import (
+    CodeRange,
+    MetadataWrapper,
+    PositionProvider,
+    WhitespaceInclusivePositionProvider,
+)
 from mutmut.mutation.mutators import mutation_operators
 
 from mutation.mutants import Mutant, Place, functions_of, path_of
@@ -29,15 +34,29 @@ def mutants_of(module: str) -> Iterator[Mutant]:
     wrapper.visit(visitor)
     compiled = functions_of(compile(source, path_of(module), "exec", dont_inherit=True))
     seen = set()
+    lines = source.splitlines(keepends=True)
+    spans = wrapper.resolve(WhitespaceInclusivePositionProvider)
     for place, node, mutated in visitor.changes:
-        changed = cst.ensure_type(wrapper.module.deep_replace(node, mutated), cst.Module)
-        mutant = Mutant(module, place, source, changed.code)
+        mutant = Mutant(module, place, source, _changed(wrapper.module, lines, spans[node], node, mutated))
         code = mutant.code
         key = (place.function, place.first_line)
         if code is None or code == compiled.get(key) or mutant.mutated in seen:
             continue
         seen.add(mutant.mutated)
         yield mutant
+
+
+def _changed(
+    module: cst.Module, lines: list[str], span: CodeRange, node: cst.CSTNode, mutated: cst.CSTNode
+) -> str:
+    """Return the source of a module after one change."""
+    number = span.start.line - 1
+    line, start, end = lines[number], span.start.column, span.end.column
+    if span.end.line == span.start.line and line[start:end] == module.code_for_node(node):
+        changed = line[:start] + module.code_for_node(mutated) + line[end:]
+        return "".join((*lines[:number], changed, *lines[number + 1 :]))
+    # A node of several lines needs the indentation of what is around it. This takes much longer.
+    return str(cst.ensure_type(module.deep_replace(node, mutated), cst.Module).code)
 
 
 def _statement_lines(source: str) -> dict[int, range]:

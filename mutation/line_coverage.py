@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import coverage
@@ -104,18 +105,22 @@ def up_to_date(path: Path) -> LineCoverage:
         recorded.digests.pop(gone)
         recorded.tests.pop(gone, None)
     stale = [file for file, digest in digests.items() if recorded.digests.get(file) != digest]
-    if stale:
-        process = multiprocessing.get_context("spawn").Process(
-            target=record, args=(stale, path.with_suffix(".new"))
-        )
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"the tests could not be recorded (exit code {process.exitcode})")
-        recorded.tests |= load(path.with_suffix(".new")).tests
-        recorded.digests |= {file: digests[file] for file in stale}
+    for _, group in groupby(stale, key=lambda file: file.split("/")[1]):  # kept folder by folder
+        files = list(group)
+        recorded.tests |= _recorded_apart(files, path.with_suffix(".new")).tests
+        recorded.digests |= {file: digests[file] for file in files}
         save(recorded, path)
     return recorded
+
+
+def _recorded_apart(files: list[str], path: Path) -> LineCoverage:
+    """Return what the tests of these files execute, recorded by another process."""
+    process = multiprocessing.get_context("spawn").Process(target=record, args=(files, path))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the tests could not be recorded (exit code {process.exitcode})")
+    return load(path)
 
 
 def test_files() -> list[Path]:

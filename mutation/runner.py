@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
@@ -25,8 +26,11 @@ from mutation.line_coverage import LineCoverage
 from mutation.mutants import CodeKey, Mutant, path_of, replace_code
 from mutation.results import KILLED, SURVIVED, TIMED_OUT, UNCOVERED, Result, identity
 
-SECONDS_OF_TESTS_MAX = 5.0
+SECONDS_OF_TESTS_MAX = 3.0
 """The tests of a mutant are chosen until they take this long together."""
+
+COMPARISONS = "tests/differential/"
+"""Tests that compare Python with Lua, on random examples."""
 
 CPU_SECONDS = 5
 CPU_FACTOR = 3
@@ -48,17 +52,24 @@ class Task:
 
 
 def chosen_tests(mutant: Mutant, recorded: LineCoverage) -> list[str]:
-    """Return the tests that execute the changed statement: of its own folder first, the fastest first."""
+    """Return the tests that execute the changed statement.
+
+    Those of its own folder come first, then those that compare with Lua, and the fastest first. Comparisons
+    find what other tests may not, so all of them are chosen; of the others, as many as there is time for.
+    """
     folder = mutant.module.split("/")[0].removesuffix(".py")
     near = (f"tests/{folder}/", f"tests/test_{folder}.py")
-    covering = recorded.covering(mutant.module, mutant.place.lines)
-    covering.sort(key=lambda test: (not test.startswith(near), recorded.seconds(test), test))
+
+    def order(test: str) -> tuple[bool, bool, float, str]:
+        return not test.startswith(near), not test.startswith(COMPARISONS), recorded.seconds(test), test
+
     chosen: list[str] = []
     seconds = 0.0
-    for test in covering:
-        seconds += recorded.seconds(test)
-        if chosen and seconds > SECONDS_OF_TESTS_MAX:
-            break
+    for test in sorted(recorded.covering(mutant.module, mutant.place.lines), key=order):
+        if not test.startswith(COMPARISONS):
+            seconds += recorded.seconds(test)
+            if chosen and seconds > SECONDS_OF_TESTS_MAX:
+                continue
         chosen.append(test)
     return chosen
 
@@ -82,6 +93,7 @@ class _Fork:
 
     pid: int
     output: int
+    tests: list[str]
     began: float
     deadline: float
 
@@ -112,6 +124,7 @@ class _Runner:
         self._items: dict[str, pytest.Item] = {}
         self._functions: dict[tuple[str, CodeKey], list[FunctionType]] = {}
         self._forks: dict[int, tuple[_Fork, Task]] = {}
+        self._kills: Counter[str] = Counter()
         self._reliable: set[str] = set()
         self._unreliable: set[str] = set()
 
@@ -142,7 +155,9 @@ class _Runner:
         self._forks[fork.pid] = (fork, task)
 
     def _usable(self, task: Task) -> list[str]:
-        return [test for test in task.tests if test in self._items and test not in self._unreliable]
+        """Return the tests that can be used; those that killed most mutants so far come first."""
+        usable = [test for test in task.tests if test in self._items and test not in self._unreliable]
+        return sorted(usable, key=lambda test: -self._kills[test])
 
     def _fork(self, tests: list[str], mutant: Mutant | None) -> _Fork:
         reader, writer = os.pipe()
@@ -158,7 +173,7 @@ class _Runner:
             finally:
                 os._exit(code)
         os.close(writer)
-        return _Fork(pid, reader, began, began + WALL_FACTOR * cpu_seconds)
+        return _Fork(pid, reader, tests, began, began + WALL_FACTOR * cpu_seconds)
 
     def _try(self, tests: list[str], mutant: Mutant | None, writer: int) -> int:
         """Run the tests in this fork, on the mutant, until one fails."""
@@ -171,6 +186,7 @@ class _Runner:
         watch = _Failures()
         items = [self._items[test] for test in tests]
         items[0].config.pluginmanager.register(watch)
+        items[0].config.option.tbstyle = "value"  # a traceback would take longer than most tests
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if watch.failed:
@@ -199,9 +215,10 @@ class _Runner:
         code, failed = fork.end()
         if code == _DOES_NOT_FIT_CODE:
             self._report(task, None)
-        elif failed and not self._is_reliable(failed, self._usable(task)):
+        elif failed and not self._is_reliable(failed, fork.tests):
             self._start(task)
         else:
+            self._kills[failed] += 1
             status = {None: TIMED_OUT, _SURVIVED_CODE: SURVIVED}.get(code, KILLED)
             seconds = round(time.monotonic() - fork.began, 2)
             self._report(task, Result(identity(task.mutant), status, task.digest, seconds, failed))

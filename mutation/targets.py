@@ -38,7 +38,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 """The modules by group, as paths below ``src/comporta``."""
 
 TESTS = (
-    *("breaker", "cache", "limits", "pipeline", "retry", "settings", "stores", "upstream"),
+    *("breaker", "cache", "differential", "limits", "pipeline", "retry", "settings", "stores", "upstream"),
     *("test_headers.py", "test_outcome.py", "test_ramp.py", "test_timeouts.py", "test_validators.py"),
 )
 """Where to look for tests, below ``tests``. Those that start a process are not used."""

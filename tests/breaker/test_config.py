@@ -15,6 +15,7 @@ from comporta import BreakerConfig, CircuitBreaker, get_circuit_breaker
 from comporta.breaker import registry
 from comporta.breaker.admission import error_summary
 from comporta.breaker.registry import forget_circuit_breakers
+from comporta.breaker.state import CircuitRules
 from comporta.compat.breakers import PNCPCircuitBreaker, RedisCircuitBreaker
 from comporta.ramp import FULL_SHARE, ramp_share
 from comporta.stores.failover.store import FailoverStore
@@ -56,6 +57,106 @@ def test_config__out_of_range__raises_naming_field_range_and_value(
         BreakerConfig(**given)
     with pytest.raises(ValueError, match=f"^{message}$"):
         CircuitBreaker("n", state="memory://", **given)
+
+
+RANGES: list[tuple[str, float, float]] = [
+    ("threshold", 1, 1_000_000),
+    ("cooldown_seconds", 0.001, 86_400.0),
+    ("window_seconds", 0.001, 86_400.0),
+    ("probe_seconds", 0.001, 86_400.0),
+    ("ramp_seconds", 0.001, 86_400.0),
+    ("failure_ratio", 0.000001, 1.0),
+    ("slow_ratio", 0.000001, 1.0),
+    ("slow_seconds", 0.000001, 86_400.0),
+    ("minimum_calls", 1, 1_000_000),
+    ("quorum", 1, 16),
+    ("local_threshold", 1, 1_000_000),
+    ("probes", 1, 16),
+    ("probes_at_once", 1, 5),
+    ("ramp_steps", 0, 100),
+    ("staleness", 0.001, 60.0),
+    ("cooldown_factor", 1.0, 100.0),
+    ("cooldown_max_seconds", 30.0, 86_400.0),
+]
+
+
+@pytest.mark.parametrize(("field", "lowest", "highest"), RANGES)
+def test_config__bounds_of_a_field__are_allowed_and_named(field: str, lowest: float, highest: float) -> None:
+    others = {"probes": 5} if field == "probes_at_once" else {}
+    if field.startswith("slow"):
+        others = {"slow_seconds": 1.0, "slow_ratio": 0.5}
+    for allowed in (lowest, highest):
+        assert getattr(BreakerConfig(**{**others, field: allowed}), field) == allowed
+    step = 1 if isinstance(lowest, int) else lowest / 2
+    for value in (lowest - step, highest + step):
+        message = f"{field} must be {lowest:g} to {highest:g}, got {value}"
+        if isinstance(lowest, int):
+            message = f"{field} must be {lowest} to {highest}, got {value}"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            BreakerConfig(**{**others, field: value})
+
+
+def test_config__shadow_of_another_type__is_named_with_its_value() -> None:
+    with pytest.raises(TypeError, match=r"^shadow must be a bool, got 1$"):
+        BreakerConfig(shadow=1)  # type: ignore[arg-type]
+
+
+def test_rules__of_a_config__are_its_options_in_whole_numbers() -> None:
+    config = BreakerConfig(
+        threshold=None,
+        cooldown_seconds=20.5,
+        failure_ratio=0.25,
+        slow_ratio=0.5,
+        slow_seconds=2.0,
+        window_seconds=10.0,
+        minimum_calls=7,
+        quorum=2,
+        probes=3,
+        probe_seconds=4.0,
+        ramp_steps=6,
+        ramp_seconds=8.0,
+    )
+    assert config._rules == CircuitRules(
+        threshold=0,
+        cooldown_us=20_500_000,
+        cooldown_permille=1000,
+        cooldown_max_us=20_500_000,
+        failure_ppm=250_000,
+        slow_ppm=500_000,
+        window_us=10_000_000,
+        minimum_calls=7,
+        quorum=2,
+        probes=3,
+        probes_at_once=3,
+        probe_us=4_000_000,
+        ramp_steps=6,
+        ramp_step_us=8_000_000,
+    )
+    plain = BreakerConfig()._rules
+    assert (plain.failure_ppm, plain.slow_ppm) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "longest_us"),
+    [
+        ({}, 20_000_000),
+        ({"cooldown_max_seconds": 50.0}, 20_000_000),
+        ({"cooldown_factor": 2.0}, 200_000_000),
+        ({"cooldown_factor": 2.0, "cooldown_max_seconds": 50.0}, 50_000_000),
+        ({"cooldown_factor": 2.0, "cooldown_seconds": 10_000.0}, 86_400_000_000),
+    ],
+)
+def test_rules__cooldown_that_grows__ends_at_ten_times_its_length_or_the_maximum(
+    given: dict[str, float], longest_us: int
+) -> None:
+    rules = BreakerConfig(**{"cooldown_seconds": 20.0, **given})._rules  # type: ignore[arg-type]
+    assert rules.cooldown_max_us == longest_us
+    assert rules.cooldown_permille == 1000 * given.get("cooldown_factor", 1.0)
+
+
+def test_config__as_text__shows_what_is_not_the_default() -> None:
+    assert str(BreakerConfig()) == "threshold=5, cooldown_seconds=30.0"
+    assert str(BreakerConfig(probes=2)) == "threshold=5, cooldown_seconds=30.0, probes=2"
 
 
 @pytest.mark.parametrize("given", [{"threshold": True}, {"threshold": 1.5}, {"cooldown_seconds": "30"}])

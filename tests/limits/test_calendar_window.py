@@ -9,9 +9,8 @@ from datetime import datetime
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from tests.limits.faces import Bench
-from tests.limits.test_custom_strategy import _operation
 from tests.stores.manual_heartbeat import manual_failover, run_heartbeat
 from tests.support import command, max_examples, redis_store
 
@@ -20,12 +19,13 @@ from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
 from comporta.limits.manager import limit_configs_from_settings
 from comporta.limits.strategies import schedule
-from comporta.limits.strategies.calendar_window import CalendarWindowStrategy
+from comporta.limits.strategies.base import EndedLease, LeaseGrant, LimitParams, LimitUsage
+from comporta.limits.strategies.calendar_window import CalendarWindowStrategy, calendar_strategy
+from comporta.limits.strategies.recent_traffic import NO_PAST, SLICE_US
 from comporta.limits.strategies.registry import strategy_type
 from comporta.limits.strategies.schedule import parse_schedule, schedule_of_name
 from comporta.settings import LimitSettings
-from comporta.stores.memory import MemoryStore
-from comporta.stores.records import DeleteRecord
+from comporta.stores.base import PINNED_US, State
 from comporta.testing import ManualClock, Server
 
 SAO_PAULO = "3/day at 00:00 America/Sao_Paulo"
@@ -199,43 +199,6 @@ def test_failover__calendar_window__divides_the_limit_and_reports_after_the_outa
 
 
 ZONES = ("UTC", "America/Sao_Paulo", "Europe/Berlin", "Australia/Lord_Howe", "Africa/Casablanca")
-LIMITS = st.builds(
-    "{}/{} at {} {}".format,
-    st.integers(1, 400),
-    st.sampled_from(["day", "month"]),
-    st.sampled_from(["00:00", "02:30", "23:59"]),
-    st.sampled_from(ZONES),
-)
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["limit", "charge", "acquire", "lease", "settle"]),
-        st.one_of(st.integers(0, 10_000_000), st.integers(-90_000_000_000, 3_000_000_000_000)),
-        st.integers(-3, 30),
-    ),
-    min_size=1,
-    max_size=25,
-)
-
-
-@settings(
-    max_examples=max_examples(200),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(text=LIMITS, begin=st.integers(1_600_000_000, 2_400_000_000), steps=STEPS)
-def test_lua__calendar_window__replies_as_python_does(
-    server: Server, text: str, begin: int, steps: list[tuple[str, int, int]]
-) -> None:
-    limit = LimitConfig.parse(text, lease=True)
-    clock = ManualClock(begin)
-    local, strategy = MemoryStore(clock), limit.build_strategy()
-    with redis_store(server, clock) as remote:
-        for what, pause_us, amount in steps:
-            clock.advance(pause_us / 1e6)
-            state = local._space("rate_limiter:n", strategy).table.get("k")
-            if state is not None and strategy.expires_us(state) <= clock.now_ns() // 1000:
-                remote.apply(DeleteRecord("rate_limiter:n", "k"))
-            operation = _operation(what, limit, amount)
-            assert remote.apply(operation) == local.apply(operation)
 
 
 @settings(max_examples=max_examples(300), deadline=None)
@@ -350,3 +313,116 @@ def test_schedule__clocks_go_back_across_midnight__the_day_does_not_begin_twice(
 @pytest.mark.parametrize("name", ["day_at_0000_nowhere", "day_at_000_utc", "week_at_0000_utc"])
 def test_schedule__name_that_describes_none__is_none(name: str) -> None:
     assert schedule_of_name(name) is None
+
+
+DAY_US = 86_400_000_000
+START_US = 20_000 * DAY_US
+END_US = START_US + DAY_US
+NOON_US = START_US + DAY_US // 2
+DAYS = calendar_strategy("day", "00:00", "UTC")(3)
+
+
+def used_state(used: int, last_us: int = NOON_US) -> State:
+    return (used, START_US, END_US, last_us, used, NO_PAST)
+
+
+def test_strategy__of_a_schedule__is_a_named_class_without_a_dictionary() -> None:
+    assert DAYS.params == LimitParams(3, 0, 0, DAY_US)
+    assert not hasattr(DAYS, "__dict__")
+    assert (type(DAYS).__name__, type(DAYS).__module__) == (
+        "CalendarWindowStrategy",
+        CalendarWindowStrategy.__module__,
+    )
+
+
+def test_step__first_of_a_window__stores_its_bounds_and_its_count() -> None:
+    assert DAYS.step(None, NOON_US, 2) == (used_state(2), 0)
+    assert DAYS.step(None, START_US, 2) == (used_state(2, START_US), 0)
+    assert DAYS.step(None, START_US - 1, 2)[0] == (2, START_US - DAY_US, START_US, START_US - 1, 2, NO_PAST)
+
+
+def test_step__does_not_fit__refuses_and_stores_only_a_clock_that_went_back() -> None:
+    full = used_state(3)
+    assert DAYS.step(full, NOON_US, 1) == (None, DAY_US // 2)
+    assert DAYS.step(full, NOON_US - 5, 1) == (used_state(3, NOON_US - 5), DAY_US // 2 + 5)
+
+
+def test_step__next_slice__moves_the_count_to_the_past() -> None:
+    last_us = NOON_US // (2 * SLICE_US) * 2 * SLICE_US
+    state, _ = DAYS.step(used_state(2, last_us), last_us + SLICE_US, 1)
+    assert state == (3, START_US, END_US, last_us + SLICE_US, 1, (2).to_bytes(16, "little"))
+
+
+def test_release__more_than_was_used__leaves_an_unused_window() -> None:
+    assert DAYS.release(used_state(2), NOON_US + 1, 5) == used_state(0, NOON_US + 1)
+
+
+def test_usage__unused_used_and_released__is_what_is_left_and_until_when() -> None:
+    assert DAYS.usage(None, NOON_US) == LimitUsage(3, 0, 0)
+    assert DAYS.usage(used_state(2), NOON_US) == LimitUsage(1, DAY_US // 2, 2)
+    assert DAYS.usage(used_state(4), NOON_US) == LimitUsage(0, DAY_US // 2, 4)
+    assert DAYS.usage(used_state(0), NOON_US) == LimitUsage(3, 0, 0)
+
+
+def test_pace__calendar_window__counts_short_windows_in_whole_microseconds() -> None:
+    pace_us = [DAYS.pace_us(units) for units in (1, 3, 4, 7)]
+    assert pace_us == [0, 0, DAY_US * 9 // 10, 2 * DAY_US * 9 // 10]
+    assert {type(each) for each in pace_us} == {int}
+
+
+def test_retention__calendar_window__is_until_its_end_or_a_minute_and_pinned_if_used_up() -> None:
+    late_us = END_US - 10_000_000
+    assert DAYS.expires_us(used_state(2)) == END_US
+    assert DAYS.expires_us(used_state(2, late_us)) == late_us + 60_000_000
+    assert DAYS.retention_us(used_state(2)) == END_US
+    assert DAYS.retention_us(used_state(3)) == END_US + PINNED_US
+    assert DAYS.retention_us(used_state(4)) == END_US + PINNED_US
+
+
+def test_lease__calendar_window__ends_with_its_window_and_is_named_by_its_start() -> None:
+    state = used_state(2)
+    assert DAYS.grant_lease(state, NOON_US, 2, 1000) == LeaseGrant(state, 1000, START_US)
+    assert DAYS.grant_lease(state, END_US - 7, 2, 1000) == LeaseGrant(state, 7, START_US)
+
+
+def test_return_lease__calendar_window__credits_the_window_that_granted_it() -> None:
+    state, ended = used_state(3), EndedLease(START_US, 2, 1)
+    assert DAYS.return_lease(state, NOON_US + 1, ended, 0) == (*used_state(2, NOON_US + 1)[:4], 2, NO_PAST)
+    assert DAYS.return_lease(state, NOON_US, ended._replace(lease_id=START_US - DAY_US), 0) is None
+    assert DAYS.return_lease(state, END_US, ended, 0) is None
+    assert DAYS.return_lease(state, END_US, ended._replace(lease_id=END_US), 0) is None
+
+
+def test_return_lease__clock_set_back_over_the_boundary__credits_the_window_that_stays_open() -> None:
+    state = (3, END_US, END_US + DAY_US, END_US, 3, NO_PAST)
+    returned = DAYS.return_lease(state, END_US - 1, EndedLease(END_US, 2, 1), 0)
+    assert returned is not None
+    assert returned[:4] == (2, END_US, END_US + DAY_US, END_US - 1)
+
+
+def test_settle__credit_of_a_calendar_window__counts_from_its_first_microsecond() -> None:
+    timed = DAYS.on_clock(ManualClock())  # its time is Unix time
+    for strategy in (DAYS, timed):
+        settled = strategy.settle(used_state(2), NOON_US, -1, NOON_US - START_US)
+        assert settled is not None
+        assert settled[0] == 1
+        assert strategy.settle(used_state(2), NOON_US, -1, NOON_US - START_US + 1) is None
+        assert strategy.settle(used_state(2), END_US, -1, 0) is None
+
+
+def test_settle__credit_after_the_clock_was_set_back__counts_into_the_window_that_stays_open() -> None:
+    state = (3, END_US, END_US + DAY_US, END_US, 3, NO_PAST)
+    assert DAYS.settle(state, END_US - 1, -1, 0) is None, "it was granted before the window began"
+
+
+def test_settle__credit_on_a_monotonic_clock__is_placed_by_unix_time() -> None:
+    class UnixAhead(ManualClock):
+        def unix_offset_us(self) -> int:
+            return START_US
+
+    timed = DAYS.on_clock(UnixAhead())
+    state = (2, START_US, DAY_US, 1000, 2, NO_PAST)
+    credited = timed.settle(state, 1000, -1, 1000)
+    assert credited is not None
+    assert credited[:4] == (1, START_US, DAY_US, 1000)
+    assert timed.settle(state, 1000, -1, 1001) is None

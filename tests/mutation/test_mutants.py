@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 from mutation.accepted import FILE, Accepted, load_accepted
+from mutation.in_process import AbsentServer, ProcessNotAllowed, lua_store
 from mutation.line_coverage import LineCoverage, RecordedTest, load, save
 from mutation.mutants import Mutant, Place, functions_of, path_of, replace_code
 from mutation.report import killed_percent, verdict
 from mutation.results import KILLED, SURVIVED, TIMED_OUT, Result, Results, digest_of_tests, identity
 from mutation.runner import chosen_tests
 from mutation.targets import TARGETS, chosen_modules
+
+from comporta import LimitConfig
+from comporta.limits.acquire import AcquireOperation, LimitDefinition
+from comporta.testing import ManualClock
 
 SOURCE = """class A:
     @property
@@ -91,6 +96,33 @@ def test_chosen_tests__many__are_near_ones_first_then_the_fastest() -> None:
     assert chosen_tests(MUTANT, coverage) == near
     assert chosen_tests(MUTANT, coverage.below(["tests/upstream"])) == ["tests/upstream/test_a.py::test"]
     assert coverage.files_covering(["retry/backoff.py"]) == list(coverage.tests)
+
+
+def test_chosen_tests__comparisons_with_lua__are_all_chosen_after_the_near_ones() -> None:
+    lines = {"retry/backoff.py": [4]}
+    coverage = recorded(
+        differential__test_a=RecordedTest(2, lines),
+        differential__test_b=RecordedTest(1, lines),
+        retry__test_c=RecordedTest(4, lines),
+        upstream__test_d=RecordedTest(2, lines),
+    )
+    expected = ["retry/test_c", "differential/test_b", "differential/test_a"]
+    assert chosen_tests(MUTANT, coverage) == [f"tests/{name}.py::test" for name in expected]
+
+
+def test_lua_store__clock_of_the_test_moves__scripts_use_its_time() -> None:
+    clock = ManualClock(1_800_000_000)
+    acquire = AcquireOperation(LimitDefinition(LimitConfig.parse("1/s").build_strategy(), "n"), "k", 1)
+    for _ in range(2):  # each store is empty
+        with lua_store(AbsentServer(), clock) as store:
+            assert store.apply_many([acquire, acquire]) == [0, 1_000_000]
+            clock.advance(1)
+            assert store.apply(acquire) == 0
+
+
+def test_absent_server__used__ends_the_test() -> None:
+    with AbsentServer() as server, pytest.raises(ProcessNotAllowed, match="needs a server, for its port"):
+        server.port  # noqa: B018 - it raises
 
 
 def test_line_coverage__saved__is_loaded_again(tmp_path: Path) -> None:

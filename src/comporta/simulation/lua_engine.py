@@ -29,12 +29,12 @@ class LuaEngine(ServerEngine):
         commands = {b"call": self._call_command, b"pcall": self._call_command}
         self._globals[b"redis"] = self._lua.table_from(commands)
 
-    def apply(self, operation: Operation[Any], now_us: int) -> tuple[Any, bool]:
-        """Run the script of an operation, which takes the time from the server."""
+    def apply(self, operation: Operation[Any], now_us: int, clock_us: int = 0) -> tuple[Any, bool]:
+        """Run the script of an operation, at the time of the server unless ``clock_us`` is given."""
         keyspace, lua = self._keyspace, self._lua
         keyspace.now_us, keyspace.is_changed = now_us, False
         call = ScriptCall(operation.script, [operation])
-        _, sha, count, *words = _parse_command(call.command_bytes(0))
+        _, sha, count, *words = _parse_command(call.command_bytes(clock_us))
         self._globals[b"KEYS"] = lua.table_from(words[: int(count)])
         self._globals[b"ARGV"] = lua.table_from(words[int(count) :])
         [reply] = call.parse_replies(_as_reply(self._function(sha, call.script)()))

@@ -1,0 +1,131 @@
+"""The exact numbers of windows, and what all strategies count alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from comporta.limits.strategies.base import EndedLease, LeaseGrant, LimitParams, LimitUsage, Strategy
+from comporta.limits.strategies.calendar_window import calendar_strategy
+from comporta.limits.strategies.fixed_window import FixedWindowStrategy
+from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
+from comporta.limits.strategies.recent_traffic import NO_PAST, SLICE_US
+from comporta.limits.strategies.sliding_window import SlidingWindowStrategy
+from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy, TokenBucketStrategy
+from comporta.stores.base import PINNED_US, State
+
+UNIT = 100_000
+HOUR_US = 3_600_000_000
+NOW_US = 100 * SLICE_US
+FIXED = FixedWindowStrategy(3, HOUR_US)
+SLIDING = SlidingWindowStrategy(3, HOUR_US)
+STRATEGIES = (
+    TokenBucketStrategy(3, 1, UNIT),
+    LeasedTokenBucketStrategy(3, 1, UNIT, 50_000),
+    LeakyBucketStrategy(3, 1, UNIT),
+    FIXED,
+    SLIDING,
+    calendar_strategy("day", "00:00", "UTC")(3),
+)
+
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+
+
+def taken(strategy: Strategy, units: int, now_us: int = NOW_US) -> State:
+    state, wait_us = strategy.step(None, now_us, units)
+    assert state is not None
+    assert wait_us == 0
+    return state
+
+
+@each_strategy
+def test_step__refused_at_the_moment_of_the_last_grant__stores_nothing(strategy: Strategy) -> None:
+    state = taken(strategy, 3)
+    unchanged, wait_us = strategy.step(state, NOW_US, 1)
+    assert unchanged is None
+    assert wait_us > 0
+
+
+@each_strategy
+def test_step__refused_after_the_clock_went_back__stores_the_time_and_takes_nothing(
+    strategy: Strategy,
+) -> None:
+    state = taken(strategy, 3)
+    moved, wait_us = strategy.step(state, NOW_US - 1, 1)
+    assert moved is not None
+    assert wait_us > 0
+    assert NOW_US - 1 in moved
+    assert strategy.usage(moved, NOW_US - 1)[:2] == strategy.available(moved, NOW_US - 1)
+    assert strategy.usage(moved, NOW_US - 1).remaining == strategy.usage(state, NOW_US).remaining
+
+
+@each_strategy
+@pytest.mark.parametrize("later_us", [SLICE_US - 1, SLICE_US, SLICE_US + 1])
+def test_step__next_slice__moves_the_count_to_the_past(strategy: Strategy, later_us: int) -> None:
+    state, _ = strategy.step(taken(strategy, 1), NOW_US + later_us, 2)
+    assert state is not None
+    shifted = (1).to_bytes(16, "little")
+    assert (shifted in state, NO_PAST in state) == (later_us >= SLICE_US, later_us < SLICE_US)
+    assert (2 if later_us >= SLICE_US else 3) in state[2:5]
+
+
+@each_strategy
+def test_usage__no_state__is_unused(strategy: Strategy) -> None:
+    assert strategy.usage(None, NOW_US) == LimitUsage(3, 0, 0)
+    assert strategy.available(None, NOW_US) == (3, 0)
+
+
+@each_strategy
+def test_release__all_that_was_taken__leaves_it_unused(strategy: Strategy) -> None:
+    released = strategy.release(taken(strategy, 2), NOW_US, 2)
+    assert strategy.usage(released, NOW_US) == LimitUsage(3, 0, 0)
+
+
+@pytest.mark.parametrize("strategy", [FIXED, SLIDING], ids=["fixed", "sliding"])
+def test_window__used_up__is_pinned_and_expires_after_its_length(strategy: Strategy) -> None:
+    assert strategy.expires_us(taken(strategy, 2)) == NOW_US + HOUR_US
+    assert strategy.retention_us(taken(strategy, 2)) == NOW_US + HOUR_US
+    assert strategy.retention_us(taken(strategy, 3)) == NOW_US + HOUR_US + PINNED_US
+    assert strategy.usage(taken(strategy, 2), NOW_US + 5) == LimitUsage(1, HOUR_US - 5, 2)
+
+
+def test_window__shorter_than_a_minute__is_kept_for_a_minute() -> None:
+    for strategy in (FixedWindowStrategy(3, 1000), SlidingWindowStrategy(3, 1000)):
+        assert strategy.retention_us(taken(strategy, 1)) == NOW_US + 60_000_000
+        assert strategy.pinned_ttl_us == 60_000_000 + PINNED_US
+
+
+def test_window__params__are_those_of_the_scripts() -> None:
+    assert FIXED.params == LimitParams(3, 0, 0, HOUR_US)
+    assert SLIDING.params == LimitParams(3, 0, 1, HOUR_US)
+    assert SlidingWindowStrategy(257, 256_000).params == LimitParams(257, 0, 1, 256_000)
+    assert SlidingWindowStrategy(258, 256_000).params == LimitParams(258, 0, 1000, 256_000)
+    assert SlidingWindowStrategy(258, 256_001).params == LimitParams(258, 0, 1001, 256_001)
+
+
+def test_fixed_window__lease__ends_with_the_window_and_is_returned_only_into_it() -> None:
+    state = taken(FIXED, 3)
+    assert FIXED.grant_lease(state, NOW_US + 5, 2, 1000) == LeaseGrant(state, 1000, NOW_US)
+    assert FIXED.grant_lease(state, NOW_US + HOUR_US - 5, 2, 1000) == LeaseGrant(state, 5, NOW_US)
+    ended = EndedLease(NOW_US, 2, 2)
+    returned = FIXED.return_lease(state, NOW_US + HOUR_US - 1, ended, 1000)
+    assert returned is not None
+    assert returned[:3] == (1, NOW_US, NOW_US + HOUR_US - 1)
+    assert FIXED.return_lease(state, NOW_US, ended, 1000) is not None
+    assert FIXED.return_lease(state, NOW_US + HOUR_US, ended, 1000) is None
+    assert FIXED.return_lease(state, NOW_US - 1, ended, 1000) is None
+    assert FIXED.return_lease(state, NOW_US, ended._replace(lease_id=NOW_US - 1), 1000) is None
+
+
+def test_sliding_window__lease__may_be_returned_within_its_time() -> None:
+    longest_us = HOUR_US // 202
+    state = taken(SLIDING, 3)
+    assert SLIDING.grant_lease(state, NOW_US, 2, 1000) == LeaseGrant(state, 1000, NOW_US)
+    assert SLIDING.grant_lease(state, NOW_US, 2, HOUR_US) == LeaseGrant(state, longest_us, NOW_US)
+    ended = EndedLease(NOW_US, 2, 2)
+    for ttl_us, last_us in ((1000, 1000), (HOUR_US, longest_us)):
+        returned = SLIDING.return_lease(state, NOW_US + last_us, ended, ttl_us)
+        assert returned is not None
+        assert returned[0] == 1
+        assert SLIDING.return_lease(state, NOW_US + last_us + 1, ended, ttl_us) is None
+    assert SLIDING.return_lease(state, NOW_US, ended, 1000) is not None
+    assert SLIDING.return_lease(state, NOW_US - 1, ended, 1000) is None
