@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,10 +35,11 @@ from comporta.stores.redis import async_batches, pool
 from comporta.stores.redis import store as redis_store_module
 from comporta.stores.redis.cluster_hop import RewrittenOperation
 from comporta.stores.redis.connection_async import NameResolver
+from comporta.stores.redis.pool import ConnectThreads, wait_for_connects
 from comporta.stores.redis.sentinel import MultiHostURL
 from comporta.stores.redis.store import RedisStore
 from comporta.stores.registry import close_stores, open_store
-from comporta.testing import Server
+from comporta.testing import FaultProxy, Server
 
 
 def test_redis__package_missing__names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,3 +417,61 @@ def test_fork__no_pipelines_yet__keeps_none_for_the_parent(valkey: Server) -> No
         store.after_fork()
         assert len(redis_store_module._parent_pipelines) == before
         assert store.apply(ReadRecord("s", "k")) is None
+
+
+EXITS_WHILE_CONNECTING = """
+import atexit, sys, threading
+
+def print_connecting():
+    print([thread.name for thread in threading.enumerate() if thread.name == "comporta-connect"])
+
+atexit.register(print_connecting)  # before comporta registers anything, so that it is called last
+from comporta.errors import StateUnavailableError
+from comporta.stores.records import ReadRecord
+from comporta.stores.redis import pool
+from comporta.stores.redis.store import RedisStore
+
+pool._EXIT_SECONDS_MAX = 60
+try:
+    RedisStore(sys.argv[1], timeout=0.001).apply(ReadRecord("s", "k"))
+except StateUnavailableError as error:
+    print(error)
+"""
+
+
+def test_exit__while_a_thread_connects__waits_for_it(valkey: Server) -> None:
+    with FaultProxy.to(valkey) as proxy:
+        proxy.hang("replies")
+        with subprocess.Popen(
+            [sys.executable, "-c", EXITS_WHILE_CONNECTING, proxy.url], stdout=subprocess.PIPE, text=True
+        ) as program:
+            assert program.stdout is not None
+            assert program.stdout.readline().startswith("still connecting")
+            proxy.release()
+            assert program.stdout.readline() == "[]\n"
+
+
+def test_connect_threads__in_a_forked_child__are_not_waited_for() -> None:
+    threads, may_end = ConnectThreads(), threading.Event()
+    assert threads.start(partial(_append_after, may_end, [], 0))
+    threads.after_fork()
+    threads.wait(60)
+    assert not may_end.is_set()
+    may_end.set()
+
+
+def test_wait_for_connects__several_threads__waits_for_all() -> None:
+    ended: list[int] = []
+    may_end = threading.Event()
+    threads = pool._connecting.get()
+    for number in range(3):
+        assert threads.start(partial(_append_after, may_end, ended, number))
+    may_end.set()
+    threads.wait(60)
+    wait_for_connects()
+    assert sorted(ended) == [0, 1, 2]
+
+
+def _append_after(event: threading.Event, items: list[int], item: int) -> None:
+    event.wait(60)
+    items.append(item)

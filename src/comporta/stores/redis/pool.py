@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
+from comporta import fork_safety
 from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
+from comporta.runtime import PerProcess, at_exit
 from comporta.stores.redis.connection import RedisConnection
 from comporta.stores.redis.deadline import AdaptiveDeadline
 from comporta.stores.redis.errors import invalidates_connection, translate_connect_error
@@ -43,6 +45,7 @@ _ABANDONED_AFTER = 5
 _RECENT_NS = 2_000_000_000
 _PIECE_NS = 25_000_000
 _PUNCTUAL_NS = 5_000_000
+_EXIT_SECONDS_MAX = 0.5
 
 
 def answered_recently(answered_ns: int) -> bool:
@@ -232,6 +235,48 @@ class _WaitBound:
         return max(0.001, (self._ends_ns - MONOTONIC.now_ns()) / 1e9)
 
 
+class ConnectThreads:
+    """The threads of this process that are connecting."""
+
+    def __init__(self) -> None:
+        self._threads: set[BackgroundThread] = set()
+        fork_safety.register(self)
+
+    def start(self, connect: Callable[[], None]) -> bool:
+        """Run ``connect`` on a thread; returns false if the system cannot start one."""
+        thread = BackgroundThread()
+        self._threads.add(thread)
+        is_started = thread.start(self._run, thread, connect, name="comporta-connect")
+        if not is_started:
+            self._threads.discard(thread)
+        return is_started
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all of them have ended, for up to ``seconds``."""
+        ends_ns = MONOTONIC.now_ns() + int(seconds * 1e9)
+        for thread in list(self._threads):
+            thread.stop(max(0.0, (ends_ns - MONOTONIC.now_ns()) / 1e9))
+
+    def after_fork(self) -> None:
+        """Forget the threads of the parent."""
+        self._threads.clear()
+
+    def _run(self, thread: BackgroundThread, connect: Callable[[], None]) -> None:
+        try:
+            connect()
+        finally:
+            self._threads.discard(thread)
+
+
+_connecting: PerProcess[ConnectThreads] = PerProcess(ConnectThreads)
+
+
+@at_exit
+def wait_for_connects() -> None:
+    """Let connections be made before the interpreter exits: a thread inside OpenSSL would crash it."""
+    _connecting.get().wait(_EXIT_SECONDS_MAX)
+
+
 class PendingConnections:
     """Connections that are being made, and the callers that wait for a new or a returned one."""
 
@@ -299,9 +344,7 @@ class PendingConnections:
             token = self._begin_connect() if was_called or is_late else None
             if token is None:
                 was_called = bell.wait(left_ns / 1e9)
-            elif not BackgroundThread().start(
-                self._connect_one, token, self._seconds, name="comporta-connect"
-            ):
+            elif not _connecting.get().start(partial(self._connect_one, token, self._seconds)):
                 self._connect_one(token, bound.left_seconds())
 
     def _begin_connect(self) -> object | None:
