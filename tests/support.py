@@ -31,6 +31,7 @@ SOAK = bool(os.environ.get("COMPORTA_SOAK"))
 
 WAIT_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.01
+POLL_SECONDS_MAX = 0.25
 
 
 def max_examples(count: int) -> int:
@@ -68,17 +69,26 @@ StoreOpener = Callable[[Clock], AbstractContextManager[Store]]
 def wait_until(condition: Callable[[], object]) -> None:
     """Wait until the condition is true, for at most 60 s."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
+    began = time.monotonic()
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(POLL_SECONDS)
+        time.sleep(_poll_pause(began))
+        began = time.monotonic()
 
 
 async def wait_until_async(condition: Callable[[], Awaitable[object]]) -> None:
     """Wait until the awaited condition is true, for at most 60 s."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
+    began = time.monotonic()
     while not await condition():
         assert time.monotonic() < deadline, "the condition did not become true in time"
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(_poll_pause(began))
+        began = time.monotonic()
+
+
+def _poll_pause(began: float) -> float:
+    """Return how long to wait before the next look: longer after one that cost much processor time."""
+    return min(max(POLL_SECONDS, 3 * (time.monotonic() - began)), POLL_SECONDS_MAX)
 
 
 @contextmanager

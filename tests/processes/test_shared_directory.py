@@ -216,6 +216,23 @@ def fill_with_exhausted(limiter: BaseLimiter) -> int:
     raise AssertionError("the table never became full")
 
 
+@pytest.fixture(scope="module")
+def exhausted_table() -> Iterator[Path]:
+    """Fill a table with exhausted keys of a limit "tested"; return its directory, for tests to copy."""
+    name = new_state_name()
+    with open_shared(name) as store:
+        fill_with_exhausted(BaseLimiter("1/hour", store, "tested"))
+    yield Path(store.path)
+    remove_shared_state(name)
+
+
+@pytest.fixture
+def exhausted(name: str, exhausted_table: Path) -> str:
+    """Return the name of a state of its own whose table is full of exhausted keys."""
+    shutil.copytree(exhausted_table, directory_path(name))
+    return name
+
+
 @pytest.mark.unmeasured
 def test_full_table__flood_of_new_keys__never_frees_an_exhausted_key(name: str) -> None:
     with open_shared(name) as store, open_shared(name) as other:
@@ -243,10 +260,9 @@ def test_full_table__key_used_twice__outlives_keys_used_once(name: str) -> None:
 
 
 @pytest.mark.unmeasured
-def test_full_table__all_keys_exhausted__newcomers_share_one_state_of_their_limit(name: str) -> None:
-    with open_shared(name) as store, open_shared(name) as other:
+def test_full_table__all_keys_exhausted__newcomers_share_one_state_of_their_limit(exhausted: str) -> None:
+    with open_shared(exhausted) as store, open_shared(exhausted) as other:
         limiter = BaseLimiter("1/hour", store, "tested")
-        fill_with_exhausted(limiter)
         newcomers = [f"newcomer {number}" for number in range(100)]
         assert not any(limiter.sync.acquire(key) for key in newcomers)
         assert limiter.sync.peek("newcomer 1").remaining == 0
@@ -268,10 +284,9 @@ def test_full_table__expired_states__make_room_for_others(name: str) -> None:
 
 
 @pytest.mark.unmeasured
-def test_full_table__key_reset__makes_room_for_another(name: str) -> None:
-    with open_shared(name) as store:
+def test_full_table__key_reset__makes_room_for_another(exhausted: str) -> None:
+    with open_shared(exhausted) as store:
         limiter = BaseLimiter("1/hour", store, "tested")
-        fill_with_exhausted(limiter)
         for number in range(100):
             limiter.sync.reset(f"k{number}")
         assert sum(limiter.sync.acquire(f"new {number}") for number in range(100)) > 20
@@ -279,9 +294,8 @@ def test_full_table__key_reset__makes_room_for_another(name: str) -> None:
 
 
 @pytest.mark.unmeasured
-def test_full_table__group_with_keys_without_room__decides_by_overflow_states(name: str) -> None:
-    with open_shared(name) as store:
-        fill_with_exhausted(BaseLimiter("1/hour", store, "tested"))
+def test_full_table__group_with_keys_without_room__decides_by_overflow_states(exhausted: str) -> None:
+    with open_shared(exhausted) as store:
         first, second = (BaseLimiter("1/hour", store, each) for each in ("first", "second"))
         both = LimitGroup(first, second)
         granted = [both.sync.acquire([f"x{number}", f"y{number}"]) for number in range(200)]
@@ -312,9 +326,8 @@ def test_full_table__new_record__is_refused_and_live_records_stay_intact(name: s
 
 
 @pytest.mark.unmeasured
-def test_full_table__flood_of_limited_keys__leaves_room_for_records_and_breakers(name: str) -> None:
-    with open_shared(name) as store:
-        fill_with_exhausted(BaseLimiter("1/hour", store, "tested"))
+def test_full_table__flood_of_limited_keys__leaves_room_for_records_and_breakers(exhausted: str) -> None:
+    with open_shared(exhausted) as store:
         assert all(
             store.apply(WriteRecord("records", str(number), b"x" * 500, None)) for number in range(100)
         )

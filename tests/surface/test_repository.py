@@ -1,5 +1,6 @@
 """What the repository and the built wheel contain, and what they must not contain."""
 
+import os
 import re
 import subprocess
 import sys
@@ -31,12 +32,20 @@ def texts() -> Iterator[tuple[Path, str]]:
     ignored = GitIgnoreSpec.from_lines(
         [".git", *(ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
     )
-    for name in ignored.match_tree_files(ROOT, negate=True):
+    for name in tracked_files(ignored):
         path = ROOT / name
         try:
             yield path, path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue  # an image or another binary
+
+
+def tracked_files(ignored: GitIgnoreSpec) -> Iterator[Path]:
+    """Yield the files that are not ignored; like git, look at nothing in a folder that is ignored."""
+    for folder, folders, names in os.walk(ROOT):
+        relative = Path(folder).relative_to(ROOT)
+        folders[:] = [each for each in folders if not ignored.match_file(f"{relative / each}/")]
+        yield from (relative / each for each in names if not ignored.match_file(relative / each))
 
 
 def test_text_files__all__name_no_machine_and_no_package_index() -> None:
