@@ -171,7 +171,7 @@ def test_render__cache_and_jobs__are_one_line_each() -> None:
     cache = {"hit_rate": 0.9, "stale_served_rate": 0.05, "entries": 1200, "degraded_keys_count": 2}
     job = {"id": "3f2a91bc", "status": "running", "total": 100, "succeeded": 7, "failed": 1}
     output = rendered_lines(
-        cache={**cache, "minute": {"hits": 12, "stale": 1, "misses": 0}},
+        cache={**cache, "minute": {"hits": 12, "stale": 1, "misses": 1}},
         jobs=[
             {**job, "worker": "web-1:4001", "workers": 1, "backfill": {"status": "done"}},
             {**job, "worker": "web-1:4001", "workers": 2},
@@ -179,7 +179,7 @@ def test_render__cache_and_jobs__are_one_line_each() -> None:
         ],
         database={"status": "ok"},
     )
-    figures = "last minute: 12 hits, 1 stale, 0 misses; last 24 h: 90% hits, 5% stale"
+    figures = "last minute: 12 hits, 1 stale, 1 miss; last 24 h: 90% hits, 5% stale"
     assert f"Cache: 1,200 entries, 2 degraded; {figures}" in output
     assert "Job: 3f2a91bc running, 8 of 100, 1 failed, by web-1:4001, backfill done" in output
     assert "Job: 3f2a91bc running, 8 of 100, 1 failed, by 2 workers" in output
@@ -399,6 +399,17 @@ def test_render__no_upstream_on_a_low_terminal__says_so() -> None:
     assert any("No upstream was used" in line for line in rendered_lines(80, 3, upstreams=[]))
 
 
+def test_render__80_columns_and_a_long_state__says_what_is_wrong_first() -> None:
+    reasons = ["settlement-service-eu is open", "pcp is paused"]
+    console = Console(file=StringIO(), width=80, force_terminal=False)
+    with console.capture() as captured:
+        where = "rediss://cache-production-1.example.com:6380/0"
+        console.print(render(TopSnapshot(document(reasons=reasons), history()), Canvas(80, 24), where))
+    first = captured.get().splitlines()[0]
+    start = f"comporta top (? shows keys)  {clock_time(NOW)}  warn: settlement-service-eu is open, p"
+    assert first.startswith(start)
+
+
 def test_render__80_columns__headings_say_what_they_measure() -> None:
     [heading] = [line for line in rendered_lines(80) if line.startswith(" upstream ")]
     assert re.split(r"  +", heading.strip()) == [
@@ -411,7 +422,7 @@ def test_render__80_columns__headings_say_what_they_measure() -> None:
 def test_render__names_of_16_characters_at_80_columns__show_every_essential_column() -> None:
     names = ["payments-gateway", "billing-invoices"]
     upstreams = [
-        card(names[0], paused=900.0, limit=2.5, minute={**MINUTE, "calls": 123_456, "wait_p95": 0.25}),
+        card(names[0], paused=900.0, limit=2.5, minute={**MINUTE, "calls": 123_758, "wait_p95": 0.25}),
         card(names[1], forced="closed", phase="closed", minute=MINUTE),
     ]
     lines = rendered_lines(80, upstreams=upstreams)
