@@ -395,6 +395,25 @@ def test_render__sixty_upstreams_at_24_lines__every_section_has_its_share() -> N
     assert f" and {60 - shown} more" in [line.rstrip() for line in lines]
 
 
+def test_render__many_unusual_upstreams_at_24_lines__every_one_has_its_row_worst_first() -> None:
+    words = "An operator set the limit to 8/s burst 5 (20/s burst 5 is configured) until it is revoked."
+    changed = card("a-changed", limit_text="8/s", configured_text="20/s", in_words=words)
+    others = [
+        card("b-paused", paused=500.0, in_words="Paused for 8 min."),
+        card("c-half", phase="half-open", in_words="Half-open: the next call is a probe."),
+        card("d-held", forced="closed", in_words="Held closed by an operator."),
+        card("z-open", phase="open", until=NOW + 23, in_words="Open until 22:13:43: HTTP 503."),
+    ]
+    events = [event("it opened")] * 30
+    lines = rendered_lines(80, 24, upstreams=[changed, *others], events=events)
+    rows = [line.split()[0] for line in lines if re.match(r" [a-dz]-\w+  ", line)]
+    assert rows == ["z-open", "d-held", "c-half", "b-paused", "a-changed"]
+    assert len(lines) <= 24
+    higher = rendered_lines(80, 26, upstreams=[changed, *others], events=events)
+    assert any(line.startswith(" z-open: Open until ") for line in higher)
+    assert not any(line.startswith(" a-changed: ") for line in higher)
+
+
 def test_render__no_upstream_on_a_low_terminal__says_so() -> None:
     assert any("No upstream was used" in line for line in rendered_lines(80, 3, upstreams=[]))
 
