@@ -16,7 +16,7 @@ from comporta.upstream.upstream import Upstream
 NOW = 1_700_000_000.0
 SLOTS = 60
 
-COUNTED = {"calls": 1204, "ok": 1100, "failed": 80, "refused": 24, "open": 300, "limited": 2, "retries": 33}
+COUNTED = {"calls": 1506, "ok": 1100, "failed": 80, "refused": 24, "open": 300, "limited": 2, "retries": 33}
 WAITED = {"wait_p50": 0.012, "wait_p95": 1.4, "wait_p99": 12.0, "latency_p95": 0.25}
 MINUTE = {**COUNTED, **WAITED}
 QUIET = {**dict.fromkeys(COUNTED, 0), **dict.fromkeys(WAITED)}

@@ -171,7 +171,7 @@ def test_render__cache_and_jobs__are_one_line_each() -> None:
     cache = {"hit_rate": 0.9, "stale_served_rate": 0.05, "entries": 1200, "degraded_keys_count": 2}
     job = {"id": "3f2a91bc", "status": "running", "total": 100, "succeeded": 7, "failed": 1}
     output = rendered_lines(
-        cache={**cache, "minute": {"hits": 12, "stale": 1, "misses": 0}},
+        cache={**cache, "minute": {"hits": 12, "stale": 1, "misses": 1}},
         jobs=[
             {**job, "worker": "web-1:4001", "workers": 1, "backfill": {"status": "done"}},
             {**job, "worker": "web-1:4001", "workers": 2},
@@ -179,7 +179,7 @@ def test_render__cache_and_jobs__are_one_line_each() -> None:
         ],
         database={"status": "ok"},
     )
-    figures = "last minute: 12 hits, 1 stale, 0 misses; last 24 h: 90% hits, 5% stale"
+    figures = "last minute: 12 hits, 1 stale, 1 miss; last 24 h: 90% hits, 5% stale"
     assert f"Cache: 1,200 entries, 2 degraded; {figures}" in output
     assert "Job: 3f2a91bc running, 8 of 100, 1 failed, by web-1:4001, backfill done" in output
     assert "Job: 3f2a91bc running, 8 of 100, 1 failed, by 2 workers" in output
@@ -395,8 +395,38 @@ def test_render__sixty_upstreams_at_24_lines__every_section_has_its_share() -> N
     assert f" and {60 - shown} more" in [line.rstrip() for line in lines]
 
 
+def test_render__many_unusual_upstreams_at_24_lines__every_one_has_its_row_worst_first() -> None:
+    words = "An operator set the limit to 8/s burst 5 (20/s burst 5 is configured) until it is revoked."
+    changed = card("a-changed", limit_text="8/s", configured_text="20/s", in_words=words)
+    others = [
+        card("b-paused", paused=500.0, in_words="Paused for 8 min."),
+        card("c-half", phase="half-open", in_words="Half-open: the next call is a probe."),
+        card("d-held", forced="closed", in_words="Held closed by an operator."),
+        card("z-open", phase="open", until=NOW + 23, in_words="Open until 22:13:43: HTTP 503."),
+    ]
+    events = [event("it opened")] * 30
+    lines = rendered_lines(80, 24, upstreams=[changed, *others], events=events)
+    rows = [line.split()[0] for line in lines if re.match(r" [a-dz]-\w+  ", line)]
+    assert rows == ["z-open", "d-held", "c-half", "b-paused", "a-changed"]
+    assert len(lines) <= 24
+    higher = rendered_lines(80, 26, upstreams=[changed, *others], events=events)
+    assert any(line.startswith(" z-open: Open until ") for line in higher)
+    assert not any(line.startswith(" a-changed: ") for line in higher)
+
+
 def test_render__no_upstream_on_a_low_terminal__says_so() -> None:
     assert any("No upstream was used" in line for line in rendered_lines(80, 3, upstreams=[]))
+
+
+def test_render__80_columns_and_a_long_state__says_what_is_wrong_first() -> None:
+    reasons = ["settlement-service-eu is open", "pcp is paused"]
+    console = Console(file=StringIO(), width=80, force_terminal=False)
+    with console.capture() as captured:
+        where = "rediss://cache-production-1.example.com:6380/0"
+        console.print(render(TopSnapshot(document(reasons=reasons), history()), Canvas(80, 24), where))
+    first = captured.get().splitlines()[0]
+    start = f"comporta top (? shows keys)  {clock_time(NOW)}  warn: settlement-service-eu is open, p"
+    assert first.startswith(start)
 
 
 def test_render__80_columns__headings_say_what_they_measure() -> None:
@@ -411,7 +441,7 @@ def test_render__80_columns__headings_say_what_they_measure() -> None:
 def test_render__names_of_16_characters_at_80_columns__show_every_essential_column() -> None:
     names = ["payments-gateway", "billing-invoices"]
     upstreams = [
-        card(names[0], paused=900.0, limit=2.5, minute={**MINUTE, "calls": 123_456, "wait_p95": 0.25}),
+        card(names[0], paused=900.0, limit=2.5, minute={**MINUTE, "calls": 123_758, "wait_p95": 0.25}),
         card(names[1], forced="closed", phase="closed", minute=MINUTE),
     ]
     lines = rendered_lines(80, upstreams=upstreams)

@@ -12,7 +12,7 @@ from tests.cli.pseudo_terminal import PseudoTerminal
 from tests.cli.sample_fleet import document, fleet, history
 from tests.support import wait_until
 
-from comporta.cli.top_screen import TopPoller, render_screen
+from comporta.cli.top_screen import HELP, TopPoller, render_screen
 from comporta.cli.top_source import FleetSource, FleetUnavailableError
 from comporta.cli.top_upstreams import TopSnapshot
 from comporta.stores.shared.directory import directory_path
@@ -169,3 +169,7 @@ def test_delay_after__failures_in_a_row__doubles_up_to_the_maximum(failures: int
 
 def _screen_text(poller: TopPoller, console: Console) -> str:
     return str(render_screen(poller, console, "x"))
+
+
+def test_help_page__terminal_of_80_columns__wraps_no_line() -> None:
+    assert max(len(line) for line in HELP.splitlines()) <= 80

@@ -89,8 +89,9 @@ def _header(document: Document, where: str, *, live: bool) -> Text:
     return Text.assemble(
         ("comporta top", "bold"),
         (" (? shows keys)" if live else "", "dim"),
-        f"  {where}  {clock_time(document['at'])}  ",
+        f"  {clock_time(document['at'])}  ",
         (summary, _STATUSES.get(status, "")),
+        f"  {where}",
         overflow="ellipsis",
         no_wrap=True,
     )
@@ -133,7 +134,7 @@ _HELD_ITEMS = (("fetches", "fetch"), ("jobs", "job"))
 
 
 def _quantity(count: int, one: str) -> str:
-    return f"{count} {one}" if count == 1 else f"{count} {one}{'es' if one.endswith('h') else 's'}"
+    return f"{count} {one}" if count == 1 else f"{count:,} {one}{'es' if one.endswith(('h', 's')) else 's'}"
 
 
 def _database_lines(document: Document) -> list[RenderableType]:
@@ -155,7 +156,10 @@ def _labelled_line(name: str, value: Text) -> Text:
 
 def _cache(cache: Document) -> Text:
     minute, degraded = cache.get("minute") or {}, cache["degraded_keys_count"]
-    counts = ", ".join(f"{minute.get(name, 0):,} {name}" for name in ("hits", "stale", "misses"))
+    stale = f"{minute.get('stale', 0):,} stale"
+    counts = (
+        f"{_quantity(minute.get('hits', 0), 'hit')}, {stale}, {_quantity(minute.get('misses', 0), 'miss')}"
+    )
     backoff = f", {degraded:,} degraded" if degraded else ""
     day = f"{cache['hit_rate']:.0%} hits, {cache['stale_served_rate']:.0%} stale"
     entries = "1 entry" if cache["entries"] == 1 else f"{cache['entries']:,} entries"

@@ -40,7 +40,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NO_KEY = b"\0"  # disables a special character of the terminal
 _QUIT_KEYS = (b"q", b"Q", b"\x04")
 _HELP_KEY = b"?"
-_HELP = """\
+HELP = """\
 Keys
 
   q, Ctrl-C, Ctrl-D   Quit.
@@ -48,17 +48,18 @@ Keys
 
 Columns
 
-  state               The circuit: closed, open or half-open, or the rest of a pause.
-  limit               Calls per second now, and without degradation if that differs.
+  state               The circuit (closed, open or half-open), or a pause.
+  limit               Calls per second, and without degradation if it differs.
   tokens              Calls that may start at once, of the burst.
   in flight           Calls in progress, of the most allowed.
-  calls/min           Calls of the whole fleet in the last minute, like the next ones:
+  calls/min           Calls that the fleet sent in the last minute, of which:
   ok, failed          calls that succeeded, and those that failed,
-  refused             answers that refused a call (429),
-  held back           calls that were not made: circuit open, or no token in time,
-  retries             repeated attempts.
-  latency p95         How long 95 % of the attempts took at the upstream, at most.
-  wait p50, wait p95  How long half and 95 % of the calls waited for the limit, at most.
+  refused             calls that the upstream refused (429).
+  held back           Calls not sent: circuit open, or no token in time.
+  would refuse        Calls that a policy in shadow mode would refuse.
+  retries             Repeated attempts.
+  latency p95         95 % of the attempts took at most this long.
+  wait p50, wait p95  Half and 95 % of the calls waited at most this long.
 """
 
 
@@ -140,7 +141,7 @@ def _draw_loop(screen: Live, console: Console, poller: TopPoller, where: str, fl
         state = (poller.snapshot, poller.error, size, int(time.time()) if poller.error else 0, shows_help)
         if state != last:
             console.size = ConsoleDimensions(*size)
-            content = Text(_HELP) if shows_help else render_screen(poller, console, where)
+            content = Text(HELP) if shows_help else render_screen(poller, console, where)
             screen.update(content, refresh=True)
             last = state
         key = _read_key(FRAME_SECONDS)

@@ -7,7 +7,6 @@ columns. This module reads no state, no clock and no terminal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rich.console import Console, JustifyMethod, RenderableType
@@ -70,23 +69,55 @@ def upstreams_section(
 ) -> list[RenderableType]:
     """Return the table of upstreams and what is unusual about them, in about ``lines`` lines.
 
-    If not all upstreams fit, those that are unusual come first, and a last line counts the others.
+    If not everything fits, the worst come first. The rows of unusual ones matter most, then explanations,
+    then the rows of others; a last line counts those that are not shown.
     """
     cards = snapshot.document["upstreams"]
-    parts = _upstream_table(snapshot, canvas, cards)
+    parts = _upstream_table(snapshot, canvas, cards, cards)
     if not cards or lines is None or line_count(parts, canvas.width) <= lines:
         return parts
-    ranked = sorted(cards, key=lambda card: not _is_restricted(card))
-    at = snapshot.document["at"]
-    line_counts = [1 + line_count(filter(None, [_explanation(card, at)]), canvas.width) for card in ranked]
-    lines -= line_count(_upstream_table(snapshot, canvas, ranked[:1]), canvas.width) - line_counts[0] + 1
-    used = list(accumulate(line_counts))
-    count = max(sum(each <= lines for each in used), 1)
-    more = Text(f" and {len(cards) - count:,} more", style="dim")
-    return [*_upstream_table(snapshot, canvas, ranked[:count]), more]
+    ranked = sorted(cards, key=_urgency, reverse=True)
+    room = lines - line_count(_upstream_table(snapshot, canvas, ranked[:1], []), canvas.width) + 1
+    row_count, explained = _visible_upstreams(ranked, room, canvas.width, snapshot.document["at"])
+    more = len(cards) - row_count
+    count_line = [Text(f" and {more:,} more", style="dim")] if more else []
+    return [*_upstream_table(snapshot, canvas, ranked[:row_count], explained), *count_line]
 
 
-def _upstream_table(snapshot: TopSnapshot, canvas: Canvas, cards: list[Document]) -> list[RenderableType]:
+def _visible_upstreams(
+    ranked: list[Document], room: int, width: int, at: float
+) -> tuple[int, list[Document]]:
+    """Return how many rows fit into ``room`` lines, and the upstreams whose explanations do."""
+    unusual = [card for card in ranked if _urgency(card)]
+    if len(ranked) <= room:
+        row_count = len(ranked)
+    else:
+        room -= 1  # for the line that counts the others
+        row_count = max(min(len(unusual), room), 1)
+    explained, lines_left = [], room - row_count
+    for card in unusual[:row_count]:
+        needed = line_count(filter(None, [_explanation(card, at)]), width)
+        if 0 < needed <= lines_left:
+            explained.append(card)
+            lines_left -= needed
+    return min(row_count + max(lines_left, 0), len(ranked)), explained
+
+
+def _urgency(card: Document) -> int:
+    """Return how bad the state of an upstream is; 0 if it is usual."""
+    is_worse = (
+        card.get("phase") == "open",
+        bool(card.get("forced")),
+        card.get("phase") == "half-open",
+        bool(card.get("paused")),
+        _is_restricted(card),
+    )
+    return len(is_worse) - is_worse.index(True) if any(is_worse) else 0
+
+
+def _upstream_table(
+    snapshot: TopSnapshot, canvas: Canvas, cards: list[Document], explained: list[Document]
+) -> list[RenderableType]:
     if not cards:
         return [Text("\nNo upstream was used in the last 30 s.", style="dim")]
     at = snapshot.document["at"]
@@ -104,7 +135,7 @@ def _upstream_table(snapshot: TopSnapshot, canvas: Canvas, cards: list[Document]
         table.add_row(
             *cells, *([sparkline(snapshot.history, card["name"], slots, canvas.bars)] if slots else [])
         )
-    return [table, *(line for card in cards if (line := _explanation(card, at)))]
+    return [table, *(line for card in explained if (line := _explanation(card, at)))]
 
 
 class TableLayout(NamedTuple):
@@ -237,6 +268,13 @@ def _count(name: str, style: str = "") -> Callable[[Document], Text]:
     return cell
 
 
+def _sent(card: Document) -> Text:
+    """Count the calls that reached the upstream, or were at least sent to it."""
+    minute = card["minute"]
+    held_back = sum(minute.get(name) or 0 for name in ("open", "limited"))
+    return Text(f"{(minute.get('calls') or 0) - held_back:,}")
+
+
 def _held_back(card: Document) -> Text:
     """Count the calls that never reached the upstream: breaker open, or no capacity in time."""
     count = sum(card["minute"].get(name) or 0 for name in ("open", "limited"))
@@ -252,7 +290,7 @@ _COLUMNS = (
     UpstreamColumn("limit", 11, 3, _limit),
     UpstreamColumn("tokens", 7, 7, _ratio("tokens", "capacity")),
     UpstreamColumn("in flight", 7, 8, _ratio("in_flight", "in_flight_max")),
-    UpstreamColumn("calls/min", 7, 1, _count("calls")),
+    UpstreamColumn("calls/min", 7, 1, _sent),
     UpstreamColumn("ok", 7, 9, _count("ok")),
     UpstreamColumn("failed", 6, 2, _count("failed", "red")),
     UpstreamColumn("refused", 7, 5, _count("refused", "yellow")),
