@@ -114,12 +114,12 @@ def test_migrations__absent_fields__read_as_none(empty: Database) -> None:
 
 def test_check_applied__some_missing__names_them_and_the_command(empty: Database) -> None:
     table = CacheTables(empty)
-    with pytest.raises(DatabaseSchemaError, match=r"migration 1 \(the results of searches\), 2 .*db migrate"):
+    with pytest.raises(DatabaseSchemaError, match=r"migrations 1 \(the results of .*\), 2 .*db migrate"):
         table.check()
     with pytest.raises(DatabaseSchemaError, match="run `comporta db migrate`"):
         table.read("u", "h")
     migrate(empty, MIGRATIONS[:3])
-    with pytest.raises(DatabaseSchemaError, match=r"migration 4 \(who fetches\), 5 .* was not run"):
+    with pytest.raises(DatabaseSchemaError, match=r"migrations 4 \(who fetches\), 5 .* were not run"):
         table.check()
     with pytest.raises(DatabaseSchemaError, match="run `comporta db migrate`"):
         table.read("u", "h")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,7 @@ def test_portals__reachable__are_asked_once_and_described(server: ProcurementSer
     found = run_json("doctor", "--portals")
     assert [(one["check"], one["status"]) for one in found] == [("pncp", "ok"), ("pcp", "ok")]
     assert f"{server.pcp.url}: 10 notices of " in found[1]["detail"]
+    assert all(re.search(r": (1 notice|(?!1 )[0-9]+ notices) of ", one["detail"]) for one in found)
     assert (server.pncp.accepted, server.pcp.accepted) == (2, 2)
 
 

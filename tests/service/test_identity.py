@@ -35,6 +35,7 @@ from comporta.errors import DatabaseError
 from comporta.service import tokens
 from comporta.service.app import create_app
 from comporta.service.config import check_exposure
+from comporta.service.logs import TextFormatter
 from comporta.service.tokens import TokenRegistry, TokenTable
 from comporta.stores.shared.directory import directory_path
 
@@ -435,7 +436,8 @@ def test_command__add_list_revoke__shows_the_token_once(tmp_path: Path) -> None:
     assert added["token"].startswith("comporta_")
     status, output = run(tmp_path, "add", "laptop", "--user", "bob", "--admin")
     assert (status, output.splitlines()[1]) == (0, "Added laptop for user bob. Store the token now.")
-    assert run(tmp_path, "add", "ana")[0] == 2
+    status, output = run(tmp_path, "add", "ana")
+    assert (status, "name must be new, got 'ana'" in output) == (2, True)
     assert run(tmp_path, "add", "a\nb")[0] == 2
     assert run(tmp_path, "revoke", "ana") == (0, "Revoked ana. Workers refuse it within 5 s.\n")
     assert run(tmp_path, "revoke", "ana")[0] == 1
@@ -449,11 +451,23 @@ def test_command__add_list_revoke__shows_the_token_once(tmp_path: Path) -> None:
     assert added["token"].encode() not in stored
 
 
+def test_command__add_with_as_many_tokens_as_allowed__says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "TOKENS_MAX", 1)
+    CliRunner().invoke(comporta, ["db", "migrate", f"sqlite:///{tmp_path}/service.db"])
+    assert run(tmp_path, "add", "ana")[0] == 0
+    status, output = run(tmp_path, "add", "bob")
+    assert status == 2
+    assert "at most 1 tokens may be valid at once: revoke one before you add 'bob'" in output
+
+
 def test_log__many_failed_requests__reports_the_outage_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("comporta.service.database_outage.PROBE_SECONDS", 0.01)
     caplog.set_level(logging.WARNING, "comporta.service")
+    caplog.handler.setFormatter(TextFormatter())
 
     async def scenario() -> None:
         async with run_service(tmp_path) as service:
@@ -472,6 +486,8 @@ def test_log__many_failed_requests__reports_the_outage_once(
             assert (await service.client.get("/ultra-batch/jobs/any")).status_code == 503
 
     async_test(scenario)()
+    [recovery] = [line for line in caplog.text.splitlines() if "responds again" in line]
+    assert recovery.split()[3:5] == ["-", "comporta.service:"]  # it is the end of no request
     messages = [record.getMessage() for record in caplog.records if record.name == "comporta.service"]
     assert [text.split(":")[0].split(" after")[0] for text in messages] == [
         "the database is unreachable",

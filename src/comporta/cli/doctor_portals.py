@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from comporta.cli.doctor_checks import Finding, fail, ok
 from comporta.outcome import error_summary
+from comporta.pipeline.run.report import quantity
 from comporta.stores.memory import MemoryStore
 from comporta.upstream.upstream import Upstream
 
@@ -54,5 +55,6 @@ async def _ask_portal(source: NoticeSource, address: str) -> Finding:
     finally:
         await source.aclose()
     seconds = time.monotonic() - began
-    text = f"{address}: {len(page.notices)} notices of {day} on page 1 of {page.page_count}, {seconds:.1f} s"
+    notices = quantity(len(page.notices), "notice")
+    text = f"{address}: {notices} of {day} on page 1 of {page.page_count}, {seconds:.1f} s"
     return ok(source.name, text)

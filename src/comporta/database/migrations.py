@@ -68,9 +68,8 @@ def check_applied(database: Database, migrations: Sequence[Migration]) -> None:
     missing = [each for each in status(database, migrations) if each.applied_at is None]
     if missing:
         names = ", ".join(f"{each.number} ({each.name})" for each in missing)
-        raise DatabaseSchemaError(
-            f"{database.address}: migration {names} was not run; run `comporta db migrate`"
-        )
+        problem = f"migration {names} was" if len(missing) == 1 else f"migrations {names} were"
+        raise DatabaseSchemaError(f"{database.address}: {problem} not run; run `comporta db migrate`")
 
 
 def _apply(database: Database, migration: Migration, seconds: float) -> bool:

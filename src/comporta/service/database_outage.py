@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import Context
 from typing import TYPE_CHECKING, Final
 
 from comporta.clock import MONOTONIC
@@ -32,7 +33,8 @@ class DatabaseOutage:
         self._failed += 1
         if self._probing is None:
             _LOG.error("the database is unreachable: %s", error)
-            self._probing = asyncio.create_task(self._wait_for_recovery())
+            own_context = Context()  # the recovery belongs to no request
+            self._probing = asyncio.create_task(self._wait_for_recovery(), context=own_context)
 
     def close(self) -> None:
         """Stop to wait for the end."""

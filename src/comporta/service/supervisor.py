@@ -141,6 +141,7 @@ class Supervisor:
         self._end_signals: list[int] = []
         self._has_end_signal = asyncio.Event()
         self._reloading: asyncio.Task[None] | None = None
+        self._reload_requested = False
         self._copies = 0
 
     async def run(self, on_listening: Callable[[str], None]) -> int:
@@ -255,10 +256,11 @@ class Supervisor:
         self._has_end_signal.set()
 
     def _on_reload_signal(self) -> None:
+        self._reload_requested = True
         if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.create_task(self._reload())
+            self._reloading = asyncio.create_task(self._reload_on_request())
         else:
-            _LOG.warning("SIGHUP ignored: the workers are already being replaced")
+            _LOG.info("SIGHUP: the workers are already being replaced; the settings are read after that")
 
     async def _wait_for_end_signal(self) -> None:
         loop = asyncio.get_running_loop()
@@ -270,6 +272,12 @@ class Supervisor:
             self._reloading.cancel()
             await asyncio.gather(self._reloading, return_exceptions=True)
 
+    async def _reload_on_request(self) -> None:
+        """Reload until no further signal has arrived: the settings may have changed meanwhile."""
+        while self._reload_requested:
+            self._reload_requested = False
+            await self._reload()
+
     async def _reload(self) -> None:
         """Replace all workers by workers with the settings of now, if a first one starts with them."""
         _LOG.info("SIGHUP: reading the settings and replacing the workers")
@@ -279,7 +287,7 @@ class Supervisor:
             await check_addresses(config)
             environ = self._worker_environ(config)
         except (ValueError, TypeError, OSError, PrivateAddressError) as error:
-            _LOG.error("the settings are wrong, the old ones stay in force: %s", error)
+            _LOG.error("the settings are wrong, the old ones stay in force: %s", _error_text(error))
             return
         if (config.host, config.port) != (self._config.host, self._config.port):
             _LOG.warning("host and port do not change before the service is restarted")
@@ -368,6 +376,12 @@ async def _supervise(
     config: ServiceConfig, listener: socket.socket, directory: Path, on_listening: Callable[[str], None]
 ) -> int:
     return await Supervisor(config, listener, directory).run(on_listening)
+
+
+def _error_text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _status_text(status: int) -> str:

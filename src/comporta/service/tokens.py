@@ -41,6 +41,7 @@ _ADD = Statement(
     ON CONFLICT (name) DO NOTHING RETURNING name
     """
 )
+_FIND = Statement("SELECT name FROM service_tokens WHERE name = :name")
 _REVOKE = Statement(
     "UPDATE service_tokens SET revoked_at = AT(:now) WHERE name = :name AND revoked_at IS NULL RETURNING name"
 )
@@ -89,11 +90,13 @@ class TokenTable:
         }
         [rows] = self._database.write((_ADD,), params)
         if not rows:
-            raise ValueError(
-                f"name must be new, and at most {TOKENS_MAX} tokens may be valid, got {name!r}: names of "
-                "revoked tokens stay in use"
-            )
+            raise ValueError(self._refusal(name))
         return token
+
+    def _refusal(self, name: str) -> str:
+        if self._database.read(_FIND, {"name": name}):
+            return f"name must be new, got {name!r}: a token has it, and a revoked token keeps its name"
+        return f"at most {TOKENS_MAX} tokens may be valid at once: revoke one before you add {name!r}"
 
     def revoke(self, name: str) -> bool:
         """Revoke a token; return whether there was a valid one."""
