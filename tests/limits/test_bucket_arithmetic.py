@@ -98,3 +98,25 @@ def test_charge__bucket_with_leases__leaves_a_debt_of_at_most_one_second() -> No
     assert state is not None
     assert (state[0], wait_us) == (-SECOND_US, 0)
     assert leased.step(state, 1_000_000, 200, CHARGE)[0] == (*state[:3], 400, *state[4:])
+
+
+def test_turns__more_than_the_queue_has_places__wait_for_an_empty_queue() -> None:
+    assert TURNS.step((1, 7, UNIT, 0, NO_PAST), 7, 51, 10) == (None, 11)
+    assert TURNS.step((0, 7, UNIT, 0, NO_PAST), 7, 52, 10)[1] == 0
+
+
+def test_turns__queue_full_and_clock_went_back__waits_longer_than_the_caller_would() -> None:
+    state = (51 * UNIT, 7, UNIT, 4, NO_PAST)
+    assert TURNS.step(state, 6, 1, 10**8) == ((51 * UNIT, 6, UNIT, 4, NO_PAST), 10**8 + 1)
+
+
+@pytest.mark.parametrize(("capacity", "workers", "expected"), [(1, 4, 1), (9, 4, 2), (50, 1, 50)])
+def test_outage_share__of_buckets__is_a_part_of_capacity_and_rate(
+    capacity: int, workers: int, expected: int
+) -> None:
+    for kind, level in ((TokenBucketStrategy, 0), (LeakyBucketStrategy, UNIT * workers)):
+        share, state = kind(capacity, 1, UNIT).outage_share(workers, 7)
+        assert type(share) is kind
+        assert (share.capacity, type(share.capacity)) == (expected, int)
+        assert (share.per_us, share.unit) == (1, UNIT * workers)
+        assert state == (level, 7, UNIT * workers, 0, NO_PAST)

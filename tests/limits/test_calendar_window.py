@@ -18,7 +18,7 @@ from comporta import BaseLimiter, FixedWindowLimiter, LimitConfig, LimitGroup, S
 from comporta.clock import MONOTONIC
 from comporta.errors import StateUnavailableError
 from comporta.limits.manager import limit_configs_from_settings
-from comporta.limits.strategies import schedule
+from comporta.limits.strategies import calendar_window, schedule
 from comporta.limits.strategies.base import EndedLease, LeaseGrant, LimitParams, LimitUsage
 from comporta.limits.strategies.calendar_window import CalendarWindowStrategy, calendar_strategy
 from comporta.limits.strategies.recent_traffic import NO_PAST, SLICE_US
@@ -327,12 +327,17 @@ def used_state(used: int, last_us: int = NOON_US) -> State:
 
 
 def test_strategy__of_a_schedule__is_a_named_class_without_a_dictionary() -> None:
-    assert DAYS.params == LimitParams(3, 0, 0, DAY_US)
-    assert not hasattr(DAYS, "__dict__")
-    assert (type(DAYS).__name__, type(DAYS).__module__) == (
-        "CalendarWindowStrategy",
-        CalendarWindowStrategy.__module__,
-    )
+    made = calendar_window._strategy_of.__wrapped__(parse_schedule("day", "00:00", "UTC"))
+    strategy = made(3)
+    assert strategy.params == LimitParams(3, 0, 0, DAY_US)
+    assert not hasattr(strategy, "__dict__")
+    assert (made.__name__, made.__module__) == ("CalendarWindowStrategy", CalendarWindowStrategy.__module__)
+
+
+def test_lua__of_a_schedule__begins_with_its_table() -> None:
+    for period, is_month in (("day", "false"), ("month", "true")):
+        text = calendar_strategy(period, "01:00", "UTC").lua()
+        assert text.startswith(f"local CALENDAR = {{time_s = 3600, is_month = {is_month}, 1577836800, 0}}\n")
 
 
 def test_step__first_of_a_window__stores_its_bounds_and_its_count() -> None:

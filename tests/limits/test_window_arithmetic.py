@@ -95,8 +95,8 @@ def test_window__shorter_than_a_minute__is_kept_for_a_minute() -> None:
 
 
 def test_window__params__are_those_of_the_scripts() -> None:
-    assert FIXED.params == LimitParams(3, 0, 0, HOUR_US)
-    assert SLIDING.params == LimitParams(3, 0, 1, HOUR_US)
+    assert FixedWindowStrategy(3, HOUR_US).params == LimitParams(3, 0, 0, HOUR_US)
+    assert SlidingWindowStrategy(3, HOUR_US).params == LimitParams(3, 0, 1, HOUR_US)
     assert SlidingWindowStrategy(257, 256_000).params == LimitParams(257, 0, 1, 256_000)
     assert SlidingWindowStrategy(258, 256_000).params == LimitParams(258, 0, 1000, 256_000)
     assert SlidingWindowStrategy(258, 256_001).params == LimitParams(258, 0, 1001, 256_001)

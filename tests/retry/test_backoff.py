@@ -118,6 +118,35 @@ def test_backoff__out_of_range__names_field_range_and_value(given: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("field", "lowest", "highest"),
+    [
+        ("retries", 0, 100),
+        ("base", 0, 86_400),
+        ("factor", 1, 1000),
+        ("max_delay", 0.001, 86_400),
+        ("deadline", 0.001, 86_400),
+        ("min_delay", 0, 86_400),
+    ],
+)
+def test_backoff__bounds_of_a_field__are_allowed_and_named(field: str, lowest: float, highest: float) -> None:
+    others = {"max_delay": 86_400} if field == "min_delay" else {}
+    for allowed in (lowest, highest):
+        assert getattr(Backoff(**{**others, field: allowed}), field) == allowed
+    for value in (lowest - 1, highest + 1):
+        with pytest.raises(ValueError, match=f"^{field} must be {lowest} to {highest}, got {value}$"):
+            Backoff(**{**others, field: value})
+
+
+def test_backoff__bounds_of_the_jitter__are_allowed_and_named() -> None:
+    for jitter in ((0, 0), (0, 86_400), (86_400, 86_400), (1.5, 1.5)):
+        assert Backoff(jitter=jitter).jitter == jitter
+    for bad in ((86_401, 86_402), (0, 86_401), (-1, 0), (0, -1)):
+        wrong = next(value for value in bad if not 0 <= value <= 86_400)
+        with pytest.raises(ValueError, match=f"^jitter must be 0 to 86400, got {wrong}$"):
+            Backoff(jitter=bad)
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"retries": 2.5}, "retries must be an int, got 2.5"),
@@ -133,6 +162,25 @@ def test_backoff__out_of_range__names_field_range_and_value(given: dict[str, Any
 def test_backoff__wrong_type__names_field_and_value(given: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=f"^{message}$"):
         Backoff(**given)
+
+
+def test_deadline__delay_ends_exactly_with_it__is_waited_for() -> None:
+    delays = Backoff(deadline=10, jitter=(0, 0)).delays()
+    assert delays.next_delay(elapsed=8.0) == 2.0
+    assert delays.next_delay(elapsed=6.5) is None
+
+
+def test_retry_after__as_long_as_max_delay__is_waited_for() -> None:
+    delays = Backoff(max_delay=60, jitter=(0.25, 0.5)).delays(lowest)
+    assert delays.next_delay(retry_after=60.0) == 60.25
+    assert Backoff(max_delay=60, jitter=(0, 0), base=60).delays().next_delay(retry_after=60.0) == 60.0
+
+
+@pytest.mark.parametrize("jitter", ["full", "decorrelated"])
+def test_retry_after__jitter_without_bounds__is_spread_by_up_to_the_base(jitter: Any) -> None:
+    backoff = Backoff(base=2.0, jitter=jitter)
+    assert backoff.delays(lowest).next_delay(retry_after=30.0) == 30.0
+    assert backoff.delays(highest).next_delay(retry_after=30.0) == 32.0
 
 
 def test_idempotent_methods__all__are_those_of_rfc_9110() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from comporta.events import Event, listen
 from comporta.flow import run
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.retry import Budget, RetryBudget
-from comporta.retry.budget import BUDGET, SPACE, BudgetOperation, BudgetUsage
-from comporta.stores.base import Outage, Store
+from comporta.retry.budget import BUDGET, CALLS_MAX, SPACE, BudgetOperation, BudgetUsage
+from comporta.stores.base import Outage, State, Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
@@ -308,6 +309,106 @@ def test_budget__bad_input__names_field_range_and_value(
     with pytest.raises(kind) as raised:
         Budget(**given)
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("field", "lowest", "highest"), [("ratio", 0, 100), ("least", 0, 1_000_000), ("window", 1, 300)]
+)
+def test_budget__bounds_of_a_field__are_allowed_and_named(field: str, lowest: int, highest: int) -> None:
+    for allowed in (lowest, highest):
+        assert getattr(Budget(**{field: allowed}), field) == allowed
+    for value in (lowest - 1, highest + 1):
+        with pytest.raises(ValueError, match=f"^{field} must be {lowest} to {highest}, got {value}$"):
+            Budget(**{field: value})
+
+
+def test_operation__first_and_last_slice_of_the_window__both_count() -> None:
+    budget = Budget(ratio=0.5, least=0, window=60)
+    state: State | None = None
+    for number, calls in ((100, 4), (105, 6)):
+        [state], usage = BudgetOperation("n", budget, calls, retry=False).step([state], number * 10_000_000)
+    assert usage == BudgetUsage(False, 10, 0)
+    assert state is not None
+    assert state[0] == 10_000_000
+    ask = BudgetOperation("n", budget, 0, retry=True)
+    [granted], usage = ask.step([state], 105 * 10_000_000)
+    assert usage == BudgetUsage(True, 10, 1)
+    assert granted is not None
+    assert sorted(granted[at : at + 3] for at in range(1, 19, 3))[-2:] == [(100, 4, 0), (105, 6, 1)]
+    assert ask.step([state], 106 * 10_000_000)[1] == BudgetUsage(True, 6, 1), "the first slice has left"
+    assert ask.step([state], 104 * 10_000_000)[1].calls == 4, "a slice of the future does not count"
+    peek = BudgetOperation("n", budget, 0, retry=False)
+    assert peek.step([state], 105 * 10_000_000) == ([None], BudgetUsage(False, 10, 0))
+
+
+def test_operation__as_many_retries_as_allowed__grants_no_other() -> None:
+    state: State | None = None
+    granted = []
+    for _ in range(4):
+        [new], usage = BudgetOperation("n", Budget(ratio=0.0, least=3), 0, retry=True).step([state], 10**9)
+        state = new or state
+        granted.append(usage.granted)
+    assert granted == [True, True, True, False]
+
+
+def test_operation__more_calls_than_a_report_holds__counts_what_it_holds() -> None:
+    operation = BudgetOperation("n", Budget(ratio=0.25, window=12), CALLS_MAX + 1, retry=True)
+    assert operation.script_args() == [1_000_000_000, 1, 10, 250_000, 2_000_000]
+
+
+def test_fallback__some_workers__each_get_their_part_of_the_minimum() -> None:
+    operation = BudgetOperation("n", Budget(least=10), 7, retry=True)
+    for workers, least in ((1, 10), (3, 4), (11, 1)):
+        fallback = operation.fallback(Outage(0.0, 0, "gone", workers))
+        assert fallback.script_args() == [7, 1, least, 200_000, 10_000_000]
+    full = operation.fallback(Outage(0.0, 0, "gone", 2, full=True))
+    assert full.script_args()[:2] == [0, 0]
+
+
+def test_operation__reply_of_a_script__is_parsed() -> None:
+    operation = BudgetOperation("n", Budget(), 0, retry=True)
+    assert operation.parse([1, b"12", b"3"]) == BudgetUsage(True, 12, 3)
+    assert operation.parse([0, 12, 3]) == BudgetUsage(False, 12, 3)
+    with pytest.raises(StateTypeError, match="retry_budget:n"):
+        operation.parse([b"WRONGTYPE Operation against a key holding the wrong kind of value", 0, 0])
+
+
+@pytest.mark.parametrize(("window", "every"), [(1, 1.0), (12, 2.0), (60, 5.0)])
+def test_reporter__any_window__reports_every_slice_between_one_and_five_seconds(
+    window: float, every: float
+) -> None:
+    clock = ManualClock(1_800_000_000)
+    reporter = RetryBudget("n", MemoryStore(clock), Budget(window=window))._reporter
+    times = []
+    for tenth in range(101):
+        reporter.count_call()
+        if reporter.heartbeat_operation() is not None:
+            times.append(tenth / 10)
+        clock.advance(0.1)
+    assert {round(later - earlier, 1) for earlier, later in pairwise(times)} == {every}
+
+
+def test_reporter__calls_of_a_slice__are_kept_until_they_would_leave_the_window() -> None:
+    for late_s, calls in ((59.9, 3), (60.0, 0)):
+        clock = ManualClock(1_800_000_000)
+        reporter = RetryBudget("n", MemoryStore(clock))._reporter
+        for _ in range(3):
+            reporter.count_call()
+        clock.advance(late_s)
+        assert reporter.take_operation(retry=False).script_args()[0] == calls
+        assert reporter.calls == 0
+
+
+def test_budget__used_up_again_within_a_minute__publishes_one_event(published: list[Event]) -> None:
+    budget = RetryBudget("pncp", MemoryStore(), Budget(least=0, window=30))
+    count_calls(budget, 2)
+    assert granted_retries(budget, attempts=2) == 0
+    [event] = published
+    assert (event.kind, event.source, event.severity) == ("retry_budget_exhausted", "pncp", "warning")
+    assert event.text == "no more retries: 0 for 2 calls in the last 30 s"
+    budget._published_ns -= 60_000_000_000
+    assert granted_retries(budget, attempts=2) == 0
+    assert len(published) == 2
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "x" * 101])
