@@ -11,9 +11,14 @@ from tests.service.harness import OPERATOR, TOKEN, RunningService, async_test, l
 
 from comporta import events
 from comporta.cache.tables import CacheTables
+from comporta.fleet.reader import SUMMARIES, encode_summary, remember_names_flow, summary_flow
+from comporta.flow import run_async
 from comporta.service import auth_throttle
 from comporta.service.audit import AuditLog
 from comporta.service.search.search import Search
+from comporta.stores.memory import MemoryStore
+from comporta.stores.records import WriteRecord
+from comporta.upstream.upstream import Upstream
 
 A_HASH = "a" * 64
 ROUTES = [
@@ -201,6 +206,52 @@ async def test_breaker__upstream_without_one__returns_404(tmp_path: Path) -> Non
     async with run_service(tmp_path, admin_token=TOKEN, COMPORTA_UPSTREAM_PCP_BREAKER="false") as service:
         reply = await admin_request(service, "POST", "/breakers/pcp/open", {})
     assert (reply.status_code, reply.json()["detail"]) == (404, "pcp has no breaker")
+
+
+async def publish(service: RunningService, upstream: Upstream) -> None:
+    """Publish an upstream to the store of a service, as another program does."""
+    store, name = service.container.store, upstream.name
+    summary = await run_async(summary_flow(upstream))
+    await store.apply_async(WriteRecord(SUMMARIES, name, encode_summary(summary), 30.0))
+    await run_async(remember_names_flow(store, [name]))
+
+
+@async_test
+async def test_upstream_of_another_program__every_action__changes_its_records(tmp_path: Path) -> None:
+    limits = {"calls": "5/s burst 3", "words": "1000/minute"}
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
+        await publish(service, Upstream("billing", limits, state=MemoryStore()))
+        listed = (await admin_request(service, "GET", "/upstreams")).json()["upstreams"]
+        opened = (await admin_request(service, "POST", "/breakers/billing/open", {"reason": "run"})).json()
+        reset = (await admin_request(service, "POST", "/breakers/billing/reset")).json()
+        changed = (await admin_request(service, "PUT", "/limits/billing", {"limit": "8/s"})).json()
+        words = "/limits/billing?limit_name=words"
+        second = (await admin_request(service, "PUT", words, {"limit": "700/minute"})).json()
+        revoked = (await admin_request(service, "DELETE", words)).json()
+        paused = (await admin_request(service, "POST", "/upstreams/billing/pause", {"seconds": 60})).json()
+        resumed = (await admin_request(service, "POST", "/upstreams/billing/resume")).json()
+        unknown = await admin_request(service, "DELETE", "/limits/billing?limit_name=nix")
+        wrong = await admin_request(service, "PUT", "/limits/billing", {"limit": "fast"})
+        logged = await audited_actions(service)
+    assert [each["name"] for each in listed] == ["billing", "pcp", "pncp"]
+    assert (opened["forced"], opened["reason"], reset["forced"]) == ("open", "run", None)
+    assert (changed["limit_before"], changed["limit_after"]) == ("5/s burst 3", "8/s burst 3")
+    assert (second["limit_before"], second["limit_after"]) == ("1000/minute", "700/minute")
+    assert (revoked["limit_text"], revoked["limit_after"]) == ("8/s burst 3", "1000/minute")
+    assert 50 < paused["paused"] <= 60
+    assert resumed["paused"] == 0
+    assert (unknown.status_code, unknown.json()["field"]) == (404, "limit_name")
+    assert unknown.json()["detail"] == "limit_name must be one of calls, words, got 'nix'"
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "limit")
+    assert [one[3] for one in logged] == ["done"] * 7
+
+
+@async_test
+async def test_breaker__upstream_of_another_program_without_one__returns_404(tmp_path: Path) -> None:
+    async with run_service(tmp_path, admin_token=TOKEN) as service:
+        await publish(service, Upstream("plain", "10/s", breaker=False, state=MemoryStore()))
+        reply = await admin_request(service, "POST", "/breakers/plain/open", {})
+    assert (reply.status_code, reply.json()["detail"]) == (404, "plain has no breaker")
 
 
 @async_test

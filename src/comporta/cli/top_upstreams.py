@@ -268,7 +268,7 @@ def _count(name: str, style: str = "") -> Callable[[Document], Text]:
     return cell
 
 
-def _sent(card: Document) -> Text:
+def _sent_count(card: Document) -> Text:
     """Count the calls that reached the upstream, or were at least sent to it."""
     minute = card["minute"]
     held_back = sum(minute.get(name) or 0 for name in ("open", "limited"))
@@ -290,7 +290,7 @@ _COLUMNS = (
     UpstreamColumn("limit", 11, 3, _limit),
     UpstreamColumn("tokens", 7, 7, _ratio("tokens", "capacity")),
     UpstreamColumn("in flight", 7, 8, _ratio("in_flight", "in_flight_max")),
-    UpstreamColumn("calls/min", 7, 1, _sent),
+    UpstreamColumn("calls/min", 7, 1, _sent_count),
     UpstreamColumn("ok", 7, 9, _count("ok")),
     UpstreamColumn("failed", 6, 2, _count("failed", "red")),
     UpstreamColumn("refused", 7, 5, _count("refused", "yellow")),
