@@ -373,14 +373,14 @@ def test_operation__reply_of_a_script__is_parsed() -> None:
         operation.parse([b"WRONGTYPE Operation against a key holding the wrong kind of value", 0, 0])
 
 
-@pytest.mark.parametrize(("window", "every"), [(1, 1.0), (12, 2.0), (60, 5.0)])
-def test_reporter__any_window__reports_every_slice_between_one_and_five_seconds(
+@pytest.mark.parametrize(("window", "every"), [(1, 1.0), (12, 2.0), (300, 10.0)])
+def test_reporter__any_window__reports_every_slice_between_one_and_ten_seconds(
     window: float, every: float
 ) -> None:
     clock = ManualClock(1_800_000_000)
     reporter = RetryBudget("n", MemoryStore(clock), Budget(window=window))._reporter
     times = []
-    for tenth in range(101):
+    for tenth in range(301):
         reporter.count_call()
         if reporter.heartbeat_operation() is not None:
             times.append(tenth / 10)
