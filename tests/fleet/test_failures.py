@@ -12,9 +12,10 @@ from tests.fleet.conftest import DriveFlow
 
 from comporta import BreakerConfig, Outcome, Upstream
 from comporta.fleet import FleetCounters, FleetPublisher, fleet_status_flow, upstream_summary_flow
+from comporta.fleet.failures import FailurePublisher
 from comporta.fleet.reader import FLEET, failures_key
 from comporta.flow import run
-from comporta.stores.base import Store
+from comporta.stores.base import Operation, Store
 from comporta.stores.memory import MemoryStore
 from comporta.stores.records import VALUE_BYTES_MAX, ReadRecord, WriteRecord
 from comporta.testing import ManualClock
@@ -134,3 +135,27 @@ def test_recent_failures__after_a_fork__are_those_of_the_parent_no_more() -> Non
     assert [failure.text for failure in failures.latest()] == ["one line"]
     failures.after_fork()
     assert failures.latest() == []
+
+
+def test_failures__another_worker_writes_at_the_same_time__are_published_the_next_time() -> None:
+    class OvertakenStore(MemoryStore):
+        """Another worker writes between the first read of the failures and the write."""
+
+        is_overtaken = True
+
+        def apply(self, operation: Operation[Any]) -> Any:
+            reply = super().apply(operation)
+            if self.is_overtaken and isinstance(operation, ReadRecord):
+                self.is_overtaken = False
+                super().apply(WriteRecord(FLEET, failures_key("pncp"), b"[]", 60))
+            return reply
+
+    store = OvertakenStore()
+    pncp = make_upstream(store)
+    fail(pncp, "lost")
+    store.is_overtaken = True
+    publisher = FailurePublisher(store)
+    publisher.publish("pncp", pncp)
+    assert store.apply(ReadRecord(FLEET, failures_key("pncp"))) == b"[]"
+    publisher.publish("pncp", pncp)
+    assert b"lost" in (store.apply(ReadRecord(FLEET, failures_key("pncp"))) or b"")

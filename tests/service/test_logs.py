@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.service.harness import async_test, run_service, service_config
 
+from comporta.database.base import Parameters, Rows, Statement
+from comporta.database.sqlite import SqliteDatabase
+from comporta.errors import DatabaseError
+from comporta.service import database_outage
 from comporta.service.logs import JsonFormatter, TextFormatter, current_request_id, log_config
 
 
@@ -85,3 +91,32 @@ async def test_access_log__on__has_a_line_for_each_request_without_its_query(
         await service.client.get("/v1/nothing?user=ana")
     [line] = [each.getMessage() for each in caplog.records if each.name == "comporta.access"]
     assert re.fullmatch(r"127\.0\.0\.1 GET '/v1/nothing' 404 [\d.]+ ms", line)
+
+
+class FailingDatabase(SqliteDatabase):
+    """A database whose first reads fail."""
+
+    failures = 2
+
+    async def read_async(self, statement: Statement, parameters: Parameters) -> Rows:
+        if self.failures:
+            self.failures -= 1
+            raise DatabaseError("down")
+        return await super().read_async(statement, parameters)
+
+
+@async_test
+async def test_outage__database_fails_again_after_the_first_look__ends_when_it_responds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(database_outage, "PROBE_SECONDS", 0.001)
+    with closing(FailingDatabase(tmp_path / "db.sqlite3")) as database:
+        outage = database_outage.DatabaseOutage(database)
+        for _ in range(3):
+            outage.record(DatabaseError("down"))
+        assert outage._probing is not None
+        await asyncio.wait_for(outage._probing, 60)
+        assert database.failures == 0
+    [begin, end] = [record.getMessage() for record in caplog.records]
+    assert begin == "the database is unreachable: down"
+    assert end.endswith("requests failed: 3")

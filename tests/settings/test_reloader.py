@@ -138,6 +138,14 @@ def test_upstreams__file_changes__guarded_functions_follow(config: Config) -> No
     assert pncp.sync.call(str, 2) == "2"
 
 
+def test_upstreams__file_changes_and_nothing_is_guarded__calls_follow(config: Config) -> None:
+    pncp = Upstreams(config.settings)["pncp"]
+    config.change(SECOND)
+    assert [pncp.sync.call(str, 1) for _ in range(4)] == ["1"] * 4
+    with pytest.raises(LimitReachedError):
+        pncp.sync.call(str, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
