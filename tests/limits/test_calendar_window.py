@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 import zoneinfo
-from datetime import datetime
+from datetime import date, datetime
 
 import hypothesis.strategies as st
 import pytest
@@ -344,6 +344,23 @@ def test_schedule__first_and_last_second_of_each_month__are_in_its_window() -> N
             int(_unix(f"{2020 + each // 12}-{each % 12 + 1:02}-01")) for each in (number, number + 1)
         )
         assert months.window(begin) == months.window(end - 1) == (begin, end)
+
+
+def test_first_day_of_month__any_month__is_that_of_the_calendar() -> None:
+    epoch = date(1970, 1, 1)
+    for year in (1600, 1899, 1900, 1970, 1999, 2000, 2026, 2027, 2028, 2100, 2101, 2400, 2401):
+        for number in range(12):
+            expected = (date(year, number + 1, 1) - epoch).days
+            assert schedule._first_day_of_month(12 * year + number) == expected
+
+
+def test_name__zone_with_a_sign__reads_back() -> None:
+    for zone, slug in (("Etc/GMT-5", "etc_gmt_minus_5"), ("Etc/GMT+5", "etc_gmt_plus_5")):
+        name = parse_schedule("day", "06:05", zone).name
+        assert name == f"day_at_0605_{slug}"
+        found = schedule_of_name(name)
+        assert found is not None
+        assert found.zone == zone
 
 
 def test_schedule_of_name__machine_without_zones__knows_utc(monkeypatch: pytest.MonkeyPatch) -> None:

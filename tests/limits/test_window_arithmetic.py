@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import pytest
 
 from comporta.limits.strategies.base import EndedLease, LeaseGrant, LimitParams, LimitUsage, Strategy
@@ -9,7 +11,7 @@ from comporta.limits.strategies.calendar_window import calendar_strategy
 from comporta.limits.strategies.fixed_window import FixedWindowStrategy
 from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
 from comporta.limits.strategies.recent_traffic import NO_PAST, SLICE_US
-from comporta.limits.strategies.sliding_window import SlidingWindowStrategy
+from comporta.limits.strategies.sliding_window import LogCodec, SlidingWindowStrategy
 from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy, TokenBucketStrategy
 from comporta.stores.base import PINNED_US, State
 
@@ -129,3 +131,23 @@ def test_sliding_window__lease__may_be_returned_within_its_time() -> None:
         assert SLIDING.return_lease(state, NOW_US + last_us + 1, ended, ttl_us) is None
     assert SLIDING.return_lease(state, NOW_US, ended, 1000) is not None
     assert SLIDING.return_lease(state, NOW_US - 1, ended, 1000) is None
+
+
+def test_sliding_window__size_of_a_state__has_room_for_the_whole_log() -> None:
+    assert [LogCodec(entries).size for entries in (36, 257)] == [38 + 36 * 12, 38 + 257 * 12]
+    assert SlidingWindowStrategy(3, HOUR_US).codec.size == 38 + 36 * 12
+
+
+def test_sliding_window__limit_raised__keeps_the_size_of_its_log() -> None:
+    raised = SLIDING.with_params(LimitParams(1000, 0, 1, 35_000))
+    assert (raised.capacity, raised.window_us, raised.entries, raised.grain_us) == (1000, 35_000, 36, 1000)
+
+
+def test_sliding_window__clock_went_back__moves_every_entry_to_the_new_time() -> None:
+    state: State | None = None
+    for later_us in range(3):
+        state, _ = SLIDING.step(state, NOW_US + later_us, 1)
+    assert state is not None
+    moved, wait_us = SLIDING.step(state, NOW_US - 5, 1)
+    entry = Struct("<qI").pack(NOW_US - 5, 1)
+    assert (moved, wait_us) == ((3, NOW_US - 5, 0, NO_PAST, 3 * entry), HOUR_US)
