@@ -151,3 +151,44 @@ def test_sliding_window__clock_went_back__moves_every_entry_to_the_new_time() ->
     moved, wait_us = SLIDING.step(state, NOW_US - 5, 1)
     entry = Struct("<qI").pack(NOW_US - 5, 1)
     assert (moved, wait_us) == ((3, NOW_US - 5, 0, NO_PAST, 3 * entry), HOUR_US)
+
+
+def entries(*pairs: tuple[int, int]) -> bytes:
+    return b"".join(Struct("<qI").pack(*pair) for pair in pairs)
+
+
+def test_sliding_window__credit_of_a_grant_earlier_in_its_grain__changes_the_shared_entry() -> None:
+    window = SlidingWindowStrategy(1000, 256_000)  # entries for every millisecond
+    state, _ = window.step(None, 1_000_200, 5)
+    state, _ = window.step(state, 1_000_500, 5)
+    credited = window.settle(state, 1_000_600, -2, 400)
+    assert credited is not None
+    assert (credited[0], credited[-1]) == (8, entries((1_000_500, 8)))
+
+
+def test_sliding_window__debit_of_a_call_one_window_old__counts_from_now() -> None:
+    state = taken(SLIDING, 1)
+    for age_us, log in (
+        (HOUR_US, entries((NOW_US, 1), (NOW_US + 1000, 2))),
+        (HOUR_US - 1, entries((NOW_US, 3))),
+    ):
+        settled = SLIDING.settle(state, NOW_US + 1000, 2, age_us)
+        assert settled is not None
+        assert settled[-1] == log
+
+
+def test_sliding_window__log_full_after_the_limit_was_raised__shares_its_last_entry() -> None:
+    window, state = SlidingWindowStrategy(36, 35_000), None
+    for later_us in range(36):
+        state, _ = window.step(state, 2_000_000 + later_us, 1)
+    raised = window.with_params(LimitParams(1000, 0, 1, 35_000))
+    shared, _ = raised.step(state, 2_005_000, 1)
+    assert shared is not None
+    assert len(shared[-1]) == 36 * 12
+    assert shared[-1][-24:] == entries((2_000_034, 1), (2_005_000, 2))
+
+
+def test_outage_share__of_a_window__starts_used_up_evenly() -> None:
+    share, state = SlidingWindowStrategy(2, 10).outage_share(1, 100)
+    assert (share.capacity, share.window_us) == (2, 10)
+    assert state == (2, 100, 0, NO_PAST, entries((95, 1), (100, 1)))
