@@ -13,7 +13,7 @@ from mutation.line_coverage import LineCoverage, RecordedTest, load, save
 from mutation.mutants import Mutant, Place, functions_of, path_of, replace_code
 from mutation.report import killed_percent, verdict
 from mutation.results import KILLED, SURVIVED, TIMED_OUT, Result, Results, digest_of_tests, identity
-from mutation.runner import chosen_tests
+from mutation.runner import Task, _Runner, chosen_tests
 from mutation.targets import TARGETS, chosen_modules
 
 from comporta import LimitConfig
@@ -108,6 +108,14 @@ def test_chosen_tests__comparisons_with_lua__are_all_chosen_after_the_near_ones(
     )
     expected = ["retry/test_c", "differential/test_b", "differential/test_a"]
     assert chosen_tests(MUTANT, coverage) == [f"tests/{name}.py::test" for name in expected]
+
+
+def test_usable_tests__some_killed_mutants_before__come_first() -> None:
+    names = [f"tests/retry/test_{letter}.py::test" for letter in "abc"]
+    runner = _Runner(iter(()), LineCoverage(), 1, lambda task, result: None)
+    runner._items = dict.fromkeys(names)  # type: ignore[arg-type]
+    runner._kills[names[2]] += 1
+    assert runner._usable(Task(MUTANT, [*names, "tests/gone.py::test"], "")) == [names[2], *names[:2]]
 
 
 def test_lua_store__clock_of_the_test_moves__scripts_use_its_time() -> None:
