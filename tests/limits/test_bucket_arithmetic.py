@@ -211,3 +211,19 @@ def test_tokens__of_a_debt__are_none_and_take_longer_to_fill() -> None:
     assert TOKENS.available((-5, 7, UNIT, 0, NO_PAST), 6) == (0, 50 * UNIT + 5)
     assert TOKENS.available((UNIT // 2, 7, UNIT // 2, 0, NO_PAST), 8) == (1, 49 * UNIT - 1)
     assert TOKENS.available((50 * UNIT, 7, UNIT, 0, NO_PAST), 9) == (50, 0)
+
+
+def test_charge__any_rate__leaves_a_debt_of_at_most_one_second_of_it() -> None:
+    for bucket in (TokenBucketStrategy(50, 2, UNIT), LeasedTokenBucketStrategy(50, 2, UNIT, 50_000)):
+        state, wait_us = bucket.step(None, 1_000_000, 1000, CHARGE)
+        assert state is not None
+        assert (state[0], type(state[0]), wait_us) == (-2 * SECOND_US, int, 0)
+
+
+def test_tokens__of_the_smallest_unit__are_counted() -> None:
+    assert TokenBucketStrategy(5, 1, 1).available((1, 7, 1, 0, NO_PAST), 7) == (1, 4)
+
+
+def test_leases__first_grant__stores_an_empty_ledger() -> None:
+    leased = LeasedTokenBucketStrategy(50, 1, UNIT, 50_000)
+    assert leased.step(None, 5_000_000, 1) == ((49 * UNIT, 5_000_000, UNIT, 1, NO_PAST, 0, 0, 0), 0)

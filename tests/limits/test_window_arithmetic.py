@@ -51,13 +51,16 @@ def test_step__refused_at_the_moment_of_the_last_grant__stores_nothing(strategy:
 def test_step__refused_after_the_clock_went_back__stores_the_time_and_takes_nothing(
     strategy: Strategy,
 ) -> None:
-    state = taken(strategy, 3)
-    moved, wait_us = strategy.step(state, NOW_US - 1, 1)
+    at_us, back_us = NOW_US + 10, NOW_US + 5
+    state = taken(strategy, 3, at_us)
+    moved, wait_us = strategy.step(state, back_us, 1)
     assert moved is not None
     assert wait_us > 0
-    assert NOW_US - 1 in moved
-    assert strategy.usage(moved, NOW_US - 1)[:2] == strategy.available(moved, NOW_US - 1)
-    assert strategy.usage(moved, NOW_US - 1).remaining == strategy.usage(state, NOW_US).remaining
+    assert back_us in moved
+    assert strategy.usage(moved, back_us)[:2] == strategy.available(moved, back_us)
+    used, before = strategy.usage(moved, back_us), strategy.usage(state, at_us)
+    assert (used.remaining, used.recent) == (before.remaining, before.recent)
+    assert used.reset_us in {before.reset_us, before.reset_us + 5}  # a calendar window ends when it ends
 
 
 @each_strategy
