@@ -39,6 +39,9 @@ CPU_FACTOR = 3
 WALL_FACTOR = 15
 """A mutant may take this many times as long by the clock, because it may wait, or the machine may be busy."""
 
+WAIT_SECONDS = 0.05
+"""How often to look whether a fork has ended or its time is over."""
+
 _SURVIVED_CODE, _DOES_NOT_FIT_CODE, _KILLED_CODE = 0, 3, 4
 
 
@@ -111,6 +114,15 @@ class _Fork:
         os.close(self.output)
         code = os.waitstatus_to_exitcode(status)
         return (None if code in {-signal.SIGKILL, -signal.SIGXCPU} else code), failed
+
+
+def _wait_for_end(forks: list[_Fork]) -> None:
+    """Return when a fork closes its end, or soon. A time in which all of them are stopped does not count."""
+    began = time.monotonic()
+    select.select([fork.output for fork in forks], [], [], WAIT_SECONDS)
+    stopped = time.monotonic() - began - WAIT_SECONDS
+    for fork in forks:
+        fork.deadline += max(0.0, stopped)
 
 
 class _Runner:
@@ -208,8 +220,7 @@ class _Runner:
                     del self._forks[fork.pid]
                     self._conclude(fork, task)
                     return
-            outputs = [fork.output for fork, _ in self._forks.values()]
-            select.select(outputs, [], [], 0.05)  # returns at once when a fork closes its end
+            _wait_for_end([fork for fork, _ in self._forks.values()])
 
     def _conclude(self, fork: _Fork, task: Task) -> None:
         code, failed = fork.end()
@@ -228,7 +239,7 @@ class _Runner:
         if failed not in self._reliable:
             control = self._fork(tests[: tests.index(failed) + 1], None)
             while not control.has_ended():
-                select.select([control.output], [], [], 0.05)
+                _wait_for_end([control])
             code, culprit = control.end()
             if code != _SURVIVED_CODE:
                 self._unreliable.add(culprit or failed)

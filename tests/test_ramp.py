@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from comporta.ramp import FULL_SHARE, cubic_share, is_due, millionths, step_down, step_down_to, step_up
+from comporta.ramp import (
+    FULL_SHARE,
+    cubic_share,
+    is_due,
+    millionths,
+    ramp_share,
+    step_down,
+    step_down_to,
+    step_up,
+)
 
 
 def test_share__lowered_to_the_floor_and_raised_again__stays_in_range() -> None:
@@ -58,3 +67,39 @@ def test_cubic_share__each_microsecond__never_falls() -> None:
     shares = [cubic_share(777_777, 123_456, 1000, elapsed) for elapsed in range(12_000)]
     assert shares == sorted(shares)
     assert (shares[1000], shares[-1]) == (777_777, FULL_SHARE)
+
+
+@pytest.mark.parametrize(
+    ("elapsed_us", "share"),
+    [(0, 420_000), (1_000_000, 546_586), (3_000_000, 600_000), (4_000_000, 606_646), (6_000_000, 780_000)],
+)
+def test_cubic_share__some_moments__is_exact(elapsed_us: int, share: int) -> None:
+    found = cubic_share(600_000, 300_000, 3_000_000, elapsed_us)
+    assert (found, type(found)) == (share, int)
+
+
+def test_cubic_share__eleven_times_the_time_to_the_peak__is_full() -> None:
+    assert cubic_share(1, 1, 1000, 10_999) == 1
+    assert cubic_share(1, 1, 1000, 11_000) == FULL_SHARE
+
+
+@pytest.mark.parametrize(
+    ("elapsed_us", "share"),
+    [(-1, 250_000), (0, 250_000), (9, 250_000), (10, 500_000), (29, 750_000), (30, FULL_SHARE)],
+)
+def test_ramp_share__each_step__is_an_equal_part(elapsed_us: int, share: int) -> None:
+    found = ramp_share(3, 10, elapsed_us)
+    assert (found, type(found)) == (share, int)
+
+
+def test_ramp_share__no_steps_or_too_many__is_full_or_the_least() -> None:
+    assert ramp_share(0, 10, 0) == FULL_SHARE
+    assert ramp_share(2_000_000, 10, 0) == 1
+
+
+def test_steps__of_any_share__are_exact() -> None:
+    assert [millionths(part) for part in (0.0, 0.0000014, 1.0)] == [1, 1, FULL_SHARE]
+    assert step_up(999_999, 1) == step_up(999_999, 2) == FULL_SHARE
+    assert step_up(5, 3) == 8
+    assert step_down(500, 100, 450) == 450
+    assert step_down(500, 100, 350) == 400

@@ -7,13 +7,14 @@ from fractions import Fraction
 
 import pytest
 
+from comporta import LimitConfig
 from comporta.clock import SECOND_US
-from comporta.limits.strategies.base import CHARGE
+from comporta.limits.strategies.base import CHARGE, EndedLease, LimitParams
 from comporta.limits.strategies.bucket import LEVEL_MAX, exact_rate
 from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
 from comporta.limits.strategies.recent_traffic import NO_PAST
 from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy, TokenBucketStrategy
-from comporta.stores.base import PINNED_US
+from comporta.stores.base import PINNED_US, State
 
 UNIT = 100_000
 TOKENS = TokenBucketStrategy(50, 1, UNIT)  # 10/s
@@ -120,3 +121,109 @@ def test_outage_share__of_buckets__is_a_part_of_capacity_and_rate(
         assert (share.capacity, type(share.capacity)) == (expected, int)
         assert (share.per_us, share.unit) == (1, UNIT * workers)
         assert state == (level, 7, UNIT * workers, 0, NO_PAST)
+
+
+def leased_state(level: int, now_us: int, number: int, current: int, before: int) -> State:
+    return (level, now_us, UNIT, 0, NO_PAST, number, current, before)
+
+
+def test_leases__of_a_configuration__have_slices_of_half_their_time() -> None:
+    leased = LimitConfig.parse("10/s burst 50", lease=1.0).build_strategy()
+    assert isinstance(leased, LeasedTokenBucketStrategy)
+    assert (leased.slice_us, type(leased.slice_us)) == (500_000, int)
+    assert leased.params == LimitParams(50, 1, UNIT, 500_000)
+    assert leased.with_params(LimitParams(7, 2, 9, 0)).params == LimitParams(7, 2, 9, 500_000)
+    assert leased.with_params(LimitParams(7, 2, 9, 3)).params == LimitParams(7, 2, 9, 3)
+    assert type(LimitConfig.parse("10/s").build_strategy()) is TokenBucketStrategy
+
+
+@pytest.mark.parametrize(("workers", "largest"), [(1, 25), (3, 8), (25, 1), (26, 0)])
+def test_leases__largest__is_half_of_the_capacity_for_all_workers(workers: int, largest: int) -> None:
+    size = LeasedTokenBucketStrategy(50, 1, UNIT, 50_000).lease_size_max(workers)
+    assert (size, type(size)) == (largest, int)
+
+
+def test_leases__granted_in_two_slices__leave_less_room_until_each_has_passed() -> None:
+    leased = LeasedTokenBucketStrategy(50, 1, UNIT, 1_000_000)
+    state = leased_state(0, 5_000_000, 5, 20, 10)
+    capacities = [leased.available_capacity(state, at_us) for at_us in (5_000_000, 5_999_999, 6_000_000)]
+    assert capacities == [20, 20, 30]
+    assert [leased.available_capacity(state, at_us) for at_us in (6_999_999, 7_000_000)] == [30, 50]
+    assert leased.available_capacity(None, 0) == 50
+    assert leased.available_capacity(leased_state(0, 0, 0, 60, 0), 0) == 0
+    assert leased.available_capacity(state, 4_999_999) == 50, "the clock went back"
+
+
+def test_leases__granted__are_added_to_the_slice_of_now() -> None:
+    leased = LeasedTokenBucketStrategy(50, 1, UNIT, 1_000_000)
+    state = leased_state(30 * UNIT, 6_000_000, 5, 4, 3)
+    granted, ttl_us, number = leased.grant_lease(state, 6_000_000, 2, 77)
+    assert (granted, ttl_us, number) == (leased_state(30 * UNIT, 6_000_000, 6, 2, 4), 1_000_000, 6)
+    assert leased.grant_lease(state, 6_000_000, 0, 77)[0] == state
+
+
+@pytest.mark.parametrize(
+    ("number", "lent", "unused", "expected"),
+    [
+        (5, 4, 3, (33 * UNIT, 0, 3)),  # of this slice
+        (4, 2, 1, (31 * UNIT, 4, 1)),  # of the slice before
+        (5, 6, 3, (31 * UNIT, 0, 3)),  # two of six were forgotten, so only one of three returns
+        (4, 9, 3, (30 * UNIT, 4, 0)),
+    ],
+)
+def test_leases__returned__leave_the_ledger_and_refill_the_bucket(
+    number: int, lent: int, unused: int, expected: tuple[int, int, int]
+) -> None:
+    leased = LeasedTokenBucketStrategy(50, 1, UNIT, 1_000_000)
+    state = leased_state(30 * UNIT, 5_000_000, 5, 4, 3)
+    returned = leased.return_lease(state, 5_000_000, EndedLease(number, lent, unused), 77)
+    level, current, before = expected
+    assert returned == leased_state(level, 5_000_000, 5, current, before)
+
+
+@pytest.mark.parametrize("number", [3, 6])
+def test_leases__returned_too_late__change_nothing(number: int) -> None:
+    leased = LeasedTokenBucketStrategy(50, 1, UNIT, 1_000_000)
+    state = leased_state(30 * UNIT, 5_000_000, 5, 4, 3)
+    assert leased.return_lease(state, 5_000_000, EndedLease(number, 1, 1), 77) is None
+
+
+def test_leases__bucket_waits_for_room__fills_when_the_ledger_forgets() -> None:
+    leased = LeasedTokenBucketStrategy(50, UNIT, UNIT, 1_000_000)  # a token every microsecond
+    state = leased_state(0, 5_000_000, 5, 20, 10)
+    assert leased.usage(state, 5_000_000)[:2] == (0, 2_000_020)
+    assert leased.usage(state, 5_000_100)[:2] == (20, 1_999_920)
+    assert leased.usage(state, 6_000_005)[:2] == (25, 1_000_015)
+    assert leased.usage(state, 7_000_005)[:2] == (35, 15)
+    assert leased.step(state, 5_000_000, 20) == (None, 20)
+    assert leased.step(state, 5_000_000, 21) == (None, 1_000_001)
+    assert leased.step(state, 5_000_000, 31) == (None, 2_000_001)
+
+
+def test_tokens__used__are_those_that_are_not_refilled_yet() -> None:
+    assert TOKENS.used_units((20 * UNIT + 1, 7, UNIT, 0, NO_PAST), 7) == 30
+    assert TOKENS.used_units((-UNIT, 7, UNIT, 0, NO_PAST), 7) == 51
+    assert TURNS.used_units((20 * UNIT + 1, 7, UNIT, 0, NO_PAST), 7) == 21
+
+
+def test_tokens__of_a_debt__are_none_and_take_longer_to_fill() -> None:
+    assert TOKENS.available((-5, 7, UNIT, 0, NO_PAST), 7) == (0, 50 * UNIT + 5)
+    assert TOKENS.available((-5, 7, UNIT, 0, NO_PAST), 6) == (0, 50 * UNIT + 5)
+    assert TOKENS.available((UNIT // 2, 7, UNIT // 2, 0, NO_PAST), 8) == (1, 49 * UNIT - 1)
+    assert TOKENS.available((50 * UNIT, 7, UNIT, 0, NO_PAST), 9) == (50, 0)
+
+
+def test_charge__any_rate__leaves_a_debt_of_at_most_one_second_of_it() -> None:
+    for bucket in (TokenBucketStrategy(50, 2, UNIT), LeasedTokenBucketStrategy(50, 2, UNIT, 50_000)):
+        state, wait_us = bucket.step(None, 1_000_000, 1000, CHARGE)
+        assert state is not None
+        assert (state[0], type(state[0]), wait_us) == (-2 * SECOND_US, int, 0)
+
+
+def test_tokens__of_the_smallest_unit__are_counted() -> None:
+    assert TokenBucketStrategy(5, 1, 1).available((1, 7, 1, 0, NO_PAST), 7) == (1, 4)
+
+
+def test_leases__first_grant__stores_an_empty_ledger() -> None:
+    leased = LeasedTokenBucketStrategy(50, 1, UNIT, 50_000)
+    assert leased.step(None, 5_000_000, 1) == ((49 * UNIT, 5_000_000, UNIT, 1, NO_PAST, 0, 0, 0), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 import zoneinfo
-from datetime import datetime
+from datetime import date, datetime
 
 import hypothesis.strategies as st
 import pytest
@@ -308,6 +308,67 @@ def test_schedule__clocks_go_back_across_midnight__the_day_does_not_begin_twice(
     change = day - hour // 2
     changes = (schedule.OffsetChange(0, hour), schedule.OffsetChange(change, 0))
     assert schedule.Schedule("day", 0, "UTC", changes).window(change + 60)[0] == day - hour
+
+
+def test_zone_changes__of_a_zone__are_its_offset_in_2020_and_each_change_until_2050() -> None:
+    changes = schedule.zone_changes.__wrapped__("Europe/Berlin")
+    assert changes[:3] == (
+        (_unix("2020-01-01"), 3600),
+        (_unix("2020-03-29 01:00"), 7200),
+        (_unix("2020-10-25 01:00"), 3600),
+    )
+    assert (len(changes), changes[-1]) == (61, (_unix("2049-10-31 01:00"), 3600))
+    assert {type(number) for change in changes for number in change} == {int}
+    assert schedule.zone_changes.__wrapped__("America/Sao_Paulo") == ((_unix("2020-01-01"), -10_800),)
+
+
+@pytest.mark.parametrize(
+    ("at", "moment", "begins"),
+    [
+        ("03:00", "2027-03-28 12:00", "2027-03-28 01:00"),  # 02:00 is 03:00
+        ("02:59", "2027-03-28 12:00", "2027-03-28 01:59"),
+        ("03:00", "2027-10-31 12:00", "2027-10-31 02:00"),  # 03:00 is 02:00
+        ("02:59", "2027-10-31 12:00", "2027-10-31 00:59"),
+    ],
+)
+def test_schedule__time_of_a_clock_change__counts_by_the_new_offset(
+    at: str, moment: str, begins: str
+) -> None:
+    assert parse_schedule("day", at, "Europe/Berlin").window(int(_unix(moment)))[0] == _unix(begins)
+
+
+def test_schedule__first_and_last_second_of_each_month__are_in_its_window() -> None:
+    months = parse_schedule("month", "00:00", "UTC")
+    for number in range(12 * 30):
+        begin, end = (
+            int(_unix(f"{2020 + each // 12}-{each % 12 + 1:02}-01")) for each in (number, number + 1)
+        )
+        assert months.window(begin) == months.window(end - 1) == (begin, end)
+
+
+def test_first_day_of_month__any_month__is_that_of_the_calendar() -> None:
+    epoch = date(1970, 1, 1)
+    for year in (1600, 1899, 1900, 1970, 1999, 2000, 2026, 2027, 2028, 2100, 2101, 2400, 2401):
+        for number in range(12):
+            expected = (date(year, number + 1, 1) - epoch).days
+            assert schedule._first_day_of_month(12 * year + number) == expected
+
+
+def test_name__zone_with_a_sign__reads_back() -> None:
+    for zone, slug in (("Etc/GMT-5", "etc_gmt_minus_5"), ("Etc/GMT+5", "etc_gmt_plus_5")):
+        name = parse_schedule("day", "06:05", zone).name
+        assert name == f"day_at_0605_{slug}"
+        found = schedule_of_name(name)
+        assert found is not None
+        assert found.zone == zone
+
+
+def test_schedule_of_name__machine_without_zones__knows_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "_zones_by_slug", dict)
+    found = schedule_of_name("month_at_0630_utc")
+    assert found is not None
+    assert (found.period, found.time_text, found.zone) == ("month", "06:30", "UTC")
+    assert schedule_of_name("month_at_0630_europe_berlin") is None
 
 
 @pytest.mark.parametrize("name", ["day_at_0000_nowhere", "day_at_000_utc", "week_at_0000_utc"])

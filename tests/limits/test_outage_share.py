@@ -16,15 +16,20 @@ from comporta.limits.charge import ChargeOperation
 from comporta.limits.leases.operation import REFUSED, LeaseOperation
 from comporta.limits.operation import LimitDemand, LimitOperation
 from comporta.limits.scripts import LIMIT_SPACE
+from comporta.limits.strategies.base import LimitParams, LimitUsage
+from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
 from comporta.limits.strategies.outage_share import (
     CLOSED_RETRY_US,
     ConstantStrategy,
     OutageShare,
     fallback_strategy,
 )
+from comporta.limits.strategies.recent_traffic import NO_PAST
+from comporta.limits.strategies.token_bucket import TokenBucketStrategy
 from comporta.stores.base import Outage, Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
+from comporta.stores.records import NEVER_US
 from comporta.testing import ManualClock, Server
 
 START_US = 10**12
@@ -365,3 +370,130 @@ def test_lease__during_an_outage__takes_single_units_from_the_share() -> None:
     limiter._flows.lease_client.return_all()
     nothing = LeaseOperation(limiter._flows.lease_client._source, "k", 0, 0)
     assert store.apply(nothing) == REFUSED
+
+
+def bucket_share(workers: int = 2, closes_us: int = NEVER_US, **more: Any) -> OutageShare:
+    """Return the share of a bucket of 10 at 10/s: 5 tokens at 5/s."""
+    return OutageShare(TokenBucketStrategy(10, 1, 100_000), "n", outage(workers, **more), closes_us)
+
+
+SECOND_US = 1_000_000
+
+
+def test_share__grants_and_refuses__counts_only_what_it_granted() -> None:
+    share = bucket_share()
+    state, wait_us = share.step(None, START_US + SECOND_US, 2)
+    assert (state, wait_us) == (
+        (2, (3 * 200_000, START_US + SECOND_US, 200_000, 2, NO_PAST)),
+        0,
+    )
+    assert share.step(state, START_US + SECOND_US, 4) == (None, 200_000)
+    moved, wait_us = share.step(state, START_US + SECOND_US - 5, 4)
+    assert moved is not None
+    assert (moved[0], wait_us) == (2, 200_000)
+
+
+def test_share__of_a_queue__counts_a_grant_that_waits_its_turn() -> None:
+    share = OutageShare(LeakyBucketStrategy(10, 1, 100_000), "n", outage(2))
+    state, wait_us = share.step(None, START_US, 1, 200_000)
+    assert state is not None
+    assert (state[0], wait_us) == (1, 200_000)
+    assert share.step(None, START_US, 1, 199_999) == (None, 200_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "wait_us"),
+    [
+        ({"is_ending": True}, 50_000),
+        ({"full": True}, 1_000_000),
+        ({"closes_us": START_US + SECOND_US}, 1_000_000),
+    ],
+)
+def test_share__closed__refuses_longer_than_the_caller_would_wait(
+    options: dict[str, Any], wait_us: int
+) -> None:
+    share, now_us = bucket_share(**options), START_US + SECOND_US
+    assert share.step(None, now_us, 1) == (None, wait_us)
+    assert share.step(None, now_us, 1, 5 * SECOND_US) == (None, 5 * SECOND_US + 1)
+    assert share.usage(None, now_us) == LimitUsage(0, 0, 0)
+
+
+def test_share__microsecond_before_it_closes__still_grants() -> None:
+    share = bucket_share(closes_us=START_US + SECOND_US)
+    assert share.step(None, START_US + SECOND_US - 1, 4)[1] == 0
+    assert share.usage(None, START_US + SECOND_US - 1) == LimitUsage(4, 1, 0)
+
+
+def test_share__used__reports_what_its_bucket_holds() -> None:
+    share = bucket_share()
+    assert share.usage(None, START_US) == LimitUsage(0, SECOND_US, 0)
+    state, _ = share.step(None, START_US + SECOND_US, 2)
+    assert state is not None
+    assert share.usage(state, START_US + SECOND_US) == LimitUsage(3, 400_000, 2)
+    assert share.expires_us(state) == START_US + 61 * SECOND_US
+    assert (share.name, share.params) == ("token_bucket", LimitParams(5, 1, 200_000, 0))
+    assert share.with_params(share.params) is share
+    assert share.with_override(b"1 1 1 1") is share
+
+
+def test_share__credit__is_what_it_granted_since_the_outage_began() -> None:
+    share, now_us = bucket_share(), START_US + SECOND_US
+    state, _ = share.step(None, now_us, 2)
+    assert state is not None
+    credited = share.settle(state, now_us, -1, SECOND_US)
+    assert credited is not None
+    assert (credited[0], credited[1][0]) == (1, 4 * 200_000)
+    assert share.settle(state, now_us, -1, SECOND_US + 1) is None, "the shared store granted it"
+    more = share.settle(state, now_us, -5, 0)
+    assert more is not None
+    assert (more[0], more[1][0]) == (0, 5 * 200_000)
+    debited = share.settle(None, now_us, 3, 0)
+    assert debited is not None
+    assert (debited[0], debited[1][0]) == (3, 2 * 200_000)
+    assert share.settle(None, now_us, -1, 0) is None
+
+
+def test_share__divided_again__keeps_its_limit_and_when_it_closes() -> None:
+    divided = bucket_share(closes_us=START_US + SECOND_US).with_outage(outage(5))
+    assert divided.params == LimitParams(2, 1, 500_000, 0)
+    assert divided.step(None, START_US + SECOND_US, 1)[1] == 1_000_000
+    charge, rest = divided.take_report("space", "k", (2, (0, START_US, 500_000, 2, NO_PAST)), START_US)
+    assert charge is not None
+    assert rest == (0, (0, START_US, 500_000, 2, NO_PAST))
+    key = charge.state_keys[0]
+    assert (key.space, key.key) == (f"{LIMIT_SPACE}:n", "k")
+    assert divided.take_report("space", "k", (0, ()), START_US) == (None, None)
+
+
+def test_constant_strategy__open_or_closed__keeps_no_state() -> None:
+    strategy = TokenBucketStrategy(10, 1, 100_000)
+    opened, closed = ConstantStrategy(strategy, 0), ConstantStrategy(strategy, 1_000_000)
+    assert opened.step(None, START_US, 99, 7) == (None, 0)
+    assert closed.step(None, START_US, 1) == (None, 1_000_000)
+    assert closed.step(None, START_US, 1, 1_000_000) == (None, 1_000_001)
+    assert opened.usage(None, START_US) == LimitUsage(10, 0, 0)
+    assert closed.usage(None, START_US) == LimitUsage(0, 0, 0)
+    assert opened.expires_us((1,)) == 0
+    assert opened.release((1,), START_US, 1) == (1,)
+    assert (opened.name, opened.params) == (strategy.name, strategy.params)
+
+
+@pytest.mark.parametrize(
+    ("fallback", "more", "closed_after_us", "wait_us"),
+    [
+        ("open", {}, 0, 0),
+        ("open", {"full": True}, 0, 1_000_000),
+        ("closed", {}, 0, 1_000_000),
+        ("closed", {"full": True}, 0, 1_000_000),
+        ("share", {"full": True}, 0, 1_000_000),
+        ("share", {}, 0, 200_000),
+        ("open", {"denied": True}, 0, 200_000),
+        ("closed", {}, 1, 200_000),
+    ],
+)
+def test_fallback__each_policy__decides_the_first_call(
+    fallback: str, more: dict[str, bool], closed_after_us: int, wait_us: int
+) -> None:
+    strategy = TokenBucketStrategy(10, 1, 100_000)
+    used = fallback_strategy(strategy, "n", fallback, outage(2, **more), closed_after_us)
+    assert used.step(None, START_US, 1) == (None, wait_us)

@@ -67,3 +67,8 @@ def test_released__next_slice__is_subtracted_from_an_empty_count() -> None:
 def test_recent__moment_within_a_slice__counts_the_oldest_in_part(into_us: int, expected: int) -> None:
     last_us = START_US + min(into_us, 5)
     assert recent_count(past(1, 2, 3, 4), 9, last_us, START_US + into_us) == expected
+
+
+def test_recent__oldest_slice__counts_to_the_microsecond() -> None:
+    last_us = START_US + MINUTE_US - 3 * SLICE_US - 5
+    assert recent_count(past(0, 0, 0, SLICE_US), 0, last_us, last_us) == 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import pytest
 
 from comporta.limits.strategies.base import EndedLease, LeaseGrant, LimitParams, LimitUsage, Strategy
@@ -9,7 +11,7 @@ from comporta.limits.strategies.calendar_window import calendar_strategy
 from comporta.limits.strategies.fixed_window import FixedWindowStrategy
 from comporta.limits.strategies.leaky_bucket import LeakyBucketStrategy
 from comporta.limits.strategies.recent_traffic import NO_PAST, SLICE_US
-from comporta.limits.strategies.sliding_window import SlidingWindowStrategy
+from comporta.limits.strategies.sliding_window import LogCodec, SlidingWindowStrategy
 from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy, TokenBucketStrategy
 from comporta.stores.base import PINNED_US, State
 
@@ -49,13 +51,16 @@ def test_step__refused_at_the_moment_of_the_last_grant__stores_nothing(strategy:
 def test_step__refused_after_the_clock_went_back__stores_the_time_and_takes_nothing(
     strategy: Strategy,
 ) -> None:
-    state = taken(strategy, 3)
-    moved, wait_us = strategy.step(state, NOW_US - 1, 1)
+    at_us, back_us = NOW_US + 10, NOW_US + 5
+    state = taken(strategy, 3, at_us)
+    moved, wait_us = strategy.step(state, back_us, 1)
     assert moved is not None
     assert wait_us > 0
-    assert NOW_US - 1 in moved
-    assert strategy.usage(moved, NOW_US - 1)[:2] == strategy.available(moved, NOW_US - 1)
-    assert strategy.usage(moved, NOW_US - 1).remaining == strategy.usage(state, NOW_US).remaining
+    assert back_us in moved
+    assert strategy.usage(moved, back_us)[:2] == strategy.available(moved, back_us)
+    used, before = strategy.usage(moved, back_us), strategy.usage(state, at_us)
+    assert (used.remaining, used.recent) == (before.remaining, before.recent)
+    assert used.reset_us in {before.reset_us, before.reset_us + 5}  # a calendar window ends when it ends
 
 
 @each_strategy
@@ -129,3 +134,64 @@ def test_sliding_window__lease__may_be_returned_within_its_time() -> None:
         assert SLIDING.return_lease(state, NOW_US + last_us + 1, ended, ttl_us) is None
     assert SLIDING.return_lease(state, NOW_US, ended, 1000) is not None
     assert SLIDING.return_lease(state, NOW_US - 1, ended, 1000) is None
+
+
+def test_sliding_window__size_of_a_state__has_room_for_the_whole_log() -> None:
+    assert [LogCodec(entries).size for entries in (36, 257)] == [38 + 36 * 12, 38 + 257 * 12]
+    assert SlidingWindowStrategy(3, HOUR_US).codec.size == 38 + 36 * 12
+
+
+def test_sliding_window__limit_raised__keeps_the_size_of_its_log() -> None:
+    raised = SLIDING.with_params(LimitParams(1000, 0, 1, 35_000))
+    assert (raised.capacity, raised.window_us, raised.entries, raised.grain_us) == (1000, 35_000, 36, 1000)
+
+
+def test_sliding_window__clock_went_back__moves_every_entry_to_the_new_time() -> None:
+    state: State | None = None
+    for later_us in range(3):
+        state, _ = SLIDING.step(state, NOW_US + later_us, 1)
+    assert state is not None
+    moved, wait_us = SLIDING.step(state, NOW_US - 5, 1)
+    entry = Struct("<qI").pack(NOW_US - 5, 1)
+    assert (moved, wait_us) == ((3, NOW_US - 5, 0, NO_PAST, 3 * entry), HOUR_US)
+
+
+def entries(*pairs: tuple[int, int]) -> bytes:
+    return b"".join(Struct("<qI").pack(*pair) for pair in pairs)
+
+
+def test_sliding_window__credit_of_a_grant_earlier_in_its_grain__changes_the_shared_entry() -> None:
+    window = SlidingWindowStrategy(1000, 256_000)  # entries for every millisecond
+    state, _ = window.step(None, 1_000_200, 5)
+    state, _ = window.step(state, 1_000_500, 5)
+    credited = window.settle(state, 1_000_600, -2, 400)
+    assert credited is not None
+    assert (credited[0], credited[-1]) == (8, entries((1_000_500, 8)))
+
+
+def test_sliding_window__debit_of_a_call_one_window_old__counts_from_now() -> None:
+    state = taken(SLIDING, 1)
+    for age_us, log in (
+        (HOUR_US, entries((NOW_US, 1), (NOW_US + 1000, 2))),
+        (HOUR_US - 1, entries((NOW_US, 3))),
+    ):
+        settled = SLIDING.settle(state, NOW_US + 1000, 2, age_us)
+        assert settled is not None
+        assert settled[-1] == log
+
+
+def test_sliding_window__log_full_after_the_limit_was_raised__shares_its_last_entry() -> None:
+    window, state = SlidingWindowStrategy(36, 35_000), None
+    for later_us in range(36):
+        state, _ = window.step(state, 2_000_000 + later_us, 1)
+    raised = window.with_params(LimitParams(1000, 0, 1, 35_000))
+    shared, _ = raised.step(state, 2_005_000, 1)
+    assert shared is not None
+    assert len(shared[-1]) == 36 * 12
+    assert shared[-1][-24:] == entries((2_000_034, 1), (2_005_000, 2))
+
+
+def test_outage_share__of_a_window__starts_used_up_evenly() -> None:
+    share, state = SlidingWindowStrategy(2, 10).outage_share(1, 100)
+    assert (share.capacity, share.window_us) == (2, 10)
+    assert state == (2, 100, 0, NO_PAST, entries((95, 1), (100, 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mutation.line_coverage import LineCoverage, RecordedTest, load, save
 from mutation.mutants import Mutant, Place, functions_of, path_of, replace_code
 from mutation.report import killed_percent, verdict
 from mutation.results import KILLED, SURVIVED, TIMED_OUT, Result, Results, digest_of_tests, identity
-from mutation.runner import chosen_tests
+from mutation.runner import WAIT_SECONDS, Task, _Fork, _Runner, _wait_for_end, chosen_tests
 from mutation.targets import TARGETS, chosen_modules
 
 from comporta import LimitConfig
@@ -108,6 +109,32 @@ def test_chosen_tests__comparisons_with_lua__are_all_chosen_after_the_near_ones(
     )
     expected = ["retry/test_c", "differential/test_b", "differential/test_a"]
     assert chosen_tests(MUTANT, coverage) == [f"tests/{name}.py::test" for name in expected]
+
+
+def test_usable_tests__some_killed_mutants_before__come_first() -> None:
+    names = [f"tests/retry/test_{letter}.py::test" for letter in "abc"]
+    runner = _Runner(iter(()), LineCoverage(), 1, lambda task, result: None)
+    runner._items = dict.fromkeys(names)  # type: ignore[assignment]
+    runner._kills[names[2]] += 1
+    assert runner._usable(Task(MUTANT, [*names, "tests/gone.py::test"], "")) == [names[2], *names[:2]]
+
+
+def test_fork__stopped_with_the_whole_run__has_as_much_time_left_as_before() -> None:
+    reader, writer = os.pipe()
+    fork = _Fork(0, reader, [], 0.0, deadline=100.0)
+
+    def stop_this_process(*_: object) -> tuple[list[int], list[int], list[int]]:
+        now[0] += 900.0
+        return [], [], []
+
+    now = [50.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mutation.runner.time.monotonic", lambda: now[0])
+        patch.setattr("mutation.runner.select.select", stop_this_process)
+        _wait_for_end([fork])
+    assert fork.deadline == 1000.0 - WAIT_SECONDS
+    os.close(reader)
+    os.close(writer)
 
 
 def test_lua_store__clock_of_the_test_moves__scripts_use_its_time() -> None:
