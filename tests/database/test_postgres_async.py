@@ -344,6 +344,20 @@ def test_error__in_a_statement__is_translated_and_rolls_back(database: PostgresD
     asyncio.run(main())
 
 
+def test_read__of_a_missing_table__raises_its_error_and_the_connection_is_used_again(
+    database: PostgresDatabase,
+) -> None:
+    async def read() -> list[Any]:
+        before = await database.read_async(PID, {})
+        for _ in range(2):
+            with pytest.raises(DatabaseError, match="no_such_table"):
+                await database.read_async(Statement("SELECT * FROM no_such_table"), {})
+        return [before, await database.read_async(PID, {})]
+
+    before, after = asyncio.run(read())
+    assert before == after
+
+
 def test_write__deadlock__is_retried(database: PostgresDatabase) -> None:
     one, two = Statement("SELECT pg_advisory_xact_lock(1)"), Statement("SELECT pg_advisory_xact_lock(2)")
 
