@@ -82,7 +82,7 @@ RANGES: list[tuple[str, float, float]] = [
 
 @pytest.mark.parametrize(("field", "lowest", "highest"), RANGES)
 def test_config__bounds_of_a_field__are_allowed_and_named(field: str, lowest: float, highest: float) -> None:
-    others = {"probes": 5} if field == "probes_at_once" else {}
+    others: dict[str, Any] = {"probes": 5} if field == "probes_at_once" else {}
     if field.startswith("slow"):
         others = {"slow_seconds": 1.0, "slow_ratio": 0.5}
     for allowed in (lowest, highest):

@@ -129,7 +129,7 @@ def test_backoff__out_of_range__names_field_range_and_value(given: dict[str, Any
     ],
 )
 def test_backoff__bounds_of_a_field__are_allowed_and_named(field: str, lowest: float, highest: float) -> None:
-    others = {"max_delay": 86_400} if field == "min_delay" else {}
+    others: dict[str, Any] = {"max_delay": 86_400} if field == "min_delay" else {}
     for allowed in (lowest, highest):
         assert getattr(Backoff(**{**others, field: allowed}), field) == allowed
     for value in (lowest - 1, highest + 1):
