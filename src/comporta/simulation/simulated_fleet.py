@@ -159,7 +159,7 @@ class SimulatedFleet:
         worker.start_thread(program.run)
 
     def restart_worker(self, index: int) -> None:
-        """Start another process in the place of a worker that has ended."""
+        """Start another process after a worker has ended."""
         old = self.workers[index]
         self.workers[index] = self._new_worker(index, old.incarnation + 1)
         self._start_worker(index)
