@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ import pytest
 from tests.service.harness import RunningService, async_test, lose_database, run_service
 
 from comporta.errors import DatabaseUnavailableError
+from comporta.service import health as health_module
+from comporta.service.container import Container
+from comporta.service.health import CachedHealth
 from comporta.stores.shared.directory import directory_path
-from comporta.testing import Server
+from comporta.testing import ManualClock, Server
 
 A_HASH = "a" * 64
 
@@ -165,3 +169,37 @@ async def test_health__redis_killed__every_response_is_complete(tmp_path: Path) 
     assert after["state"]["fallback"]["workers"] == 1
     assert "cannot be used" in after["state"]["fallback"]["reason"]
     assert after["workers"] == {"alive": 1}
+
+
+@async_test
+async def test_health__many_clients_within_a_second__is_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[float] = []
+    clock = ManualClock()
+    compute = health_module.read_health
+
+    async def count(container: Container) -> dict[str, Any]:
+        computed.append(clock.now_ns() / 1e9)
+        return await compute(container)
+
+    monkeypatch.setattr(health_module, "read_health", count)
+    monkeypatch.setattr(health_module, "MONOTONIC", clock)
+    async with run_service(tmp_path) as service:
+        service.container.health = CachedHealth()
+        await asyncio.gather(*(read_health(service) for _ in range(20)))
+        assert len(computed) == 1
+        clock.advance(0.99)
+        await read_health(service)
+        assert len(computed) == 1
+        clock.advance(0.01)
+        await read_health(service)
+        assert len(computed) == 2
+
+
+@async_test
+async def test_health__more_requests_than_the_client_limit__are_429(tmp_path: Path) -> None:
+    async with run_service(tmp_path, client_limit="3/hour") as service:
+        replies = [await service.client.get("/v1/health") for _ in range(4)]
+    assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
+    assert int(replies[-1].headers["retry-after"]) > 0
