@@ -30,6 +30,7 @@ from comporta import events
 from comporta.cache.tables import CacheTables
 from comporta.database.base import Database
 from comporta.database.urls import open_database
+from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.pipeline.sinks import GoogleAccount
 from comporta.stores.failover import worker_count_file
 from comporta.stores.registry import close_stores
@@ -256,6 +257,15 @@ def garbage_of_this_module() -> Iterator[None]:
     close_stores()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def metrics() -> Iterator[InMemoryMetrics]:
+    """A sink for the metrics of one test."""
+    sink = InMemoryMetrics()
+    previous = use_metrics(sink)
+    yield sink
+    use_metrics(previous)
 
 
 @pytest.fixture(autouse=True)

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from comporta import CircuitBreaker, CircuitOpenError
-from comporta.metrics import InMemoryMetrics, use_metrics
+from comporta.metrics import InMemoryMetrics
 from comporta.stores.memory import MemoryStore
-
-
-@pytest.fixture
-def metrics() -> Iterator[InMemoryMetrics]:
-    sink = InMemoryMetrics()
-    previous = use_metrics(sink)
-    yield sink
-    use_metrics(previous)
 
 
 def open_breaker(**options: Any) -> CircuitBreaker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from comporta.breaker.state import (
 )
 from comporta.breaker.transitions import BreakerEvent, events_between, publish
 from comporta.events import Event, listen
-from comporta.metrics import InMemoryMetrics, use_metrics
+from comporta.metrics import InMemoryMetrics
 from comporta.ramp import FULL_SHARE
 
 REPLY = CircuitReply(
@@ -106,14 +105,6 @@ def test_events__between_two_replies__describe_the_difference(
     previous: CircuitReply | None, reply: CircuitReply, expected: list[BreakerEvent]
 ) -> None:
     assert events_between(previous, reply) == expected
-
-
-@pytest.fixture
-def metrics() -> Iterator[InMemoryMetrics]:
-    sink = InMemoryMetrics()
-    before = use_metrics(sink)
-    yield sink
-    use_metrics(before)
 
 
 @pytest.mark.parametrize(

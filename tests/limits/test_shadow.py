@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,10 @@ from comporta.fleet.reader import summary_flow
 from comporta.flow import run
 from comporta.integrations.inbound_limit import InboundLimit
 from comporta.limits.fast_decision import fast_decider
-from comporta.metrics import InMemoryMetrics, use_metrics
+from comporta.metrics import InMemoryMetrics
 from comporta.settings import load_settings
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock
-
-
-@pytest.fixture
-def metrics() -> Iterator[InMemoryMetrics]:
-    sink = InMemoryMetrics()
-    previous = use_metrics(sink)
-    yield sink
-    use_metrics(previous)
 
 
 def _shadow(strategy: LimitStrategy = LimitStrategy.TOKEN_BUCKET, lease: bool = False) -> LimitConfig:

@@ -10,7 +10,6 @@ import pytest
 from tests.upstream.drivers import Driver, lowest
 
 from comporta import Retry, Upstream
-from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, SimulatedUpstream
 
@@ -31,14 +30,6 @@ def make(store: MemoryStore, runner: asyncio.Runner | None) -> Make:
         return Driver(Upstream("pncp", limit, **given), runner)
 
     return make_driver
-
-
-@pytest.fixture
-def metrics() -> Iterator[InMemoryMetrics]:
-    sink = InMemoryMetrics()
-    previous = use_metrics(sink)
-    yield sink
-    use_metrics(previous)
 
 
 @pytest.fixture
