@@ -131,26 +131,24 @@ def folder_of(item: pytest.Item) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """Collect the tests without the garbage collector, which finds nothing among them and takes seconds."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collect the tests without coverage and without the garbage collector: both take seconds, for nothing.
 
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exclude the collected tests from garbage collection: each full pass over them takes half a second.
-
-    With coverage, import every module first: an unmeasured test may be the first to import one.
+    With coverage, import every module first: an unmeasured test may be the first to import one. The collected
+    tests are excluded from garbage collection: each full pass over them would take half a second.
     """
     if session.config.pluginmanager.hasplugin("_cov"):
         for module in pkgutil.walk_packages(comporta.__path__, "comporta."):
             if not module.name.endswith("__main__"):
                 import_module(module.name)
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        with _without_coverage():
+            return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:

@@ -1,7 +1,8 @@
 """Worker processes for tests: each runs one job and reports its result.
 
-A worker is ``worker.py`` in its own interpreter. It reports that it is ready, waits for the start signal,
-does its job and prints the result as one line of JSON. Every step waits for an event; nothing here sleeps.
+A worker runs a job of ``worker.py`` in a process of its own; ``template.py`` starts it. It reports that it is
+ready, waits for the start signal, does its job and prints the result as one line of JSON. Every step waits
+for an event.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 import redis
+from tests.processes.template import ForkedProcess
 
 from comporta.clock import MONOTONIC, Clock
 from comporta.stores.redis.store import RedisStore
@@ -41,15 +43,8 @@ class Worker:
     """One process. As a context manager it is killed at the end in any case."""
 
     def __init__(self, job: str, *, prefix: Sequence[str] = (), **arguments: Any) -> None:
-        command = [*prefix, sys.executable, "-W", "error", "-m", PROGRAM, job, json.dumps(arguments)]
         self.job = job
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.process = _start(job, prefix, arguments)
         self.pid = self.process.pid
 
     def __enter__(self) -> Worker:
@@ -81,8 +76,9 @@ class Worker:
 
     def wait_stopped(self) -> Worker:
         """Wait until a signal has stopped the worker."""
-        _, status = os.waitpid(self.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), f"{self.job} ended with status {status}"
+        while "T" not in Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2]:
+            assert self.process.poll() is None, f"{self.job} ended"
+            time.sleep(0.001)  # sleeps: only its parent would be told
         return self
 
     def send(self, number: signal.Signals) -> None:
@@ -107,6 +103,16 @@ class Worker:
             watchdog.cancel()
         assert line, f"{self.job} ended with status {self.process.wait()}"
         return json.loads(line)
+
+
+def _start(
+    job: str, prefix: Sequence[str], arguments: dict[str, Any]
+) -> subprocess.Popen[str] | ForkedProcess:
+    """Fork the template, unless something must happen before the first import."""
+    if not prefix and "wall" not in arguments:
+        return ForkedProcess(job, arguments)
+    command = [*prefix, sys.executable, "-W", "error", "-m", PROGRAM, job, json.dumps(arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @contextmanager

@@ -92,8 +92,17 @@ def test_large_waiters__limit_with_leases__wait_for_their_fair_time(state: str) 
     assert waits
 
 
-@pytest.mark.parametrize("how", ["acquire", "decide", "acquire_up_to", "group"])
-@pytest.mark.parametrize("strategy", ["token_bucket", "fixed_window", "sliding_window"])
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [
+        ("token_bucket", "acquire"),
+        ("token_bucket", "decide"),
+        ("token_bucket", "acquire_up_to"),
+        ("token_bucket", "group"),
+        ("fixed_window", "acquire"),
+        ("sliding_window", "acquire"),
+    ],
+)
 def test_large_waiters__callers_of_another_process_do_not_wait__wait_for_their_fair_time(
     state: str, strategy: str, how: str
 ) -> None:

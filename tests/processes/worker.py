@@ -46,10 +46,10 @@ def main() -> None:
     if wall is not None:
         replace_wall_clock(wall.get("ahead", 0.0), wall.get("back_after"))
 
-    _find_job(job)(**arguments)
+    find_job(job)(**arguments)
 
 
-def _find_job(name: str) -> Callable[..., None]:
+def find_job(name: str) -> Callable[..., None]:
     """Return a job. Import only what is needed: the tests start hundreds of processes."""
     for module in MODULES:
         jobs: dict[str, Callable[..., None]] = import_module(module).JOBS

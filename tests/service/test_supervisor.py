@@ -53,11 +53,12 @@ def _restore_process_state() -> Iterator[None]:
 
 
 class Clients:
-    """Clients that send one request after the other, each on a new connection."""
+    """Clients that send one request after the other, each on a new connection, with pauses between them."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, pause: float = 0) -> None:
         parts = urlsplit(address)
         self._address = (parts.hostname, parts.port)
+        self._pause = pause
         self._ended = threading.Event()
         self.outcomes: Counter[str] = Counter()
         self._threads = [threading.Thread(target=self._run) for _ in range(CLIENTS)]
@@ -70,7 +71,7 @@ class Clients:
             thread.join(PATIENCE_SECONDS)
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._ended.wait(self._pause):
             try:
                 outcome = self._request()
             except OSError as error:
@@ -161,7 +162,7 @@ def test_sighup__settings_changed_then_wrong__are_applied_then_kept(
 
     def drive(address: str) -> None:
         assert days_max(address) == "4"
-        clients = Clients(address)
+        clients = Clients(address, pause=0.05)
         file.write_text("[service]\nport = 1\nworkers = 2\n[service.search]\ndays_max = 6\n")
         os.kill(os.getpid(), signal.SIGHUP)
         wait_until(lambda: len(worker_pids()) == 2)
