@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-from tests.fleet import worker
-from tests.fleet.worker import CAPACITY
-from tests.processes import fleet
+from tests.fleet.jobs import CAPACITY
 from tests.processes.fleet import open_state, start_workers
 from tests.support import wait_until
 
@@ -17,11 +14,6 @@ from comporta.flow import run
 from comporta.stores.base import Store
 
 CALLS, WORKERS = 20, 2
-
-
-@pytest.fixture(autouse=True)
-def program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "PROGRAM", worker.__name__)
 
 
 def wait_for_status(store: Store, is_complete: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

@@ -7,8 +7,6 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from tests.fleet import worker as worker_program
-from tests.processes import fleet
 from tests.processes.fleet import new_state_name, open_state, remove_shared_state, start_workers
 from tests.stores.manual_heartbeat import manual_failover
 from tests.support import wait_until
@@ -141,8 +139,7 @@ def test_publisher__suspects__looks_again_within_a_second(registry: MemoryStore,
     assert loop.next_interval() == RECHECK_SECONDS
 
 
-def test_fleet__worker_killed_and_another_stopped__events_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "PROGRAM", worker_program.__name__)
+def test_fleet__worker_killed_and_another_stopped__events_say_which() -> None:
     name = new_state_name()
     try:
         with (

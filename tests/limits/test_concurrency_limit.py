@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from tests.limits import permit_worker
-from tests.processes import fleet
+from tests.limits.permit_jobs import COUNT
 from tests.processes.fleet import (
     Worker,
     flush_server,
@@ -825,9 +824,8 @@ def test_redis__key_of_another_type__is_named_and_other_keys_still_work(server: 
 
 
 @pytest.fixture(params=["shared", "redis"])
-def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a store that the processes of ``permit_worker.py`` share."""
-    monkeypatch.setattr(fleet, "PROGRAM", permit_worker.__name__)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a store that worker processes share."""
     if request.param == "shared":
         name = new_state_name()
         yield shared_url(name)
@@ -845,7 +843,7 @@ def test_fleet__four_processes__never_exceed_the_limit(url: str, tmp_path: Path)
     counter.write_bytes(bytes(8))
     with start_workers(4, "calls", url=url, most=3, calls=40, counter=str(counter)) as workers:
         assert run_together(workers) == [40] * 4
-    inside, most = permit_worker.COUNT.unpack(counter.read_bytes())
+    inside, most = COUNT.unpack(counter.read_bytes())
     assert inside == 0
     assert 1 <= most <= 3
 

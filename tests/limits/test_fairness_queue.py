@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.limits import permit_worker
-from tests.processes import fleet
 from tests.processes.fleet import (
     flush_server,
     new_state_name,
@@ -460,9 +458,8 @@ def test_redis__key_of_another_type__is_named_in_the_error(server: Server) -> No
 
 
 @pytest.fixture(params=["shared", "redis"])
-def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a store that the processes of ``permit_worker.py`` share."""
-    monkeypatch.setattr(fleet, "PROGRAM", permit_worker.__name__)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a store that worker processes share."""
     if request.param == "shared":
         name = new_state_name()
         yield shared_url(name)

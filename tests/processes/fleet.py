@@ -31,7 +31,6 @@ from comporta.stores.shared.directory import directory_path
 from comporta.stores.shared.store import SharedStore
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = "tests.processes.worker"
 START_AFTER_SECONDS = 0.05
 """Workers that start together do so this long after the last of them is ready."""
 
@@ -111,7 +110,16 @@ def _start(
     """Fork the template, unless something must happen before the first import."""
     if not prefix and "wall" not in arguments:
         return ForkedProcess(job, arguments)
-    command = [*prefix, sys.executable, "-W", "error", "-m", PROGRAM, job, json.dumps(arguments)]
+    command = [
+        *prefix,
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "tests.processes.worker",
+        job,
+        json.dumps(arguments),
+    ]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

@@ -8,21 +8,14 @@ from email.utils import formatdate
 from typing import Any
 
 import pytest
-from tests.processes import fleet
 from tests.processes.fleet import Worker, flush_server, run_together, start_workers
 from tests.support import assert_within, wait_until
-from tests.upstream import worker
 from tests.upstream.body_server import WHOLE, BodyServer
 
 from comporta import ConcurrencyLimit, Upstream
 from comporta.testing import Server, SimulatedUpstream
 
 CALLS, WORKERS, IDEAL_SECONDS = 20, 4, 8.0
-
-
-@pytest.fixture(autouse=True)
-def program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "PROGRAM", worker.__name__)
 
 
 def step(one: Worker) -> Any:

@@ -1,9 +1,8 @@
-"""The program of the worker processes in these tests, started by ``tests/processes/fleet.py``."""
+"""The jobs of worker processes that use an upstream (see ``tests/processes/fleet.py``)."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from typing import Any
@@ -88,6 +87,3 @@ def stream(url: str, state: str, number: int = 0, **options: Any) -> None:
 
 
 JOBS: dict[str, Any] = {"steps": steps, "stream": stream, "together": together}
-
-if __name__ == "__main__":
-    JOBS[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -1,8 +1,7 @@
-"""The jobs of worker processes whose status is read: the program of ``tests/processes/fleet.py``."""
+"""The jobs of worker processes whose status is read (see ``tests/processes/fleet.py``)."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
@@ -59,6 +58,4 @@ def publish_leases(state: str, number: int) -> None:
     send_result("done")
 
 
-if __name__ == "__main__":
-    jobs: dict[str, Callable[..., None]] = {"publish_calls": publish_calls, "publish_leases": publish_leases}
-    jobs[sys.argv[1]](**json.loads(sys.argv[2]))
+JOBS: dict[str, Callable[..., None]] = {"publish_calls": publish_calls, "publish_leases": publish_leases}

@@ -1,11 +1,9 @@
-"""The program of the worker processes that use permits (see ``tests/processes/fleet.py``)."""
+"""The jobs of worker processes that use permits (see ``tests/processes/fleet.py``)."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
-import sys
 import time
 from struct import Struct
 from typing import Any, cast
@@ -82,6 +80,3 @@ def competes(number: int, url: str, seconds: float) -> None:
 
 
 JOBS: dict[str, Any] = {"calls": calls, "competes": competes, "holds": holds}
-
-if __name__ == "__main__":
-    JOBS[sys.argv[1]](**json.loads(sys.argv[2]))
