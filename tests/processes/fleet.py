@@ -110,16 +110,8 @@ def _start(
     """Fork the template, unless something must happen before the first import."""
     if not prefix and "wall" not in arguments:
         return ForkedProcess(job, arguments)
-    command = [
-        *prefix,
-        sys.executable,
-        "-W",
-        "error",
-        "-m",
-        "tests.processes.worker",
-        job,
-        json.dumps(arguments),
-    ]
+    program = [sys.executable, "-W", "error", "-m", "tests.processes.worker"]
+    command = [*prefix, *program, job, json.dumps(arguments)]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
