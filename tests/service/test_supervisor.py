@@ -118,11 +118,14 @@ def serve_here(
 
 def worker_pids() -> list[int]:
     path = Path(f"/proc/self/task/{os.getpid()}/children")
-    return [
-        int(pid)
-        for pid in path.read_text().split()
-        if b"comporta.service.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    return [int(pid) for pid in path.read_text().split() if b"comporta.service.worker" in _command_line(pid)]
+
+
+def _command_line(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return b""
 
 
 def test_sigterm__clients_on_new_connections__are_served_or_refused_but_never_reset(

@@ -1,4 +1,4 @@
-"""A lease that another worker took over: the local task is cancelled."""
+"""Leases that another worker takes over, and those that a worker holds when it stops."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests.service.harness import async_test
 from comporta import events
 from comporta.database.base import Database, Statement
 from comporta.service.batch.batches import Batches
-from comporta.service.batch.job_leases import LeasedTasks
+from comporta.service.batch.job_leases import LeasedTasks, LeaseManager
 from comporta.service.batch.local_sheets import LocalSheets
+from comporta.service.batch.models import ChunkLease, PendingWork
 from comporta.settings import BatchSettings
 
 TAKE_OVER = {
@@ -72,3 +73,55 @@ async def test_lease__taken_over_while_its_task_hangs__cancels_the_task(
         async with asyncio.timeout(PATIENCE_SECONDS):
             await batches.aclose(0)
     assert not any(work.tasks or work.held for work in works.values())
+
+
+async def hang(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+class SlowClaim:
+    """Turns whose claim ends while the worker already cancels its tasks."""
+
+    def __init__(self) -> None:
+        self.tasks: LeasedTasks[ChunkLease] = LeasedTasks("chunk", 5)
+        self.chunks = (self.tasks,)
+        self.claiming = asyncio.Event()
+        self.claimed = asyncio.Event()
+
+    def job_ids(self) -> list[str]:
+        return []
+
+    async def claim(self, work: PendingWork) -> None:
+        self.claiming.set()
+        await self.claimed.wait()
+        self.tasks.start(hang, lambda: None)
+
+    async def end_slowly(self) -> None:
+        try:
+            await hang()
+        finally:
+            self.claimed.set()
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+
+@async_test
+async def test_stop__claim_in_progress__starts_no_task_that_is_left_running(plain: Database) -> None:
+    turns = SlowClaim()
+    manager = LeaseManager(
+        plain,
+        "worker",
+        turns,
+        LeasedTasks("sheet", 1),
+        run_sheet=hang,
+        on_change=pytest.fail,
+        lease_seconds=60,
+        poll_seconds=60,
+        retention_seconds=60,
+    )
+    manager.start()
+    turns.tasks.start(turns.end_slowly, lambda: None)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await turns.claiming.wait()
+        await manager.stop(0)
+    assert not turns.tasks.tasks

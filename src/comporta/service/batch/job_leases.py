@@ -178,9 +178,9 @@ class LeaseManager:
             with suppress(DatabaseError):
                 await self._claim_sheets(SHEET_FLUSH_US)
         await _wait_until(self._sheets.tasks, deadline)
-        await _cancel_all([*(task for each in self._chunks for task in each.tasks), *self._sheets.tasks])
         self._cancel_timer()
-        await _cancel_all(self._loops)
+        await _cancel_all(self._loops)  # first: a claim that ends now would start another task
+        await _cancel_all([*(task for each in self._chunks for task in each.tasks), *self._sheets.tasks])
 
     def _cancel_timer(self) -> None:
         if self._wake_timer is not None:
