@@ -180,5 +180,6 @@ def test_pipeline__run_twice__has_every_item_once(url: str, tmp_path: Path) -> N
 def test_sinks__unknown_name__is_an_attribute_error() -> None:
     from comporta.pipeline import sinks  # noqa: PLC0415 - the module itself
 
+    assert sinks.PostgresSink is PostgresSink
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         sinks.Nothing  # noqa: B018

@@ -290,6 +290,7 @@ def test_running_fetches__another_fetch_of_the_same_scope__stays(
         assert len(running) == 1
         running.remove("pncp", scope, second)
         assert len(running) == 0
+        running.raise_to("pncp", scope, Caller())  # there is none
 
     run_scenario(server, tmp_path, scenario)
 
