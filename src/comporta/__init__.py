@@ -129,7 +129,7 @@ __all__ = [
     "priority",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "breaker.breaker": ("CircuitBreaker",),
