@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from types import FunctionType
 
 import pytest
@@ -38,6 +39,9 @@ CPU_FACTOR = 3
 
 WALL_FACTOR = 15
 """A mutant may take this many times as long by the clock, because it may wait, or the machine may be busy."""
+
+IDLE_SECONDS = 10.0
+"""A fork that uses no CPU for this long waits for something that its mutant prevents."""
 
 WAIT_SECONDS = 0.05
 """How often to look whether a fork has ended or its time is over."""
@@ -99,11 +103,21 @@ class _Fork:
     tests: list[str]
     began: float
     deadline: float
+    cpu_ticks: int = -1
+    idle_deadline: float = 0.0
 
     def has_ended(self) -> bool:
         """Return whether the process has ended, or its time is over."""
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return ended is not None or time.monotonic() > self.deadline
+        return ended is not None or time.monotonic() > self.deadline or self._is_idle()
+
+    def _is_idle(self) -> bool:
+        """Return whether the process has used no CPU for a while, and none of its threads could."""
+        is_waiting, cpu_ticks = _activity(self.pid)
+        if cpu_ticks != self.cpu_ticks or not is_waiting:
+            self.cpu_ticks = cpu_ticks
+            self.idle_deadline = time.monotonic() + IDLE_SECONDS
+        return time.monotonic() > self.idle_deadline
 
     def end(self) -> tuple[int | None, str]:
         """Kill what is left; return the exit code, None if its time was over, and the test that failed."""
@@ -123,6 +137,18 @@ def _wait_for_end(forks: list[_Fork]) -> None:
     stopped = time.monotonic() - began - WAIT_SECONDS
     for fork in forks:
         fork.deadline += max(0.0, stopped)
+        fork.idle_deadline += max(0.0, stopped)
+
+
+def _activity(pid: int) -> tuple[bool, int]:
+    """Return whether all threads of a process wait, and how many ticks of CPU they have used."""
+    try:
+        threads = [file.read_text("ascii") for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread has ended meanwhile
+        return False, 0
+    fields = [text.rpartition(")")[2].split() for text in threads]
+    ticks = sum(int(each[11]) + int(each[12]) for each in fields)
+    return bool(fields) and all(each[0] == "S" for each in fields), ticks
 
 
 class _Runner:
