@@ -7,6 +7,7 @@ from tests.support import StoreOpener
 from comporta.stores.base import Store
 from comporta.stores.failover.barrier import (
     GRACE_US,
+    LATE_US,
     LEAD_US,
     UNKNOWN_EPOCH,
     Barrier,
@@ -218,3 +219,14 @@ def test_barrier__more_workers_than_a_record_holds__lasts_its_whole_time() -> No
         barrier, moment = barrier.join(RejoinRequest(f"{number:016x}", 0, 500, BARRIER_US, 0, 1), 0)
     assert moment == (1, BARRIER_US)
     assert len(barrier.to_state(0)[1]) < 4096
+
+
+def test_barrier__worker_comes_at_the_moment_itself__counts_as_late() -> None:
+    request, moment_us = RejoinRequest("a", 0, 2, BARRIER_US, 0), 10**9
+    done = Barrier(1, moment_us, is_done=True, expected=2)
+    lefts = [done.join(request, moment_us + late_us)[1] for late_us in (-1, 0, LATE_US - 1, LATE_US)]
+    assert lefts == [(2, BARRIER_US), (1, 0), (1, 0), (2, BARRIER_US)]
+    running = Barrier(1, moment_us, expected=2, asked_us=moment_us)
+    lefts = [running.join(request, moment_us + late_us)[1] for late_us in (-1, 0, GRACE_US - 1, GRACE_US)]
+    assert lefts == [(1, 1), (1, 250_000), (1, 250_000), (2, BARRIER_US)]
+    assert isinstance(lefts[1].left_us, int)
