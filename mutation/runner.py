@@ -40,8 +40,14 @@ CPU_FACTOR = 3
 WALL_FACTOR = 15
 """A mutant may take this many times as long by the clock, because it may wait, or the machine may be busy."""
 
-IDLE_SECONDS = 10.0
+IDLE_SECONDS = 6.0
 """A fork that uses no CPU for this long waits for something that its mutant prevents."""
+
+PAUSE_SECONDS = 1.0
+"""While a fork has used no CPU for this long, another one runs beside it."""
+
+PAUSED_MAX = 6
+"""How many forks may wait beside those that run."""
 
 WAIT_SECONDS = 0.05
 """How often to look whether a fork has ended or its time is over."""
@@ -119,6 +125,10 @@ class _Fork:
             self.idle_deadline = time.monotonic() + IDLE_SECONDS
         return time.monotonic() > self.idle_deadline
 
+    def is_busy(self) -> bool:
+        """Return whether the process has used CPU lately, so that no other can use it."""
+        return time.monotonic() < self.idle_deadline - IDLE_SECONDS + PAUSE_SECONDS
+
     def end(self) -> tuple[int | None, str]:
         """Kill what is left; return the exit code, None if its time was over, and the test that failed."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -174,7 +184,7 @@ class _Runner:
         factory.getbasetemp()  # one folder for all forks
         try:
             for task in self._tasks:
-                while len(self._forks) >= self._jobs:
+                while self._is_full():
                     self._wait()
                 self._start(task)
             while self._forks:
@@ -183,6 +193,10 @@ class _Runner:
             for fork, _ in self._forks.values():
                 fork.end()
         return True
+
+    def _is_full(self) -> bool:
+        busy = sum(fork.is_busy() for fork, _ in self._forks.values())
+        return busy >= self._jobs or len(self._forks) >= self._jobs + PAUSED_MAX
 
     def _start(self, task: Task) -> None:
         tests = self._usable(task)
@@ -211,7 +225,8 @@ class _Runner:
             finally:
                 os._exit(code)
         os.close(writer)
-        return _Fork(pid, reader, tests, began, began + WALL_FACTOR * cpu_seconds)
+        deadline = began + WALL_FACTOR * cpu_seconds
+        return _Fork(pid, reader, tests, began, deadline, idle_deadline=began + IDLE_SECONDS)
 
     def _try(self, tests: list[str], mutant: Mutant | None, writer: int) -> int:
         """Run the tests in this fork, on the mutant, until one fails."""
@@ -239,14 +254,13 @@ class _Runner:
         return code is not None and bool(functions) and replace_code(functions, code)
 
     def _wait(self) -> None:
-        """Wait until a fork has ended, or its time is over, and report it."""
-        while True:
-            for fork, task in list(self._forks.values()):
-                if fork.has_ended():
-                    del self._forks[fork.pid]
-                    self._conclude(fork, task)
-                    return
-            _wait_for_end([fork for fork, _ in self._forks.values()])
+        """Wait a moment for forks, and report one that has ended or whose time is over."""
+        for fork, task in list(self._forks.values()):
+            if fork.has_ended():
+                del self._forks[fork.pid]
+                self._conclude(fork, task)
+                return
+        _wait_for_end([fork for fork, _ in self._forks.values()])
 
     def _conclude(self, fork: _Fork, task: Task) -> None:
         code, failed = fork.end()

@@ -155,8 +155,10 @@ def test_fork__all_threads_wait__has_ended_after_a_while() -> None:
         patch.setattr("mutation.runner.os.waitid", lambda *_: None)
         patch.setattr("mutation.runner._activity", lambda _: activity)
         assert not fork.has_ended()
+        assert fork.is_busy()
         now[0] += IDLE_SECONDS
         assert not fork.has_ended()
+        assert not fork.is_busy(), "another one runs beside it"
         for busy in ((True, 8), (False, 8)):
             now[0] += 1.0
             activity = busy
