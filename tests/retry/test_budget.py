@@ -375,7 +375,7 @@ def test_operation__reply_of_a_script__is_parsed() -> None:
     assert operation.parse([0, 12, 3]) == BudgetUsage(False, 12, 3)
     with pytest.raises(StateTypeError, match="retry_budget:n"):
         operation.parse([b"WRONGTYPE Operation against a key holding the wrong kind of value", 0, 0])
-    with pytest.raises(StateUnavailableError, match="retry_budget:n.* cannot be used: OOM \ufffd"):
+    with pytest.raises(StateUnavailableError, match=r"retry_budget:n.* cannot be used: OOM \ufffd"):
         operation.parse([b"OOM \xff", 0, 0])
 
 
