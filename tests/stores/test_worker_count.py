@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import ClassVar
 
 import pytest
 from tests.stores.manual_heartbeat import (
@@ -100,3 +101,24 @@ def test_worker_count__known_from_replies__no_longer_comes_from_the_file(
     other.expire()
     assert load_worker_count(address) == 5
     assert count.value == 2
+
+
+def test_worker_count__unchanged__is_saved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Files:
+        saved: ClassVar[list[int]] = []
+
+        def load(self, address: str) -> int:
+            return self.saved[-1]
+
+        def save(self, address: str, count: int) -> None:
+            self.saved.append(count)
+
+    clock = ManualClock()
+    monkeypatch.setattr("comporta.stores.failover.worker_count.MONOTONIC", clock)
+    count = WorkerCount("test://x")
+    monkeypatch.setattr(count, "_files", Files())
+    count.record(3)
+    for seconds in (0, 3, 0, 3):
+        clock.advance(seconds)
+        count.expire()
+    assert Files.saved == [3]
