@@ -31,7 +31,16 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from tests.upstream.drivers import Response
 
 from comporta import CircuitOpenError, LimitReachedError, Outcome, classify
-from comporta.client_answers import CAUSES_MAX, LOCAL_ERRORS, Answer, answer_of, response_of
+from comporta.client_answers import (
+    CAUSES_MAX,
+    LOCAL_ERRORS,
+    Answer,
+    answer_of,
+    grpc_status_of,
+    has_limit_fields,
+    joined_fields,
+    response_of,
+)
 from comporta.errors import StateTimeoutError
 from comporta.outcome import (
     AWS_THROTTLING_CODES,
@@ -156,6 +165,7 @@ def aws_result(status: Any, **headers: str) -> dict[str, Any]:
             Response(200, x_ratelimit_remaining="0", x_ratelimit_reset="1800000010"),
             Outcome("ok", False, 10.0),
         ),
+        (SimpleNamespace(code=502, headers={}), Outcome("failure", True, None, "502")),
     ],
     ids=lambda value: value.kind if isinstance(value, Outcome) else type(value).__name__,
 )
@@ -398,6 +408,51 @@ def test_classify__headers_that_cannot_be_read__have_no_pause(headers: Any) -> N
     assert classify(SimpleNamespace(status=429, headers=headers), None) == Outcome(
         "refused", True, None, "429"
     )
+
+
+@pytest.mark.parametrize("kind", [dict, httpx.Headers])
+@pytest.mark.parametrize("name", ["Retry-After", "Retry-After-Ms", "RateLimit", "X-Rate-Limit-Reset"])
+def test_has_limit_fields__any_name_about_limits__is_found(kind: Any, name: str) -> None:
+    assert has_limit_fields(kind({"Date": "x", name: "5"}))
+    assert not has_limit_fields(kind({"Date": "x", "Retry": "5"}))
+
+
+def test_has_limit_fields__names_cannot_be_read__is_false() -> None:
+    class Unreadable(dict[str, str]):
+        def __iter__(self) -> Iterator[str]:
+            raise RuntimeError("closed")
+
+    assert not has_limit_fields(Unreadable({"Retry-After": "5"}))
+
+
+def test_joined_fields__repeated_names_and_other_types__joins_text_and_ignores_the_rest() -> None:
+    assert joined_fields(CIMultiDict([("A", "1"), ("a", "2"), ("B", "3")])) == {"a": "1, 2", "b": "3"}
+    odd: Any = {b"A": "1", "B": 2, "C": "3"}
+    assert joined_fields(odd) == {"c": "3"}
+
+
+def test_grpc_status_of__no_error_of_grpc_or_no_name__is_none() -> None:
+    assert grpc_status_of(OfGrpc(grpc.StatusCode.UNAVAILABLE)) == "UNAVAILABLE"
+    assert grpc_status_of(OfGrpc(SimpleNamespace(name=5))) is None
+    assert grpc_status_of(WithAttributes(code=lambda: grpc.StatusCode.UNAVAILABLE)) is None
+
+
+@pytest.mark.parametrize("name", ["status_code", "status"])
+def test_response_of__number_that_is_no_status__is_none(name: str) -> None:
+    found = [
+        response_of(SimpleNamespace(**{name: status}, headers={})) is not None
+        for status in (99, 100, 599, 600)
+    ]
+    assert found == [False, True, True, False]
+
+
+def test_response_of__aws_metadata_without_headers__has_none() -> None:
+    result = {"ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": ["retry-after"]}}
+    assert response_of(result) == Answer(200, None)
+
+
+def test_response_of__dict_that_is_not_of_boto3__is_none() -> None:
+    assert response_of({"rows": []}) is None
 
 
 def test_response_of__multi_dict__keeps_status_and_headers() -> None:
