@@ -19,5 +19,5 @@ def test_settings_table__declared_fields__have_their_type_and_default() -> None:
     assert setting_names(Table) == ("count", "flag")
     assert type_of_setting(Table, "flag") == FlagField()
     assert Table().keyword_arguments() == {"count": 5}
-    with pytest.raises(ValueError, match="^settings: count must be at least 1, got 0$"):
+    with pytest.raises(ValueError, match=r"^settings: count must be at least 1, got 0$"):
         Table(count=0)
