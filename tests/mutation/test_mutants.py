@@ -210,6 +210,8 @@ def test_results__resumed__are_valid_while_module_and_tests_are_the_same(tmp_pat
     assert again.known(MUTANT, "a", lambda test: False) is None
     assert again.known(OTHER, "a", lambda test: True) == Result(identity(OTHER), SURVIVED, "a", 0.1)
     assert again.known(OTHER, "b", lambda test: True) is None
+    again.add(Result(identity(OTHER), TIMED_OUT, "a", 60.0))
+    assert again.known(OTHER, "b", lambda test: True) is not None, "it would take long, and end the same way"
     assert json.loads(file.read_text().splitlines()[0])["status"] == KILLED
 
 
