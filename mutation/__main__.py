@@ -28,7 +28,7 @@ def main() -> int:
     except ValueError as error:
         sys.exit(f"comporta: {error}")
     _say("Recording which tests execute which lines (only what has changed) ...")
-    recorded = up_to_date(options.folder / "coverage.json").below(options.tests)
+    recorded = up_to_date(options.folder / "coverage.json", options.jobs).below(options.tests)
     if options.fresh:
         (options.folder / "results.jsonl").unlink(missing_ok=True)
     session = _Session(modules, recorded, Results(options.folder / "results.jsonl"))

@@ -12,8 +12,8 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 
 import coverage
@@ -25,6 +25,10 @@ from mutation.targets import ROOT, SOURCE, TESTS, chosen_modules
 
 SECONDS_MAX = 3.0
 """A test that takes longer is left out."""
+
+
+FILES_AT_ONCE = 12
+"""How many files of tests one process records; an interrupted run keeps what ended processes recorded."""
 
 
 @dataclass
@@ -95,7 +99,7 @@ def save(recorded: LineCoverage, path: Path) -> None:
     path.write_text(json.dumps(document), "utf-8")
 
 
-def up_to_date(path: Path) -> LineCoverage:
+def up_to_date(path: Path, jobs: int = 1) -> LineCoverage:
     """Return the record after recording the files of tests that are new or have changed."""
     recorded, base = load(path), digest_of(helpers())
     if recorded.base != base:
@@ -105,11 +109,13 @@ def up_to_date(path: Path) -> LineCoverage:
         recorded.digests.pop(gone)
         recorded.tests.pop(gone, None)
     stale = [file for file, digest in digests.items() if recorded.digests.get(file) != digest]
-    for _, group in groupby(stale, key=lambda file: file.split("/")[1]):  # kept folder by folder
-        files = list(group)
-        recorded.tests |= _recorded_apart(files, path.with_suffix(".new")).tests
-        recorded.digests |= {file: digests[file] for file in files}
-        save(recorded, path)
+    parts = [stale[at : at + FILES_AT_ONCE] for at in range(0, len(stale), FILES_AT_ONCE)]
+    paths = [path.with_suffix(f".{number}.new") for number in range(len(parts))]
+    with ThreadPoolExecutor(jobs) as pool:
+        for files, found in zip(parts, pool.map(_recorded_apart, parts, paths), strict=True):
+            recorded.tests |= found.tests
+            recorded.digests |= {file: digests[file] for file in files}
+            save(recorded, path)
     return recorded
 
 
@@ -120,7 +126,9 @@ def _recorded_apart(files: list[str], path: Path) -> LineCoverage:
     process.join()
     if process.exitcode:
         raise RuntimeError(f"the tests could not be recorded (exit code {process.exitcode})")
-    return load(path)
+    found = load(path)
+    path.unlink()
+    return found
 
 
 def test_files() -> list[Path]:

@@ -1,7 +1,7 @@
 """What became of each mutant, kept in a file so that a run can be interrupted and resumed.
 
 A result stays valid while the module is the same, and the tests are: the one that killed a mutant, or else
-all that were tried.
+all that were tried. A mutant that timed out stays so until its module changes.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Results:
         """Return the result of a mutant if it is still valid.
 
         ``tests`` is the digest of the tests that would be tried now, and ``is_current`` says whether a test
-        still is what it was.
+        still is what it was. A mutant that timed out is not tried again: that would take the longest of all.
         """
         result = self._known.get(identity(mutant))
         if result is None:
             return None
         if result.status == KILLED:
             return result if is_current(result.found_by) else None
-        return result if result.tests == tests else None
+        return result if result.status == TIMED_OUT or result.tests == tests else None
 
     def add(self, result: Result) -> None:
         """Record a result at once."""

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from types import FunctionType
 
 import pytest
@@ -38,6 +39,15 @@ CPU_FACTOR = 3
 
 WALL_FACTOR = 15
 """A mutant may take this many times as long by the clock, because it may wait, or the machine may be busy."""
+
+IDLE_SECONDS = 6.0
+"""A fork that uses no CPU for this long waits for something that its mutant prevents."""
+
+PAUSE_SECONDS = 1.0
+"""While a fork has used no CPU for this long, another one runs beside it."""
+
+PAUSED_MAX = 6
+"""How many forks may wait beside those that run."""
 
 WAIT_SECONDS = 0.05
 """How often to look whether a fork has ended or its time is over."""
@@ -99,11 +109,25 @@ class _Fork:
     tests: list[str]
     began: float
     deadline: float
+    cpu_ticks: int = -1
+    idle_deadline: float = 0.0
 
     def has_ended(self) -> bool:
         """Return whether the process has ended, or its time is over."""
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return ended is not None or time.monotonic() > self.deadline
+        return ended is not None or time.monotonic() > self.deadline or self._is_idle()
+
+    def _is_idle(self) -> bool:
+        """Return whether the process has used no CPU for a while, and none of its threads could."""
+        is_waiting, cpu_ticks = _activity(self.pid)
+        if cpu_ticks != self.cpu_ticks or not is_waiting:
+            self.cpu_ticks = cpu_ticks
+            self.idle_deadline = time.monotonic() + IDLE_SECONDS
+        return time.monotonic() > self.idle_deadline
+
+    def is_busy(self) -> bool:
+        """Return whether the process has used CPU lately, so that no other can use it."""
+        return time.monotonic() < self.idle_deadline - IDLE_SECONDS + PAUSE_SECONDS
 
     def end(self) -> tuple[int | None, str]:
         """Kill what is left; return the exit code, None if its time was over, and the test that failed."""
@@ -123,6 +147,18 @@ def _wait_for_end(forks: list[_Fork]) -> None:
     stopped = time.monotonic() - began - WAIT_SECONDS
     for fork in forks:
         fork.deadline += max(0.0, stopped)
+        fork.idle_deadline += max(0.0, stopped)
+
+
+def _activity(pid: int) -> tuple[bool, int]:
+    """Return whether all threads of a process wait, and how many ticks of CPU they have used."""
+    try:
+        threads = [file.read_text("ascii") for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread has ended meanwhile
+        return False, 0
+    fields = [text.rpartition(")")[2].split() for text in threads]
+    ticks = sum(int(each[11]) + int(each[12]) for each in fields)
+    return bool(fields) and all(each[0] == "S" for each in fields), ticks
 
 
 class _Runner:
@@ -148,7 +184,7 @@ class _Runner:
         factory.getbasetemp()  # one folder for all forks
         try:
             for task in self._tasks:
-                while len(self._forks) >= self._jobs:
+                while self._is_full():
                     self._wait()
                 self._start(task)
             while self._forks:
@@ -157,6 +193,10 @@ class _Runner:
             for fork, _ in self._forks.values():
                 fork.end()
         return True
+
+    def _is_full(self) -> bool:
+        busy = sum(fork.is_busy() for fork, _ in self._forks.values())
+        return busy >= self._jobs or len(self._forks) >= self._jobs + PAUSED_MAX
 
     def _start(self, task: Task) -> None:
         tests = self._usable(task)
@@ -185,7 +225,8 @@ class _Runner:
             finally:
                 os._exit(code)
         os.close(writer)
-        return _Fork(pid, reader, tests, began, began + WALL_FACTOR * cpu_seconds)
+        deadline = began + WALL_FACTOR * cpu_seconds
+        return _Fork(pid, reader, tests, began, deadline, idle_deadline=began + IDLE_SECONDS)
 
     def _try(self, tests: list[str], mutant: Mutant | None, writer: int) -> int:
         """Run the tests in this fork, on the mutant, until one fails."""
@@ -213,14 +254,13 @@ class _Runner:
         return code is not None and bool(functions) and replace_code(functions, code)
 
     def _wait(self) -> None:
-        """Wait until a fork has ended, or its time is over, and report it."""
-        while True:
-            for fork, task in list(self._forks.values()):
-                if fork.has_ended():
-                    del self._forks[fork.pid]
-                    self._conclude(fork, task)
-                    return
-            _wait_for_end([fork for fork, _ in self._forks.values()])
+        """Wait a moment for forks, and report one that has ended or whose time is over."""
+        for fork, task in list(self._forks.values()):
+            if fork.has_ended():
+                del self._forks[fork.pid]
+                self._conclude(fork, task)
+                return
+        _wait_for_end([fork for fork, _ in self._forks.values()])
 
     def _conclude(self, fork: _Fork, task: Task) -> None:
         code, failed = fork.end()

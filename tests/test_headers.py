@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from datetime import UTC, datetime
 from email.message import Message
 from email.utils import format_datetime
@@ -119,6 +120,8 @@ def test_retry_after_header__any_number__is_rounded_up(seconds: float, expected:
         ("7,soon", 7.0),
         ("Sun, 06 Nov 1994 08:50:37 GMT, Sun, 06 Nov 1994 08:49:47 GMT", 60.0),
         ("3, Sunday, 06-Nov-94 08:50:37 GMT,Sun Nov  6 08:50:38 1994", 61.0),
+        ("Sunday, 06-Nov-44 08:49:37 GMT", 1_577_923_200.0),
+        ("5".ljust(HEADER_CHARS_MAX), 5.0),
     ],
 )
 def test_parse_retry_after__seconds_or_any_date_form__returns_seconds(value: str, seconds: float) -> None:
@@ -164,6 +167,7 @@ def test_parse_retry_after__date_from_the_standard_library__is_that_time(moment:
         ("limit=10, remaining=2, reset=7", None),
         ('"never closed;r=0;t=5', None),
         ('"a";r=0;t=soon', None),
+        ('"a";r=0;t=5;t=7=8', None),
         (None, None),
     ],
 )
@@ -305,6 +309,26 @@ def _headers(kind: str, pairs: list[tuple[str, str]]) -> Any:
     return (httpx if kind == "httpx" else httpx2).Headers(pairs)
 
 
+@pytest.mark.parametrize("reset", ["1000000000", "1000000000000"])
+def test_requested_pause__least_reset_that_is_a_unix_time__is_compared_to_now(reset: str) -> None:
+    headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset}
+    assert requested_pause(headers, 999_999_995.0) == 5.0
+
+
+def test_parse_retry_after__machine_in_another_zone__is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new_year_in_tokyo = datetime(2025, 12, 31, 20, tzinfo=UTC).timestamp()
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert parse_retry_after("Wed, 31 Dec 2025 20:00:07 GMT", new_year_in_tokyo) == 7.0
+        assert parse_retry_after("Friday, 31-Dec-76 20:00:07 GMT", new_year_in_tokyo) == 0.0, "it is 1976"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_requested_pause__without_retry_after__reads_the_limits_only() -> None:
     headers = {"Retry-After": "5", "Retry-After-Ms": "5", "RateLimit": '"a";r=0;t=30'}
     assert requested_pause(headers, NOW, retry_after=False) == 30.0
@@ -340,6 +364,7 @@ def test_requested_pause__nothing_about_limits__reads_the_names_only() -> None:
         ({"Date": SENT, "Age": "20", "Retry-After": "Tue, 14 Nov 2023 22:14:20 GMT"}, 40.0),
         ({"Date": SENT, "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1700000060"}, 60.0),
         ({"Date": SENT, "RateLimit": '"a";r=0;t=30'}, 30.0),
+        ({"Date": "Monday, 14-Nov-22 22:13:20 GMT", "Retry-After": "Mon, 14 Nov 2022 22:13:50 GMT"}, 30.0),
     ],
 )
 def test_requested_pause__local_clock_is_wrong__uses_the_senders_date(

@@ -31,7 +31,16 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from tests.upstream.drivers import Response
 
 from comporta import CircuitOpenError, LimitReachedError, Outcome, classify
-from comporta.client_answers import CAUSES_MAX, LOCAL_ERRORS, Answer, answer_of, response_of
+from comporta.client_answers import (
+    CAUSES_MAX,
+    LOCAL_ERRORS,
+    Answer,
+    answer_of,
+    grpc_status_of,
+    has_limit_fields,
+    joined_fields,
+    response_of,
+)
 from comporta.errors import StateTimeoutError
 from comporta.outcome import (
     AWS_THROTTLING_CODES,
@@ -39,7 +48,9 @@ from comporta.outcome import (
     GRPC_OUTCOMES,
     KINDS,
     CountingRules,
+    checked_classifier,
     error_summary,
+    retry_after_of,
 )
 
 NOW = 1_800_000_000.0
@@ -150,6 +161,11 @@ def aws_result(status: Any, **headers: str) -> dict[str, Any]:
         (aws_result(None), Outcome("ok")),
         (aws_result(503, **{"retry-after": "2"}), Outcome("failure", True, 2.0, "503")),
         ({"ResponseMetadata": "text"}, Outcome("ok")),
+        (
+            Response(200, x_ratelimit_remaining="0", x_ratelimit_reset="1800000010"),
+            Outcome("ok", False, 10.0),
+        ),
+        (SimpleNamespace(code=502, headers={}), Outcome("failure", True, None, "502")),
     ],
     ids=lambda value: value.kind if isinstance(value, Outcome) else type(value).__name__,
 )
@@ -265,6 +281,7 @@ def test_classify__transport_error__is_a_failure_and_may_be_retried(error: Excep
         (of_urllib(404), Outcome("ok")),
         (of_urllib(429, retry_after="4"), Outcome("refused", True, 4.0, "429")),
         (of_urllib(408), Outcome("failure", True, None, "408")),
+        (of_urllib(429, retry_after=DATE), Outcome("refused", True, 10.0, "429")),
     ],
 )
 def test_classify__error_with_a_status__is_classified_by_it(error: Exception, expected: Outcome) -> None:
@@ -283,6 +300,7 @@ def test_classify__error_with_a_status__is_classified_by_it(error: Exception, ex
         (of_aws(501, "NotImplemented"), Outcome("failure", False, None, "501 NotImplemented")),
         (of_aws(None, "ThrottlingException"), Outcome("refused", True, None, "ThrottlingException")),
         (of_aws(None, "InternalError"), Outcome("failure", False, None, "InternalError")),
+        (of_aws(200, "SlowDown"), Outcome("refused", True, None, "200 SlowDown")),
     ],
 )
 def test_classify__error_of_botocore__is_classified_by_code_and_status(
@@ -392,6 +410,51 @@ def test_classify__headers_that_cannot_be_read__have_no_pause(headers: Any) -> N
     )
 
 
+@pytest.mark.parametrize("kind", [dict, httpx.Headers])
+@pytest.mark.parametrize("name", ["Retry-After", "Retry-After-Ms", "RateLimit", "X-Rate-Limit-Reset"])
+def test_has_limit_fields__any_name_about_limits__is_found(kind: Any, name: str) -> None:
+    assert has_limit_fields(kind({"Date": "x", name: "5"}))
+    assert not has_limit_fields(kind({"Date": "x", "Retry": "5"}))
+
+
+def test_has_limit_fields__names_cannot_be_read__is_false() -> None:
+    class Unreadable(dict[str, str]):
+        def __iter__(self) -> Iterator[str]:
+            raise RuntimeError("closed")
+
+    assert not has_limit_fields(Unreadable({"Retry-After": "5"}))
+
+
+def test_joined_fields__repeated_names_and_other_types__joins_text_and_ignores_the_rest() -> None:
+    assert joined_fields(CIMultiDict([("A", "1"), ("a", "2"), ("B", "3")])) == {"a": "1, 2", "b": "3"}
+    odd: Any = {b"A": "1", "B": 2, "C": "3"}
+    assert joined_fields(odd) == {"c": "3"}
+
+
+def test_grpc_status_of__no_error_of_grpc_or_no_name__is_none() -> None:
+    assert grpc_status_of(OfGrpc(grpc.StatusCode.UNAVAILABLE)) == "UNAVAILABLE"
+    assert grpc_status_of(OfGrpc(SimpleNamespace(name=5))) is None
+    assert grpc_status_of(WithAttributes(code=lambda: grpc.StatusCode.UNAVAILABLE)) is None
+
+
+@pytest.mark.parametrize("name", ["status_code", "status"])
+def test_response_of__number_that_is_no_status__is_none(name: str) -> None:
+    found = [
+        response_of(SimpleNamespace(**{name: status}, headers={})) is not None
+        for status in (99, 100, 599, 600)
+    ]
+    assert found == [False, True, True, False]
+
+
+def test_response_of__aws_metadata_without_headers__has_none() -> None:
+    result = {"ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": ["retry-after"]}}
+    assert response_of(result) == Answer(200, None)
+
+
+def test_response_of__dict_that_is_not_of_boto3__is_none() -> None:
+    assert response_of({"rows": []}) is None
+
+
 def test_response_of__multi_dict__keeps_status_and_headers() -> None:
     headers = CIMultiDictProxy(CIMultiDict({"A": "b"}))
     assert response_of(SimpleNamespace(status=204, headers=headers)) == Answer(204, headers)
@@ -417,6 +480,29 @@ def test_error_summary__long_text__is_truncated() -> None:
     assert len(error_summary(OSError("x" * 1000))) < 200
 
 
+def test_error_summary__no_text__is_the_type() -> None:
+    assert error_summary(OSError()) == "OSError"
+    assert error_summary(WithoutText()) == "WithoutText"
+
+
+@pytest.mark.parametrize("seconds", [True, "3", None, float("inf"), float("nan"), -1.0])
+def test_retry_after_of__no_duration__is_zero(seconds: Any) -> None:
+    assert retry_after_of(WithAttributes(retry_after=seconds)) == 0.0
+
+
+@pytest.mark.parametrize("pause", [None, 0.0, 0.5, 1e300])
+def test_checked_classifier__valid_pause__is_kept(pause: float | None) -> None:
+    outcome = Outcome("refused", pause=pause)
+    assert checked_classifier(lambda *_: outcome)(None, None) is outcome
+
+
+@pytest.mark.parametrize("pause", [-0.001, float("inf"), float("nan")])
+def test_checked_classifier__invalid_pause__raises(pause: float) -> None:
+    check = checked_classifier(lambda *_: Outcome("refused", pause=pause))
+    with pytest.raises(ValueError, match=f"pause must be None or at least 0 seconds, got {pause}"):
+        check(None, None)
+
+
 def rules(**given: Any) -> Any:
     return CountingRules.from_options(
         given.get("ignore"), given.get("failures"), given.get("counts_error"), given.get("counts_result")
@@ -439,6 +525,7 @@ def test_rules__failures__keep_the_pause_and_add_a_reason() -> None:
     classified = rules(failures=Exception)
     assert classified(None, of_urllib(429, retry_after="4")) == Outcome("failure", True, 4.0, "429")
     assert classified(None, KeyError("a")) == Outcome("failure", False, None, "KeyError: 'a'")
+    assert classified(None, of_urllib(404)).reason == "HTTPError: HTTP Error 404: text"
 
 
 def test_rules__ignore_and_failures_match__ignore_comes_first() -> None:
@@ -457,6 +544,9 @@ def test_rules__counts_error__decides_about_all_errors_but_refusals() -> None:
     assert classified(None, IndexError("a")).kind == "neither"
     assert classified(None, of_urllib(429)).kind == "refused"
     assert classified(Response(503), None).kind == "failure"
+    assert classified(None, of_urllib(403, ratelimit='"day";r=0;t=60')) == Outcome("ok", pause=60.0)
+    every = rules(counts_error=lambda _: True)
+    assert every(None, of_urllib(404)).reason == "HTTPError: HTTP Error 404: text"
 
 
 def test_rules__counts_result__decides_about_all_results_but_refusals() -> None:
@@ -465,6 +555,7 @@ def test_rules__counts_result__decides_about_all_results_but_refusals() -> None:
     assert classified(Response(503), None) == Outcome("ok")
     assert classified(Response(429), None).kind == "refused"
     assert classified(None, OSError()).kind == "failure"
+    assert classified(Response(200, ratelimit='"day";r=0;t=60'), None) == Outcome("ok", pause=60.0)
 
 
 @pytest.mark.parametrize("given", [5, "OSError", BaseException, (OSError, 5), int])

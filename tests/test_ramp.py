@@ -103,3 +103,10 @@ def test_steps__of_any_share__are_exact() -> None:
     assert step_up(5, 3) == 8
     assert step_down(500, 100, 450) == 450
     assert step_down(500, 100, 350) == 400
+
+
+def test_ramp_share__steps_of_a_microsecond__starts_with_one_step() -> None:
+    assert [ramp_share(3, 1, elapsed_us) for elapsed_us in (-1, 0, 1, 2, 3)] == [
+        *(250_000, 250_000, 500_000, 750_000),
+        FULL_SHARE,
+    ]

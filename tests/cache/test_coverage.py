@@ -43,6 +43,8 @@ def test_merge__missing_units_loaded__are_covered() -> None:
     assert before.merge(Coverage(("RJ",), ("MA",))) == Coverage(("SP", "RJ"), ("MA",))
     assert before.merge(Coverage(("RJ", "MA"))).is_complete
     assert before.merge(Coverage(("RJ", "MA", "PA", "PI"))).total_requested == 5
+    assert Coverage(("SP",)).merge(Coverage((), ("RJ",))) == Coverage(("SP",), ("RJ",), 2)
+    assert Coverage(("SP",), (), 5).merge(Coverage(("RJ",))) == Coverage(("SP", "RJ"), (), 5)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,7 @@ def test_merge__missing_units_loaded__are_covered() -> None:
         ({"succeeded_ufs": 3}, TypeError, "coverage.succeeded must be a list of names, got 3"),
         ({"succeeded_ufs": [3]}, TypeError, "coverage.succeeded must contain only non-empty names, got 3"),
         ({"succeeded_ufs": [""]}, TypeError, "coverage.succeeded must contain only non-empty names, got ''"),
+        ({"succeeded": [], "failed": 3}, TypeError, "coverage.failed must be a list of names, got 3"),
         ({"succeeded_ufs": ["A", "A"]}, ValueError, "coverage.succeeded must name each unit once"),
         (
             {"succeeded_ufs": ["A"], "failed_ufs": ["A"]},

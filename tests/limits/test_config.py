@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 
 from comporta import BaseLimiter, LimitConfig, LimitStrategy
-from comporta.limits.config import CAPACITY_MAX
+from comporta.limits.config import CAPACITY_MAX, class_headrooms
+from comporta.limits.priority import Headroom
 from comporta.limits.strategies.bucket import LEVEL_MAX, exact_rate
 
 
@@ -223,3 +224,28 @@ def test_limiter__timeout_out_of_range__is_refused(timeout: float) -> None:
 def test_limiter__timeout_of_wrong_type__is_a_type_error(timeout: Any) -> None:
     with pytest.raises(TypeError, match="timeout must be a number"):
         BaseLimiter("10/s").sync.acquire("k", 2, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "text", ["0/s", "0/s burst 5", "1000000001/s burst 5", "1000000001/day at 00:00 UTC"]
+)
+def test_parse__amount_out_of_range__names_its_range_and_the_amount(text: str) -> None:
+    amount = text.partition("/")[0]
+    with pytest.raises(ValueError, match=f"^amount must be 1 to 1000000000, got {amount}$"):
+        LimitConfig.parse(text)
+
+
+def test_parse__calendar_window__has_its_mean_rate_and_the_options() -> None:
+    config = LimitConfig.parse("172800/day at 00:00 UTC", shadow=True, fallback="closed", closed_after=5)
+    assert (config.rate, config.capacity, config.window) == (2.0, 172_800, 86_400)
+    assert (config.shadow, config.fallback, config.closed_after) == (True, "closed", 5)
+
+
+def test_closed_after__out_of_range__names_its_range_in_seconds() -> None:
+    for value in (-1, 86_401):
+        with pytest.raises(ValueError, match=f"^closed_after must be 0 to 86400 seconds, got {value}$"):
+            LimitConfig(1, 1, fallback="closed", closed_after=value)
+
+
+def test_class_headrooms__odd_capacity__leaves_its_half_rounded_down() -> None:
+    assert class_headrooms(LimitConfig(5, 5)) == (Headroom(0, 5), Headroom(0, 5), Headroom(2, 5))

@@ -28,7 +28,14 @@ from comporta.limits.concurrency.operation import (
     PermitReply,
     ReleasePermits,
 )
-from comporta.limits.concurrency.permits import PERMITS, SHARED_PERMITS_MAX, Permit, PermitPool, new_permit
+from comporta.limits.concurrency.permits import (
+    PERMITS,
+    SHARED_PERMITS_MAX,
+    LocalPermitPool,
+    Permit,
+    PermitPool,
+    new_permit,
+)
 from comporta.stores.base import Outage, Store
 from comporta.stores.memory import MemoryStore
 from comporta.stores.redis.cluster_slots import operation_slot
@@ -475,3 +482,21 @@ def test_fleet__one_waiter_beside_eight_of_another_process__gets_its_share(url: 
         many, one = run_together(workers)
     assert many > 0
     assert one >= 0.1 * (many + one)
+
+
+def test_held_permits__deadline_reached__is_free() -> None:
+    state = (((5, "a h:1"), (6, "b h:1")), ())
+    assert PermitPool("n", 2, 60).held_permits(state, 5) == ((6, "b h:1"),)
+
+
+def test_held_permits__local_share__has_each_permit_once_with_its_later_deadline() -> None:
+    own = ((7, "a h:1"), (8, "c h:1"))
+    pool = LocalPermitPool("n", 2, 60, lambda now_us: own)
+    state = (((9, "a h:1"), (6, "b h:1")), ())
+    assert sorted(pool.held_permits(state, 5)) == [(6, "b h:1"), (8, "c h:1"), (9, "a h:1")]
+
+
+def test_permits_codec__host_name_with_a_colon__keeps_the_process() -> None:
+    packed = PERMITS.codec.pack(((5, "0123456789abcdef a:b:77"),), ())
+    [(_, text)] = PERMITS.codec.unpack_from(packed)[0]
+    assert text.endswith(":77")

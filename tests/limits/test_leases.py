@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import pytest
@@ -32,10 +32,10 @@ from comporta import (
 from comporta.clock import MONOTONIC
 from comporta.limits.leases import client
 from comporta.limits.leases.client import KeyLease, LeaseClient, leased_units
-from comporta.limits.leases.operation import LeaseOperation
+from comporta.limits.leases.operation import Lease, LeaseOperation
 from comporta.limits.strategies.base import EndedLease
 from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy
-from comporta.stores.base import Operation, Store
+from comporta.stores.base import Operation, Outage, Store
 from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.memory import MemoryStore
 from comporta.testing import ManualClock, Server
@@ -493,6 +493,7 @@ def test_undo__lease__returns_all_units_except_turns(store: Store, strategy: Lim
     reply = store.apply(operation)
     undo = operation.undo(reply)
     assert undo is not None
+    assert undo.script_args() == (0, 0, reply.lease_id, reply.granted - 2, reply.granted)
     assert undo.undo(store.apply(undo)) is None
     left = 80 if strategy is LimitStrategy.LEAKY_BUCKET else 90
     assert limiter.sync.peek("k").remaining == left
@@ -658,3 +659,104 @@ def test_leased_units__leases_of_two_limits__are_counted_by_limit() -> None:
     assert leased_units(store) == {"first": 3}
     assert leased_units(MemoryStore()) == {}
     first._flows.lease_client.return_all()  # type: ignore[union-attr]
+
+
+def lease_client(limiter: BaseLimiter) -> LeaseClient:
+    found = limiter._flows.lease_client
+    assert found is not None
+    return found
+
+
+def test_parse__error_of_a_key__names_limit_and_key() -> None:
+    operation = LeaseOperation(lease_client(worker(MemoryStore()))._source, "k", 1, 1)
+    with pytest.raises(StateTypeError, match=r"rate_limiter:tested:k.*WRONGTYPE Operation"):
+        operation.parse([b"WRONGTYPE Operation against a key", 0, 0, 0])
+
+
+def test_fallback__lease__takes_exactly_the_needed_units(clock: ManualClock) -> None:
+    operation = LeaseOperation(lease_client(worker(MemoryStore()))._source, "k", 1, 8)
+    now_us = clock.now_ns() // 1000
+    local, share = MemoryStore(clock), operation.fallback(Outage(0.0, now_us - 10**12, "gone", 1))
+    assert local.apply(share) == Lease(1, 0, 0, 0)
+    ending = operation.fallback(Outage(0.0, 0, "gone", 1, is_ending=True))
+    assert local.apply(ending) == Lease(0, 0, 50_000, 0)
+
+
+def test_key_lease__new__holds_and_remembers_nothing() -> None:
+    lease = KeyLease("k")
+    names = [name for name in KeyLease.__slots__ if name not in {"key", "next_size", "is_requesting"}]
+    assert [getattr(lease, name) for name in names] == [0] * 9
+    assert lease.is_requesting is False
+
+
+def test_lease__of_an_odd_duration__has_whole_times(clock: ManualClock) -> None:
+    limiter = worker(MemoryStore(clock), LimitConfig(0.001, 100, lease=0.001001))
+    source, sent_ns = lease_client(limiter)._source, clock.now_ns()
+    assert (source.ttl_us, type(source.ttl_us)) == (500, int)
+    taken(limiter, 2)
+    lease = key_lease(limiter)
+    assert (lease.ends_ns - sent_ns, lease.return_at_ns - sent_ns) == (500_000, 375_000)
+    assert isinstance(lease.return_at_ns, int)
+
+
+def test_refusal__repeated_locally__waits_a_whole_number_of_microseconds(clock: ManualClock) -> None:
+    limiter = worker(MemoryStore(clock), LimitConfig(1, 1, lease=1.0))
+    taken(limiter, 2)
+    wait_us = lease_client(limiter).try_acquire("k", 1)
+    assert (wait_us, type(wait_us)) == (1_000_000, int)
+
+
+def test_held_units__several_keys__are_added_until_their_leases_end(clock: ManualClock) -> None:
+    limiter = worker(MemoryStore(clock))
+    for key in "ab":
+        assert all(limiter.sync.acquire(key) for _ in range(2))
+    holder = lease_client(limiter)
+    assert holder.held_units() == 2
+    clock.advance((key_lease(limiter, "a").ends_ns - clock.now_ns()) / 1e9)
+    assert holder.held_units() == 0
+
+
+def test_end_lease__twice__has_nothing_left_to_return(clock: ManualClock) -> None:
+    limiter = worker(MemoryStore(clock))
+    at_work(limiter)
+    holder, lease = lease_client(limiter), key_lease(limiter)
+    assert holder._end_lease(lease)[1:] == (7, 7)
+    assert holder._end_lease(lease)[1:] == (0, 0)
+    assert (lease.size, lease.ends_ns) == (0, 0)
+
+
+@pytest.mark.parametrize(("has_gil", "name"), [(True, "try_acquire"), (False, "try_acquire_locked")])
+def test_fast_path__with_and_without_the_gil__uses_the_lease(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, has_gil: bool, name: str
+) -> None:
+    monkeypatch.setattr(client, "HAS_GIL", has_gil)
+    limiter = worker(MemoryStore(clock))
+    at_work(limiter)
+    holder = lease_client(limiter)
+    assert holder.try_acquire.__name__ == name
+    assert holder.try_acquire("k", 3) == 0
+    assert key_lease(limiter).left == 4
+
+
+def test_return_all__leases__asks_for_no_units(clock: ManualClock) -> None:
+    class Recording(Counting):
+        operations: ClassVar[list[Any]] = []
+
+        def apply(self, operation: Operation[Any]) -> Any:
+            self.operations.append(operation)
+            return super().apply(operation)
+
+    limiter = worker(Recording(MemoryStore(clock)))
+    at_work(limiter)
+    lease_client(limiter).return_all()
+    assert Recording.operations[-1].script_args()[:2] == (0, 0)
+
+
+def test_leased_units__two_clients_of_one_limit__are_added() -> None:
+    store = MemoryStore()
+    limiters = [BaseLimiter(LimitConfig(1, 100, lease=10), store, "same") for _ in range(2)]
+    for limiter in limiters:
+        assert all(limiter.sync.acquire() for _ in range(2))
+        assert leased_units(store) == {"same": 1 if limiter is limiters[0] else 2}
+    for limiter in limiters:
+        lease_client(limiter).return_all()

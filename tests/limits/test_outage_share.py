@@ -451,6 +451,7 @@ def test_share__credit__is_what_it_granted_since_the_outage_began() -> None:
     assert debited is not None
     assert (debited[0], debited[1][0]) == (3, 2 * 200_000)
     assert share.settle(None, now_us, -1, 0) is None
+    assert share.settle(state, now_us, 0, 0) is None
 
 
 def test_share__divided_again__keeps_its_limit_and_when_it_closes() -> None:

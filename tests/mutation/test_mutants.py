@@ -14,7 +14,16 @@ from mutation.line_coverage import LineCoverage, RecordedTest, load, save
 from mutation.mutants import Mutant, Place, functions_of, path_of, replace_code
 from mutation.report import killed_percent, verdict
 from mutation.results import KILLED, SURVIVED, TIMED_OUT, Result, Results, digest_of_tests, identity
-from mutation.runner import WAIT_SECONDS, Task, _Fork, _Runner, _wait_for_end, chosen_tests
+from mutation.runner import (
+    IDLE_SECONDS,
+    WAIT_SECONDS,
+    Task,
+    _activity,
+    _Fork,
+    _Runner,
+    _wait_for_end,
+    chosen_tests,
+)
 from mutation.targets import TARGETS, chosen_modules
 
 from comporta import LimitConfig
@@ -121,7 +130,7 @@ def test_usable_tests__some_killed_mutants_before__come_first() -> None:
 
 def test_fork__stopped_with_the_whole_run__has_as_much_time_left_as_before() -> None:
     reader, writer = os.pipe()
-    fork = _Fork(0, reader, [], 0.0, deadline=100.0)
+    fork = _Fork(0, reader, [], 0.0, deadline=100.0, idle_deadline=60.0)
 
     def stop_this_process(*_: object) -> tuple[list[int], list[int], list[int]]:
         now[0] += 900.0
@@ -133,8 +142,37 @@ def test_fork__stopped_with_the_whole_run__has_as_much_time_left_as_before() -> 
         patch.setattr("mutation.runner.select.select", stop_this_process)
         _wait_for_end([fork])
     assert fork.deadline == 1000.0 - WAIT_SECONDS
+    assert fork.idle_deadline == 960.0 - WAIT_SECONDS
     os.close(reader)
     os.close(writer)
+
+
+def test_fork__all_threads_wait__has_ended_after_a_while() -> None:
+    fork = _Fork(0, 0, [], 0.0, deadline=1000.0)
+    now, activity = [50.0], (True, 7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mutation.runner.time.monotonic", lambda: now[0])
+        patch.setattr("mutation.runner.os.waitid", lambda *_: None)
+        patch.setattr("mutation.runner._activity", lambda _: activity)
+        assert not fork.has_ended()
+        assert fork.is_busy()
+        now[0] += IDLE_SECONDS
+        assert not fork.has_ended()
+        assert not fork.is_busy(), "another one runs beside it"
+        for busy in ((True, 8), (False, 8)):
+            now[0] += 1.0
+            activity = busy
+            assert not fork.has_ended()
+        activity = (True, 8)
+        now[0] += IDLE_SECONDS + 1.0
+        assert fork.has_ended()
+
+
+def test_activity__process_that_runs__does_not_wait() -> None:
+    is_waiting, ticks = _activity(os.getpid())
+    assert not is_waiting
+    assert ticks > 0
+    assert _activity(2**30) == (False, 0)
 
 
 def test_lua_store__clock_of_the_test_moves__scripts_use_its_time() -> None:
@@ -172,6 +210,8 @@ def test_results__resumed__are_valid_while_module_and_tests_are_the_same(tmp_pat
     assert again.known(MUTANT, "a", lambda test: False) is None
     assert again.known(OTHER, "a", lambda test: True) == Result(identity(OTHER), SURVIVED, "a", 0.1)
     assert again.known(OTHER, "b", lambda test: True) is None
+    again.add(Result(identity(OTHER), TIMED_OUT, "a", 60.0))
+    assert again.known(OTHER, "b", lambda test: True) is not None, "it would take long, and end the same way"
     assert json.loads(file.read_text().splitlines()[0])["status"] == KILLED
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,66 @@ def test_load__corrupt_file__is_a_checkpoint_error(checkpoint: Checkpoint, text:
     checkpoint.path.write_text(text)
     with pytest.raises(CheckpointError, match="checkpoint file is corrupt"):
         checkpoint.load({})
+
+
+FILE: dict[str, Any] = {
+    "version": 2,
+    "source": {},
+    "done_below": 0,
+    "done_above": [],
+    "written": 0,
+    "dead": 0,
+    "complete": False,
+    "run": "0123456789abcdef",
+    "output_end": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"version": 3}, "version must be 2, got 3"),
+        ({"written": -1}, "written must be 0 to 9007199254740992, got -1"),
+        ({"dead": "x"}, "dead must be 0 to 9007199254740992, got 'x'"),
+        ({"output_end": 2**53 + 1}, "output_end must be 0 to 9007199254740992, got 9007199254740993"),
+        ({"done_below": True}, "done_below must be 0 to 9007199254740992, got True"),
+        ({"done_above": [[-1, 5]]}, "done_above must be 0 to 9007199254740992, got -1"),
+        ({"done_above": [[1, -5]]}, "done_above must be 0 to 9007199254740992, got -5"),
+        ({"done_above": [[0, 2**52]]}, "done_above must hold at most 10000000 positions"),
+        ({"run": "short"}, "run must be 16 letters and digits, got 'short'"),
+    ],
+)
+def test_load__corrupt_field__is_named_with_its_value(
+    checkpoint: Checkpoint, wrong: dict[str, Any], message: str
+) -> None:
+    checkpoint.path.write_text(json.dumps(FILE | wrong))
+    with pytest.raises(CheckpointError) as raised:
+        checkpoint.load({})
+    assert f"got {ValueError(message)!r}); remove it" in str(raised.value)
+
+
+def test_load__largest_numbers__are_allowed(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comporta.pipeline.run.checkpoint._ABOVE_POSITIONS_MAX", 3)
+    checkpoint.path.write_text(json.dumps(FILE | {"written": 2**53, "done_above": [[2, 5], [7, 7]]}))
+    state = checkpoint.load({})
+    assert (state.written, state.confirmed.ranges()) == (2**53, [(2, 5)])
+    checkpoint.path.write_text(json.dumps(FILE | {"done_above": [[2, 5], [7, 8]]}))
+    with pytest.raises(CheckpointError, match="done_above must hold at most 3 positions"):
+        checkpoint.load({})
+
+
+def test_copy__run_goes_on__keeps_its_offsets() -> None:
+    state = CheckpointState(SOURCE, ConfirmedOffsets(5, []))
+    copied = state.copy()
+    assert (copied.run, copied.confirmed.low_watermark) == (state.run, 5)
+    assert copied.confirmed is not state.confirmed
+
+
+def test_locked__lock_file__is_beside_the_checkpoint_and_private(checkpoint: Checkpoint) -> None:
+    assert checkpoint.journal_path.name == "run.checkpoint.journal"
+    with checkpoint.locked():
+        [lock] = checkpoint.path.parent.iterdir()
+        assert (lock.name, lock.stat().st_mode & 0o777) == ("run.checkpoint.lock", 0o600)
 
 
 def test_load__unreadable_file__is_a_checkpoint_error(checkpoint: Checkpoint) -> None:

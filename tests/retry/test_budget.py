@@ -18,7 +18,7 @@ from comporta.events import Event, listen
 from comporta.flow import run
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.retry import Budget, RetryBudget
-from comporta.retry.budget import BUDGET, CALLS_MAX, SPACE, BudgetOperation, BudgetUsage
+from comporta.retry.budget import BUDGET, CALLS_MAX, SPACE, UNNAMED, BudgetOperation, BudgetUsage
 from comporta.stores.base import Outage, State, Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
@@ -113,7 +113,8 @@ def test_reporter__private_store__counts_at_most_a_slice_late(clock: ManualClock
         count_calls(budget, 10)
         clock.advance(10)
     count_calls(budget, 10)
-    assert run(budget._usage_flow()).calls == 70
+    usage = run(budget._usage_flow())
+    assert (usage.calls, usage.retries) == (70, 0)
 
 
 def test_budget__ratio_and_minimum_zero__grants_nothing(store: Store) -> None:
@@ -200,7 +201,7 @@ def test_budget__store_refuses_access__grants_nothing_and_publishes_an_event(pub
     primary.error = StateAuthError("no")
     budget = RetryBudget("pncp", store)
     assert granted_retries(budget, attempts=3) == 0
-    assert [event.kind for event in published] == ["retry_budget_unusable"]
+    assert [(event.kind, event.severity) for event in published] == [("retry_budget_unusable", "error")]
     store.close()
 
 
@@ -208,6 +209,7 @@ def test_reporter__after_a_fork__leaves_the_counted_calls_to_the_parent() -> Non
     budget = RetryBudget("pncp", MemoryStore())
     count_calls(budget, 100)
     budget._reporter.after_fork()
+    assert budget._reporter.calls == 0
     assert run(budget._usage_flow()).calls == 0
 
 
@@ -361,8 +363,10 @@ def test_fallback__some_workers__each_get_their_part_of_the_minimum() -> None:
     for workers, least in ((1, 10), (3, 4), (11, 1)):
         fallback = operation.fallback(Outage(0.0, 0, "gone", workers))
         assert fallback.script_args() == [7, 1, least, 200_000, 10_000_000]
+        assert fallback.state_keys == operation.state_keys
     full = operation.fallback(Outage(0.0, 0, "gone", 2, full=True))
     assert full.script_args()[:2] == [0, 0]
+    assert full.state_keys == operation.state_keys
 
 
 def test_operation__reply_of_a_script__is_parsed() -> None:
@@ -371,6 +375,8 @@ def test_operation__reply_of_a_script__is_parsed() -> None:
     assert operation.parse([0, 12, 3]) == BudgetUsage(False, 12, 3)
     with pytest.raises(StateTypeError, match="retry_budget:n"):
         operation.parse([b"WRONGTYPE Operation against a key holding the wrong kind of value", 0, 0])
+    with pytest.raises(StateUnavailableError, match=r"retry_budget:n.* cannot be used: OOM \ufffd"):
+        operation.parse([b"OOM \xff", 0, 0])
 
 
 @pytest.mark.parametrize(("window", "every"), [(1, 1.0), (12, 2.0), (300, 10.0)])
@@ -397,6 +403,63 @@ def test_reporter__calls_of_a_slice__are_kept_until_they_would_leave_the_window(
         clock.advance(late_s)
         assert reporter.take_operation(retry=False).script_args()[0] == calls
         assert reporter.calls == 0
+
+
+def test_reporter__calls_counted__starts_again_with_each_slice() -> None:
+    clock = ManualClock(0)
+    reporter = RetryBudget("n", MemoryStore(clock))._reporter
+    assert reporter.calls == 0
+    counts = []
+    for seconds in (5, 5, 9):
+        reporter.count_call()
+        counts.append(reporter.calls)
+        clock.advance(seconds)
+    assert counts == [1, 2, 1]
+    reporter.take_operation(retry=False)
+    for seconds in (5, 6, 0):  # the slice begins with the report
+        clock.advance(seconds)
+        reporter.count_call()
+        counts.append(reporter.calls)
+    assert counts[3:] == [1, 1, 2]
+
+
+def test_reporter__first_heartbeat_in_any_turn__reports_calls_and_asks_for_no_retry() -> None:
+    for seconds in (5, 15, 25):
+        reporter = RetryBudget("n", MemoryStore(ManualClock(seconds)))._reporter
+        reporter.count_call()
+        operation = reporter.heartbeat_operation()
+        assert operation is not None
+        assert operation.script_args()[:2] == [1, 0]
+
+
+def test_reporter__shared_store_without_a_heartbeat__sends_nothing_by_itself(clock: ManualClock) -> None:
+    store = MemoryStore(clock)
+    store.shared = True
+    reporter = RetryBudget("n", store)._reporter
+    for _ in range(3):
+        reporter.count_call()
+        clock.advance(10)
+    assert store.apply(BudgetOperation("n", Budget(), 0, retry=False)).calls == 0
+
+
+def test_budget__unnamed__may_differ_from_others_on_the_store() -> None:
+    store = MemoryStore()
+    budgets = [RetryBudget(UNNAMED, store, Budget(least=least)) for least in (1, 2)]
+    assert [budget.budget.least for budget in budgets] == [1, 2]
+
+
+def test_budget__used_up_right_after_the_machine_started__publishes_once_a_minute(
+    published: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(30)
+    monkeypatch.setattr("comporta.retry.budget.MONOTONIC", clock)
+    budget = RetryBudget("pncp", MemoryStore(), Budget(least=0))
+    numbers = []
+    for seconds in (59, 1, 0):
+        granted_retries(budget, attempts=2)
+        numbers.append(len(published))
+        clock.advance(seconds)
+    assert numbers == [1, 1, 2]
 
 
 def test_budget__used_up_again_within_a_minute__publishes_one_event(published: list[Event]) -> None:

@@ -87,6 +87,10 @@ def test_key_lines__key_with_an_invalid_escape__is_used_as_it_is() -> None:
     assert key_lines('\n"\\q" = 1') == {('"\\q"',): 2}
 
 
+def test_key_lines__bare_keys_that_look_like_values__are_names() -> None:
+    assert key_lines("true = 1\n1_0 = 2") == {("true",): 1, ("1_0",): 2}
+
+
 def test_key_lines__key_with_many_parts__is_bounded() -> None:
     assert len(key_lines("a" + ".a" * 100_000 + " = 1")) == 8
 

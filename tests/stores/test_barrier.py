@@ -7,6 +7,8 @@ from tests.support import StoreOpener
 from comporta.stores.base import Store
 from comporta.stores.failover.barrier import (
     GRACE_US,
+    INTERRUPTED_US,
+    LATE_US,
     LEAD_US,
     UNKNOWN_EPOCH,
     Barrier,
@@ -217,4 +219,37 @@ def test_barrier__more_workers_than_a_record_holds__lasts_its_whole_time() -> No
     for number in [*range(500), *range(500)]:
         barrier, moment = barrier.join(RejoinRequest(f"{number:016x}", 0, 500, BARRIER_US, 0, 1), 0)
     assert moment == (1, BARRIER_US)
+    assert len(barrier.members) == 200
     assert len(barrier.to_state(0)[1]) < 4096
+
+
+def test_barrier__worker_comes_at_the_moment_itself__counts_as_late() -> None:
+    request, moment_us = RejoinRequest("a", 0, 2, BARRIER_US, 0), 10**9
+    done = Barrier(1, moment_us, is_done=True, expected=2)
+    lefts = [done.join(request, moment_us + late_us)[1] for late_us in (-1, 0, LATE_US - 1, LATE_US)]
+    assert lefts == [(2, BARRIER_US), (1, 0), (1, 0), (2, BARRIER_US)]
+    running = Barrier(1, moment_us, expected=2, asked_us=moment_us)
+    lefts = [running.join(request, moment_us + late_us)[1] for late_us in (-1, 0, GRACE_US - 1, GRACE_US)]
+    assert lefts == [(1, 1), (1, 250_000), (1, 250_000), (2, BARRIER_US)]
+    assert isinstance(lefts[1].left_us, int)
+
+
+def test_barrier__last_asked_long_enough_before_the_lead__is_open_until_its_moment() -> None:
+    request, moment_us = RejoinRequest("a", 0, 2, BARRIER_US, 0), 10**9
+    asked_us = moment_us - LEAD_US - INTERRUPTED_US
+    for asked, epoch in ((asked_us, 1), (asked_us - 1, 2)):
+        barrier = Barrier(1, moment_us, expected=2, asked_us=asked)
+        assert barrier.join(request, moment_us - 1)[1].epoch == epoch
+
+
+def test_barrier__store_lost_again_before_the_lead__is_not_accepted() -> None:
+    request, moment_us = RejoinRequest("a", 1, 2, BARRIER_US, 0), 10**9
+    barrier = Barrier(1, moment_us, expected=2, asked_us=moment_us)
+    for left_us, epoch in ((LEAD_US, 2), (LEAD_US - 1, 1)):
+        assert barrier.join(request, moment_us - left_us)[1].epoch == epoch
+
+
+def test_barrier__member_that_came_again_asks_once_more__still_counts() -> None:
+    barrier = Barrier(1, 10**9, expected=3, asked_us=1000, members={"a": True, "b": False})
+    barrier, _ = barrier.join(RejoinRequest("a", 0, 3, BARRIER_US, 0), 1000)
+    assert barrier.members == {"a": True, "b": False}
