@@ -123,15 +123,18 @@ class Scheduler:
         self.event_count += 1
         heappush(self._events, (self.now_ns + delay_ns, self.event_count, action, argument))
 
-    def start(self, owner: SimulatedProcess, work: Callable[[], object]) -> SimulatedThread:
-        """Start a thread: it runs when it is its turn, at this moment of virtual time."""
+    def start(
+        self, owner: SimulatedProcess, work: Callable[[], object], delay_ns: int = 0
+    ) -> SimulatedThread:
+        """Start a thread, which runs when it is its turn: at this moment of virtual time, or later."""
         if self.idle:
             thread = self.idle.pop()
             thread.owner, thread.work, thread.gr_context = owner, work, None
         else:
             thread = SimulatedThread(self, owner, work)
         owner.threads[thread] = None
-        self.wake(thread)
+        self.event_count += 1
+        heappush(self._events, (self.now_ns + delay_ns, self.event_count, thread.resume, thread.ticket))
         return thread
 
     def wake(self, thread: SimulatedThread) -> None:
