@@ -37,7 +37,7 @@ class ClaimOperation(Operation[int]):
 
     def __init__(self, script: Script, demand: LimitDemand, attempt: ClaimAttempt | None) -> None:
         self.script = script
-        self._demand = demand._replace(attempt=attempt)
+        self._demand = demand if demand.attempt is attempt else demand._replace(attempt=attempt)
 
     @property
     def state_keys(self) -> list[StateKey]:

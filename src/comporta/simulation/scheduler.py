@@ -108,6 +108,7 @@ class Scheduler:
         self.current: SimulatedThread | None = None
         self.acting_for: SimulatedProcess | None = None
         self.hub = getcurrent()
+        self._switch_to_hub = self.hub.switch
         self.event_count = 0
         self.idle: list[SimulatedThread] = []
         self.on_thread_error: Callable[[SimulatedThread, Exception], object] = _raise
@@ -153,13 +154,15 @@ class Scheduler:
 
         A caller checks afterwards what it waited for: a wake-up says only that it may be there.
         """
-        thread = self.running_thread()
+        thread = self.current
+        if thread is None:
+            thread = self.running_thread()  # raises the error
         if thread.owner.is_dead:
             raise GreenletExit
         if until_ns is not None:
             self.event_count += 1
             heappush(self._events, (until_ns, self.event_count, thread.resume, thread.ticket))
-        self.hub.switch()
+        self._switch_to_hub()
 
     def sleep_until(self, until_ns: int) -> None:
         """Suspend the running thread until a moment of virtual time, whatever wakes it."""
