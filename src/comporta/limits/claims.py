@@ -11,6 +11,8 @@ Lua version: ``one_limit.lua``, ``claim_support.lua``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from comporta.limits.strategies.base import Strategy, ceil_div
 from comporta.stores.base import GONE, State, StateType
 
 CLAIMS_MAX = 16
-"""How many claims a key keeps: those of the processes that are first. The others retry ever less often."""
+"""How many claims a key keeps: those of the processes that are first. The others retry less often."""
 
 CLAIM_TTL_US = 250_000
 """How long a claim outlives the time of its process's next attempt."""
@@ -65,6 +67,11 @@ NO_ATTEMPT = ClaimAttempt(0, -1)
 def live_claims(claims: LimitClaims, now_us: int) -> LimitClaims:
     """Return the claims that have not expired; after the clock was set back a future one starts now."""
     latest_us = now_us + RETRY_EVERY_US + CLAIM_TTL_US
+    for _, _, since_us, _, ends_us in claims:
+        if since_us > now_us or not now_us < ends_us <= latest_us:
+            break
+    else:
+        return claims  # nearly always
     return tuple(
         claim._replace(since_us=min(claim.since_us, now_us), ends_us=min(claim.ends_us, latest_us))
         for claim in claims
@@ -74,10 +81,12 @@ def live_claims(claims: LimitClaims, now_us: int) -> LimitClaims:
 
 def units_ahead(claims: LimitClaims, attempt: ClaimAttempt, now_us: int) -> int:
     """Return the units that others claimed before: of a higher class, or earlier in the same class."""
-    place = (attempt.rank, now_us - attempt.waited_us, attempt.claimant)
-    return sum(
-        claim.units for claim in claims if _place(claim) < place and claim.claimant != attempt.claimant
-    )
+    own, own_rank, waited_us, _ = attempt
+    place, ahead = (own_rank, now_us - waited_us, own), 0
+    for claimant, rank, since_us, units, _ in claims:
+        if (rank, since_us, claimant) < place and claimant != own:
+            ahead += units
+    return ahead
 
 
 def claims_after(
@@ -88,7 +97,9 @@ def claims_after(
     A caller that was granted, or that will not wait that long, withdraws its claim. If there is no room, the
     claim that is last in order gives way.
     """
-    others = tuple(claim for claim in claims if claim.claimant != attempt.claimant)
+    others = claims
+    if has_claim(claims, attempt.claimant):
+        others = tuple(claim for claim in claims if claim.claimant != attempt.claimant)
     if not 0 < wait_us <= attempt.left_us:
         return others
     since_us = now_us - attempt.waited_us
@@ -101,19 +112,28 @@ def claims_after(
     return (*others, LimitClaim(attempt.claimant, attempt.rank, since_us, units, ends_us))
 
 
-def _place(claim: LimitClaim) -> tuple[int, int, int]:
-    return claim.rank, claim.since_us, claim.claimant
+def has_claim(claims: LimitClaims, claimant: int) -> bool:
+    """Whether a claim of this claimant is among them."""
+    return claimant in [each[0] for each in claims]
 
 
-def retry_wait_us(claims: LimitClaims, attempt: ClaimAttempt, wait_us: int) -> int:
+_place: Callable[[LimitClaim], tuple[int, int, int]] = itemgetter(1, 2, 0)
+"""Returns what orders claims: the class, since when its process waits, and the claimant."""
+
+
+def retry_wait_us(claims: LimitClaims, attempt: ClaimAttempt, now_us: int, wait_us: int) -> int:
     """Return when a caller that has to wait for ``wait_us`` retries, given the claims after its attempt.
 
-    Without a claim it retries after half of the time that it has waited, so that its attempts do not grow
-    with the fleet and the rate: all units until then go to those that are first.
+    Without a claim it retries after half of the time that it has waited, or by which the first of its class
+    has waited longer: all units until then go to those that are first, and attempts do not grow with the
+    fleet and the rate.
     """
-    if not 0 < wait_us <= attempt.left_us or any(claim.claimant == attempt.claimant for claim in claims):
+    _, own_rank, waited_us, left_us = attempt
+    if not 0 < wait_us <= left_us or has_claim(claims, attempt.claimant):
         return wait_us
-    return max(wait_us, min(attempt.waited_us // 2, attempt.left_us // 2, RETRY_EVERY_US))
+    own_since_us = now_us - waited_us
+    first_us = min([since_us for _, rank, since_us, _, _ in claims if rank == own_rank], default=own_since_us)
+    return max(wait_us, min(max(waited_us, own_since_us - first_us) // 2, left_us // 2, RETRY_EVERY_US))
 
 
 def changed_claims(old: LimitClaims | None, claims: LimitClaims) -> State | None:
@@ -184,7 +204,7 @@ class _ClaimsStateType(StateType):
 
     def expires_us(self, state: State) -> int:
         """Return when the last claim has expired."""
-        return max((claim.ends_us for claim in state), default=0)
+        return max([claim[4] for claim in state], default=0)
 
     def blocks_fast_path(self, state: State) -> bool:
         """Whether a claim binds callers of the class "normal", to which fast paths belong."""

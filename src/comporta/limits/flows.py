@@ -52,10 +52,12 @@ class LimitFlows:
 
     __slots__ = (
         "_claim_script",
+        "_closed_after_us",
         "_first_strategy",
         "_has_queue",
         "_headrooms",
         "_remote",
+        "_remote_strategy",
         "bound",
         "config",
         "contended_until_us",
@@ -96,9 +98,10 @@ class LimitFlows:
         self._remote: RemoteBoundLimit | None = bound.remote
         self.shadow: ShadowBoundLimit | None = bound.shadow
         self.overrides = OverrideFlows(self)
-        self._first_strategy: Strategy | None = None
-        if self._remote is not None and not (self._has_queue or self.shadow or lease_client):
-            self._first_strategy = self._remote.algorithm
+        self._closed_after_us = to_us(config.closed_after)
+        self._remote_strategy: Strategy | None = None if self._remote is None else self._remote.algorithm
+        has_plain_decisions = not (self._has_queue or self.shadow or lease_client)
+        self._first_strategy = self._remote_strategy if has_plain_decisions else None
 
     def acquire_flow(
         self, key: Key, cost: int, timeout: float | None, caller: Caller | None = None
@@ -152,8 +155,8 @@ class LimitFlows:
         queue = self.wait_queue
         if self._first_strategy is None or queue.waiters_by_key or self.is_contended:
             return False
-        demand = self._demand(self._first_strategy, normalize_key(key), 1, caller.rank)
         attempt = ClaimAttempt(queue.claimant, caller.rank, 0, to_us(timeout))
+        demand = self._demand(self._first_strategy, normalize_key(key), 1, caller.rank, attempt)
         return (yield from self._apply_claim_flow(demand, attempt)) == 0
 
     def decide_flow(self, key: Key, cost: int, caller: Caller | None = None) -> Flow[Decision]:
@@ -273,7 +276,9 @@ class LimitFlows:
         self, text: str, amount: int, rank: int | None = None, attempt: ClaimAttempt | None = None
     ) -> Flow[LimitDemand]:
         """Return what an operation wants of this limit; without a class it may take everything."""
-        strategy: Strategy = yield self.read_strategy
+        strategy = self._remote_strategy
+        if strategy is None:
+            strategy = yield self.read_strategy
         return self._demand(strategy, text, amount, rank, attempt)
 
     def _demand(
@@ -286,9 +291,8 @@ class LimitFlows:
     ) -> LimitDemand:
         headroom = NO_HEADROOM if rank is None else self._headrooms[rank]
         fallback, current = self.config.fallback, self.current_strategy
-        closed_after_us, shadow = to_us(self.config.closed_after), self.shadow is not None
-        given = (strategy, self.name, text, amount, fallback, current, headroom, closed_after_us)
-        return LimitDemand(*given, attempt, shadow)
+        given = (strategy, self.name, text, amount, fallback, current, headroom, self._closed_after_us)
+        return LimitDemand(*given, attempt, self.shadow is not None)
 
     def _passing_demand_flow(self, text: str, cost: int, caller: Caller | None) -> Flow[LimitDemand]:
         """Return the demand of a caller that does not wait."""
@@ -312,7 +316,7 @@ class LimitFlows:
         return (yield from self._claim_flow(text, cost, rank, attempt))
 
     def _claim_flow(self, text: str, cost: int, rank: int, attempt: ClaimAttempt | None) -> Flow[int]:
-        demand = yield from self.demand_flow(text, cost, rank)
+        demand = yield from self.demand_flow(text, cost, rank, attempt)
         return (yield from self._apply_claim_flow(demand, attempt))
 
     def _apply_claim_flow(self, demand: LimitDemand, attempt: ClaimAttempt | None) -> Flow[int]:

@@ -188,12 +188,11 @@ class PlaybackProgram(Program):
             cast(FailoverStore, upstreams.store).heartbeat.poll_seconds = HEARTBEAT_SECONDS
         for name, upstream in upstreams.items():
             if self.playback.options.demand[name]:
-                request = self._guard(name, upstream)
-                self.worker.start_thread(partial(self._make_calls, name, request, upstreams.store))
+                self._start_next_call(name, self._guard(name, upstream), upstreams.store)
         if self.worker.index < SAMPLED_WORKERS_MAX:
             self.worker.start_thread(partial(self._sample, upstreams))
 
-    def _guard(self, name: str, upstream: Upstream) -> Callable[[PlaybackCall], UpstreamAnswer]:
+    def _guard(self, name: str, upstream: Upstream) -> GuardedRequest:
         fleet, record, model = self.playback, self.playback.records[name], self.playback.models[name]
         timeout = fleet.timeouts[name]
 
@@ -205,19 +204,30 @@ class PlaybackProgram(Program):
 
         return upstream.guard(request)
 
-    def _make_calls(self, name: str, request: Callable[[PlaybackCall], UpstreamAnswer], store: Store) -> None:
-        """Start calls at random moments, each on a thread of its own; the thread of one upstream's users."""
-        fleet, record, demand = self.playback, self.playback.records[name], self.playback.options.demand[name]
-        while not self.is_leaving:
-            RUNTIME.sleep(self._random_moments.expovariate(demand))
-            now = fleet.now()
-            record.add_call(now)
-            if self._in_progress[name] >= CALLERS_MAX:
-                record.add_outcome(now, "busy")
-            else:
-                self._in_progress[name] += 1
-                self._poll(store, now)
-                self.worker.start_thread(partial(self._call, name, request, PlaybackCall(now)))
+    def _start_next_call(self, name: str, request: GuardedRequest, store: Store) -> None:
+        """Have the next call to an upstream begin at a random moment, on a thread of its own."""
+        delay = self._random_moments.expovariate(self.playback.options.demand[name])
+        self.worker.start_thread(partial(self._make_call, name, request, store), seconds_ns(delay))
+
+    def _make_call(self, name: str, request: GuardedRequest, store: Store) -> None:
+        """Make one call, which begins now, and have the next one begin later."""
+        if self.is_leaving:
+            return
+        now, record = self.playback.now(), self.playback.records[name]
+        record.add_call(now)
+        is_busy = self._in_progress[name] >= CALLERS_MAX
+        if not is_busy:
+            self._in_progress[name] += 1
+            self._poll(store, now)
+        self._start_next_call(name, request, store)
+        if is_busy:
+            record.add_outcome(now, "busy")
+            return
+        try:
+            outcome = _outcome(request, PlaybackCall(now))
+        finally:
+            self._in_progress[name] -= 1
+        record.add_outcome(self.playback.now(), outcome)
 
     def _poll(self, store: Store, now: float) -> None:
         """Have a healthy worker ask for changes before a call, if the last time is ``POLL_SECONDS`` ago.
@@ -232,13 +242,6 @@ class PlaybackProgram(Program):
                 failover.heartbeat.poll(failover, is_beat=False)
             else:
                 store.poll_soon()
-
-    def _call(self, name: str, request: Callable[[PlaybackCall], UpstreamAnswer], call: PlaybackCall) -> None:
-        try:
-            outcome = _outcome(request, call)
-        finally:
-            self._in_progress[name] -= 1
-        self.playback.records[name].add_outcome(self.playback.now(), outcome)
 
     def _sample(self, upstreams: Upstreams) -> None:
         """Record the phases of breakers, and whether the store is reachable, once in each slot."""
@@ -261,7 +264,11 @@ class PlaybackCall:
         self.is_sent = False
 
 
-def _outcome(request: Callable[[PlaybackCall], UpstreamAnswer], call: PlaybackCall) -> str:
+GuardedRequest = Callable[[PlaybackCall], UpstreamAnswer]
+"""Sends the requests of a call through the policies of its upstream."""
+
+
+def _outcome(request: GuardedRequest, call: PlaybackCall) -> str:
     try:
         answer = request(call)
     except CircuitOpenError:

@@ -108,6 +108,7 @@ class Scheduler:
         self.current: SimulatedThread | None = None
         self.acting_for: SimulatedProcess | None = None
         self.hub = getcurrent()
+        self._switch_to_hub = self.hub.switch
         self.event_count = 0
         self.idle: list[SimulatedThread] = []
         self.on_thread_error: Callable[[SimulatedThread, Exception], object] = _raise
@@ -123,15 +124,18 @@ class Scheduler:
         self.event_count += 1
         heappush(self._events, (self.now_ns + delay_ns, self.event_count, action, argument))
 
-    def start(self, owner: SimulatedProcess, work: Callable[[], object]) -> SimulatedThread:
-        """Start a thread: it runs when it is its turn, at this moment of virtual time."""
+    def start(
+        self, owner: SimulatedProcess, work: Callable[[], object], delay_ns: int = 0
+    ) -> SimulatedThread:
+        """Start a thread, which runs when it is its turn: at this moment of virtual time, or later."""
         if self.idle:
             thread = self.idle.pop()
             thread.owner, thread.work, thread.gr_context = owner, work, None
         else:
             thread = SimulatedThread(self, owner, work)
         owner.threads[thread] = None
-        self.wake(thread)
+        self.event_count += 1
+        heappush(self._events, (self.now_ns + delay_ns, self.event_count, thread.resume, thread.ticket))
         return thread
 
     def wake(self, thread: SimulatedThread) -> None:
@@ -150,13 +154,15 @@ class Scheduler:
 
         A caller checks afterwards what it waited for: a wake-up says only that it may be there.
         """
-        thread = self.running_thread()
+        thread = self.current
+        if thread is None:
+            thread = self.running_thread()  # raises the error
         if thread.owner.is_dead:
             raise GreenletExit
         if until_ns is not None:
             self.event_count += 1
             heappush(self._events, (until_ns, self.event_count, thread.resume, thread.ticket))
-        self.hub.switch()
+        self._switch_to_hub()
 
     def sleep_until(self, until_ns: int) -> None:
         """Suspend the running thread until a moment of virtual time, whatever wakes it."""

@@ -182,9 +182,10 @@ class Heartbeat:
 
     def _beat_and_poll(self, store: HeartbeatOwner, run: HeartbeatRun) -> float:
         try:
-            since_ns, beat_seconds = MONOTONIC.now_ns() - self._last_beat_ns, self._beat_seconds()
+            now_ns = MONOTONIC.now_ns()
+            since_ns, beat_seconds = now_ns - self._last_beat_ns, self._beat_seconds(now_ns)
             if since_ns >= beat_seconds * 1e9:
-                self._last_beat_ns, since_ns = MONOTONIC.now_ns(), 0
+                self._last_beat_ns, since_ns = now_ns, 0
                 self._beat(store, run)
             has_polled = self.poll(store, is_beat=since_ns == 0)
         except ENGINE_ERRORS as error:
@@ -194,8 +195,8 @@ class Heartbeat:
         left = beat_seconds - since_ns / 1e9
         return min(left, self.log_reads.poll_pause(self.poll_seconds)) if has_polled else left
 
-    def _beat_seconds(self) -> float:
-        has_returned = MONOTONIC.now_ns() - self._returned_ns < _RETURN_SECONDS * 1e9
+    def _beat_seconds(self, now_ns: int) -> float:
+        has_returned = now_ns - self._returned_ns < _RETURN_SECONDS * 1e9
         return _RETURN_BEAT_SECONDS if has_returned else HEARTBEAT_SECONDS
 
     def _beat(self, store: HeartbeatOwner, run: HeartbeatRun) -> None:
@@ -236,7 +237,7 @@ class Heartbeat:
         primary, subscribers = store.primary, self._live_subscribers()
         follows = primary.keeps_changes and any(each.follows_closely for each in subscribers)
         self.log_reads.is_wanted = follows
-        if follows and not is_beat and not self.log_reads.confirm_recent(self.poll_seconds):
+        if follows and not is_beat and not self.log_reads.confirm_recent(POLL_SECONDS):
             self._read_changes(store, subscribers)
             self._follower.read_due(primary)
         polls = [
