@@ -122,10 +122,13 @@ def test_claims__no_room__retries_after_half_of_the_time_it_has_waited(rig: Rig)
     for claimant in range(1, CLAIMS_MAX + 1):
         rig.attempt(claimant, 1, waited_us=10 * SECOND_US)
     due_us = rig.attempt(100, 1, waited_us=0)
-    assert due_us == (CLAIMS_MAX + 1) * 100_000
+    assert due_us == (CLAIMS_MAX + 1) * 100_000, "later than half of what it is behind the first, at most 1 s"
     assert rig.attempt(100, 1, rank=2, waited_us=3 * SECOND_US) == due_us, "at least every second"
     rig.clock.advance(1.6)
     assert rig.attempt(100, 1, waited_us=1_600_000) == 0, "their claims have expired"
+
+
+NOW_US = 10**9
 
 
 @pytest.mark.parametrize(
@@ -133,14 +136,25 @@ def test_claims__no_room__retries_after_half_of_the_time_it_has_waited(rig: Rig)
     [(100_000, 10**9, 50_000), (20_000, 10**9, 17_000), (10**7, 10**9, SECOND_US), (10**7, 80_000, 40_000)],
 )
 def test_retry_wait__no_claim__is_bounded(waited_us: int, left_us: int, expected_us: int) -> None:
-    assert retry_wait_us((), ClaimAttempt(1, 1, waited_us, left_us), 17_000) == expected_us
+    assert retry_wait_us((), ClaimAttempt(1, 1, waited_us, left_us), NOW_US, 17_000) == expected_us
+
+
+@pytest.mark.parametrize(
+    ("rank", "first_waited_us", "expected_us"),
+    [(1, 600_000, 250_000), (1, 150_000, 50_000), (1, 10**7, SECOND_US), (0, 600_000, 50_000)],
+)
+def test_retry_wait__no_claim_and_behind_the_first_of_its_class__is_half_of_that(
+    rank: int, first_waited_us: int, expected_us: int
+) -> None:
+    claims = (LimitClaim(2, rank, NOW_US - first_waited_us, 1, 2 * NOW_US),)
+    assert retry_wait_us(claims, ClaimAttempt(1, 1, 100_000, 10**9), NOW_US, 17_000) == expected_us
 
 
 def test_retry_wait__claim_grant_or_no_time__is_the_wait() -> None:
     claims = (LimitClaim(1, 1, 0, 1, 10**9),)
-    assert retry_wait_us(claims, ClaimAttempt(1, 1, 10**7, 10**9), 17_000) == 17_000
-    assert retry_wait_us((), ClaimAttempt(1, 1, 10**7, 10**9), 0) == 0
-    assert retry_wait_us((), ClaimAttempt(1, 1, 10**7, 10_000), 17_000) == 17_000
+    assert retry_wait_us(claims, ClaimAttempt(1, 1, 10**7, 10**9), NOW_US, 17_000) == 17_000
+    assert retry_wait_us((), ClaimAttempt(1, 1, 10**7, 10**9), NOW_US, 0) == 0
+    assert retry_wait_us((), ClaimAttempt(1, 1, 10**7, 10_000), NOW_US, 17_000) == 17_000
 
 
 def test_claims__window__block_until_the_claimant_took_its_units() -> None:

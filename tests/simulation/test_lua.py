@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.simulation.test_simulation import UPSTREAM
 
-from comporta.simulation import FleetHistory, draw_scenario, parse_faults, simulate
+from comporta.simulation import Call, FleetHistory, FleetScenario, draw_scenario, parse_faults, simulate
 from comporta.simulation.__main__ import main
 from comporta.simulation.drawn_scenarios import TARGETED
 from comporta.simulation.lua_engine import LuaEngine
@@ -46,6 +46,13 @@ def test_lua__drawn_scenario__has_the_history_of_the_python_steps(seed: int) -> 
 def test_lua__server_and_upstream_fail__has_the_history_of_the_python_steps(faults: str) -> None:
     scenario = UPSTREAM.with_faults(parse_faults(faults))
     assert records(simulate(replace(scenario, lua=True))) == records(simulate(scenario))
+
+
+def test_lua__more_waiting_workers_than_claims__has_the_history_of_the_python_steps() -> None:
+    scenario = FleetScenario(1, workers=30, seconds=7, workload="wait", load=2, rate=20, max_wait=1.5)
+    history = simulate(scenario)
+    assert sum(call.result == "granted" for call in history.of(Call)) > 60
+    assert records(simulate(replace(scenario, lua=True))) == records(history)
 
 
 def test_lua__simulated_twice__has_the_same_trace() -> None:

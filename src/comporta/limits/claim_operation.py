@@ -54,7 +54,7 @@ class ClaimOperation(Operation[int]):
         claims = live_claims(old or (), now_us)
         new, wait_us = self._take(state, now_us, units_ahead(claims, attempt, now_us))
         claims = claims_after(claims, attempt, now_us, self._demand.amount, wait_us)
-        return [new, changed_claims(old, claims)], retry_wait_us(claims, attempt, wait_us)
+        return [new, changed_claims(old, claims)], retry_wait_us(claims, attempt, now_us, wait_us)
 
     def _take(self, state: State | None, now_us: int, ahead: int) -> tuple[State | None, int]:
         strategy, amount = self._demand.strategy, self._demand.amount

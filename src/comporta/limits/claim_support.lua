@@ -21,11 +21,12 @@ local function claims_text(key)
 end
 
 -- The live claims of others as texts, and the units of those that come before this caller. If the last of them in order
--- comes after this caller, the field `last` is its index.
+-- comes after this caller, the field `last` is its index. The field `first_us` is since when the first of the caller's
+-- class waits, this caller included.
 local function read_claims(text, now_us, own, own_rank, own_since_us)
   local others, ahead = {}, 0
   if text == '' then return others, ahead end
-  local last_rank, last_since_us, last_claimant = own_rank, own_since_us, own
+  local last_rank, last_since_us, last_claimant, first_us = own_rank, own_since_us, own, own_since_us
   for claimant, rank, since_us, units, ends_us in string.gmatch(text, '(%d+):(%d+):(%d+):(%d+):(%d+)') do
     claimant, rank, units = tonumber(claimant), tonumber(rank), tonumber(units)
     since_us = min(tonumber(since_us), now_us)
@@ -36,13 +37,16 @@ local function read_claims(text, now_us, own, own_rank, own_since_us)
       if is_ahead(last_rank, last_since_us, last_claimant, rank, since_us, claimant) then
         others.last, last_rank, last_since_us, last_claimant = #others, rank, since_us, claimant
       end
+      if rank == own_rank then first_us = min(first_us, since_us) end
     end
   end
+  others.first_us = first_us
   return others, ahead
 end
 
 -- Writes the claims of others, and that of a caller that has to wait for `wait_us` and will wait for `left_us`. Returns
--- when the caller retries: without a claim after half of the time that it has waited.
+-- when the caller retries: without a claim after half of the time that it has waited, or by which the first of its class
+-- has waited longer.
 local function write_claims(key, now_us, text, claims, own, rank, since_us, units, wait_us, left_us)
   local retry_us = wait_us
   if wait_us > 0 and wait_us <= left_us then
@@ -51,7 +55,8 @@ local function write_claims(key, now_us, text, claims, own, rank, since_us, unit
       local ends_us = now_us + min(wait_us, RETRY_EVERY_US) + CLAIM_TTL_US
       claims[#claims + 1] = claim_text(own, rank, since_us, units, ends_us)
     else
-      retry_us = max(wait_us, min(math.floor((now_us - since_us) / 2), math.floor(left_us / 2), RETRY_EVERY_US))
+      local behind_us = max(now_us - since_us, since_us - claims.first_us)
+      retry_us = max(wait_us, min(math.floor(behind_us / 2), math.floor(left_us / 2), RETRY_EVERY_US))
     end
   end
   local changed = table.concat(claims, ' ')

@@ -21,7 +21,7 @@ from comporta.limits.strategies.base import Strategy, ceil_div
 from comporta.stores.base import GONE, State, StateType
 
 CLAIMS_MAX = 16
-"""How many claims a key keeps: those of the processes that are first. The others retry ever less often."""
+"""How many claims a key keeps: those of the processes that are first. The others retry less often."""
 
 CLAIM_TTL_US = 250_000
 """How long a claim outlives the time of its process's next attempt."""
@@ -121,15 +121,19 @@ _place: Callable[[LimitClaim], tuple[int, int, int]] = itemgetter(1, 2, 0)
 """Returns what orders claims: the class, since when its process waits, and the claimant."""
 
 
-def retry_wait_us(claims: LimitClaims, attempt: ClaimAttempt, wait_us: int) -> int:
+def retry_wait_us(claims: LimitClaims, attempt: ClaimAttempt, now_us: int, wait_us: int) -> int:
     """Return when a caller that has to wait for ``wait_us`` retries, given the claims after its attempt.
 
-    Without a claim it retries after half of the time that it has waited, so that its attempts do not grow
-    with the fleet and the rate: all units until then go to those that are first.
+    Without a claim it retries after half of the time that it has waited, or by which the first of its class
+    has waited longer: all units until then go to those that are first, and attempts do not grow with the
+    fleet and the rate.
     """
-    if not 0 < wait_us <= attempt.left_us or has_claim(claims, attempt.claimant):
+    _, own_rank, waited_us, left_us = attempt
+    if not 0 < wait_us <= left_us or has_claim(claims, attempt.claimant):
         return wait_us
-    return max(wait_us, min(attempt.waited_us // 2, attempt.left_us // 2, RETRY_EVERY_US))
+    own_since_us = now_us - waited_us
+    first_us = min([since_us for _, rank, since_us, _, _ in claims if rank == own_rank], default=own_since_us)
+    return max(wait_us, min(max(waited_us, own_since_us - first_us) // 2, left_us // 2, RETRY_EVERY_US))
 
 
 def changed_claims(old: LimitClaims | None, claims: LimitClaims) -> State | None:
