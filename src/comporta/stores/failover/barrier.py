@@ -27,6 +27,7 @@ Lua twin: ``worker_registry.lua``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -99,12 +100,7 @@ class Barrier(NamedTuple):
     @classmethod
     def from_state(cls, state: State | None) -> Barrier:
         """Read what ``to_state`` wrote."""
-        if state is None:
-            return cls()
-        epoch, moment_us, is_done, expected, asked_us, *members = state[1].decode().split(" ")
-        numbers = int(expected), int(asked_us)
-        came = {member.rstrip(_AGAIN): member.endswith(_AGAIN) for member in members}
-        return cls(int(epoch), int(moment_us), is_done == "1", *numbers, came)
+        return cls() if state is None else _parse(bytes(state[1]))
 
     def to_state(self, now_us: int) -> State:
         """Return the state for a store: when it expires, and its text."""
@@ -167,3 +163,11 @@ class Barrier(NamedTuple):
         elif sum(members.values()) >= expected:
             moment_us = min(moment_us, now_us + LEAD_US)
         return self._replace(members=members, moment_us=moment_us)
+
+
+@lru_cache(maxsize=2)  # every heartbeat reads the barrier, which changes only while workers rejoin
+def _parse(text: bytes) -> Barrier:
+    epoch, moment_us, is_done, expected, asked_us, *members = text.decode().split(" ")
+    numbers = int(expected), int(asked_us)
+    came = {member.rstrip(_AGAIN): member.endswith(_AGAIN) for member in members}
+    return Barrier(int(epoch), int(moment_us), is_done == "1", *numbers, came)

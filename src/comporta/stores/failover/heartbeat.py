@@ -235,7 +235,7 @@ class Heartbeat:
         done so.
         """
         primary, subscribers = store.primary, self._live_subscribers()
-        follows = primary.keeps_changes and any([each.follows_closely for each in subscribers])
+        follows = primary.keeps_changes and any(each.follows_closely for each in subscribers)
         self.log_reads.is_wanted = follows
         if follows and not is_beat and not self.log_reads.confirm_recent(POLL_SECONDS):
             self._read_changes(store, subscribers)
