@@ -39,6 +39,10 @@ FOUND = {
         202845,
         "crash@2.5+3.62; hang@7.07+0.24; hang@7.4+0.24",
     ),
+    "a caller that connects to a server whose round trips are long, and whose deadline is too": (
+        1836,
+        "hang@3.12+0.12; hang@4.15+0.12; requests_lost@5.19+3.3; loss@9.67+0.07:0.5",
+    ),
 }
 """Scenarios that once broke an invariant: a seed, and its shrunk faults."""
 
