@@ -43,6 +43,7 @@ FOUND = {
         1836,
         "hang@3.12+0.12; hang@4.15+0.12; requests_lost@5.19+3.3; loss@9.67+0.07:0.5",
     ),
+    "a window that is used up for longer than callers are observed": (5255, "black_hole@3.17+2.62"),
 }
 """Scenarios that once broke an invariant: a seed, and its shrunk faults."""
 

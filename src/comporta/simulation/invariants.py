@@ -289,7 +289,8 @@ def calls_succeed_again(history: FleetHistory) -> list[str]:
     """When all faults are long over, calls are granted again.
 
     Permits of killed workers are in use until their deadline, and so are those of calls that were in flight
-    when their worker exited, and those that old data of a server hold.
+    when their worker exited, and those that old data of a server hold. A window that is used up grants
+    nothing until it ends.
     """
     scenario = history.scenario
     if scenario.max_concurrent is not None and (
@@ -301,6 +302,10 @@ def calls_succeed_again(history: FleetHistory) -> list[str]:
     from_ns = over_ns + seconds_ns(_CLOSED_AGAIN_SECONDS)
     calls = [call for call in history.of(Call) if from_ns <= call.began_ns <= last_ns]
     if len(calls) < _CALLS_MIN or any(call.result == GRANTED for call in calls):
+        return []
+    if scenario.strategy.endswith("window") and last_ns - from_ns < seconds_ns(
+        scenario.capacity / scenario.rate
+    ):
         return []
     return [f"none of {len(calls)} calls since {_seconds(from_ns)} s was granted"]
 
