@@ -56,11 +56,12 @@ class Bench:
     def __init__(self, config: CacheConfig = CONFIG) -> None:
         self.clock = ManualClock(NOW)
         self.unreadable: list[tuple[str, Exception]] = []
-        self.recorder: Any = Recorder()
+        self.recorder = Recorder()
+        stand_in: Any = self.recorder
         self.policy = ExpiryPolicy(
             config,
-            self.recorder,
-            self.recorder,
+            stand_in,
+            stand_in,
             self.clock,
             lambda digest, error: self.unreadable.append((digest, error)),
         )
@@ -130,7 +131,8 @@ def test_from_result__loaded_some_time_ago__has_its_age() -> None:
 def test_wall_time__test_clock_or_this_machine__is_in_unix_seconds() -> None:
     bench = Bench()
     assert bench.policy.wall_time() == NOW
-    real = ExpiryPolicy(CONFIG, bench.recorder, bench.recorder, MONOTONIC, print)
+    stand_in: Any = bench.recorder
+    real = ExpiryPolicy(CONFIG, stand_in, stand_in, MONOTONIC, print)
     assert real.wall_time() > 1_600_000_000
 
 

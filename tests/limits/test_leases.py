@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import hypothesis.strategies as st
@@ -34,7 +35,7 @@ from comporta.limits.leases import client
 from comporta.limits.leases.client import KeyLease, LeaseClient, leased_units
 from comporta.limits.leases.operation import Lease, LeaseOperation
 from comporta.limits.strategies.base import EndedLease
-from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy
+from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy, TokenBucketStrategy
 from comporta.stores.base import Operation, Outage, Store
 from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.memory import MemoryStore
@@ -760,3 +761,110 @@ def test_leased_units__two_clients_of_one_limit__are_added() -> None:
         assert leased_units(store) == {"same": 1 if limiter is limiters[0] else 2}
     for limiter in limiters:
         lease_client(limiter).return_all()
+
+
+class PausedStrategy:
+    """A strategy that an operator has paused for 5 µs."""
+
+    def __init__(self, strategy: TokenBucketStrategy) -> None:
+        self._strategy = strategy
+
+    def effective_at(self, now_us: int) -> tuple[TokenBucketStrategy, int, None]:
+        return self._strategy, 5, None
+
+
+def operation_of(strategy: Any) -> LeaseOperation:
+    operation = LeaseOperation(lease_client(worker(MemoryStore()))._source, "k", 2, 8)
+    source: Any = SimpleNamespace(strategy=strategy, ttl_us=1000)
+    operation._source = source
+    return operation
+
+
+def test_step__paused_and_empty_after_the_clock_was_set_back__moves_the_state_and_says_the_wait() -> None:
+    strategy = TokenBucketStrategy(10, 1, 100_000)
+    empty = strategy.step(None, 10**12, 10)[0]
+    moved, wait_us = strategy.step(empty, 10**12 - 10**6, 2)
+    assert moved is not None
+    assert wait_us > 5
+    new, lease = operation_of(PausedStrategy(strategy))._step(empty, 0, 10**12 - 10**6)
+    assert (new, lease) == (moved, Lease(0, 0, wait_us, 0))
+
+
+def test_step__others_wait__takes_only_what_is_needed() -> None:
+    operation = LeaseOperation(lease_client(worker(MemoryStore()))._source, "k", 2, 8)
+    assert [operation._step(None, ahead, 10**12)[1].granted for ahead in (0, 3)] == [8, 2]
+
+
+class FixedTime:
+    """A client whose clock stands still, its leases, and what it schedules and applies."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+        self.scheduled: list[int] = []
+        self.applied: list[Any] = []
+        self.client = lease_client(worker(MemoryStore(clock)))
+        self.now_ns = 10**15
+        self.lease = KeyLease("k")
+        scheduler = SimpleNamespace(schedule=lambda at_ns, *_: self.scheduled.append(at_ns))
+        monkeypatch.setattr(client, "SCHEDULER", SimpleNamespace(get=lambda: scheduler))
+        monkeypatch.setattr(self.client, "_now_ns", lambda: self.now_ns)
+        monkeypatch.setattr(self.client.store, "apply", self.applied.append)
+
+
+def test_end_lease__used_up_at_its_end_or_a_third_left__next_one_is_as_large(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    fixed = FixedTime(monkeypatch, clock)
+    sizes = []
+    for left, ends_ns in ((0, 0), (0, 1), (1, 1)):
+        fixed.lease.left, fixed.lease.size, fixed.lease.next_size = left, 3, 4
+        fixed.lease.ends_ns = fixed.now_ns + ends_ns
+        fixed.client._end_lease(fixed.lease)
+        sizes.append(fixed.lease.next_size)
+    assert sizes == [4, 8, 4]
+
+
+def test_schedule_return__scheduled_time_reached__schedules_again_but_not_on_a_manual_clock(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    for store_clock, scheduled in ((MONOTONIC, [7]), (clock, [])):
+        fixed = FixedTime(monkeypatch, store_clock)
+        fixed.lease.return_at_ns, fixed.lease.scheduled_ns = 7, fixed.now_ns
+        fixed.client._schedule_return(fixed.lease)
+        assert fixed.scheduled == scheduled
+        fixed.lease.scheduled_ns = fixed.now_ns + 1
+        fixed.client._schedule_return(fixed.lease)
+        assert fixed.scheduled == scheduled
+
+
+@pytest.mark.parametrize(("late_ns", "scheduled", "applied"), [(-1, 1, 0), (0, 0, 1), (9, 0, 1), (10, 0, 0)])
+def test_return_if_due__any_moment__schedules_returns_or_lets_it_expire(
+    monkeypatch: pytest.MonkeyPatch, late_ns: int, scheduled: int, applied: int
+) -> None:
+    fixed = FixedTime(monkeypatch, MONOTONIC)
+    fixed.lease.left = fixed.lease.lent = 3
+    fixed.lease.return_at_ns, fixed.lease.ends_ns = fixed.now_ns - late_ns, fixed.now_ns - late_ns + 10
+    fixed.client._return_if_due(fixed.lease)
+    assert (len(fixed.scheduled), len(fixed.applied)) == (scheduled, applied)
+    assert [operation.script_args() for operation in fixed.applied] == [(0, 0, 0, 3, 3)] * applied
+
+
+def test_key_lease__key_with_parts__is_found_by_key_and_by_text(clock: ManualClock) -> None:
+    holder, key = lease_client(worker(MemoryStore(clock))), LimitKey("a", "b")
+    lease = holder._key_lease(key, "a:b")
+    assert lease is holder._leases[key] is holder._leases["a:b"]
+
+
+def test_sweep__due__drops_what_has_ended_and_waits_for_the_lifetime_of_a_lease(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    fixed = FixedTime(monkeypatch, clock)
+    holder, live = fixed.client, KeyLease("live")
+    fixed.lease.ends_ns, live.ends_ns = fixed.now_ns, fixed.now_ns + 1
+    holder._leases.update({"k": fixed.lease, "live": live})
+    holder._next_sweep_ns = fixed.now_ns + 1
+    holder._sweep()
+    assert set(holder._leases) == {"k", "live"}
+    holder._next_sweep_ns = fixed.now_ns
+    holder._sweep()
+    assert set(holder._leases) == {"live"}
+    assert holder._next_sweep_ns == fixed.now_ns + 500_000_000

@@ -19,12 +19,14 @@ from mutation.runner import (
     WAIT_SECONDS,
     Task,
     _activity,
+    _Failures,
     _Fork,
     _Runner,
     _wait_for_end,
     chosen_tests,
 )
 from mutation.targets import TARGETS, chosen_modules
+from tests.support import Late
 
 from comporta import LimitConfig
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
@@ -173,6 +175,18 @@ def test_activity__process_that_runs__does_not_wait() -> None:
     assert not is_waiting
     assert ticks > 0
     assert _activity(2**30) == (False, 0)
+
+
+@pytest.mark.parametrize(("error", "failed"), [(AssertionError, True), (Late, False)])
+def test_failures__missed_deadline__is_no_kill(error: type[Exception], failed: bool) -> None:
+    def fail() -> None:
+        raise error("x")
+
+    watch = _Failures()
+    watch.pytest_runtest_makereport(pytest.CallInfo.from_call(fail, "call"))
+    report = pytest.TestReport("x", ("x", 1, "x"), {}, "failed", None, "call")
+    watch.pytest_runtest_logreport(report)
+    assert watch.failed is failed
 
 
 def test_lua_store__clock_of_the_test_moves__scripts_use_its_time() -> None:

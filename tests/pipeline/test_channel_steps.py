@@ -83,7 +83,7 @@ def test_send__woken_while_there_is_more_room__wakes_the_next_sender(many: bool)
     channel = Channel[int](2)
     channel.sync.send_many([1, 2])
     first = channel._send_many_flow([3]) if many else channel._send_flow(3)
-    waiters = [next(first), next(channel._send_flow(4))]
+    waiters: list[Any] = [next(first), next(channel._send_flow(4))]
     assert channel._take(2) == [1, 2]
     assert [waiter.woken for waiter in waiters] == [True, False]
     end_of(first)
@@ -95,7 +95,8 @@ def test_receive__deadline_of_zero__does_not_wait(monkeypatch: pytest.MonkeyPatc
     channel = Channel[int](2)
     assert end_of(channel._receive_flow(1, 0.0)) == []
     assert not channel._receivers
-    assert next(channel._receive_flow(1, 0.5)).timeout == 0.5
+    waiter: Any = next(channel._receive_flow(1, 0.5))
+    assert waiter.timeout == 0.5
 
 
 def test_now_us__clock__is_in_whole_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,7 @@ def test_received_value__secret__is_hidden() -> None:
         ("redis://user:secret@host/0", "redis://***@host/0"),
         ("://secret@host", "://***@host"),
         ("redis://:p@ss@host", "redis://***@host"),
+        ("redis://user:a://b@host", "redis://***@host"),
         ("a@b", "a@b"),
         ("a@redis://host", "a@redis://host"),
         ("redis://host:6379/0", "redis://host:6379/0"),

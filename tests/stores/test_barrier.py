@@ -253,3 +253,11 @@ def test_barrier__member_that_came_again_asks_once_more__still_counts() -> None:
     barrier = Barrier(1, 10**9, expected=3, asked_us=1000, members={"a": True, "b": False})
     barrier, _ = barrier.join(RejoinRequest("a", 0, 3, BARRIER_US, 0), 1000)
     assert barrier.members == {"a": True, "b": False}
+
+
+def test_barrier__as_many_members_as_a_record_holds__takes_no_other() -> None:
+    members = dict.fromkeys(map(str, range(200)), False)
+    full = Barrier(1, 10**9, expected=300, asked_us=1000, members=members)
+    for member, count in (("new", 200), ("7", 200)):
+        barrier, _ = full.join(RejoinRequest(member, 0, 300, BARRIER_US, 0), 1000)
+        assert len(barrier.members) == count
