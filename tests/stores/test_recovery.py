@@ -112,29 +112,6 @@ def test_recovery__fault_of_this_worker_alone__does_not_wait_to_rejoin() -> None
     assert primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY)) is not None
 
 
-@pytest.mark.parametrize("others_rejoin", [False, True])
-def test_recovery__brief_outage__waits_for_others_that_rejoin_soon_after(others_rejoin: bool) -> None:
-    """After a short hang, this worker may be the first that finds the store in order."""
-    clock = ManualClock()
-    store, primary = manual_failover(clock)
-    primary.apply(RecordHeartbeat(ELSEWHERE))
-    store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
-    run_heartbeat(store)
-    store.fail_over(STORE_DOWN)
-    began_ns, apply = clock.now_ns(), primary.apply
-
-    def rejoin_first(operation: Operation[Any]) -> Any:
-        if others_rejoin and clock.now_ns() > began_ns and not isinstance(operation, ScheduleRejoin):
-            apply(ScheduleRejoin(ELSEWHERE, RejoinRequest(ELSEWHERE.member, 0, 2, 600_000, 0)))
-        return apply(operation)
-
-    primary.apply = rejoin_first  # type: ignore[method-assign]
-    run_heartbeat(store)
-    assert fallback_of(store) is None
-    assert clock.now_ns() - began_ns >= 200_000_000
-    assert store.heartbeat.registration.epoch == (1 if others_rejoin else 0)
-
-
 @pytest.mark.parametrize("is_new", [False, True])
 def test_recovery__slow_first_probe__waits_to_rejoin_unless_the_worker_is_new(is_new: bool) -> None:
     """A server that hung answers once it continues, and other workers may have failed over before."""

@@ -9,11 +9,9 @@ bucket at the rate of the whole limit, and the share of one worker only at a par
 reported sooner would be there again when the fleet rejoins. Only a share of many keys is reported sooner too,
 so that little is left for the last report.
 
-There is one exception. If the first probe finds the store in order right away, the fault was probably this
-worker's own (a lost reply, a stalled machine). It looks again after ``_LOOK_OUT_NS``, and if no other worker
-rejoins by then it does not wait for any: the others use the whole limit in the meantime, and its share comes
-on top. A single look would not do. After a hang as short as the deadline, the worker that called last finds
-the store in order while the others are still between two probes.
+There is one exception. If the first probe finds the store in order right away and no other worker rejoins,
+the fault was this worker's own (a lost reply, a stalled machine), and it rejoins at once: the others use the
+whole limit in the meantime, and its share would come on top.
 
 This module knows no limits and no breakers, only operations. The heartbeat's thread runs it.
 """
@@ -64,9 +62,6 @@ _LAST_REPORT_KEYS_MAX = 1000
 """How many keys a worker can report in that time."""
 
 _BRIEF_OUTAGE_NS = 50_000_000
-_LOOK_OUT_NS = 200_000_000
-"""How long a worker waits for a sign that others lost the store too: most of them probe again by then."""
-
 _STABLE_NS = 10_000_000_000
 
 
@@ -150,12 +145,7 @@ class Recovery:
         self._apply_recovery_operations(local_share)
         if len(local_share.store) > _LAST_REPORT_KEYS_MAX:
             self._report_grants(store.primary, local_share)
-        is_own_fault = maybe_own_fault and self._is_brief_outage(store)
-        if is_own_fault and store.was_reached and self._registration.worker_count.observed > 1:
-            if not run.wait_until(self._clock.now_ns() + _LOOK_OUT_NS):
-                return False
-            pulses.append(self._registration.record_probe(store, run.worker))
-        if not is_own_fault or self._is_fleet_rejoining(pulses[-1]):
+        if not maybe_own_fault or not self._is_brief_outage(store) or self._is_fleet_rejoining(pulses[-1]):
             return self._pass_barrier(store, local_share, run)
         self._report(store.primary, local_share)
         return True
