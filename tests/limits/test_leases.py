@@ -780,7 +780,7 @@ def operation_of(strategy: Any) -> LeaseOperation:
     return operation
 
 
-def test_step__paused_and_empty_after_the_clock_was_set_back__moves_the_state_and_says_the_wait() -> None:
+def test_step__paused_and_empty_when_the_clock_is_set_back__moves_the_state() -> None:
     strategy = TokenBucketStrategy(10, 1, 100_000)
     empty = strategy.step(None, 10**12, 10)[0]
     moved, wait_us = strategy.step(empty, 10**12 - 10**6, 2)
