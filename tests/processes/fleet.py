@@ -77,7 +77,7 @@ class Worker:
         """Wait until a signal has stopped the worker."""
         while "T" not in Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2]:
             assert self.process.poll() is None, f"{self.job} ended"
-            time.sleep(0.001)  # sleeps: only its parent would be told
+            time.sleep(0.001)  # sleeps: the kernel notifies only its parent
         return self
 
     def send(self, number: signal.Signals) -> None:
