@@ -46,6 +46,19 @@ def test_load__other_source__names_the_difference(checkpoint: Checkpoint) -> Non
         checkpoint.load({**SOURCE, "begins": "ab"})
 
 
+FILE: dict[str, Any] = {
+    "version": 2,
+    "source": {},
+    "done_below": 0,
+    "done_above": [],
+    "written": 0,
+    "dead": 0,
+    "complete": False,
+    "run": "0123456789abcdef",
+    "output_end": None,
+}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -56,20 +69,7 @@ def test_load__other_source__names_the_difference(checkpoint: Checkpoint) -> Non
         "[" * 100_000,
         json.dumps({"version": 1}),
         *(
-            json.dumps(
-                {
-                    "version": 2,
-                    "source": {},
-                    "done_below": 0,
-                    "done_above": [],
-                    "written": 0,
-                    "dead": 0,
-                    "complete": False,
-                    "run": "0123456789abcdef",
-                    "output_end": None,
-                }
-                | wrong
-            )
+            json.dumps(FILE | wrong)
             for wrong in (
                 {"done_below": -1},
                 {"done_below": True},
@@ -89,19 +89,6 @@ def test_load__corrupt_file__is_a_checkpoint_error(checkpoint: Checkpoint, text:
     checkpoint.path.write_text(text)
     with pytest.raises(CheckpointError, match="checkpoint file is corrupt"):
         checkpoint.load({})
-
-
-FILE: dict[str, Any] = {
-    "version": 2,
-    "source": {},
-    "done_below": 0,
-    "done_above": [],
-    "written": 0,
-    "dead": 0,
-    "complete": False,
-    "run": "0123456789abcdef",
-    "output_end": None,
-}
 
 
 @pytest.mark.parametrize(
