@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 from tests.debian import install_package
 from tests.processes.fleet import new_state_name, remove_shared_state, shared_url
 from tests.stalls import StallMonitor
-from tests.support import SOAK, Late
+from tests.support import SOAK, Late, loop_runner
 
 import comporta
 from comporta import events
@@ -35,6 +35,10 @@ from comporta.pipeline.sinks import GoogleAccount
 from comporta.stores.failover import worker_count_file
 from comporta.stores.registry import close_stores
 from comporta.testing import ManualClock, PostgresServer, Server, SheetsServer, find_servers, programs
+
+# Reading the list of authorities takes 20 ms for each HTTP client. Tests call no public host, so this
+# process and those that it starts trust one authority, which has signed nothing.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("authority.pem"))
 
 SERVERS = find_servers()
 
@@ -135,8 +139,12 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Collect the tests without coverage and without the garbage collector: both take seconds, for nothing.
 
     With coverage, import every module first: an unmeasured test may be the first to import one. The collected
-    tests are excluded from garbage collection: each full pass over them would take half a second.
+    tests are excluded from garbage collection: each full pass over them would take half a second. The process
+    that only distributes tests measures nothing.
     """
+    if session.config.pluginmanager.hasplugin("dsession"):
+        sys.settrace(None)
+        return (yield)
     if session.config.pluginmanager.hasplugin("_cov"):
         for module in pkgutil.walk_packages(comporta.__path__, "comporta."):
             if not module.name.endswith("__main__"):
@@ -324,7 +332,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
     if request.param == "blocking":
         yield None
     else:
-        with asyncio.Runner() as made:
+        with loop_runner() as made:
             yield made
 
 

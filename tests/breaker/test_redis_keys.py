@@ -150,6 +150,7 @@ def test_server_clock__jumps__locks_no_call_out_for_longer_than_configured(
     assert driver.refused() is None
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("key", [FAILURES, MARK])
 @pytest.mark.parametrize("value", CORRUPT_VALUES)
 def test_corrupt_value__in_a_string__neither_raises_nor_locks(
@@ -162,6 +163,7 @@ def test_corrupt_value__in_a_string__neither_raises_nor_locks(
     _assert_opens_and_recovers(driver, clock)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("key", "field"),
     [

@@ -43,6 +43,7 @@ def _fail() -> None:
     raise OSError("down")
 
 
+@pytest.mark.unmeasured
 def test_streak__as_many_threads_as_the_threshold_fail_after_a_success__opens(url: str) -> None:
     breaker = CircuitBreaker("streak", THREADS, 600, state=url)
     succeed, fail = breaker(bool), breaker(_fail)

@@ -21,6 +21,7 @@ def cached_numbers(cache: CacheHarness, count: int, user: str | None = "ana") ->
     return [n for n in range(count) if cache.get_from_cache(user, {"q": n}) is not None]
 
 
+@pytest.mark.unmeasured
 def test_fetch__200_keys_of_one_user__none_is_fetched_again(
     make_cache: MakeCache, source: FakeSource
 ) -> None:

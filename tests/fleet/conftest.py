@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support import store_on_clock
+from tests.support import loop_runner, store_on_clock
 
 from comporta import events
 from comporta.fleet import FleetCounters
@@ -38,7 +37,7 @@ def drive(request: pytest.FixtureRequest, store: Store) -> Iterator[DriveFlow]:
     if request.param == "blocking":
         yield run
         return
-    with asyncio.Runner() as runner:
+    with loop_runner() as runner:
         yield lambda flow: runner.run(run_async(flow))
         runner.run(store.aclose())
 

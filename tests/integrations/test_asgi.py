@@ -455,7 +455,7 @@ def test_refusal_middleware__started_response_or_other_error__reaches_the_server
 def get(
     url: str, count: int, headers: Callable[[int], dict[str, str]] = lambda _: {}
 ) -> Sequence[httpx2.Response]:
-    with httpx2.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with httpx2.Client(base_url=url, trust_env=False, verify=False, timeout=60) as client:
         return [client.get("/", headers=headers(number)) for number in range(count)]
 
 
@@ -494,7 +494,7 @@ def test_served__streaming_response__arrives_in_parts() -> None:
         await send({"type": "http.response.body", "body": b"second"})
 
     app = RefusalMiddleware(RateLimitMiddleware(streaming, FixedWindowLimiter("5/hour")))
-    with serve(app) as url, httpx2.stream("GET", url, trust_env=False, timeout=60) as response:
+    with serve(app) as url, httpx2.stream("GET", url, trust_env=False, verify=False, timeout=60) as response:
         pieces = response.iter_bytes()
         assert next(pieces) == b"first "
         loops[0].call_soon_threadsafe(read.set)

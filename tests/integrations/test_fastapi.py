@@ -68,7 +68,10 @@ def client(request: pytest.FixtureRequest) -> Iterator[httpx2.Client]:
     app = application()
     if request.param == "problem handlers":
         add_problem_handlers(app)
-    with serve(app) as url, httpx2.Client(base_url=url, trust_env=False, timeout=60) as connected:
+    with (
+        serve(app) as url,
+        httpx2.Client(base_url=url, trust_env=False, verify=False, timeout=60) as connected,
+    ):
         connected.headers["x-problems"] = request.param
         yield connected
 
@@ -140,20 +143,20 @@ def test_problem_handlers__open_circuit_in_a_route__answers_503() -> None:
     app = application()
     add_problem_handlers(app)
     with serve(app) as url:
-        assert_upstream_refusal(httpx2.get(f"{url}/upstream", trust_env=False, timeout=60))
+        assert_upstream_refusal(httpx2.get(f"{url}/upstream", trust_env=False, verify=False, timeout=60))
 
 
 def test_refusal_middleware__fastapi_application__answers_503() -> None:
     app = application()
     app.add_middleware(RefusalMiddleware)
     with serve(app) as url:
-        assert_upstream_refusal(httpx2.get(f"{url}/upstream", trust_env=False, timeout=60))
+        assert_upstream_refusal(httpx2.get(f"{url}/upstream", trust_env=False, verify=False, timeout=60))
 
 
 def test_rate_limit_middleware__fastapi_application__limits_every_route() -> None:
     app = application()
     app.add_middleware(RateLimitMiddleware, limiter=FixedWindowLimiter("2/hour", name="all"))
-    with serve(app) as url, httpx2.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with serve(app) as url, httpx2.Client(base_url=url, trust_env=False, verify=False, timeout=60) as client:
         responses = [client.get(path) for path in ("/search", "/nowhere", "/search")]
     assert [response.status_code for response in responses] == [200, 404, 429]
     assert responses[0].headers["RateLimit"] == '"search";r=1;t=30, "all";r=1;t=3600'

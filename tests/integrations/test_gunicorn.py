@@ -39,7 +39,11 @@ def served(state: str, gate: Path, *options: str) -> Iterator[tuple[GunicornServ
     with (
         gunicorn("tests.integrations.gunicorn_app", "--workers", "2", *options, environ=environ) as server,
         httpx2.Client(
-            base_url=server.url, headers={"Connection": "close"}, trust_env=False, timeout=WAIT_SECONDS_MAX
+            base_url=server.url,
+            headers={"Connection": "close"},
+            trust_env=False,
+            verify=False,
+            timeout=WAIT_SECONDS_MAX,
         ) as client,
     ):
         wait_for_workers(client)
@@ -108,6 +112,8 @@ def test_worker__gevent_patched_after_the_import__says_so_on_first_use(
 ) -> None:
     environ = {"COMPORTA_TEST_STATE": shared_state, "COMPORTA_TEST_GATE": str(tmp_path)}
     with gunicorn("tests.integrations.gunicorn_app", *GEVENT, "--preload", environ=environ) as server:
-        assert httpx2.get(server.url, trust_env=False, timeout=WAIT_SECONDS_MAX).status_code == 500
+        assert (
+            httpx2.get(server.url, trust_env=False, verify=False, timeout=WAIT_SECONDS_MAX).status_code == 500
+        )
         assert "RuntimeError: gevent patched the thread module after comporta was imported" in server.log
         assert "in gunicorn.conf.py" in server.log

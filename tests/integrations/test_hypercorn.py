@@ -63,7 +63,11 @@ def test_workers__one_shared_limit__admit_exactly_it_and_return_what_they_hold(
     with (
         hypercorn(shared_state, tmp_path) as (process, url),
         httpx2.Client(
-            base_url=url, headers={"Connection": "close"}, trust_env=False, timeout=WAIT_SECONDS_MAX
+            base_url=url,
+            headers={"Connection": "close"},
+            trust_env=False,
+            verify=False,
+            timeout=WAIT_SECONDS_MAX,
         ) as client,
         ThreadPoolExecutor(PERMITS) as pool,
     ):

@@ -34,7 +34,10 @@ def application() -> Starlette:
 
 
 def test_starlette__limits_of_application_and_route__both_hold_and_refusals_become_503() -> None:
-    with serve(application()) as url, httpx2.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with (
+        serve(application()) as url,
+        httpx2.Client(base_url=url, trust_env=False, verify=False, timeout=60) as client,
+    ):
         refusal = client.get("/refused")
         first, second = client.get("/search"), client.get("/search")
         others = [client.get("/") for _ in range(3)]

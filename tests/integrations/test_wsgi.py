@@ -58,7 +58,7 @@ def serve(app: WsgiApp, *, validate: bool = True) -> Iterator[httpx2.Client]:
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.server_port}"
-            with httpx2.Client(base_url=url, trust_env=False, timeout=60) as client:
+            with httpx2.Client(base_url=url, trust_env=False, verify=False, timeout=60) as client:
                 yield client
         finally:
             server.shutdown()
@@ -270,7 +270,7 @@ def test_framework__on_gunicorn__limits_requests_and_answers_refusals(framework:
     environ = {"COMPORTA_TEST_LIMIT": "5/hour"}
     with (
         gunicorn(f"tests.integrations.wsgi_apps:{framework}_app()", environ=environ) as server,
-        httpx2.Client(base_url=server.url, trust_env=False, timeout=60) as client,
+        httpx2.Client(base_url=server.url, trust_env=False, verify=False, timeout=60) as client,
     ):
         refused = client.get("/refused")
         answers = [client.get("/", headers={"X-Forwarded-For": f"192.0.2.{n}"}) for n in range(6)]

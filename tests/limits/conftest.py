@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.limits.faces import BEGIN, STORES, Bench, made_store
+from tests.support import loop_runner
 
 from comporta.testing import ManualClock, Server
 
@@ -15,7 +16,7 @@ from comporta.testing import ManualClock, Server
 @pytest.fixture(params=["blocking", "awaiting"])
 def driver(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
     with ExitStack() as ends:
-        yield ends.enter_context(asyncio.Runner()) if request.param == "awaiting" else None
+        yield ends.enter_context(loop_runner()) if request.param == "awaiting" else None
 
 
 @pytest.fixture(params=STORES)

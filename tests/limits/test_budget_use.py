@@ -59,6 +59,7 @@ def most_above(calls: list[Call], estimate: int) -> int:
     return worst
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("estimate", [MEAN, 2 * MEAN])
 @pytest.mark.parametrize("kind", STORES)
 def test_budget__cost_known_afterwards__is_used_to_97_percent_and_never_exceeded(

@@ -23,7 +23,7 @@ from tests.processes.fleet import (
     start_workers,
 )
 from tests.stores.manual_heartbeat import FailingStore, ManualHeartbeat, manual_failover, run_heartbeat
-from tests.support import command, redis_store, shared_store, store_on_clock, wait_until
+from tests.support import command, loop_runner, redis_store, shared_store, store_on_clock, wait_until
 
 from comporta import ConcurrencyLimit, LimitReachedError, Permit
 from comporta.errors import (
@@ -114,7 +114,7 @@ def face(request: pytest.FixtureRequest, store: Store) -> Iterator[Opens]:
     if request.param == "blocking":
         yield Blocking
         return
-    with asyncio.Runner() as runner:
+    with loop_runner() as runner:
         yield lambda limit: Awaiting(limit, runner)
         if isinstance(store, RedisStore):
             runner.run(store.aclose())

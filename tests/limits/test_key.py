@@ -16,6 +16,7 @@ from comporta.limits.key import normalize_key, printable_text
 parts = st.text(min_size=1, max_size=60)
 
 
+@pytest.mark.unmeasured
 @given(parts, parts, st.none() | parts)
 def test_limit_key__any_parts__round_trip(namespace: str, key: str, version: str | None) -> None:
     made = LimitKey(namespace, key, version)

@@ -599,6 +599,7 @@ lives = st.sampled_from([0, 0, 0, 0.05, 0.2, 0.3, 0.45, 0.499, 0.5, 0.501, 0.7, 
 """Pauses in lifetimes of a lease: most errors would show at the ends of its halves."""
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=max_examples(500), deadline=None)
 @given(
     strategy=st.sampled_from([LimitStrategy.TOKEN_BUCKET, LimitStrategy.SLIDING_WINDOW]),

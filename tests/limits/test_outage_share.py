@@ -50,6 +50,7 @@ def granted_by(share: OutageShare, times_us: list[int]) -> list[int]:
     return granted
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 @pytest.mark.parametrize(("capacity", "workers"), [(100, 4), (10, 4), (3, 8), (1, 5), (1000, 7)])
 def test_shares__evenly_loaded__keep_the_rate_plus_at_most_one_token_each(

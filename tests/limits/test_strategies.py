@@ -89,6 +89,7 @@ def test_token_bucket__after_a_wait__is_refilled_with_fractions(face: Callable[.
         assert limiter.acquire("k") is True
 
 
+@pytest.mark.unmeasured
 def test_token_bucket__thirty_a_minute__grants_thirty_a_minute(face: Callable[..., Face]) -> None:
     """A bucket that refills in whole seconds would grant 30 % too little here."""
     limiter = face("30/minute burst 1")
@@ -106,6 +107,7 @@ def test_token_bucket__long_idle__accumulates_only_its_burst(face: Callable[...,
     assert sum(limiter.acquire("k") for _ in range(10)) == 5
 
 
+@pytest.mark.unmeasured
 def test_token_bucket__many_tiny_waits__lose_no_fraction(face: Callable[..., Face]) -> None:
     limiter = face("100/minute")
     granted = 0
@@ -153,6 +155,7 @@ def test_sliding_window__cost_above_a_lowered_limit__waits_for_an_empty_window()
     assert window.step(state, 11_000_000, 3)[1] == 0
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("capacity", [7, 1000])
 def test_sliding_window__under_load__keeps_every_interval_and_grants_what_is_due(
     face: Callable[..., Face], capacity: int

@@ -287,6 +287,7 @@ def test_send__cancelled_after_it_was_woken__wakes_the_next_sender() -> None:
     run(main())
 
 
+@pytest.mark.unmeasured
 def test_channel__many_cancellations__lose_and_repeat_no_item() -> None:  # noqa: C901 - one scenario
     """Receivers are cancelled at random by ``wait_for`` and ``timeout`` while senders come and go."""
     count, chance = 20_000, random.Random(6)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.limits.faces import BEGIN, STORES, Face, made_store
+from tests.support import loop_runner
 
 from comporta import HierarchicalThrottle, LimitReachedError, StateFullError, StateUnavailableError, events
 from comporta.pipeline.throttle import partitions as partitions_module
@@ -44,7 +45,7 @@ class Bench:
 @pytest.fixture(params=["blocking", "awaiting"])
 def driver(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
     with ExitStack() as ends:
-        yield ends.enter_context(asyncio.Runner()) if request.param == "awaiting" else None
+        yield ends.enter_context(loop_runner()) if request.param == "awaiting" else None
 
 
 @pytest.fixture(params=STORES)
@@ -345,6 +346,7 @@ def test_acquire__too_many_waiters__refuses_the_next(monkeypatch: pytest.MonkeyP
         throttle.sync.execute("a", 1, list)
 
 
+@pytest.mark.unmeasured
 def test_queue__100_000_leave_from_its_end__cost_as_much_as_from_its_head() -> None:
     """A search through the queue for each of them would take an hour."""
     queue, waiters = partitions_module.ThrottleQueue(), [PipelineWaiter() for _ in range(100_000)]
@@ -461,6 +463,7 @@ def test_record_success__while_a_caller_waits__wakes_it() -> None:
 # -- bounds and invalid options
 
 
+@pytest.mark.unmeasured
 def test_throttle__many_idle_partitions__are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "PARTITIONS_MAX", 100)
     clock = ManualClock(BEGIN)

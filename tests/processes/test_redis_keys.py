@@ -162,6 +162,7 @@ def test_operator__deletes_the_key__limit_is_full_again(client: Any, store: Redi
     assert grant_count(limiter) == 10
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 @pytest.mark.parametrize("before", [5, 12])
 def test_garbage__in_any_field__neither_blocks_nor_exceeds_the_limit(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support import store_on_clock
+from tests.support import loop_runner, store_on_clock
 
 from comporta.flow import Flow, run, run_async
 from comporta.stores.base import Store
@@ -29,7 +28,7 @@ def run_flow(request: pytest.FixtureRequest, store: Store) -> Iterator[RunFlow]:
     if request.param == "blocking":
         yield run
         return
-    with asyncio.Runner() as runner:
+    with loop_runner() as runner:
         yield lambda flow: runner.run(run_async(flow))
         if isinstance(store, RedisStore):
             runner.run(store.aclose())

@@ -136,6 +136,7 @@ def test_shared__override_under_contention__is_read_without_blocking_the_loop() 
 # the table -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_table__thousands_of_keys__grows_and_keeps_each_state(strategy: LimitStrategy) -> None:
     with shared_store(memory=32) as store, second_store(store) as other:
@@ -219,6 +220,7 @@ def test_table__no_index_page_left__evicts_a_state_of_the_path() -> None:
         assert store.table.usage().keys == 16 * ENTRIES_PER_PAGE
 
 
+@pytest.mark.unmeasured
 def test_table__short_lived_keys__does_not_grow() -> None:
     clock = ManualClock()
     with shared_store(clock) as store:
@@ -297,6 +299,7 @@ def test_breaker__no_room_for_its_state__opens_at_its_threshold() -> None:
         assert reached == 3
 
 
+@pytest.mark.unmeasured
 def test_table__full__is_reported_once() -> None:
     found: list[events.Event] = []
     stop = events.listen(found.append)
@@ -355,6 +358,7 @@ def test_slots__no_chunk_for_an_index_page__take_none() -> None:
         assert store.table._slots.take_page(position.lock, entry, 0) is None
 
 
+@pytest.mark.unmeasured
 def test_table__disk_full__does_not_grow_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

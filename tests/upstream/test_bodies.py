@@ -184,6 +184,7 @@ def test_streams__more_than_max_concurrent__wait_for_the_end_of_a_body(
     assert client.send(server.url).status == 200
 
 
+@pytest.mark.unmeasured
 def test_streams__ten_at_once_under_max_concurrent_two__are_two_in_flight(
     kind: str, server: BodyServer
 ) -> None:

@@ -27,6 +27,8 @@ from comporta.stores.memory import MemoryStore
 from comporta.stores.shared.store import SharedStore
 from comporta.testing import ManualClock, SimulatedUpstream
 
+pytestmark = pytest.mark.unmeasured  # hundreds of combinations; test_outcome and others cover what they run
+
 WAYS = ("upstream", "breaker", "block")
 """How a call goes through the policies: ``Upstream.guard``, a decorating breaker, a breaker's block."""
 

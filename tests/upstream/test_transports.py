@@ -108,6 +108,7 @@ def test_request__ratelimit_used_up__pauses_the_upstream(
     assert 40 < upstream.sync.get_state().limiter.paused <= 50
 
 
+@pytest.mark.unmeasured
 def test_request__hundred_refusals__never_open_the_breaker(make_client: MakeClient) -> None:
     with SimulatedUpstream(rate=0.0001, burst=1, retry_after=False) as simulated:
         client, upstream = make_client(breaker=BreakerConfig(threshold=1), retry=False)

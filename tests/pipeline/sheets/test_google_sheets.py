@@ -479,6 +479,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_write__any_order_of_writers_and_faults__each_row_has_its_last_value(

@@ -20,7 +20,7 @@ from comporta.service.batch.processor import (
     load_processor,
 )
 from comporta.service.batch.sheets import GOOGLE_QUOTA, GoogleSheets, Sheets
-from comporta.service.sources.portal import Portal, http_client
+from comporta.service.sources.portal import Portal, http_client, tls_context
 from comporta.service.sources.ssrf_guard import AddressResolver, PinnedTransport
 from comporta.upstream.upstream import Upstream
 
@@ -81,5 +81,6 @@ def _open_processor(config: ServiceConfig, upstreams: Upstreams) -> Processor | 
         ACCOUNTS_UPSTREAM, _LIMIT, timeout=batch.timeout, max_concurrent=_CALLS_MAX, state=upstreams.store
     )
     resolver = AddressResolver(allow_private=config.allow_private_addresses)
-    client = http_client(PinnedTransport(resolver, httpx2.AsyncHTTPTransport(trust_env=False)), batch.timeout)
+    transport = PinnedTransport(resolver, httpx2.AsyncHTTPTransport(verify=tls_context()))
+    client = http_client(transport, batch.timeout)
     return UpstreamProcessor(Portal(upstream, batch.address, client, bytes_max=config.search.page_bytes_max))

@@ -11,6 +11,7 @@ from typing import Any, Final
 import httpx2
 
 from comporta.service.problems import HttpProblem
+from comporta.service.sources.portal import tls_context
 
 MODES: Final = ("ok", "slow", "flaky", "rate-limited", "dead")
 """The modes of a simulated portal in :mod:`comporta.testing.procurement`."""
@@ -22,7 +23,9 @@ class DemoPortals:
     """The simulated portals at one URL."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=False)
+        self._client = httpx2.AsyncClient(
+            base_url=url, timeout=TIMEOUT_SECONDS, trust_env=False, verify=tls_context()
+        )
 
     async def modes(self) -> dict[str, Any]:
         """Return the mode of each portal and the modes that exist."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from ssl import SSLContext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +12,7 @@ import httpx2
 
 from comporta.service.sources import pcp, pncp
 from comporta.service.sources.base import NoticeSource
-from comporta.service.sources.portal import Portal, http_client
+from comporta.service.sources.portal import Portal, http_client, tls_context
 from comporta.service.sources.ssrf_guard import AddressResolver, PinnedTransport, PrivateAddressError
 
 if TYPE_CHECKING:
@@ -31,19 +30,16 @@ CHECK_TIMEOUT_SECONDS: Final = 1.0
 
 def open_sources(config: ServiceConfig, upstreams: Mapping[str, Upstream]) -> dict[str, NoticeSource]:
     """Return the sources by name; nothing connects yet."""
-    ssl_context = httpx2.create_ssl_context(trust_env=False)  # takes about 100 ms, so it is shared
     pages_max = {pncp.NAME: config.search.pages_max, pcp.NAME: config.search.pcp_pages_max}
     return {
-        name: source_type(_open_portal(name, config, upstreams, ssl_context), pages_max[name])
+        name: source_type(_open_portal(name, config, upstreams), pages_max[name])
         for name, source_type in SOURCE_TYPES.items()
     }
 
 
-def _open_portal(
-    name: str, config: ServiceConfig, upstreams: Mapping[str, Upstream], ssl_context: SSLContext
-) -> Portal:
+def _open_portal(name: str, config: ServiceConfig, upstreams: Mapping[str, Upstream]) -> Portal:
     resolver = AddressResolver(allow_private=config.allow_private_addresses)
-    transport = PinnedTransport(resolver, httpx2.AsyncHTTPTransport(verify=ssl_context, trust_env=False))
+    transport = PinnedTransport(resolver, httpx2.AsyncHTTPTransport(verify=tls_context()))
     client = http_client(transport, config.search.page_timeout)
     return Portal(upstreams[name], config.addresses[name], client, bytes_max=config.search.page_bytes_max)
 

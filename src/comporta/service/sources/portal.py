@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import cache
+from ssl import SSLContext
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 import httpx2
@@ -164,6 +166,15 @@ class PortalSource(ABC):
                 raise MalformedPageError(f"{self.name} sent a malformed page: {error}") from None
 
         return parse
+
+
+@cache
+def tls_context() -> SSLContext:
+    """Return the TLS context of all clients of the service: reading the list of authorities takes 20 ms.
+
+    As usual for OpenSSL, ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` name other authorities to trust.
+    """
+    return httpx2.create_ssl_context()
 
 
 def http_client(transport: httpx2.AsyncBaseTransport, timeout: float) -> httpx2.AsyncClient:
