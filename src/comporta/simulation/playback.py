@@ -207,7 +207,7 @@ class PlaybackProgram(Program):
     def _start_next_call(self, name: str, request: GuardedRequest, store: Store) -> None:
         """Have the next call to an upstream begin at a random moment, on a thread of its own."""
         delay = self._random_moments.expovariate(self.playback.options.demand[name])
-        self.worker.start_thread(partial(self._make_call, name, request, store), seconds_ns(delay))
+        self.worker.start_thread_after(seconds_ns(delay), partial(self._make_call, name, request, store))
 
     def _make_call(self, name: str, request: GuardedRequest, store: Store) -> None:
         """Make one call, which begins now, and have the next one begin later."""
