@@ -294,15 +294,16 @@ class PlaybackStore(SimulatedStore):
 
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation: a heartbeat at once, everything else after a round trip."""
+        ends = self.ends
         has_arrived = type(operation) is ReadChanges or self._wait_round_trip()
-        if not (has_arrived and self.ends.is_clear):
+        if not (has_arrived and ends.is_clear):
             return super().apply(operation)
-        reply: R = self.ends.server.execute(operation, self.ends.worker.name)
+        reply: R = ends.server.execute(operation, ends.worker.name)
         return reply
 
     def _wait_round_trip(self) -> bool:
         """Wait for as long as a round trip takes; false if something is wrong, or there is no connection."""
-        if not (self.ends.is_clear and self._pool.idle):
+        if not (self._pool.idle and self.ends.is_clear):
             return False
         self.ends.network.wait_round_trip()
         return True
