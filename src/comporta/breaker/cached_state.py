@@ -182,8 +182,9 @@ class CachedState:
 
     def holds_probe(self, admission: Admission) -> bool:
         """Whether the admission is a probe before its deadline; after it another worker may get the probe."""
-        remaining_ns = admission.started_ns + self._rules.probe_us * 1000 - self._now_ns()
-        return bool(admission.probe or admission.own_probe) and remaining_ns > 0
+        if not (admission.probe or admission.own_probe):
+            return False
+        return admission.started_ns + self._rules.probe_us * 1000 > self._now_ns()
 
     def has_failures(self) -> bool:
         """Whether failures are counted that a success would reset."""

@@ -18,6 +18,8 @@ from comporta.breaker.state import (
     WindowSlice,
 )
 
+_EMPTY_WINDOW = WindowSlice(-1, 0, 0, 0)
+
 
 def count_failures(
     circuit: Circuit,
@@ -111,5 +113,7 @@ def exceeds_ratio(circuit: Circuit, rules: CircuitRules, now_us: int) -> bool:
 
 def window_counts(circuit: Circuit) -> WindowSlice:
     """Return the sum of the window, with the number of its oldest slice (-1: it is empty)."""
+    if not circuit.slices:  # nearly always: rules on consecutive failures need no window
+        return _EMPTY_WINDOW
     counts = [sum(part[at] for part in circuit.slices) for at in (1, 2, 3)]
-    return WindowSlice(min((part.number for part in circuit.slices), default=-1), *counts)
+    return WindowSlice(min(part.number for part in circuit.slices), *counts)

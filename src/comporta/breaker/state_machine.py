@@ -306,15 +306,18 @@ def _remaining_us(circuit: Circuit, rules: CircuitRules, phase: int, now_us: int
     return 0
 
 
+def _share_of(circuit: Circuit, rules: CircuitRules, phase: int, now_us: int) -> int:
+    """Return the share of calls that a phase admits."""
+    if phase == RAMP:
+        return ramp_share(rules.ramp_steps, rules.ramp_step_us, now_us - circuit.ramp_start_us)
+    return FULL_SHARE if phase == CLOSED else 0
+
+
 def _reply(
     circuit: Circuit, rules: CircuitRules, owner: str, now_us: int, forced: ForcedState
 ) -> CircuitReply:
     phase = phase_of(circuit, forced.mode)
     first, calls, failed, slow = window_counts(circuit)
-    share = {
-        CLOSED: FULL_SHARE,
-        RAMP: ramp_share(rules.ramp_steps, rules.ramp_step_us, now_us - circuit.ramp_start_us),
-    }
     return CircuitReply(
         now_us=now_us,
         phase=phase,
@@ -322,7 +325,7 @@ def _reply(
         remaining_us=_remaining_us(circuit, rules, phase, now_us, forced.mode),
         failures=circuit.failures,
         forced=forced.mode,
-        share=share.get(phase, 0),
+        share=_share_of(circuit, rules, phase, now_us),
         age_us=now_us - circuit.opened_us if circuit.tripped else -1,
         cooldown_us=circuit.cooldown_us,
         own_failures=own_failures(circuit, owner),

@@ -332,7 +332,8 @@ class LimitFlows:
         Until then a waiting caller may first try without a claim, which is much faster where this process
         decides. ``contended_until_us`` is 0 if no waiter ever was: fast paths check that without a call.
         """
-        return self.store.clock.now_ns() // 1000 < self.contended_until_us
+        until_us = self.contended_until_us
+        return until_us > 0 and self.store.clock.now_ns() // 1000 < until_us
 
     def _deadline_us(self, timeout: float | None) -> int:
         return NEVER_US if timeout is None else self.store.clock.now_ns() // 1000 + to_us(timeout)

@@ -207,9 +207,11 @@ class CallReporter(HeartbeatSubscriber):
 
     def heartbeat_operation(self) -> BudgetOperation | None:
         """Return the report of the calls counted so far if it is due; ``None`` without calls."""
+        if not self.calls:
+            return None
         # the same turn for all budgets, so that they are sent together
         turn = self._now_ns() // self._report_every_ns
-        if turn == self._reported_turn or not self.calls:
+        if turn == self._reported_turn:
             return None
         self._reported_turn = turn
         calls = self._take_calls()

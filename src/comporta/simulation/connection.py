@@ -42,8 +42,9 @@ class Endpoints(NamedTuple):
     def is_clear(self) -> bool:
         """Whether a message would arrive now without further delay, and be carried out."""
         _, network, server, worker = self
-        is_well = server.is_up and not server.is_hung and not server.refusal
-        return is_well and not network.extra_ns and network.links[worker.index].is_clear
+        if network.extra_ns or server.is_hung or server.refusal or not server.is_up:
+            return False
+        return network.links[worker.index].is_clear
 
 
 class SimulatedConnection:

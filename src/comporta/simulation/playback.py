@@ -207,7 +207,7 @@ class PlaybackProgram(Program):
     def _start_next_call(self, name: str, request: GuardedRequest, store: Store) -> None:
         """Have the next call to an upstream begin at a random moment, on a thread of its own."""
         delay = self._random_moments.expovariate(self.playback.options.demand[name])
-        self.worker.start_thread(partial(self._make_call, name, request, store), seconds_ns(delay))
+        self.worker.start_thread_after(seconds_ns(delay), partial(self._make_call, name, request, store))
 
     def _make_call(self, name: str, request: GuardedRequest, store: Store) -> None:
         """Make one call, which begins now, and have the next one begin later."""
@@ -294,15 +294,16 @@ class PlaybackStore(SimulatedStore):
 
     def apply(self, operation: Operation[R]) -> R:
         """Carry out an operation: a heartbeat at once, everything else after a round trip."""
+        ends = self.ends
         has_arrived = type(operation) is ReadChanges or self._wait_round_trip()
-        if not (has_arrived and self.ends.is_clear):
+        if not (has_arrived and ends.is_clear):
             return super().apply(operation)
-        reply: R = self.ends.server.execute(operation, self.ends.worker.name)
+        reply: R = ends.server.execute(operation, ends.worker.name)
         return reply
 
     def _wait_round_trip(self) -> bool:
         """Wait for as long as a round trip takes; false if something is wrong, or there is no connection."""
-        if not (self.ends.is_clear and self._pool.idle):
+        if not (self._pool.idle and self.ends.is_clear):
             return False
         self.ends.network.wait_round_trip()
         return True

@@ -34,13 +34,11 @@ class TokenMeter:
 
     def exceeds(self, now: float) -> bool:
         """Count an attempt, and return whether it is one too many."""
-        self._tokens = min(self._capacity, self._tokens + (now - self._at) * self._rate)
+        tokens = min(self._capacity, self._tokens + (now - self._at) * self._rate) - 1
         self._at = now
-        self._tokens -= 1
-        if self._tokens < -1e-6:
-            self._tokens += 1
-            return True
-        return False
+        is_excess = tokens < -1e-6
+        self._tokens = tokens + 1 if is_excess else tokens
+        return is_excess
 
 
 class WaitTimes:
@@ -53,7 +51,8 @@ class WaitTimes:
     def add(self, seconds: float) -> None:
         """Count a duration."""
         self._counts[0 if seconds <= _WAIT_MIN else 1 + int(log(seconds / _WAIT_MIN) / _WAIT_STEP)] += 1
-        self.longest = max(self.longest, seconds)
+        if seconds > self.longest:
+            self.longest = seconds
 
     def quantile(self, share: float) -> float:
         """Return the duration that this share of all does not exceed; 0 without any."""
@@ -74,6 +73,7 @@ class UpstreamRecord:
         self.slot = max(1.0, seconds / SLOTS_MAX)
         slots = max(1, round(seconds / self.slot + 0.499))
         self.rate = min(_rate(config) for config in limits)
+        self._last_slot = slots - 1
         self.demand = [0] * slots
         self.sent = [0] * slots
         self.over = [0] * slots
@@ -87,7 +87,7 @@ class UpstreamRecord:
 
     def slot_at(self, now: float) -> int:
         """Return the slot of a moment."""
-        return min(int(now / self.slot), len(self.demand) - 1)
+        return min(int(now / self.slot), self._last_slot)
 
     def add_call(self, now: float) -> None:
         """Count a call that a user makes."""
@@ -97,13 +97,14 @@ class UpstreamRecord:
         """Count a request to the upstream; ``waited`` is how long the call waited, ``None`` for a retry."""
         slot = self.slot_at(now)
         self.sent[slot] += 1
-        excesses = [meter.exceeds(now) for meter in self._meters]
-        self.over[slot] += any(excesses)
+        if sum([meter.exceeds(now) for meter in self._meters]):
+            self.over[slot] += 1
         if waited is None:
             self.retries += 1
-        else:
-            self.waits.add(waited)
-            self.longest_wait[slot] = max(self.longest_wait[slot], waited)
+            return
+        self.waits.add(waited)
+        if waited > self.longest_wait[slot]:
+            self.longest_wait[slot] = waited
 
     def add_outcome(self, now: float, outcome: str) -> None:
         """Count the end of a call."""

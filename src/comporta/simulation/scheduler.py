@@ -47,6 +47,8 @@ class SimulatedThread(greenlet):  # type: ignore[misc]  # greenlet has no types
     thread again, of any process (:meth:`Scheduler.start`).
     """
 
+    __slots__ = ("_scheduler", "owner", "ticket", "work")  # every event reads them
+
     def __init__(self, scheduler: Scheduler, owner: SimulatedProcess, work: Callable[[], object]) -> None:
         super().__init__(self._main, scheduler.hub)
         self.owner = owner
@@ -124,18 +126,32 @@ class Scheduler:
         self.event_count += 1
         heappush(self._events, (self.now_ns + delay_ns, self.event_count, action, argument))
 
-    def start(
-        self, owner: SimulatedProcess, work: Callable[[], object], delay_ns: int = 0
-    ) -> SimulatedThread:
-        """Start a thread, which runs when it is its turn: at this moment of virtual time, or later."""
+    def start(self, owner: SimulatedProcess, work: Callable[[], object]) -> SimulatedThread:
+        """Start a thread, which runs when it is its turn, at this moment of virtual time."""
+        thread = self._new_thread(owner, work)
+        self.wake(thread)
+        return thread
+
+    def start_after(self, delay_ns: int, owner: SimulatedProcess, work: Callable[[], object]) -> None:
+        """Start a thread after some nanoseconds of virtual time, unless its process has ended by then.
+
+        Until then it takes no greenlet: a few that are used again and again stay in the processor's cache.
+        """
+        self.call_after(delay_ns, self._start_due, (owner, work))
+
+    def _start_due(self, start: tuple[SimulatedProcess, Callable[[], object]]) -> None:
+        owner, work = start
+        if not owner.is_dead:
+            thread = self._new_thread(owner, work)
+            thread.resume(thread.ticket)
+
+    def _new_thread(self, owner: SimulatedProcess, work: Callable[[], object]) -> SimulatedThread:
         if self.idle:
             thread = self.idle.pop()
             thread.owner, thread.work, thread.gr_context = owner, work, None
         else:
             thread = SimulatedThread(self, owner, work)
         owner.threads[thread] = None
-        self.event_count += 1
-        heappush(self._events, (self.now_ns + delay_ns, self.event_count, thread.resume, thread.ticket))
         return thread
 
     def wake(self, thread: SimulatedThread) -> None:

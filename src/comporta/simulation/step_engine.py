@@ -126,8 +126,9 @@ class StepEngine(ServerEngine):
         return False
 
     def _state(self, key: StateKey, now_us: int) -> State | None:
-        found = self._states.get((key.space, key.key))
-        if found is None or key.type.expires_us(found[0]) <= now_us:
+        space, name, state_type = key
+        found = self._states.get((space, name))
+        if found is None or state_type.expires_us(found[0]) <= now_us:
             return None
         return found[0]
 

@@ -61,9 +61,13 @@ class SimulatedWorker:
             return nanoseconds * _MILLION // (_MILLION + self.drift_ppm) + 1
         return nanoseconds
 
-    def start_thread(self, work: Callable[[], object], delay_ns: int = 0) -> SimulatedThread:
-        """Start a thread of this process, now or after some nanoseconds of its own clock."""
-        return self._scheduler.start(self, work, self.local_delay_ns(delay_ns) if delay_ns else 0)
+    def start_thread(self, work: Callable[[], object]) -> SimulatedThread:
+        """Start a thread of this process."""
+        return self._scheduler.start(self, work)
+
+    def start_thread_after(self, delay_ns: int, work: Callable[[], object]) -> None:
+        """Start a thread of this process after some nanoseconds of its own clock."""
+        self._scheduler.start_after(self.local_delay_ns(delay_ns), self, work)
 
     def pause(self) -> None:
         """Stop all threads, as SIGSTOP or a machine that is out of memory does; clocks go on."""

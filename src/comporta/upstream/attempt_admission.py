@@ -33,15 +33,12 @@ _JITTER = 0.1
 
 def admit_attempt_flow(call: CallState) -> Flow[None]:
     """Wait until breaker, permits and limit admit an attempt; count the first one in the retry budget."""
-    policies, report = call.policies, call.report
-    admission = None if policies.breaker is None else policies.breaker.shared_admission()
-    if admission is None:
+    policies = call.policies
+    if not _admit_now(call):
         yield from _admit_flow(call)
-    else:
-        call.admission, report.circuit = admission, admission.phase
     if not (yield from _acquire_now_flow(call)):
         yield from _wait_flow(call)
-    if policies.budget is not None and not report.attempts:
+    if policies.budget is not None and not call.report.attempts:
         policies.budget._count_call()
 
 
@@ -138,6 +135,16 @@ def _max_wait_ns(call: CallState, now_ns: int) -> int:
     return max(0, min(call.max_wait_ns, remaining_ns))
 
 
+def _admit_now(call: CallState) -> bool:
+    """Give the call the admission that calls of a closed circuit share; false if there is none now."""
+    breaker = call.policies.breaker
+    admission = None if breaker is None else breaker.shared_admission()
+    if admission is None:
+        return False
+    call.admission, call.report.circuit = admission, admission.phase
+    return True
+
+
 def _admit_flow(call: CallState) -> Flow[None]:
     """Get an admission from the breaker, and keep it until the attempt has a result."""
     breaker = call.policies.breaker
@@ -156,6 +163,8 @@ def _readmit_flow(call: CallState) -> Flow[None]:
     if previous is None or breaker is None or breaker.view.state.holds_probe(previous):
         return
     if passes_in_shadow(previous):  # it counts once as a call that would have been refused
+        return
+    if _admit_now(call):
         return
     try:
         yield from _admit_flow(call)

@@ -57,8 +57,8 @@ class ChangeFollower:
         if is_full:
             self._full_read_ns = asked_ns
             self.mark_all_due()
-        else:
-            self._due.update((name, None) for name in names or () if name in self._listeners)
+        elif names:
+            self._due.update((name, None) for name in names if name in self._listeners)
         for subscriber in subscribers:
             name = subscriber.change_name
             if name is not None:
@@ -82,6 +82,8 @@ class ChangeFollower:
 
         A key that is not a record is skipped: no operator's override is there.
         """
+        if not self._due:
+            return
         due = [reading for reading in map(self._take_due, list(self._due)[:RECORDS_MAX]) if reading]
         if not due:
             return

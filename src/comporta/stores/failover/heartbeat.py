@@ -200,12 +200,13 @@ class Heartbeat:
         return _RETURN_BEAT_SECONDS if has_returned else HEARTBEAT_SECONDS
 
     def _beat(self, store: HeartbeatOwner, run: HeartbeatRun) -> None:
-        store.primary.verify()
+        primary = store.primary
+        primary.verify()
         if not self._read_changes(store, self._live_subscribers(), run.worker):
             self.registration.record_heartbeat(store, run.worker)
             self._follower.mark_all_due()
-        self._follower.read_due(store.primary)
-        self.recovery.send_reports(store.primary)
+        self._follower.read_due(primary)
+        self.recovery.send_reports(primary)
         self.worker_count.expire()
 
     def _read_changes(

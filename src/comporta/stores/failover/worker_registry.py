@@ -160,6 +160,8 @@ class RecordHeartbeat(_RegistryOperation[Pulse]):
     ) -> tuple[State | None, Pulse]:
         """Confirm the epoch; returns the new state of the barrier (``None``: unchanged) and the reply."""
         before = Barrier.from_state(barrier_state)
+        if not before.is_running:  # nearly always
+            return None, Pulse(worker_count, before.epoch, is_rejoining=False)
         barrier = before.confirm(self.worker.member, self._epoch, now_us)
         pulse = Pulse(worker_count, barrier.epoch, barrier.is_running)
         return None if barrier == before else barrier.to_state(now_us), pulse
