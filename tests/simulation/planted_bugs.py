@@ -206,6 +206,10 @@ BUGS: dict[str, tuple[int, Patch]] = {
     "the time-out is doubled": (41, _timeout_is_doubled),
     "a time-out reaches the caller": (1, _timeout_reaches_the_caller),
     "waiters are not woken": (65, _waiters_are_not_woken),
+    "a worker rejoins without looking for others": (
+        502,
+        lambda: patch.object(recovery, "_LOOK_OUT_NS", 0),
+    ),
     "the store is probed too rarely": (
         1,
         lambda: patch.multiple(recovery, PROBE_SECONDS_MIN=20.0, PROBE_SECONDS_MAX=20.0),

@@ -10,6 +10,7 @@ from tests.stores.manual_heartbeat import (
     STORE_DOWN,
     TEN_PER_SECOND,
     FailingStore,
+    ManualHeartbeat,
     manual_failover,
     run_heartbeat,
 )
@@ -98,18 +99,107 @@ def test_recovery__probe_fails_at_the_report__stays_in_fallback() -> None:
     assert fallback_of(store) is None
 
 
-def test_recovery__fault_of_this_worker_alone__does_not_wait_to_rejoin() -> None:
-    """The other workers use the whole limit in the meantime, and a share on top would exceed it."""
-    store, primary = manual_failover()
+def test_recovery__fault_of_a_sole_worker__does_not_wait_to_rejoin() -> None:
+    store, primary = manual_failover(clock := ManualClock())
     store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
     store.fail_over(STORE_DOWN)
+    began_ns = clock.now_ns()
     run_heartbeat(store)
     assert fallback_of(store) is None
+    assert clock.now_ns() == began_ns
     assert primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY)) is None
     store.fail_over(STORE_DOWN)  # so soon again: the store itself may be down
     run_heartbeat(store)
     assert fallback_of(store) is None
     assert primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY)) is not None
+
+
+def one_of_two(clock: ManualClock) -> tuple[FailoverStore, FailingStore]:
+    """Return the store of a worker that knows of another one and has just lost the engine for a moment."""
+    store, primary = manual_failover(clock)
+    primary.apply(RecordHeartbeat(ELSEWHERE))
+    store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1))
+    run_heartbeat(store)
+    store.fail_over(STORE_DOWN)
+    return store, primary
+
+
+def call_later(
+    primary: FailingStore, clock: ManualClock, seconds: float, action: Callable[[], object]
+) -> None:
+    """Do something before each probe that comes at least so many seconds from now."""
+    due_ns, apply = clock.now_ns() + int(seconds * 1e9), primary.apply
+
+    def act_and_apply(operation: Operation[Any]) -> Any:
+        if clock.now_ns() >= due_ns and isinstance(operation, RecordHeartbeat):
+            action()
+        return apply(operation)
+
+    primary.apply = act_and_apply  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("others_rejoin", [False, True])
+def test_recovery__brief_outage__looks_for_others_before_it_rejoins(others_rejoin: bool) -> None:
+    """After a short hang, this worker may be the first that finds the store in order."""
+    clock = ManualClock()
+    store, primary = one_of_two(clock)
+    other, apply = RejoinRequest(ELSEWHERE.member, 0, 2, 600_000, 0), primary.apply
+    if others_rejoin:
+        call_later(primary, clock, 0.1, lambda: apply(ScheduleRejoin(ELSEWHERE, other)))
+    began_ns = clock.now_ns()
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    seconds = (clock.now_ns() - began_ns) / 1e9
+    assert seconds == pytest.approx(0.7 if others_rejoin else 0.2)
+    assert store.heartbeat.registration.epoch == (1 if others_rejoin else 0)
+
+
+def test_recovery__looks_for_others__grants_nothing_and_no_other_outage_begins() -> None:
+    """The others may use the whole limit, and calls that the same fault has hit still fail."""
+    clock = ManualClock()
+    store, primary = one_of_two(clock)
+    share, waits = store.local_share, []
+
+    def call() -> None:
+        if store.local_share is not None:
+            assert store.fail_over(STORE_DOWN) is share
+            waits.append(store.apply(AcquireOperation(TEN_PER_SECOND, "k", 1)))
+
+    call_later(primary, clock, 0.01, call)
+    run_heartbeat(store)
+    assert waits == [50_000] * 4
+    assert fallback_of(store) is None
+
+
+def test_recovery__stopped_while_it_looks_for_others__does_not_rejoin() -> None:
+    clock = ManualClock()
+    store, primary = one_of_two(clock)
+    heartbeat = store.heartbeat
+    assert isinstance(heartbeat, ManualHeartbeat)
+    call_later(primary, clock, 0.1, heartbeat.stop)
+    assert run_heartbeat(store) == 0.0
+    assert store.local_share is not None
+    assert not store.local_share.outage.is_ending
+    assert run_heartbeat(store) is None
+
+
+@pytest.mark.parametrize(
+    ("age", "is_running", "seconds"), [(0.1, False, 0.5), (0.1, True, 1.6), (0.3, False, 1.6)]
+)
+def test_recovery__short_outage__waits_briefly_for_workers_that_do_not_come(
+    age: float, is_running: bool, seconds: float
+) -> None:
+    """Those that made no call have not noticed the outage and use the whole limit meanwhile."""
+    clock = ManualClock()
+    store, primary = one_of_two(clock)
+    primary.connect_seconds_max = 1.0
+    clock.advance(age)
+    if is_running:
+        primary.apply(ScheduleRejoin(ELSEWHERE, RejoinRequest(ELSEWHERE.member, 0, 2, 1_600_000, 0)))
+    began_ns = clock.now_ns()
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    assert (clock.now_ns() - began_ns) / 1e9 == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("is_new", [False, True])

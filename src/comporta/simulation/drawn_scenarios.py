@@ -177,6 +177,27 @@ def draw_cache(seed: int, random: Random) -> FleetScenario:
     return replace(scenario, faults=tuple(faults), is_async=random.random() < 0.3)
 
 
+def draw_short_hang(seed: int, random: Random) -> FleetScenario:
+    """A hang about as long as a deadline, of which some workers notice only the end."""
+    workers = random.choice((4, 8, 8, 12))
+    rate = random.choice((100.0, 200.0, 500.0))
+    workload = random.choice(("limit", "limit", "wait"))
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=9.5,
+        workload=workload,
+        is_async=random.random() < 0.3,
+        load=round(random.choice((2, 4)) * rate / workers, 3),
+        callers=random.choice((2, 4)),
+        rate=rate,
+        capacity=round(rate * random.choice((0.2, 1, 2))),
+        max_wait=1.0 if workload == "wait" else 0.0,
+        jitter=random.choice((0.0001, 0.001)),
+        faults=(Fault("hang", round(random.uniform(2.2, 3), 3), round(random.uniform(0.05, 0.15), 3)),),
+    )
+
+
 TARGETED: Final[tuple[Callable[[int, Random], FleetScenario], ...]] = (
     draw_retries,
     draw_late_results,
@@ -186,5 +207,6 @@ TARGETED: Final[tuple[Callable[[int, Random], FleetScenario], ...]] = (
     draw_priorities,
     draw_reservations,
     draw_cache,
+    draw_short_hang,
 )
 """What targeted scenarios aim at; the seed chooses one."""

@@ -9,9 +9,16 @@ bucket at the rate of the whole limit, and the share of one worker only at a par
 reported sooner would be there again when the fleet rejoins. Only a share of many keys is reported sooner too,
 so that little is left for the last report.
 
-There is one exception. If the first probe finds the store in order right away and no other worker rejoins,
-the fault was this worker's own (a lost reply, a stalled machine), and it rejoins at once: the others use the
-whole limit in the meantime, and its share would come on top.
+There is one exception. If the first probe finds the store in order right away, the fault was probably this
+worker's own (a lost reply, a stalled machine): the others use the whole limit in the meantime, and its share
+would come on top. But after a hang as short as a deadline, the workers that called last find the store in
+order too, while the others use their shares until they probe again. So the worker looks for others that
+rejoin, for ``_LOOK_OUT_NS``, and grants nothing until then, because it does not know which of both is the
+case. If it finds none it rejoins alone. Its calls that the same fault has hit fail in that time too, and
+begin no second outage.
+
+Workers that made no call during a short outage have not noticed it and use the whole limit. Those that have
+noticed it wait for them only briefly (``_SHORT_BARRIER_US``), for the same reason.
 
 This module knows no limits and no breakers, only operations. The heartbeat's thread runs it.
 """
@@ -62,6 +69,14 @@ _LAST_REPORT_KEYS_MAX = 1000
 """How many keys a worker can report in that time."""
 
 _BRIEF_OUTAGE_NS = 50_000_000
+_LOOK_OUT_NS = 200_000_000
+"""How long a worker looks for others: most that lost the store with it probe again by then."""
+
+_LOOK_OUT_POLL_NS = 50_000_000
+_SHORT_OUTAGE_NS = 300_000_000
+_SHORT_BARRIER_US = 500_000
+"""How long a barrier lasts that begins after a short outage: all that noticed it probe again by then."""
+
 _STABLE_NS = 10_000_000_000
 
 
@@ -80,6 +95,7 @@ class Recovery:
         self._reports = ReportQueue()
         self._reporter = ""
         self._probe_pause = PROBE_SECONDS_MIN
+        self._was_stable = False
         self._maybe_own_fault = False  # until a probe finds the store unreachable
         self._used_epoch = UNKNOWN_EPOCH
         self._lost_epoch = UNKNOWN_EPOCH
@@ -91,7 +107,7 @@ class Recovery:
         was_stable = now_ns - self._outage_ns > _STABLE_NS  # a store that flaps is probed less and less often
         self._probe_pause = PROBE_SECONDS_MIN if was_stable else min(PROBE_SECONDS_MAX, 2 * self._probe_pause)
         self._outage_ns = now_ns
-        self._maybe_own_fault = was_stable
+        self._was_stable = self._maybe_own_fault = was_stable
         self._lost_epoch = self._used_epoch = self._registration.epoch
 
     def after_fork(self) -> None:
@@ -141,19 +157,49 @@ class Recovery:
     ) -> bool:
         """Return to a store that is reachable; false if asked to stop, an error if it is not reachable."""
         store.primary.probe()
-        pulses = [self._registration.record_probe(store, run.worker) for _ in range(_PROBE_CALLS)]
+        for _ in range(_PROBE_CALLS):
+            pulse = self._registration.record_probe(store, run.worker)
         self._apply_recovery_operations(local_share)
         if len(local_share.store) > _LAST_REPORT_KEYS_MAX:
             self._report_grants(store.primary, local_share)
-        if not maybe_own_fault or not self._is_brief_outage(store) or self._is_fleet_rejoining(pulses[-1]):
-            return self._pass_barrier(store, local_share, run)
+        is_brief = maybe_own_fault and self._is_brief_outage(store)
+        if is_brief:
+            pulse = self._look_for_others(store, local_share, run, pulse)
+        if not is_brief or self._is_fleet_rejoining(pulse):
+            return self._pass_barrier(store, local_share, run, self._barrier_us(store, pulse))
+        if run.stop_requested:
+            return False
         self._report(store.primary, local_share)
         return True
 
-    def _pass_barrier(self, store: FailoverControl, local_share: LocalShare, run: HeartbeatRun) -> bool:
+    def _look_for_others(
+        self, store: FailoverControl, local_share: LocalShare, run: HeartbeatRun, pulse: Pulse | None
+    ) -> Pulse | None:
+        """Wait for others that lost the store too, and grant nothing meanwhile; returns the last pulse."""
+        if not store.was_reached or self._registration.worker_count.observed <= 1:
+            return pulse  # no others used the store together with this one
+        local_share.freeze()
+        now_ns = self._clock.now_ns()
+        until_ns = now_ns + _LOOK_OUT_NS
+        while now_ns < until_ns and not self._is_fleet_rejoining(pulse):
+            if not run.wait_until(min(until_ns, now_ns + _LOOK_OUT_POLL_NS)):
+                break
+            pulse = self._registration.record_probe(store, run.worker)
+            now_ns = self._clock.now_ns()
+        return pulse
+
+    def _barrier_us(self, store: FailoverControl, pulse: Pulse | None) -> int:
+        """Return how long to wait for workers that do not come, unless a barrier has begun already."""
+        is_short = self._was_stable and self._clock.now_ns() - self._outage_ns < _SHORT_OUTAGE_NS
+        if is_short and not self._is_fleet_rejoining(pulse):
+            return _SHORT_BARRIER_US
+        return to_us(REJOIN_SECONDS + store.primary.connect_seconds_max)
+
+    def _pass_barrier(
+        self, store: FailoverControl, local_share: LocalShare, run: HeartbeatRun, barrier_us: int
+    ) -> bool:
         """Wait for the moment at which all rejoin, and report once more before it; false if asked to stop."""
         wait = _BarrierWait(self._clock, run, local_share)
-        barrier_us = to_us(REJOIN_SECONDS + store.primary.connect_seconds_max)
         moment_ns = self._clock.now_ns() + 1000 * barrier_us  # if the key of the barrier cannot be used
         epoch = UNKNOWN_EPOCH
         try:
