@@ -56,10 +56,21 @@ PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SEC
 NOT_PROSE = {".png", ".svg", ".txt", ".pyc", ".so", ".db"}
 
 
+CLASS = re.compile(r"^ *class (\w+)", re.MULTILINE)
+FLOW = re.compile(r"Flow\[|(?:Generator|Iterator)\[\s*\w*Effect\b")
+FUNCTION = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
+
+
 @cache
-def source_trees() -> dict[Path, ast.Module]:
-    """Return the syntax trees of all modules; each test process that needs them parses them once."""
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+def sources() -> dict[Path, str]:
+    """Return the texts of all modules."""
+    return {path: path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def functions_in(text: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the functions of a module. Parsing all modules would take seconds: search their texts first."""
+    nodes = ast.walk(ast.parse(text))
+    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def relative(path: Path) -> str:
@@ -74,19 +85,25 @@ def is_participle(word: str) -> bool:
     return word in IRREGULAR or word.endswith(("ing", "ed"))
 
 
+def is_bare_participle(function_name: str) -> bool:
+    """Return whether the name of a function is one word, which is a gerund or a participle."""
+    word = function_name.strip("_")
+    return "_" not in word and word not in ESTABLISHED_FUNCTIONS and is_participle(word)
+
+
 def module_names() -> dict[str, str]:
     """Return the names of all modules and packages, by path."""
-    names = {path: path.parent.name if path.stem == "__init__" else path.stem for path in source_trees()}
+    names = {path: path.parent.name if path.stem == "__init__" else path.stem for path in sources()}
     return {relative(path): name for path, name in names.items()}
 
 
 def names_of_tests() -> list[tuple[Path, str]]:
     """Return the names of all test functions, with their files."""
     return [
-        (path, node.name)
+        (path, name)
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        for name in FUNCTION.findall(path.read_text(encoding="utf-8"))
+        if name.startswith("test_")
     ]
 
 
@@ -99,7 +116,7 @@ def is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def returns_flow(function: ast.FunctionDef) -> bool:
     """Return whether a function is annotated to return ``Flow[...]`` or ``Generator[Effect, ...]``."""
     annotation = ast.unparse(function.returns) if function.returns is not None else ""
-    return re.match(r"['\"]?(?:\w+\.)?(?:Flow\[|(?:Generator|Iterator)\[\w*Effect\b)", annotation) is not None
+    return re.match(rf"['\"]?(?:\w+\.)?(?:{FLOW.pattern})", annotation) is not None
 
 
 def prose_files() -> list[Path]:
@@ -120,7 +137,10 @@ def dialect_uses() -> list[str]:
     """Return each use of an avoided word, with its place. Names count too: ``_`` separates words."""
     uses = []
     for path in prose_files():
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = path.read_text(encoding="utf-8")
+        if not DIALECT.search(text.replace("_", " ")):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
             uses += [
                 f"{relative(path)}:{number}: {word}: {line.strip()[:100]}"
                 for word in DIALECT.findall(line.replace("_", " "))
@@ -130,10 +150,9 @@ def dialect_uses() -> list[str]:
 
 def test_class_names__whole_package__are_unique() -> None:
     places = defaultdict(list)
-    for path, tree in source_trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(relative(path))
+    for path, text in sources().items():
+        for name in CLASS.findall(text):
+            places[name].append(relative(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
@@ -147,14 +166,11 @@ def test_module_names__whole_package__are_neither_gerunds_nor_participles() -> N
 
 def test_function_names__whole_package__are_neither_gerunds_nor_participles() -> None:
     functions = [
-        f"{relative(path)}:{node.lineno}: {node.name}"
-        for path, tree in source_trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and is_participle(node.name.strip("_"))
-        and "_" not in node.name.strip("_")
-        and node.name.strip("_") not in ESTABLISHED_FUNCTIONS
-        and not is_property(node)
+        f"{relative(path)}:{function.lineno}: {function.name}"
+        for path, text in sources().items()
+        if any(map(is_bare_participle, FUNCTION.findall(text)))
+        for function in functions_in(text)
+        if is_bare_participle(function.name) and not is_property(function)
     ]
     assert functions == []
 
@@ -165,10 +181,13 @@ def test_established_names__allow_list__has_no_entry_that_is_not_used() -> None:
 
 def test_flows__functions_that_return_one__have_names_that_end_in_flow() -> None:
     functions = [
-        f"{relative(path)}:{node.lineno}: {node.name}"
-        for path, tree in source_trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and returns_flow(node) and not node.name.endswith("_flow")
+        f"{relative(path)}:{function.lineno}: {function.name}"
+        for path, text in sources().items()
+        if FLOW.search(text)
+        for function in functions_in(text)
+        if isinstance(function, ast.FunctionDef)
+        and returns_flow(function)
+        and not function.name.endswith("_flow")
     ]
     assert functions == []
 

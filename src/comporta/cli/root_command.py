@@ -10,12 +10,15 @@ import errno
 import os
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from comporta import __version__
 from comporta.cli import EXIT_INTERRUPTED
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMPLETION_FLAG = "_COMPORTA_COMPLETE"
 
@@ -42,7 +45,8 @@ SECTIONS = {
         "completion": "Print the completion script for a shell.",
     },
 }
-COMMAND_NAMES = [name for commands in SECTIONS.values() for name in commands]
+SUMMARIES = {name: summary for commands in SECTIONS.values() for name, summary in commands.items()}
+COMMAND_NAMES = list(SUMMARIES)
 
 
 class RootCommand(click.Group):
@@ -68,6 +72,17 @@ class RootCommand(click.Group):
             return super().resolve_command(ctx, args)
         hint = "".join(f" Did you mean {each!r}?" for each in get_close_matches(name, COMMAND_NAMES, 1))
         raise click.UsageError(f"No such command {name!r:.100}.{hint}", ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the completions of a command's name or an option, without importing any command."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only shells need it
+
+        names = [
+            CompletionItem(name, help=summary)
+            for name, summary in SUMMARIES.items()
+            if name.startswith(incomplete)
+        ]
+        return names + super(click.Group, self).shell_complete(ctx, incomplete)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command, or answer a shell's request for completions, and exit."""

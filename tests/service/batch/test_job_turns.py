@@ -83,11 +83,11 @@ async def test_turns__more_jobs_than_places__all_advance_before_one_can_be_finis
 ) -> None:
     """Fewer accounts are let through than one job has, so no job is over when the last one advances."""
     monkeypatch.setattr(job_turns, "TURN_SECONDS", 0.0)
-    jobs, gate, passes = [f"job-{number}" for number in range(5)], Gate(), iter(range(1999))
+    jobs, gate, passes = [f"job-{number}" for number in range(5)], Gate(), iter(range(399))
     settings: dict[str, Any] = {"jobs_max": 1, "concurrency": 2, "lease_seconds": 60}
     async with run_batches(plain, LocalSheets(tmp_path), gate, **settings) as batches:
         for job_id in jobs:
-            await add_job(batches, 2000, job_id)
+            await add_job(batches, 400, job_id)
 
         async def all_advanced() -> bool:
             gate.open(next(passes, -1) >= 0)
@@ -97,7 +97,7 @@ async def test_turns__more_jobs_than_places__all_advance_before_one_can_be_finis
         await wait_until(all_advanced)
         gate.open(10_000)
         for job_id in jobs:
-            assert (await wait_finished(batches, job_id)).succeeded == 2000
+            assert (await wait_finished(batches, job_id)).succeeded == 400
 
 
 @async_test
