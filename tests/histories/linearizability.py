@@ -20,7 +20,9 @@ STATES_MAX = 500_000
 class Call(NamedTuple):
     """A call of a process: when it began and ended, what it asked for, and the reply that it got.
 
-    ``moments_us`` are the moments at which the store read its clock for it; ``None`` if they are unknown.
+    ``moments_us`` are the moments at which the store read its clock for it; ``None`` if they are unknown. The
+    call takes effect after the reading that counts: a refusal that takes no lock may read the clock later
+    than a call that holds the lock, and still see the state before it.
     """
 
     process: int
@@ -31,10 +33,10 @@ class Call(NamedTuple):
     moments_us: tuple[int, ...] | None = None
 
     def moments(self, earliest_us: int, latest_us: int, step_us: int = 1) -> Sequence[int]:
-        """Return the moments between two at which the call can have taken effect, in order."""
+        """Return the times, in order, by which a call that takes effect between two moments can decide."""
         if self.moments_us is None:
             return range(max(earliest_us, self.began_us), latest_us + 1, step_us)
-        return sorted(at_us for at_us in self.moments_us if earliest_us <= at_us <= latest_us)
+        return sorted(at_us for at_us in self.moments_us if at_us <= latest_us)
 
 
 class Specification(Protocol):
@@ -75,10 +77,11 @@ def is_linearizable(history: Sequence[Call], specification: Specification, step_
             call, after = history[number], done | {number}
             for at_us in specification.moments_of(state, call, call.moments(now_us, latest_us, step_us)):
                 new, reply = specification.apply(state, at_us, call.request)
-                key = (after, specification.essence(new, at_us))
-                if reply == call.reply and at_us < earliest.get(key, latest_us + 1):
-                    earliest[key] = at_us
-                    pending.append((after, new, at_us))
+                effect_us = max(now_us, at_us)
+                key = (after, specification.essence(new, effect_us))
+                if reply == call.reply and effect_us < earliest.get(key, latest_us + 1):
+                    earliest[key] = effect_us
+                    pending.append((after, new, effect_us))
         if len(earliest) > STATES_MAX:
             raise RuntimeError(f"the history has too many explanations: {len(history)} calls")
     return False

@@ -95,6 +95,16 @@ def test_checker__effect_that_changes_within_a_call__finds_the_moment() -> None:
     assert not explained([*calls, (1500, 1500, ("decide", 1), [False, 0, 499, 499])], bucket)
 
 
+def test_checker__refusal_without_the_lock_during_a_release__may_see_the_state_before_it() -> None:
+    bucket = LimitSpecification(LimitConfig(1000, 5))
+    taken = Call(0, 0, 10, ("decide", 5), [True, 0, 0, 5000], (5,))
+    release = Call(1, 100, 160, ("release", 2), None, (120,))
+    refusal = Call(0, 130, 140, ("acquire", 1), False, (135,))
+    assert is_linearizable([taken, release, refusal], bucket)
+    later = refusal._replace(began_us=170, ended_us=180, moments_us=(175,))
+    assert not is_linearizable([taken, release, later], bucket)
+
+
 @pytest.mark.parametrize("strategy", LIMITS)
 def test_limit__moments_worth_trying__are_all_that_explain_a_decision(strategy: str) -> None:
     """Compare with every moment, for states that refill, run empty and end within the call."""
