@@ -7,7 +7,7 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 ARGS :=
-JOBS := 6
+JOBS := 4
 SEEDS := 2000
 export PYTHON
 # Hundreds of processes start in a test run; without compiled modules each of them would compile its own.

@@ -293,7 +293,6 @@ def test_record__written_by_an_operator__is_obeyed_if_valid(
     assert limiter.stats().paused == 5
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("lowered", [False, True])
 @pytest.mark.parametrize("theirs", LimitStrategy)
 @pytest.mark.parametrize("ours", LimitStrategy)

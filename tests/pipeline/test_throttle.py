@@ -463,7 +463,6 @@ def test_record_success__while_a_caller_waits__wakes_it() -> None:
 # -- bounds and invalid options
 
 
-@pytest.mark.unmeasured
 def test_throttle__many_idle_partitions__are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "PARTITIONS_MAX", 100)
     clock = ManualClock(BEGIN)

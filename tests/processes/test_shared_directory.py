@@ -270,7 +270,6 @@ def test_full_table__all_keys_exhausted__newcomers_share_one_state_of_their_limi
         assert not limiter.sync.acquire("k0")
 
 
-@pytest.mark.unmeasured
 def test_full_table__expired_states__make_room_for_others(name: str) -> None:
     clock = ManualClock()
     with open_shared(name, clock) as store, open_shared(name, clock) as other:

@@ -48,6 +48,7 @@ async def visit(rig: SearchRig, number: int) -> set[int]:
     }
 
 
+@pytest.mark.unmeasured
 def test_event_loop__fifty_clients_search__is_never_blocked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

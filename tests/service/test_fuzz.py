@@ -54,6 +54,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FastAPI]:
         yield create_app(config)
 
 
+@pytest.mark.unmeasured
 def test_routes__schemathesis_run_with_all_checks__finds_no_failure(app: FastAPI, tmp_path: Path) -> None:
     with serve_on_thread(app) as (address, _):
         command = [

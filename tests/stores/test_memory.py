@@ -198,7 +198,6 @@ def test_memory__room_for_one_of_two_new_keys__takes_neither() -> None:
 # many keys --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "strategy", [each for each in LimitStrategy if each is not LimitStrategy.LEAKY_BUCKET]
 )

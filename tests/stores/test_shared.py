@@ -220,7 +220,6 @@ def test_table__no_index_page_left__evicts_a_state_of_the_path() -> None:
         assert store.table.usage().keys == 16 * ENTRIES_PER_PAGE
 
 
-@pytest.mark.unmeasured
 def test_table__short_lived_keys__does_not_grow() -> None:
     clock = ManualClock()
     with shared_store(clock) as store:
@@ -299,7 +298,6 @@ def test_breaker__no_room_for_its_state__opens_at_its_threshold() -> None:
         assert reached == 3
 
 
-@pytest.mark.unmeasured
 def test_table__full__is_reported_once() -> None:
     found: list[events.Event] = []
     stop = events.listen(found.append)
@@ -358,7 +356,6 @@ def test_slots__no_chunk_for_an_index_page__take_none() -> None:
         assert store.table._slots.take_page(position.lock, entry, 0) is None
 
 
-@pytest.mark.unmeasured
 def test_table__disk_full__does_not_grow_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 from tests.service.batch.processors import COMPUTED_SECONDS
 from tests.service.batch.rig import accounts, each_once, google_accounts, wait_until
 from tests.service.batch.test_serve import allow_user
@@ -29,6 +30,7 @@ async def run_clients(ask: Callable[[int], Awaitable[int]]) -> None:
     assert set(await asyncio.gather(*(ask(number) for number in range(CLIENTS)))) == {200}
 
 
+@pytest.mark.unmeasured
 def test_event_loop__fifty_clients_over_connections__is_never_blocked(
     tmp_path: Path, google: SheetsServer
 ) -> None:
