@@ -59,6 +59,15 @@ def test_free_port__result__is_free_together_with_its_bus_port() -> None:
         socket.create_server(("127.0.0.1", number)).close()
 
 
+def test_free_port__server_does_not_listen_yet__is_not_returned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    monkeypatch.setattr("random.sample", lambda *_: [port])
+    with pytest.raises(RuntimeError, match="no free port found"):
+        free_port()
+
+
 def test_free_port__none_free__raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         monkeypatch.setattr("random.sample", lambda *_: [occupied.getsockname()[1]] * 3)

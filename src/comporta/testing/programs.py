@@ -14,6 +14,7 @@ import random
 import shutil
 import socket
 import subprocess
+from collections import deque
 from pathlib import Path
 
 # These ports lie below the range that systems assign to outgoing connections, so that a restarted server
@@ -22,6 +23,8 @@ _PORTS = range(10_000, 22_000)
 _PORT_TRIES_MAX = 100
 BUS_OFFSET = 10_000
 _TRIAL_SECONDS = 10.0
+
+_given_ports: deque[int] = deque(maxlen=_PORT_TRIES_MAX)
 
 
 def find_servers(*, tls: bool = False) -> dict[str, str]:
@@ -79,11 +82,15 @@ def _supports_tls(program: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that is free now, together with the port of the cluster bus that belongs to it."""
-    for port in random.sample(_PORTS, _PORT_TRIES_MAX):
-        if _is_free(port) and _is_free(port + BUS_OFFSET):
+    """Return a port that is free now, together with the port of the cluster bus that belongs to it.
+
+    The last ports that this process got are not returned again: their servers may not listen yet.
+    """
+    for port in random.sample(_PORTS, 2 * _PORT_TRIES_MAX):
+        if port not in _given_ports and _is_free(port) and _is_free(port + BUS_OFFSET):
+            _given_ports.append(port)
             return port
-    raise RuntimeError(f"no free port found after {_PORT_TRIES_MAX} tries")
+    raise RuntimeError(f"no free port found after {2 * _PORT_TRIES_MAX} tries")
 
 
 def _is_free(port: int) -> bool:
