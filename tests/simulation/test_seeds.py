@@ -43,6 +43,10 @@ FOUND = {
         1836,
         "hang@3.12+0.12; hang@4.15+0.12; requests_lost@5.19+3.3; loss@9.67+0.07:0.5",
     ),
+    "an upstream that recovers although another fault of it has begun": (
+        30645,
+        "upstream_errors@2.42+3.33; upstream_errors@4.1+3.33",
+    ),
     "a window that is used up for longer than callers are observed": (5255, "black_hole@3.17+2.62"),
 }
 """Scenarios that once broke an invariant: a seed, and its shrunk faults."""

@@ -146,7 +146,10 @@ def _changes(requests: Iterable[Request]) -> list[tuple[int, int]]:
 
 
 def one_probe_per_fleet(history: FleetHistory) -> list[str]:
-    """While the circuit is open the fleet makes one request per cooldown, if no other fault interferes."""
+    """While the circuit is open the fleet makes one request per cooldown, if no other fault interferes.
+
+    The end of a fault of the upstream also ends another one that has begun: the circuit may close then.
+    """
     faults = history.scenario.faults
     if any(not fault.kind.startswith("upstream") for fault in faults):
         return []
@@ -162,7 +165,10 @@ def one_probe_per_fleet(history: FleetHistory) -> list[str]:
         ]
         if not opened:
             continue
-        from_ns, until_ns = opened[0] + seconds_ns(_KNOWN_SECONDS), seconds_ns(fault.end)
+        ends = [
+            other.end for other in faults if fault.at < other.end <= fault.end
+        ]  # of overlapping ones, too
+        from_ns, until_ns = opened[0] + seconds_ns(_KNOWN_SECONDS), seconds_ns(min(ends))
         probes = sorted(at_ns for at_ns in begins if from_ns <= at_ns < until_ns)
         for first, second in pairwise(probes):
             if second - first < seconds_ns(_COOLDOWN_SECONDS):
