@@ -148,7 +148,7 @@ def _changes(requests: Iterable[Request]) -> list[tuple[int, int]]:
 def one_probe_per_fleet(history: FleetHistory) -> list[str]:
     """While the circuit is open the fleet makes one request per cooldown, if no other fault interferes.
 
-    The end of a fault of the upstream also ends another one that has begun: the circuit may close then.
+    The end of a fault of the status also ends another one that has begun: the circuit may close then.
     """
     faults = history.scenario.faults
     if any(not fault.kind.startswith("upstream") for fault in faults):
@@ -165,9 +165,7 @@ def one_probe_per_fleet(history: FleetHistory) -> list[str]:
         ]
         if not opened:
             continue
-        ends = [
-            other.end for other in faults if fault.at < other.end <= fault.end
-        ]  # of overlapping ones, too
+        ends = [other.end for other in faults if other.kind in _STATUS_FAULTS and other.end > fault.at]
         from_ns, until_ns = opened[0] + seconds_ns(_KNOWN_SECONDS), seconds_ns(min(ends))
         probes = sorted(at_ns for at_ns in begins if from_ns <= at_ns < until_ns)
         for first, second in pairwise(probes):
@@ -177,6 +175,7 @@ def one_probe_per_fleet(history: FleetHistory) -> list[str]:
     return violations
 
 
+_STATUS_FAULTS = ("upstream_errors", "upstream_refuses")
 _KNOWN_SECONDS = 0.5
 _COOLDOWN_SECONDS = 1.9
 

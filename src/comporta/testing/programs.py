@@ -24,7 +24,7 @@ _PORT_TRIES_MAX = 100
 BUS_OFFSET = 10_000
 _TRIAL_SECONDS = 10.0
 
-_given_ports: deque[int] = deque(maxlen=_PORT_TRIES_MAX)
+_given_ports: deque[int] = deque(maxlen=_PORT_TRIES_MAX // 2)
 
 
 def find_servers(*, tls: bool = False) -> dict[str, str]:
@@ -86,11 +86,11 @@ def free_port() -> int:
 
     The last ports that this process got are not returned again: their servers may not listen yet.
     """
-    for port in random.sample(_PORTS, 2 * _PORT_TRIES_MAX):
+    for port in random.sample(_PORTS, _PORT_TRIES_MAX):
         if port not in _given_ports and _is_free(port) and _is_free(port + BUS_OFFSET):
             _given_ports.append(port)
             return port
-    raise RuntimeError(f"no free port found after {2 * _PORT_TRIES_MAX} tries")
+    raise RuntimeError(f"no free port found after {_PORT_TRIES_MAX} tries")
 
 
 def _is_free(port: int) -> bool:
