@@ -292,6 +292,19 @@ def test_wait__released_by_another_process__is_noticed_within_0_1_s(clock: Manua
     assert isinstance(end.value.value, Permit)
 
 
+@pytest.mark.parametrize("late_us", [-1, 0, 1, 2, 1_000_000])
+def test_wait__refused_within_microseconds_of_the_timeout__gets_no_permit(
+    clock: ManualClock, late_us: int
+) -> None:
+    limit = ConcurrencyLimit("pncp", 1, state=MemoryStore(clock))
+    waits = limit._acquire_flow(1)
+    next(waits)
+    clock.advance(1 + late_us / 1e6)
+    with pytest.raises(StopIteration) as end:
+        waits.send(PermitReply(False, 60_000_000))
+    assert end.value.value is None
+
+
 class Still(ManualClock):
     """Time stands still: a waiter is woken, or waits without end."""
 

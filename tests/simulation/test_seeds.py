@@ -47,6 +47,10 @@ FOUND = {
         30645,
         "upstream_errors@2.42+3.33; upstream_errors@4.1+3.33",
     ),
+    "a permit that is refused one microsecond after the caller's timeout": (
+        40979,
+        "upstream_slow@2.69+0.15:2",
+    ),
     "a window that is used up for longer than callers are observed": (5255, "black_hole@3.17+2.62"),
 }
 """Scenarios that once broke an invariant: a seed, and its shrunk faults."""

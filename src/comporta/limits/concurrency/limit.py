@@ -303,7 +303,7 @@ class PermitSlot:
 def _retry_delay_us(reply: PermitReply, poll_us: int, left_us: int) -> int:
     """Return how long to wait before the next attempt; longer than the time left means to give up."""
     if left_us <= 2 * _FINAL_ATTEMPT_US:
-        return left_us + 1
+        return max(left_us, 0) + 1
     usual_us = round(uniform(*_RETRY_US_RANGE))
     return min(max(1, reply.wait_us), usual_us, poll_us or usual_us, left_us - _FINAL_ATTEMPT_US)
 
