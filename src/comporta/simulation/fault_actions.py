@@ -121,33 +121,12 @@ def _start_again(fleet: SimulatedFleet, fault: Fault) -> None:
         fleet.restart_worker(index)
 
 
-def _upstream(status: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.upstream.status = status
-        fleet.upstream.retry_after = fault.number
-
-    return change
+def _upstream_begins(fleet: SimulatedFleet, fault: Fault) -> None:
+    fleet.upstream.begin(fault)
 
 
-def _upstream_flaky(sign: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.upstream.failing_share = fault.number if sign > 0 else 0.0
-
-    return change
-
-
-def _upstream_late(sign: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.upstream.late_share = fault.number if sign > 0 else 0.0
-
-    return change
-
-
-def _upstream_slow(sign: int) -> Action:
-    def change(fleet: SimulatedFleet, fault: Fault) -> None:
-        fleet.upstream.latency += sign * fault.number
-
-    return change
+def _upstream_ends(fleet: SimulatedFleet, fault: Fault) -> None:
+    fleet.upstream.end(fault)
 
 
 def _do_nothing(fleet: SimulatedFleet, fault: Fault) -> None:
@@ -155,6 +134,7 @@ def _do_nothing(fleet: SimulatedFleet, fault: Fault) -> None:
 
 
 _BOTH = (REQUESTS, REPLIES)
+_UPSTREAM: Final = (_upstream_begins, _upstream_ends)
 FAULT_ACTIONS: Final[dict[str, tuple[Action, Action]]] = {
     "hang": (_hang, _end_hang),
     "crash": (_crash, _restart),
@@ -172,10 +152,10 @@ FAULT_ACTIONS: Final[dict[str, tuple[Action, Action]]] = {
     "kill": (_kill, _start_again),
     "exit": (_exit, _start_again),
     "worker_clock": (_worker_clock, _do_nothing),
-    "upstream_errors": (_upstream(503), _upstream(200)),
-    "upstream_flaky": (_upstream_flaky(1), _upstream_flaky(-1)),
-    "upstream_late": (_upstream_late(1), _upstream_late(-1)),
-    "upstream_slow": (_upstream_slow(1), _upstream_slow(-1)),
-    "upstream_refuses": (_upstream(429), _upstream(200)),
+    "upstream_errors": _UPSTREAM,
+    "upstream_flaky": _UPSTREAM,
+    "upstream_late": _UPSTREAM,
+    "upstream_slow": _UPSTREAM,
+    "upstream_refuses": _UPSTREAM,
 }
 """What happens when a fault of a kind begins, and when it ends."""

@@ -146,10 +146,7 @@ def _changes(requests: Iterable[Request]) -> list[tuple[int, int]]:
 
 
 def one_probe_per_fleet(history: FleetHistory) -> list[str]:
-    """While the circuit is open the fleet makes one request per cooldown, if no other fault interferes.
-
-    The end of a fault of the status also ends another one that has begun: the circuit may close then.
-    """
+    """While the circuit is open the fleet makes one request per cooldown, if no other fault interferes."""
     faults = history.scenario.faults
     if any(not fault.kind.startswith("upstream") for fault in faults):
         return []
@@ -165,8 +162,7 @@ def one_probe_per_fleet(history: FleetHistory) -> list[str]:
         ]
         if not opened:
             continue
-        ends = [other.end for other in faults if other.kind in _STATUS_FAULTS and other.end > fault.at]
-        from_ns, until_ns = opened[0] + seconds_ns(_KNOWN_SECONDS), seconds_ns(min(ends))
+        from_ns, until_ns = opened[0] + seconds_ns(_KNOWN_SECONDS), seconds_ns(fault.end)
         probes = sorted(at_ns for at_ns in begins if from_ns <= at_ns < until_ns)
         for first, second in pairwise(probes):
             if second - first < seconds_ns(_COOLDOWN_SECONDS):
@@ -175,7 +171,6 @@ def one_probe_per_fleet(history: FleetHistory) -> list[str]:
     return violations
 
 
-_STATUS_FAULTS = ("upstream_errors", "upstream_refuses")
 _KNOWN_SECONDS = 0.5
 _COOLDOWN_SECONDS = 1.9
 

@@ -7,9 +7,11 @@ from random import Random
 from typing import NamedTuple
 
 from comporta.runtime import RUNTIME
+from comporta.simulation.faults import Fault
 from comporta.simulation.history import FleetHistory, Request
 from comporta.simulation.scheduler import Scheduler
 
+_LATENCY_SECONDS = 0.05
 _LATE_SECONDS = 1.5
 
 
@@ -29,21 +31,25 @@ class _Begun(NamedTuple):
 
 
 class UpstreamSimulation:
-    """The upstream. ``latency`` is in seconds; ``retry_after`` is the pause that it asks for with 429.
+    """The upstream, with the faults that have begun and not ended; of one kind the latest counts.
 
-    ``failing_share`` is the share of requests that it answers with 503. While ``late_share`` is not 0, it
-    answers all requests with 503, and this share of them later.
+    It answers 503 in ``upstream_errors`` and ``upstream_late``, to some requests in ``upstream_flaky``, and
+    otherwise 429 in ``upstream_refuses``; each ``upstream_slow`` makes it slower.
     """
 
     def __init__(self, scheduler: Scheduler, history: FleetHistory, random: Random) -> None:
-        self.status = 200
-        self.failing_share = self.late_share = 0.0
-        self.latency = 0.05
-        self.retry_after = 0.0
-        self.in_flight = 0
+        self._faults: list[Fault] = []
         self._scheduler = scheduler
         self._random = random
         self._history = history
+
+    def begin(self, fault: Fault) -> None:
+        """Have a fault."""
+        self._faults.append(fault)
+
+    def end(self, fault: Fault) -> None:
+        """Recover from a fault; others go on."""
+        self._faults.remove(fault)
 
     def request(self, worker: str, *, is_retry: bool) -> UpstreamAnswer:
         """Answer a blocking request."""
@@ -64,15 +70,26 @@ class UpstreamSimulation:
         return answer
 
     def _begin(self) -> _Begun:
-        self.in_flight += 1
-        is_late = self.late_share and self._random.random() < self.late_share
-        latency = self.latency + _LATE_SECONDS if is_late else self.latency
-        return _Begun(self._scheduler.now_ns, latency, fails=bool(self.late_share))
+        slower = sum(fault.number for fault in self._faults if fault.kind == "upstream_slow")
+        late_share = self._number("upstream_late")
+        is_late = late_share and self._random.random() < late_share
+        latency = _LATENCY_SECONDS + slower + (_LATE_SECONDS if is_late else 0)
+        return _Begun(self._scheduler.now_ns, latency, fails=bool(late_share))
 
     def _end(self, began: _Begun, worker: str, *, is_retry: bool) -> UpstreamAnswer:
-        self.in_flight -= 1
-        is_failing = began.fails or (self.failing_share and self._random.random() < self.failing_share)
-        status = 503 if is_failing else self.status
+        failing_share = self._number("upstream_flaky")
+        is_failing = began.fails or (failing_share and self._random.random() < failing_share)
+        status, headers = 200, {}
+        if is_failing or self._has("upstream_errors"):
+            status = 503
+        elif self._has("upstream_refuses"):
+            status, headers = 429, {"retry-after": f"{self._number('upstream_refuses'):g}"}
         self._history.add(Request(began.at_ns, self._scheduler.now_ns, worker, status, is_retry))
-        headers = {"retry-after": f"{self.retry_after:g}"} if status == 429 else {}
         return UpstreamAnswer(status, headers)
+
+    def _has(self, kind: str) -> bool:
+        return any(fault.kind == kind for fault in self._faults)
+
+    def _number(self, kind: str) -> float:
+        """Return the number of the latest fault of a kind, 0 if there is none."""
+        return next((fault.number for fault in reversed(self._faults) if fault.kind == kind), 0.0)
