@@ -154,6 +154,32 @@ def test_leases__granted_in_two_slices__leave_less_room_until_each_has_passed() 
     assert leased.available_capacity(state, 4_999_999) == 50, "the clock went back"
 
 
+LEASED = LeasedTokenBucketStrategy(50, 1, UNIT, 1_000_000)
+
+
+def test_leases__units_released__leave_the_room_of_leased_ones_also_for_programs_without_leases() -> None:
+    released = LEASED.release(leased_state(20 * UNIT, 5_000_000, 5, 30, 0), 5_000_000, 10)
+    assert released[0] == 20 * UNIT
+
+
+def test_leases__level_from_the_end_of_a_slice__counts_by_the_room_of_the_next_one() -> None:
+    state = leased_state(35 * UNIT, 6_000_000, 5, 10, 20)
+    assert LEASED.available(state, 6_000_000) == (35, 2_000_000)
+    assert LEASED.available(state, 6_500_000) == (40, 1_500_000), "10 of 50 are leased until 7 s"
+
+
+def test_leases__as_many_in_this_slice_as_in_the_one_before__take_room() -> None:
+    assert LEASED.available(leased_state(50 * UNIT, 5_000_000, 5, 10, 10), 5_000_000)[0] == 30
+
+
+def test_leases__of_slices_in_the_future__take_no_room() -> None:
+    assert LEASED.available(leased_state(50 * UNIT, 9_000_000, 9, 10, 10), 5_000_000)[0] == 50
+
+
+def test_leases__more_than_a_lowered_capacity__leave_no_room() -> None:
+    assert LEASED.available(leased_state(0, 5_000_000, 5, 60, 0), 5_900_000)[0] == 0
+
+
 def test_leases__granted__are_added_to_the_slice_of_now() -> None:
     leased = LeasedTokenBucketStrategy(50, 1, UNIT, 1_000_000)
     state = leased_state(30 * UNIT, 6_000_000, 5, 4, 3)

@@ -195,3 +195,16 @@ def test_outage_share__of_a_window__starts_used_up_evenly() -> None:
     share, state = SlidingWindowStrategy(2, 10).outage_share(1, 100)
     assert (share.capacity, share.window_us) == (2, 10)
     assert state == (2, 100, 0, NO_PAST, entries((95, 1), (100, 1)))
+
+
+@pytest.mark.parametrize(("workers", "largest"), [(1, 120), (50, 120), (60, 100)])
+def test_leases__of_a_window__are_a_hundredth_of_it_or_half_of_a_workers_part(
+    workers: int, largest: int
+) -> None:
+    size = FixedWindowStrategy(12_000, HOUR_US).lease_size_max(workers)
+    assert (size, type(size)) == (largest, int)
+
+
+@pytest.mark.parametrize("strategy", [FIXED, SLIDING], ids=["fixed", "sliding"])
+def test_pace__of_a_window__is_a_window_per_capacity(strategy: FixedWindowStrategy) -> None:
+    assert [strategy.pace_us(units) // HOUR_US for units in (1, 2, 3, 4, 6, 7)] == [0, 0, 0, 1, 1, 2]

@@ -84,6 +84,11 @@ def test_retry_after__longer_than_the_backoff__is_the_delay() -> None:
     assert delays.next_delay(retry_after=60.0) == 60.0
 
 
+def test_retry_after__equal_to_a_delay_with_jitter__is_not_spread_again() -> None:
+    delays = Backoff(base=2.0, jitter=(0.0, 0.5)).delays(highest)
+    assert delays.next_delay(retry_after=2.5) == 2.5
+
+
 def test_retry_after__above_max_delay__gives_up() -> None:
     assert Backoff().delays().next_delay(retry_after=60.001) is None
 
