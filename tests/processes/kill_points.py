@@ -293,7 +293,10 @@ def _die_at(step: int, report_fd: int, *, opcodes: bool) -> None:
     left = [step]
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if "/comporta/" not in frame.f_code.co_filename or frame.f_code.co_name in READ_ONLY_FUNCTIONS:
+        if (
+            "/comporta/stores/shared/" not in frame.f_code.co_filename
+            or frame.f_code.co_name in READ_ONLY_FUNCTIONS
+        ):
             return None
         frame.f_trace_opcodes = opcodes
         if event == ("opcode" if opcodes else "line"):
