@@ -65,7 +65,7 @@ docs: $(READY) $(SITE) ## Build the documentation site into build/site
 dist: $(READY) $(PACKAGING) ## Build sdist, wheel and bill of materials, and try them in empty environments
 	@$(PY) -m release dist $(ARGS)
 
-mutants: $(READY) $(MUTATION) ## Try the tests on mutants of the modules that decide (hours; can be resumed)
+mutants: $(READY) $(MUTATION) ## Try the tests on mutants of the modules that decide (an hour; can be resumed)
 	@$(PY) -m pytest --quiet -p no:cacheprovider mutation
 	@$(PY) -m mutation $(ARGS)
 
