@@ -51,6 +51,10 @@ FOUND = {
         40979,
         "upstream_slow@2.69+0.15:2",
     ),
+    "a pause that the server loses, by 8 ms longer than the pause that the worker itself asked for": (
+        61404,
+        "upstream_refuses@2.81+1.52:0.5; crash@4.25+0.06:old",
+    ),
     "a window that is used up for longer than callers are observed": (5255, "black_hole@3.17+2.62"),
 }
 """Scenarios that once broke an invariant: a seed, and its shrunk faults."""

@@ -176,19 +176,28 @@ _COOLDOWN_SECONDS = 1.9
 
 
 def pauses_hold(history: FleetHistory) -> list[str]:
-    """While the limit is paused no request begins, except of workers that could not know of the pause."""
+    """While the limit is paused no request begins, except of workers that could not know of the pause.
+
+    A server that restarts with other data may have lost the pause; the worker that asked for it has not.
+    """
     scenario = history.scenario
     if scenario.workload != "upstream":
         return []
     cut_off = _fallback_intervals(history)
-    pauses = [
-        (moment.at_ns + seconds_ns(_PAUSE_KNOWN_SECONDS), moment.at_ns + seconds_ns(float(moment.text)))
-        for moment in history.moments("pause_stored")
-    ]
+    lost_ns = [seconds_ns(fault.end) for fault in scenario.faults if fault.value in {"empty", "old"}]
+    pauses = []
+    for moment in history.moments("pause_stored"):
+        end_ns = moment.at_ns + seconds_ns(float(moment.text))
+        others_end_ns = min((at_ns for at_ns in lost_ns if moment.at_ns <= at_ns), default=end_ns)
+        begin_ns = moment.at_ns + seconds_ns(_PAUSE_KNOWN_SECONDS)
+        pauses.append((moment.worker, begin_ns, end_ns, min(end_ns, others_end_ns)))
     violations = [
         f"{request.worker} made a request at {_seconds(request.began_ns)} s, in a pause"
         for request in history.of(Request)
-        if any(begin < request.began_ns < end for begin, end in pauses)
+        if any(
+            begin_ns < request.began_ns < (end_ns if request.worker == worker else others_end_ns)
+            for worker, begin_ns, end_ns, others_end_ns in pauses
+        )
         and not _is_within(request.began_ns, cut_off.get(request.worker, ()))
     ]
     return violations[:3]
