@@ -31,6 +31,7 @@ def _cooldowns(driver: Driver, clock: ManualClock, times: int) -> list[float]:
     return lengths
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("config", "lengths"),
     [

@@ -168,6 +168,7 @@ malformed = st.sampled_from(
 )
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(st.one_of(digests, malformed, st.integers(0, 400)), min_size=1, max_size=30))
 def test_publish_invalidation__any_sequence__lua_and_python_agree(

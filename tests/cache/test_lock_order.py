@@ -122,6 +122,7 @@ def _wait_until_blocked(observer: Session, session: Session, by: Session) -> Non
     wait_until(is_blocked)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("edited", [False, True])
 @pytest.mark.parametrize(
     ("name", "done"),

@@ -26,6 +26,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.unmeasured
 @given(st.dictionaries(st.text("abcd"), values, max_size=5))
 def test_hash_params__any_params__hashes_their_canonical_json(params: dict[str, Any]) -> None:
     text = json.dumps(params, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

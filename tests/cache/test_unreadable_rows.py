@@ -45,6 +45,7 @@ def refresh(cache: CacheHarness) -> tuple[int, list[Any]]:
     return cache.refresh_due(load), asked
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("scope", ["params", "user"])
 def test_fetch__body_cannot_be_decoded__is_a_miss_with_an_event(
     make_cache: MakeCache, source: FakeSource, database: Database, scope: str
@@ -113,6 +114,7 @@ def test_refresh_due__user_id_is_invalid__skips_the_row(
     assert unreadable_events()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("seconds", [61, 3600, 100 * 365 * 86_400])
 def test_fetch__fetched_at_lies_ahead__is_stale_and_refreshed(
     make_cache: MakeCache, source: FakeSource, database: Database, clock: ManualClock, seconds: int

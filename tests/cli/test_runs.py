@@ -131,6 +131,7 @@ def test_run__shared_by_three_processes_with_a_key__calls_in_order(
         assert ids == sorted(ids)
 
 
+@pytest.mark.unmeasured
 def test_run__shared_and_interrupted__says_how_to_continue(
     server: RecordedUpstream, output: str, tmp_path: Path
 ) -> None:

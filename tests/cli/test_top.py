@@ -128,6 +128,7 @@ def test_render__events__are_sentences_with_their_workers() -> None:
     assert "Latest events" not in "\n".join(rendered_lines(events=[]))
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("width", [200, 120, 100, 80, 60, 40, 30])
 @pytest.mark.parametrize("height", [None, 50, 24, 12])
 def test_render__any_size__fits_the_width_and_the_height(width: int, height: int | None) -> None:

@@ -72,6 +72,7 @@ def leased_units_left(state: str) -> int:
     return TokenBucketLimiter(LimitConfig(0.001, LEASED), state, "leased").sync.peek().remaining
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("setup", SETUPS)
 def test_workers__one_shared_limit__admit_exactly_it_and_return_what_they_hold(
     setup: str, shared_state: str, tmp_path: Path

@@ -157,7 +157,7 @@ def test_leases__granted_in_two_slices__leave_less_room_until_each_has_passed() 
 LEASED = LeasedTokenBucketStrategy(50, 1, UNIT, 1_000_000)
 
 
-def test_leases__units_released__leave_the_room_of_leased_ones_also_for_programs_without_leases() -> None:
+def test_leases__units_released__leave_the_room_of_leased_ones_in_the_stored_level() -> None:
     released = LEASED.release(leased_state(20 * UNIT, 5_000_000, 5, 30, 0), 5_000_000, 10)
     assert released[0] == 20 * UNIT
 

@@ -33,6 +33,7 @@ def remaining(limiter: Face, key: str = "k") -> int:
     return left
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_settle__less_used_than_reserved__credits_the_difference(
     bench: Bench, strategy: LimitStrategy

@@ -33,6 +33,7 @@ def limit_of(strategy: LimitStrategy, rate: float = 1000, capacity: int = 1000) 
 # steps (E3, E4) -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_errors__repeated__lower_the_limit_by_a_tenth_of_the_original_to_the_floor(
     bench: Bench, strategy: LimitStrategy
@@ -48,6 +49,7 @@ def test_errors__repeated__lower_the_limit_by_a_tenth_of_the_original_to_the_flo
     assert limiter.stats().original == 1000
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_successes__after_errors__raise_the_limit_every_five_seconds_to_the_original(
     bench: Bench, strategy: LimitStrategy

@@ -219,6 +219,7 @@ def test_refusals__twenty_coroutines__lower_the_limit_once(valkey: Server) -> No
 # the cubic rule ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_cubic__errors__lower_the_limit_by_a_fifth_of_itself_to_the_floor(
     bench: Bench, strategy: LimitStrategy

@@ -92,6 +92,7 @@ def test_limit__function_as_key_of_a_block__is_refused() -> None:
         limiter.sync.limit(lambda: "k").__enter__()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_peek__cost__says_what_decide_would_decide_and_takes_nothing(
     bench: Bench, config: LimitConfig

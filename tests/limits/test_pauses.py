@@ -23,6 +23,7 @@ def limit_of(strategy: LimitStrategy, **options: Any) -> LimitConfig:
     return LimitConfig(10, 10, 1.0, strategy, **options)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("lease", [False, 0.05])
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_pause__every_strategy__refuses_until_its_end_and_then_continues(
@@ -137,6 +138,7 @@ def test_pause__clock_set_forward__ends(bench: Bench) -> None:
 # waiting ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_waiter__paused_limit__returns_after_its_end_with_jitter(
     bench: Bench, strategy: LimitStrategy
@@ -148,6 +150,7 @@ def test_waiter__paused_limit__returns_after_its_end_with_jitter(
     assert 5 <= waited <= 5 + PAUSE_JITTER_US_MAX / 1e6 + 0.001
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_waiter__timeout_before_the_end_of_the_pause__is_refused_at_once(
     bench: Bench, strategy: LimitStrategy

@@ -233,6 +233,7 @@ configs = st.builds(
 )
 
 
+@pytest.mark.unmeasured
 @settings(
     max_examples=max_examples(60),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -279,6 +280,7 @@ def test_limiter__every_strategy__reports_the_use_of_a_key(
     assert limiter.peek("k").remaining == 4
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_limiter__released__can_be_taken_again_and_never_exceeds_the_capacity(
     face: Callable[..., Face], strategy: LimitStrategy
@@ -332,6 +334,7 @@ def test_stats__granted_in_the_last_minute__are_counted(
     assert limiter.stats("k").requests_last_minute == 0
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_set_limit__while_running__applies_limit_and_burst(
     face: Callable[..., Face], strategy: LimitStrategy

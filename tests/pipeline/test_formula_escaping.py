@@ -25,6 +25,7 @@ class Level(IntEnum):
     LOW = -1
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize(
     "before", ["", " ", "\t", "\r", "\n", "\u00a0", "\u200b", "\ufeff", '"', "\0", " \t\u2003"]

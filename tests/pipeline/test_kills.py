@@ -8,6 +8,7 @@ import pytest
 from tests.pipeline.kill_scenario import kill_and_resume
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("kind", "items", "kills"),
     [("sqlite", 5_000, 2), ("csv", 5_000, 3), ("jsonl", 5_000, 3), ("xlsx", 5_000, 2)],

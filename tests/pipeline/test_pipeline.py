@@ -147,6 +147,7 @@ def channel_source(tmp_path: Path) -> Any:
 SOURCES = [list_source, range_source, generator_source, async_source, file_source, channel_source]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("make_source", SOURCES)
 @pytest.mark.parametrize("kind", ["async", "blocking"])
 def test_run__any_source_any_step__writes_every_item_once(

@@ -613,6 +613,7 @@ def test_workers__ended_long_ago__are_removed_and_their_counts_stay(
     assert overview(url).counts == LineCounts(98, 1, 1)
 
 
+@pytest.mark.unmeasured
 def test_worker__at_work__shows_its_lines_and_its_rate(url: str, database: Database, tmp_path: Path) -> None:
     async def each(item: str) -> dict[str, Any]:
         await asyncio.sleep(0.005)  # sleeps: the run lasts until the test has seen it

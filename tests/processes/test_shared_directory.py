@@ -337,6 +337,7 @@ def test_full_table__flood_of_limited_keys__leaves_room_for_records_and_breakers
         assert not any(breaker.sync.allow() for breaker in breakers)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("length", [200, 201, 511, 512, 513, 10_240])
 @pytest.mark.parametrize("letter", ["k", "é", "🚪", "\0", "\ud800"])
 def test_long_key__any_length__has_its_own_state(name: str, letter: str, length: int) -> None:

@@ -133,6 +133,7 @@ async def test_correct_token__attempts_used_up_at_another_worker__is_not_compare
     assert mixed == [429] * 20
 
 
+@pytest.mark.unmeasured
 def test_attempts__two_hundred_at_once_at_two_workers__share_one_limit(
     valkey: Server, tmp_path: Path
 ) -> None:

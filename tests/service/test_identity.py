@@ -189,6 +189,7 @@ async def test_search__with_a_token__is_of_its_user(tmp_path: Path, monkeypatch:
 REVOKED_SECONDS = 5.0
 
 
+@pytest.mark.unmeasured
 def test_tokens__revoked__are_refused_within_5_s_by_every_worker_process(
     tmp_path: Path, empty_database_url: str
 ) -> None:

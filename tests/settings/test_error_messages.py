@@ -194,6 +194,7 @@ def test_limits__mistake__is_an_error_with_its_line(text: str, message: str, tmp
     assert error_message(tmp_path, text) == message
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("field", "problem"),
     [

@@ -220,6 +220,7 @@ def test_table__no_index_page_left__evicts_a_state_of_the_path() -> None:
         assert store.table.usage().keys == 16 * ENTRIES_PER_PAGE
 
 
+@pytest.mark.unmeasured
 def test_table__short_lived_keys__does_not_grow() -> None:
     clock = ManualClock()
     with shared_store(clock) as store:
@@ -298,6 +299,7 @@ def test_breaker__no_room_for_its_state__opens_at_its_threshold() -> None:
         assert reached == 3
 
 
+@pytest.mark.unmeasured
 def test_table__full__is_reported_once() -> None:
     found: list[events.Event] = []
     stop = events.listen(found.append)

@@ -10,12 +10,12 @@ from tests.conftest import SERVERS
 from comporta.testing import Cluster
 
 
-@pytest.fixture(scope="session", params=sorted(SERVERS))
+@pytest.fixture(scope="package", params=sorted(SERVERS))
 def program(request: pytest.FixtureRequest) -> str:
     return SERVERS[request.param]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(program: str) -> Iterator[Cluster]:
     """Yield three primaries that all tests share; each leaves them as it found them."""
     with Cluster(3, program) as cluster:

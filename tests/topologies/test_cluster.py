@@ -122,6 +122,7 @@ def test_cluster__override_of_a_limit__is_applied(cluster: Cluster) -> None:
         assert sum(limiter.acquire("other") for _ in range(5)) == 3
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("strategy", LimitStrategy)
 def test_cluster__slot_being_moved__every_decision_is_right_at_every_step(
     cluster: Cluster, strategy: LimitStrategy

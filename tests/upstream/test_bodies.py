@@ -94,6 +94,7 @@ def open_circuit(upstream: Upstream) -> None:
 SENSITIVE = BreakerConfig(threshold=1, cooldown_seconds=0.05, probes=1)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("body", ["reset", "cut", "cut_chunk"])
 def test_body__breaks_off__counts_as_a_failure_and_the_error_is_raised(
     make_client: MakeClient, server: BodyServer, body: str

@@ -95,6 +95,7 @@ def run(call: Call) -> Any:
     return asyncio.run(call()) if inspect.iscoroutinefunction(call) else call()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
 def test_client__answered_4xx__the_circuit_stays_closed(
@@ -106,6 +107,7 @@ def test_client__answered_4xx__the_circuit_stays_closed(
     assert (guarded.breaker.phase, guarded.failures, server.requests) == ("closed", 0, 3)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("status", [408, 500, 503])
 def test_client__answered_408_or_5xx__opens_the_circuit(
@@ -119,6 +121,7 @@ def test_client__answered_408_or_5xx__opens_the_circuit(
     assert server.requests == 2
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("way", WAYS)
 def test_client__answered_429__counts_for_nothing(server: AnsweringServer, call: Call, way: str) -> None:
     guarded = Guarded(way, call)
@@ -137,6 +140,7 @@ def test_client__no_connection__opens_the_circuit(server: AnsweringServer, call:
     assert guarded.breaker.phase == "open"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "header",
     [

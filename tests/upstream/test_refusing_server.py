@@ -75,6 +75,7 @@ def test_refusals__twenty_at_once__lower_the_limit_once(state: str) -> None:
     assert Upstream("refusing", "1000/s", state=state).sync.get_state().limiter.limit == 800
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("seed", range(5))
 def test_upstream__400_calls_of_which_12_are_refused__takes_at_most_1_2_times_the_shortest(seed: int) -> None:
     """On simulated time: 50 calls a second, 32 in flight, each refusal with ``Retry-After: 1``."""
@@ -92,6 +93,7 @@ def test_upstream__some_calls_refused__takes_as_long_as_limit_and_pauses_require
     assert server.count == CALLS + len(REFUSED)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("options", [[], ["--no-degradation"]])
 def test_run__some_calls_refused__takes_as_long_as_limit_and_pauses_require(
     tmp_path: Path, options: list[str]

@@ -70,6 +70,7 @@ def test_request__limit_used_up__waits_or_raises_with_retry_after(
     assert upstream.sync.get_state().breaker.phase == "closed"  # type: ignore[union-attr]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("as_date", [False, True])
 @pytest.mark.parametrize("status", [429, 503])
 def test_request__retry_after__pauses_the_upstream(

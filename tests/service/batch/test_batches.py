@@ -220,6 +220,7 @@ def _settings(**settings: Any) -> Any:
     return BatchSettings(**{"poll_seconds": 0.05, "concurrency": 4, **settings})
 
 
+@pytest.mark.unmeasured
 @async_test
 async def test_sheet__configured_after_the_job__backfill_writes_all_rows(
     database: Database, account: GoogleAccount, google: SheetsServer

@@ -231,6 +231,7 @@ def test_configure_sheet__while_results_are_stored__partitions_them_exactly(data
     }
 
 
+@pytest.mark.unmeasured
 def test_store_results__by_several_workers__cursors_skip_nothing(database: Database) -> None:
     """A reader that follows the results while chunks are stored at the same time sees each of them once."""
     count, size = 400, 20

@@ -480,6 +480,7 @@ async def read_all(served: SheetDownloads, sheet: DownloadableSheet, kind: str) 
     return b"".join([chunk async for chunk in served.chunks(sheet, kind)])
 
 
+@pytest.mark.unmeasured
 @async_test
 async def test_download__ten_times_the_rows__needs_no_more_memory(plain: Database) -> None:
     peaks = []

@@ -53,6 +53,7 @@ async def add_large_job(batches: Batches, number: int) -> None:
     assert await batches.add_job("ana", listed, f"large-{number}") is not None
 
 
+@pytest.mark.unmeasured
 @async_test
 async def test_turns__small_job_beside_eight_large_ones__finishes_while_they_hold_every_place(
     database: Database, tmp_path: Path

@@ -59,6 +59,7 @@ async def test_kill__while_a_file_is_filled__has_every_row_once(url: str, tmp_pa
     assert file_accounts(sheets, sheet) == each_once(total)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("role", ["chunk", "sheet"])
 @async_test
 async def test_kill__worker_that_holds_a_chunk_or_the_sheet__every_row_once(
