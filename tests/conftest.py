@@ -73,7 +73,7 @@ UNMEASURED_FOLDERS = {
 """Folders of tests that run without coverage, two to four times as fast: they repeat what others cover."""
 
 STALL_SECONDS = (0.025, 0.25)
-"""How long the machine must have stalled for a retry of a missed deadline: in these folders, elsewhere."""
+"""How long a stall must be for a retry of a missed deadline: in ``DEADLINE_FOLDERS``, and elsewhere."""
 
 TRIES_MAX = 5
 
