@@ -72,13 +72,13 @@ def run(effort: Effort) -> Section:
 
 
 def measure_job(url: str, workers: int, count: int) -> float:
-    """Return how many seconds a job takes with so many workers."""
+    """Return how many seconds a job takes with this many workers."""
     with started_workers(url, workers, 0.05) as batches:
         return asyncio.run(_duration(batches, "job", count))
 
 
 async def measure_small_job(url: str) -> float:
-    """Return how many seconds a job of one account takes beside large ones, added to the worker itself."""
+    """Return how many seconds a job of one account takes beside large ones, on the worker that adds it."""
     database = open_database(url)
     migrate(database, MIGRATIONS)
     batches = Batches(database, LocalSheets("."), BatchSettings(), processor=partial(_wait, 1.0))

@@ -1,4 +1,4 @@
-"""Budgets: how much of a limit eight processes use whose calls have a cost that only their end tells."""
+"""Budgets: how much of a limit eight processes use if the cost of a call is known only when it ends."""
 
 from __future__ import annotations
 

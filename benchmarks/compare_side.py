@@ -44,7 +44,7 @@ class Conversation:
         """Stand in for ``benchmarks.measure.in_turns``: measure one round for each order."""
         timings = importlib.import_module("benchmarks.measure").Timings(runs)
         counts = {name: _count_for(run) for name, run in runs.items()}
-        for name, run in runs.items():  # the section computes ratios from these, and they are not used
+        for name, run in runs.items():  # the section computes ratios from these, which are not used
             timings.rates[name].append(1e9 / _cost_ns(run, counts[name]))
         self.send(names=list(runs), rounds=self.rounds)
         gc.collect()

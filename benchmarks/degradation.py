@@ -30,7 +30,7 @@ ROUND_TRIP_TICKS = 10
 _LIMIT = LimitConfig(100, 10)
 
 USED_MIN = 0.92
-"""The promise: the least fraction of the quota that the best rule uses after it has begun to move."""
+"""The promise: the smallest fraction of the quota that the best rule uses once it has begun to move."""
 
 Reports = Callable[[Degradation, float], None]
 
@@ -108,7 +108,7 @@ def simulate(rule: str, report: Reports | None) -> Run:
         run.refused.append(0)
         for _ in range(1_000_000 // TICK_US):
             now_us = clock.now_ns() // 1000
-            # Once it refuses one call, it refuses all later calls of the same moment.
+            # Once it refuses a call, it refuses all later calls at the same moment.
             granted = next((number for number in range(WORKERS) if not limiter.sync.acquire()), WORKERS)
             in_flight.append([upstream.accepts(now_us, quota) for _ in range(granted)])
             responses = in_flight.popleft()

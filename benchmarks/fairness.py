@@ -167,7 +167,7 @@ def _percent(share: float) -> str:
 
 
 def _batch_part(result: Result, seconds: float) -> float:
-    """Return how much the batches got of what the same arrivals leave at an ideal bucket."""
+    """Return which share the batches got of what an ideal bucket leaves them with the same arrivals."""
     return result.batch_units / run_ideal(result.load, seconds)[1]
 
 

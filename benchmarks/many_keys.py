@@ -2,8 +2,8 @@
 
 As a program (``python -m benchmarks.many_keys STATE STRATEGY KEYS``) it fills one store and prints the result
 as JSON. Each result comes from a new process, and no state expires while it runs. The longest call is in CPU
-time of the calling thread, so that other processes of the machine do not count. The garbage collector does,
-but not the visits of objects that the program had before.
+time of the calling thread, so that other processes of the machine do not count. The garbage collector counts,
+except for its scans of objects that existed before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compare contenders on a noisy machine by letting them take turns.
 
 A busy neighbour can halve the speed of the contender that runs at that moment. So contenders take turns of a
-few milliseconds, round after round; each round gives one ratio, and the median of those is the result. A
-disturbance of a second slows all contenders down in that second, and the ratio stays the same.
+few milliseconds, round after round; each round gives one ratio, and the median of these ratios is the result.
+A disturbance of a second slows all contenders down in that second, and the ratio stays the same.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def in_turns(
     *,
     clock_ns: Callable[[], int] = time.perf_counter_ns,
 ) -> Timings:
-    """Time the contenders in turns; each is the first of a round equally often.
+    """Time the contenders in turns; each goes first in a round equally often.
 
     With ``clock_ns=time.process_time_ns`` only the CPU time of this process counts.
     """

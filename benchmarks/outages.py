@@ -87,7 +87,7 @@ def _with_fault(
     limiter = BaseLimiter(limit(_PER_SECOND), FailoverStore.wrap(store, running.url))
     if fault != REFUSED:
         decide(limiter)
-        while limiter.fallback is not None:  # the machine was busy, and it fell back
+        while limiter.fallback is not None:  # the machine was busy, and the limiter fell back
             time.sleep(0.001)
     if fault == STOPPED:
         running.freeze()

@@ -1,4 +1,4 @@
-"""How long a job takes whose upstream refuses some of its calls, against what limit and pauses require.
+"""How long a job takes if its upstream refuses some calls, compared with what limit and pauses require.
 
 400 calls at 50 a second with a burst of 50, 32 in flight; the upstream refuses 12 of them, at random, with
 ``Retry-After: 1``. The shortest time is 8 s for the calls and the time of all pauses; pauses that overlap
@@ -123,7 +123,7 @@ def simulate(seed: int, **options: Any) -> Job:
 
 
 async def make_calls(call: Callable[[int], Any]) -> None:
-    """Make all calls, some at a time; each must succeed."""
+    """Make all calls, several at a time; each must succeed."""
     numbers = iter(range(CALLS))
 
     async def caller() -> None:

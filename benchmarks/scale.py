@@ -42,7 +42,7 @@ _BOOKKEEPING_MS_MAX = 0.3
 _DECISION_RATIO_MAX = 1.15
 _LIMIT = LimitConfig(1_000_000, 1_000_000, 1)
 _MAX_WAIT = 5.0
-"""How long a call of an upstream waits by default: a decision that may wait is another script."""
+"""How long a call of an upstream waits by default: a decision that may wait runs a different script."""
 
 _ANSWER_SECONDS_MAX = 120
 _STOP_SECONDS_MAX = 20

@@ -1,6 +1,6 @@
 """The service: cached searches, compared with an endpoint that only returns the same bytes.
 
-Each server is a process that uvicorn serves in the same way; they take turns. The client sends on all its
+Each server is a process that runs uvicorn in the same way; they take turns. The client sends on all its
 connections, then reads from all of them, and costs a fraction of what the servers cost.
 """
 

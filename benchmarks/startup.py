@@ -69,7 +69,7 @@ def run(effort: Effort) -> Section:
 def _measure_import(statement: str, compiled: str) -> tuple[float, int, list[str]]:
     """Return the import time, the number of modules, and the other packages that were imported.
 
-    ``compiled`` is the directory of the bytecode, which the first import writes, as an installation does.
+    ``compiled`` is the directory of the bytecode, which the first import writes, as an installation would.
     """
     source = str(Path(comporta.__file__).parent.parent)
     program = _PROGRAM.format(paths=[source, sysconfig.get_path("purelib")], statement=statement)

@@ -1,7 +1,7 @@
 """The whole path: ``Pipeline`` with default options, compared with a script around ``asyncio.Queue``.
 
 Both run the same steps and make the same commits. The script does what one writes by hand: workers between
-two queues and a task that writes batches on a thread. It has no retries, confirmations and dead letters.
+two queues and a task that writes batches on a thread. It has no retries, confirmations or dead letters.
 Both are measured in turns, as CPU time per item, so that a busy machine slows both down.
 """
 

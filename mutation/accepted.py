@@ -22,7 +22,7 @@ class Accepted:
     reason: str
 
     def matches(self, mutant: Mutant) -> bool:
-        """Return whether this is the mutant that is meant."""
+        """Return whether this entry accepts the mutant."""
         return (self.module, self.function, self.removed, self.added) == (
             mutant.module,
             mutant.place.function,

@@ -1,8 +1,8 @@
 """Makes every mutant of a module, with the operators of mutmut.
 
-A mutant differs from the module in one place inside of a function. What is outside of functions, default
-values, annotations and decorators is not mutated: that code runs once, at import. Neither are assertions,
-which are there for the type checker, nor strings with spaces, which are prose.
+A mutant differs from the module in one place inside a function. Code outside functions, default values,
+annotations and decorators are not mutated: that code runs once, at import. Assertions, which are there for
+the type checker, and strings with spaces, which are prose, are not mutated either.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def _changed(
     if span.end.line == span.start.line and line[start:end] == module.code_for_node(node):
         changed = line[:start] + module.code_for_node(mutated) + line[end:]
         return "".join((*lines[:number], changed, *lines[number + 1 :]))
-    # A node of several lines needs the indentation of what is around it. This takes much longer.
+    # A node of several lines needs the indentation of the code around it. This takes much longer.
     return str(cst.ensure_type(module.deep_replace(node, mutated), cst.Module).code)
 
 
 def _statement_lines(source: str) -> dict[int, range]:
-    """Return for each line the lines of its innermost statement; of a block, the lines of its head."""
+    """Return, for each line, the lines of its innermost statement; for a block, the lines of its header."""
     lines: dict[int, range] = {}
     for node in ast.walk(ast.parse(source)):  # outer statements first
         if isinstance(node, ast.stmt):
@@ -73,7 +73,7 @@ def _statement_lines(source: str) -> dict[int, range]:
 
 
 class _Visitor(cst.CSTVisitor):  # type: ignore[misc]  # not known without mutmut
-    """Collects what the operators make of each node that is inside of a function."""
+    """Collects what the operators make of each node that is inside a function."""
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 

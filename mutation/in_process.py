@@ -1,4 +1,4 @@
-"""Runs tests in this process only: no server is started, no other process, and no stall is waited for.
+"""Runs tests in this process only: they start no server or other process, and do not wait for stalls.
 
 Tests that compare Python with the Lua of an algorithm run the scripts in this process, too.
 """
@@ -19,18 +19,18 @@ from comporta.simulation.lua_engine import LuaEngine
 from comporta.stores.base import Operation
 
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"}
-"""Audit events of starting a process."""
+"""Audit events that mean the start of a process."""
 
 
 class ProcessNotAllowed(AttributeError):  # noqa: N818 - it ends a test; no caller catches it
-    """A test tried to start a process, or uses a server that was not started.
+    """A test tried to start a process, or used a server that was not started.
 
     For Hypothesis, which looks at the arguments of tests, such a server has no attributes.
     """
 
 
 class AbsentServer:
-    """Takes the place of a server in a fixture, and ends a test that uses it."""
+    """Replaces a server in a fixture, and ends a test that uses it."""
 
     def __init__(self, *options: object, **more: object) -> None:
         pass
@@ -46,7 +46,7 @@ class AbsentServer:
 
 
 class QuietMachine:
-    """Takes the place of the process that watches for stalls."""
+    """Replaces the process that watches for stalls."""
 
     def __init__(self, *options: object) -> None:
         pass
@@ -60,9 +60,9 @@ class QuietMachine:
 
 
 class LuaStore:
-    """Takes the place of a store on a server, and runs the scripts in this process.
+    """Replaces a store on a server, and runs the scripts in this process.
 
-    As in a test with a real server, scripts take the time from the clock of the test, and the server's own
+    As in a test with a real server, scripts read the clock of the test, and the server's own
     clock, by which it expires keys, stands still.
     """
 

@@ -1,4 +1,4 @@
-"""Records which tests execute which lines of the mutated modules, once for each file of tests.
+"""Records which tests execute which lines of the mutated modules, once for each test file.
 
 The record is kept in ``build/mutants/coverage.json``. A file of tests is recorded again when it changes, and
 all of them when the package or the helpers of the tests change.
@@ -24,11 +24,11 @@ from mutation.mutants import path_of
 from mutation.targets import ROOT, SOURCE, TESTS, chosen_modules
 
 SECONDS_MAX = 3.0
-"""A test that takes longer is left out."""
+"""A test that takes longer is not used."""
 
 
 FILES_AT_ONCE = 12
-"""How many files of tests one process records; an interrupted run keeps what ended processes recorded."""
+"""How many files of tests one process records; an interrupted run keeps what finished processes recorded."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class RecordedTest:
 
 @dataclass
 class LineCoverage:
-    """What is recorded: for each file of tests its digest, and its tests by their ids."""
+    """What is recorded: for each test file its digest, and its tests by their ids."""
 
     base: str = ""
     digests: dict[str, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class LineCoverage:
         ]
 
     def below(self, paths: list[str]) -> LineCoverage:
-        """Return the record of the tests below some paths only; of all tests without any."""
+        """Return the record of the tests below these paths; without paths, that of all tests."""
         chosen = {
             file: tests for file, tests in self.tests.items() if not paths or file.startswith(tuple(paths))
         }
@@ -186,7 +186,7 @@ class _Recorder:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.recorder.switch_context(item.nodeid)
-        began = time.process_time()  # a busy machine does not change it
+        began = time.process_time()  # unlike elapsed time, independent of how busy the machine is
         try:
             return (yield)
         finally:
@@ -198,7 +198,7 @@ class _Recorder:
             self._failed.add(report.nodeid)
 
     def line_coverage(self, files: list[str]) -> LineCoverage:
-        """Return what was recorded of the tests that passed within the time."""
+        """Return what was recorded for the tests that passed within the time limit."""
         found = LineCoverage(tests={file: {} for file in files})
         for test, seconds in self._seconds.items():
             if test not in self._failed and seconds <= SECONDS_MAX:

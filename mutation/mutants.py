@@ -1,4 +1,4 @@
-"""Mutants: a module with one change, and how to put it into a process that runs."""
+"""Mutants: a module with one change, and how to apply it to a running process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Mutant:
 
     @property
     def code(self) -> CodeType | None:
-        """The compiled function, or None if the change is no Python or is outside of the function's code."""
+        """The compiled function, or None if the change is not valid Python or lies outside its code."""
         try:
             mutated = functions_of(compile(self.mutated, path_of(self.module), "exec", dont_inherit=True))
         except SyntaxError:
@@ -63,7 +63,7 @@ def path_of(module: str) -> str:
 
 
 def functions_of(code: CodeType) -> dict[CodeKey, CodeType]:
-    """Return the functions of a compiled module, those of classes too, but not those inside of functions."""
+    """Return the functions of a compiled module and of its classes, but not those inside functions."""
     found: dict[CodeKey, CodeType] = {}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -75,7 +75,7 @@ def functions_of(code: CodeType) -> dict[CodeKey, CodeType]:
 
 
 def replace_code(functions: list[FunctionType], code: CodeType) -> bool:
-    """Give functions another code; false if it does not fit, because it uses other variables of its class."""
+    """Replace the code of functions; false if it does not fit: it uses other variables of its class."""
     try:
         for function in functions:
             function.__code__ = code

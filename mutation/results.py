@@ -1,7 +1,7 @@
 """What became of each mutant, kept in a file so that a run can be interrupted and resumed.
 
-A result stays valid while the module is the same, and the tests are: the one that killed a mutant, or else
-all that were tried. A mutant that timed out stays so until its module changes.
+A result stays valid while the module and the tests that decided it are unchanged: the test that killed the
+mutant, or else all tests that were tried. A time-out stays valid until the module changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KILLED, SURVIVED, TIMED_OUT, UNCOVERED = "killed", "survived", "timed out", "unc
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant: the tests that decided it are known by their digest."""
+    """What became of a mutant; a digest identifies the tests that decided it."""
 
     mutant: str
     status: str
@@ -46,7 +46,7 @@ class Results:
         """Return the result of a mutant if it is still valid.
 
         ``tests`` is the digest of the tests that would be tried now, and ``is_current`` says whether a test
-        still is what it was. A mutant that timed out is not tried again: that would take the longest of all.
+        is unchanged. A mutant that timed out is not tried again: these take the longest of all.
         """
         result = self._known.get(identity(mutant))
         if result is None:
@@ -64,7 +64,7 @@ class Results:
 
 
 def _parsed(line: str) -> Result | None:
-    """Return a result, or None for a line that was not written to its end."""
+    """Return a result, or None for a line that was not written completely."""
     try:
         return Result(**json.loads(line))
     except ValueError:

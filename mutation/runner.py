@@ -1,7 +1,7 @@
 """Tries mutants: each in a fork of a process that has collected all tests.
 
-A fork gives one function another code, and runs the tests that execute its line until one fails. It ends with
-an exit code; the parent kills it when its time is over.
+A fork replaces the code of one function, and runs the tests that execute the changed line until one fails. It
+ends with an exit code; the parent kills it when its time is up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mutation.mutants import CodeKey, Mutant, path_of, replace_code
 from mutation.results import KILLED, SURVIVED, TIMED_OUT, UNCOVERED, Result, identity
 
 SECONDS_OF_TESTS_MAX = 3.0
-"""The tests of a mutant are chosen until they take this long together."""
+"""Tests of a mutant are chosen until together they take this long."""
 
 COMPARISONS = "tests/differential/"
 """Tests that compare Python with Lua, on random examples."""
@@ -44,13 +44,13 @@ IDLE_SECONDS = 6.0
 """A fork that uses no CPU for this long waits for something that its mutant prevents."""
 
 PAUSE_SECONDS = 1.0
-"""While a fork has used no CPU for this long, another one runs beside it."""
+"""While a fork has used no CPU for this long, another one runs alongside it."""
 
 PAUSED_MAX = 6
-"""How many forks may wait beside those that run."""
+"""How many forks may wait in addition to those that run."""
 
 WAIT_SECONDS = 0.05
-"""How often to look whether a fork has ended or its time is over."""
+"""How often to check whether a fork has ended or its time is up."""
 
 _SURVIVED_CODE, _DOES_NOT_FIT_CODE, _KILLED_CODE = 0, 3, 4
 
@@ -68,7 +68,8 @@ def chosen_tests(mutant: Mutant, recorded: LineCoverage) -> list[str]:
     """Return the tests that execute the changed statement.
 
     Those of its own folder come first, then those that compare with Lua, and the fastest first. Comparisons
-    find what other tests may not, so all of them are chosen; of the others, as many as there is time for.
+    find what other tests may not, so all of them are chosen; of the others, only as many as there is time
+    for.
     """
     folder = mutant.module.split("/")[0].removesuffix(".py")
     near = (f"tests/{folder}/", f"tests/test_{folder}.py")
@@ -88,7 +89,7 @@ def chosen_tests(mutant: Mutant, recorded: LineCoverage) -> list[str]:
 
 
 Reporter = Callable[[Task, Result | None], None]
-"""Gets the result of each mutant, or None where the changed code does not fit its function."""
+"""Receives the result of each mutant, or None if the changed code does not fit its function."""
 
 
 def run(
@@ -113,7 +114,7 @@ class _Fork:
     idle_deadline: float = 0.0
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended, or its time is over."""
+        """Return whether the process has ended, or its time is up."""
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return ended is not None or time.monotonic() > self.deadline or self._is_idle()
 
@@ -126,11 +127,11 @@ class _Fork:
         return time.monotonic() > self.idle_deadline
 
     def is_busy(self) -> bool:
-        """Return whether the process has used CPU lately, so that no other can use it."""
+        """Return whether the process has used CPU lately, so that no other process can use it."""
         return time.monotonic() < self.idle_deadline - IDLE_SECONDS + PAUSE_SECONDS
 
     def end(self) -> tuple[int | None, str]:
-        """Kill what is left; return the exit code, None if its time was over, and the test that failed."""
+        """Kill its processes; return the exit code (None if its time was up), and the test that failed."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # the process is not reaped yet, so this is its group
         _, status = os.waitpid(self.pid, 0)
@@ -141,7 +142,7 @@ class _Fork:
 
 
 def _wait_for_end(forks: list[_Fork]) -> None:
-    """Return when a fork closes its end, or soon. A time in which all of them are stopped does not count."""
+    """Wait briefly for a fork to close its end; time in which all of them are stopped does not count."""
     began = time.monotonic()
     select.select([fork.output for fork in forks], [], [], WAIT_SECONDS)
     stopped = time.monotonic() - began - WAIT_SECONDS
@@ -151,7 +152,7 @@ def _wait_for_end(forks: list[_Fork]) -> None:
 
 
 def _activity(pid: int) -> tuple[bool, int]:
-    """Return whether all threads of a process wait, and how many ticks of CPU they have used."""
+    """Return whether all threads of a process are waiting, and how many ticks of CPU they have used."""
     try:
         threads = [file.read_text("ascii") for file in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:  # a thread has ended meanwhile
@@ -254,7 +255,7 @@ class _Runner:
         return code is not None and bool(functions) and replace_code(functions, code)
 
     def _wait(self) -> None:
-        """Wait a moment for forks, and report one that has ended or whose time is over."""
+        """Wait a moment for forks, and report those that have ended or whose time is up."""
         for fork, task in list(self._forks.values()):
             if fork.has_ended():
                 del self._forks[fork.pid]
@@ -289,7 +290,7 @@ class _Runner:
 
 
 class _Failures:
-    """pytest plugin: notices whether a test failed, but not by a missed deadline: the machine may be busy."""
+    """pytest plugin: notices failed tests, except for missed deadlines: the machine may be busy."""
 
     def __init__(self) -> None:
         self.failed = False
@@ -303,7 +304,7 @@ class _Failures:
 
 
 def _live_functions() -> dict[tuple[str, CodeKey], list[FunctionType]]:
-    """Return all functions of this process, by the file and the place that their code comes from."""
+    """Return all functions of this process, by the file and the position of their code."""
     gc.unfreeze()  # what is frozen is not listed
     found: dict[tuple[str, CodeKey], list[FunctionType]] = {}
     for candidate in gc.get_objects():

@@ -34,7 +34,7 @@ def in_threads(function: Callable[[], None]) -> None:
 
 
 def grants(limiter: SyncLimiter, key: str) -> int:
-    """Acquire 500 times in each thread, and return how often that was granted."""
+    """Acquire 500 times in each thread, and return how many times that was granted."""
     granted: list[bool] = []
     in_threads(lambda: granted.extend([limiter.acquire(key) for _ in range(500)]))
     return sum(granted)

@@ -58,7 +58,7 @@ REAL_TIME_GROUPS = {"faults": 1, "outages": 1, "topologies": 1, "processes": 2}
 REAL_TIME_FOLDERS = frozenset(REAL_TIME_GROUPS)
 
 NICENESS = 10
-"""Niceness of all other tests: those with deadlines start first and must not wait for the processor."""
+"""Niceness of all other tests: tests with deadlines start first and must not wait for the processor."""
 
 SLOW_FOLDERS = {"browser", "cli", "demo", "search", "service", "simulation", "surface"}
 """Folders with tests that take many seconds."""
@@ -73,7 +73,7 @@ UNMEASURED_FOLDERS = {
 """Folders of tests that run without coverage, two to four times as fast: they repeat what others cover."""
 
 STALL_SECONDS = (0.025, 0.25)
-"""How long the machine must have stalled for a retry of a missed deadline: in those folders, elsewhere."""
+"""How long a stall must be for a retry of a missed deadline: in ``DEADLINE_FOLDERS``, and elsewhere."""
 
 TRIES_MAX = 5
 
@@ -124,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _start_order(item: pytest.Item) -> int:
-    """Return which tests start first: those that take longest would end last."""
+    """Return the rank of a test: the longest ones start first, or else they would end last."""
     folder = folder_of(item)
     return 0 if folder in REAL_TIME_FOLDERS else 1 if folder in SLOW_FOLDERS else 2
 
@@ -298,7 +298,7 @@ def valkey() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def tls_program() -> str:
-    """Return a server that is built with TLS, from Debian if need be: those of the wheels are not."""
+    """Return a server that is built with TLS, from Debian if need be: those in the wheels are not."""
     programs = find_servers(tls=True)
     if not programs and install_package("redis-server"):
         programs = find_servers(tls=True)

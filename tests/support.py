@@ -95,7 +95,7 @@ async def wait_until_async(condition: Callable[[], Awaitable[object]]) -> None:
 
 
 def _poll_pause(began: float) -> float:
-    """Return how long to wait before the next look: longer after one that cost much processor time."""
+    """Return how long to wait before the next check: longer after one that used much processor time."""
     return min(max(POLL_SECONDS, 3 * (time.monotonic() - began)), POLL_SECONDS_MAX)
 
 

@@ -157,7 +157,7 @@ def _directives(modules: dict[str, str]) -> Iterator[str]:
 
 
 def _directive(module: str, name: str) -> Iterator[str]:
-    """Yield the lines of one directive. A class with a base that has its own shows only what it adds."""
+    """Yield the lines of one directive. A class whose base has one shows only what it adds."""
     member = getattr(importlib.import_module(module), name)
     if inspect.isclass(member):
         kind = "autoexception" if issubclass(member, BaseException) else "autoclass"

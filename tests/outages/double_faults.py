@@ -1,8 +1,8 @@
-"""Faults that follow each other quickly, or that keep probes waiting: the rejoin meets the next fault.
+"""Faults that follow each other quickly or keep probes waiting, so that a rejoin meets the next fault.
 
 The grants of all workers together must stay within what one bucket would have granted, plus one token for
 each worker and outage (docs/reference/failover.md). A worker that the machine does not run may miss the
-barrier: the bound then adds its share for the time that it decided alone.
+barrier: the bound then adds its share for the time in which it decided alone.
 """
 
 from __future__ import annotations

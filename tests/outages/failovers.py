@@ -23,8 +23,9 @@ _LEAD_SECONDS = 2.0
 def fail_over(times: int) -> str:
     """Kill the primary repeatedly; every call must be answered, and the limit must hold within its bound.
 
-    Replication is asynchronous: the new primary may not know the last grants of the old one. So each failover
-    may grant again what was not yet replicated, at most one burst (docs/reference/failover.md).
+    Replication is asynchronous: the new primary may not know the last grants of the old one. After each
+    failover, grants that were not yet replicated may be repeated, at most one burst
+    (docs/reference/failover.md).
     """
     with Server() as one, one.replica() as other, Sentinels(one) as sentinels:
         servers = {server.port: server for server in (one, other)}

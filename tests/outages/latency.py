@@ -35,9 +35,9 @@ def run_far_away(seconds: float) -> OutageRecord:
 
 
 def assert_steady(record: OutageRecord, fallbacks_max: int) -> None:
-    """Assert that workers fell back at most so often and granted at most a token each too many.
+    """Assert that workers fell back at most this often, and that each granted at most one token too many.
 
-    A worker that the machine does not run for 50 ms may take its own delay for the server's.
+    A worker that the machine does not run for 50 ms may mistake its own delay for the server's.
     """
     fallbacks = [sum(in_fallback for _, in_fallback in result["switches"]) for result in record.results]
     stalls = sum(len(result["stalls"]) for result in record.results)

@@ -30,7 +30,7 @@ def stop_repeatedly(times: int) -> str:
 
 
 def _repeat(fault: Fault, times: int) -> str:
-    """Repeat a fault with just the time between that workers have to rejoin; check every promise."""
+    """Repeat a fault, with just enough time in between for workers to rejoin; check every promise."""
     record = run_faults([(fault, 0.2)] * times, capacity=10, workers=2, lead=0.5)
     return assert_promises(record)
 

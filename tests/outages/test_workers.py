@@ -57,7 +57,7 @@ def fallback_files(address: str) -> int:
 
 
 def assert_share_of_the_limit(late: Worker, workers: int) -> None:
-    """Assert that a worker takes the share of one of so many: it starts empty, plus rounding."""
+    """Assert that a worker takes the share of one of this many: its bucket starts empty, plus rounding."""
     report = late._read_result()
     assert report["workers"] == workers
     assert 0 < report["granted"] <= LIMIT["rate"] / workers * report["seconds"] + 1
@@ -78,12 +78,12 @@ def test_worker__started_in_an_outage__takes_its_share_from_the_environment() ->
 
 @pytest.mark.parametrize(("others", "workers"), [("killed", 4), ("running", 5)])
 def test_worker__started_in_an_outage__takes_its_share_from_this_machine(others: str, workers: int) -> None:
-    """The count that the machine last saw is a minimum; those that run count each other."""
+    """The count that the machine last saw is a minimum; those that are running count each other."""
     with Server() as server:
         address = RedisStore(server.url).address
         with start_workers(4, "stay_registered", url=server.url, limit=LIMIT) as running:
             wait_until(lambda: len(alive(server.url)) == 4, "four workers are listed", 60)
-            # Until each worker has counted all: the file keeps the count of the last worker that wrote it.
+            # Until each worker has counted all: the file keeps the count of the worker that wrote last.
             time.sleep(2 * HEARTBEAT_SECONDS)
             wait_until(lambda: load_worker_count(address) == 4, "the file says four workers", 60)
             server.kill()

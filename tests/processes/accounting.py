@@ -1,4 +1,4 @@
-"""Check whether workers were granted more or less than a limit allows, without blaming a busy machine.
+"""Check whether workers were granted more or less than a limit allows, apart from delays of a busy machine.
 
 The exact moment of a decision is unknown: it lies between the two moments recorded before and after the call.
 A grant is charged to an interval only if the interval contains both, so that "never above the limit" holds

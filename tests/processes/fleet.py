@@ -39,7 +39,7 @@ WAIT_SECONDS_MAX = 120.0
 
 
 class Worker:
-    """One process. As a context manager it is killed at the end in any case."""
+    """One process. As a context manager, it is always killed at the end."""
 
     def __init__(self, job: str, *, prefix: Sequence[str] = (), **arguments: Any) -> None:
         self.job = job

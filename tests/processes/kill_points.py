@@ -28,7 +28,8 @@ from comporta.stores.shared.store import SharedStore
 from comporta.testing import ManualClock
 
 DEATHS_MAX = 3000
-# These functions only read, some of them many times in a row: a death there equals one before the operation.
+# These functions only read, some of them many times in a row: a death there is equivalent to one before the
+# operation.
 READ_ONLY_FUNCTIONS = {
     *("_candidate", "_slot_at", "_valid_offset", "expires_us", "retention_us", "find", "path", "read_u32"),
     *("locate", "<genexpr>", "copy_bytes", "text_offset", "shard_offset", "directory_offset", "slot_class"),

@@ -1,4 +1,4 @@
-"""A process that has imported what workers need, and forks into them: imports are most of what a start costs.
+"""A process that has imported what workers need, and forks into them: most of the cost of a start is imports.
 
 ``python -m tests.processes.template FD`` reads requests from a socket, each for a process with a job, an
 environment, a niceness and standard streams. The template itself has no threads and opens no store.

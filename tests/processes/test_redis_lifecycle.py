@@ -227,7 +227,7 @@ def test_cancelled__at_random_moments__releases_tokens_and_affects_no_other(
 
 
 async def wait_for_returns(limiter: BaseLimiter, remaining: int) -> None:
-    """Wait until all tokens of cancelled calls are returned, and not more."""
+    """Wait until exactly the tokens of cancelled calls are returned."""
     deadline = time.monotonic() + 60
     while (actual := (await limiter.peek("common")).remaining) != remaining:
         assert actual < remaining, "more was returned than granted"

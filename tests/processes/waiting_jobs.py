@@ -52,7 +52,7 @@ def take_in_turns(
 
 
 def take_without_waiting(url: str, limit: dict[str, Any], how: str, seconds: float) -> None:
-    """Take what there is as fast as possible without waiting; report how many units it was."""
+    """Take units as fast as possible without waiting; report how many units it got."""
     limiter = BaseLimiter(LimitConfig(**limit), url, "tested")
     group = group_of(limiter)
     calls: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""The data of a simulated Redis server: what expires, what is copied, what is no command.
+"""The data of a simulated Redis server: what expires, what is copied, and what is not a command.
 
 ``tests/differential/test_keyspace.py`` compares the commands with those of a real server.
 """

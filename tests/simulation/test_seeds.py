@@ -9,7 +9,7 @@ CHUNK = 20
 CHUNKS = 12
 
 KNOWN: dict[int, str] = {}
-"""Seeds that fail for a reason that is known and not mended yet."""
+"""Seeds that fail for a reason that is known and not fixed yet."""
 
 
 @pytest.mark.parametrize("first", range(0, CHUNK * CHUNKS, CHUNK))

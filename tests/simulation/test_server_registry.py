@@ -60,7 +60,7 @@ def draw_operation(random: Random, version: int) -> Operation[Any]:
 def replies(seed: int) -> list[Any]:
     """Return the replies of a server to random operations; its clock jumps now and then.
 
-    A heartbeat follows each jump: what has expired is gone then, also if the clock jumps back.
+    A heartbeat follows each jump: what has expired is then gone, even if the clock jumps back.
     """
     random, scheduler, version = Random(seed), Scheduler(), 0
     server, seen = SimulatedServer(scheduler, StepEngine(), ignore), []

@@ -56,7 +56,7 @@ def test_short_hang__of_an_overloaded_fleet__keeps_every_invariant(seed: int) ->
 def test_short_hang__some_workers_find_the_store_in_order__none_returns_before_others(
     seconds: float,
 ) -> None:
-    """The workers that called last probe a server that has just gone on, and the others probe again later."""
+    """The workers that called last probe a server that has just resumed, and the others probe again later."""
     scenario = FleetScenario(
         226, workers=8, seconds=8.5, load=75, callers=4, rate=200, capacity=400, jitter=0.001,
         faults=parse_faults(f"hang@2.47+{seconds}"),

@@ -111,7 +111,7 @@ def _run() -> Observations:
 
     async def call() -> None:
         number, began = next(numbers), clock.seconds
-        worker = (number + number // _WORKERS) % _WORKERS  # not always the same calls
+        worker = (number + number // _WORKERS) % _WORKERS  # each worker makes different calls over time
         fails, seconds = _outcome(number, worker, began)
         (observed.failed if fails else observed.slow if seconds > 1 else observed.well).append(began)
         breakers = (*fleet.values(), workers[worker])

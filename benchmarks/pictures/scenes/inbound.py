@@ -1,4 +1,4 @@
-"""Two clients of a service with a limit for each: one stays below it, the other does not."""
+"""Two clients of a service with a limit for each: one stays below it, the other exceeds it."""
 
 from __future__ import annotations
 

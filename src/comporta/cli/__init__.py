@@ -14,8 +14,8 @@ others support them:
   ``run_url_template``: the parts of ``run``
 - ``sim_options``, ``sim_report``, ``sim_charts``: the parts of ``sim``
 - ``top_source``, ``top_database``, ``top_render``, ``top_upstreams``, ``top_screen``: the parts of ``top``
-- ``upstream_targets``, ``upstream_tables``: where ``upstream`` reads and changes upstreams, a store or a
-  service, and what it prints
+- ``upstream_targets``, ``upstream_tables``: where ``upstream`` reads and changes upstreams (a store or a
+  service), and what it prints
 """
 
 from __future__ import annotations

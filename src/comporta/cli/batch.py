@@ -1,6 +1,6 @@
 """``comporta batch``: manages which users may configure sheets for their batch jobs.
 
-A user's own record decides, or that of the user's team.
+A user's own record decides; without one, that of the user's team does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The check of ``comporta doctor --portals``: asks each portal of the service once, and says what came.
+"""The check of ``comporta doctor --portals``: queries each portal of the service once.
 
-It neither reads nor writes the state that workers share: the request counts in no limit and no breaker.
+It neither reads nor writes the state that workers share: the request does not count towards any limit or
+breaker.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 MODALITY: Final = 6
 UF: Final = "SP"
-"""What is asked for: the first page of a frequent modality in a large state, of the day before."""
+"""The query: the first page of a frequent modality in a large state, for the previous day."""
 
 
 def check_portals(config: ServiceConfig) -> list[Finding]:
-    """Ask all portals at once; return one finding for each."""
+    """Query all portals at once; return one finding for each."""
     return asyncio.run(_ask_portals(config))
 
 

@@ -272,7 +272,7 @@ def check_keys(connection: DiagnosticConnection) -> Finding:
 
 
 def check_latency(connection: DiagnosticConnection, deadline: float) -> Finding:
-    """Time a trivial script, the least that a decision takes."""
+    """Time a trivial script, which takes as long as the fastest possible decision."""
     return latency_finding(call_times_ms(lambda: connection.call("EVALSHA", _TRIVIAL_SHA, 0)), deadline)
 
 

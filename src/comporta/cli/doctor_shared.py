@@ -1,4 +1,4 @@
-"""The checks of ``comporta doctor`` for ``shared://``: its directory, who uses it, its room and its locks.
+"""The checks of ``comporta doctor`` for ``shared://``: its directory, processes, free space and locks.
 
 The checks never create the directory: the first worker that uses the name does.
 """
@@ -82,7 +82,7 @@ def check_directory(path: str) -> Finding:
 
 
 def check_processes(path: str) -> Iterator[Finding]:
-    """Check that the processes of this user that use the table use the one in place, not a removed one."""
+    """Check that the processes of this user have mapped the current table, and not one that was removed."""
     inodes_by_pid = _mapped_tables(path)
     try:
         inode = (Path(path) / TABLE_NAME).stat().st_ino
@@ -108,7 +108,7 @@ def _mapped_tables(path: str) -> dict[int, set[int]]:
     for maps in _PROCESSES.glob("[0-9]*/maps"):
         try:
             inodes = {int(inode) for inode in mapped.findall(maps.read_text(errors="replace"))}
-        except OSError:  # of another user, or it has ended
+        except OSError:  # another user's process, or it has ended
             continue
         if inodes:
             found[int(maps.parent.name)] = inodes

@@ -43,7 +43,7 @@ from comporta.upstream.upstream import Upstream
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
 
 BREAKER = BreakerConfig(cooldown_seconds=1.0, cooldown_factor=2.0, cooldown_max_seconds=30.0)
-"""A run has nothing else to do than to wait for the server, so it probes soon, and less often over time."""
+"""A run can only wait for the server, so it probes soon at first, and less often over time."""
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 

@@ -28,8 +28,8 @@ DATABASE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 class InputFile(FileSource):
     """INPUT, whose identity includes the options that a resumed run must not change.
 
-    With another table or URL the output would have rows of both, with other dead letters it would repeat
-    some.
+    With another table or URL, the output would mix the rows of both; with other dead letters, some rows would
+    be repeated.
     """
 
     def __init__(self, path: str, form: str | None, fixed_options: Mapping[str, str | None]) -> None:
@@ -74,7 +74,7 @@ def resolve_files(given: str, options: dict[str, Any]) -> RunFiles:
 
 
 def _check_paths(files: RunFiles, given: str) -> None:
-    """Check that the files are different ones, and that the directory of the output exists."""
+    """Check that the files differ, and that the directory of the output exists."""
     output, dead_letters = files.output.resolve(), files.dead_letters.resolve()
     if files.source.rereadable and files.source.path.resolve() in (output, dead_letters):
         raise click.BadParameter(f"{given} is INPUT: results and dead letters need other files")

@@ -27,7 +27,7 @@ SINK_RETRY = Retry(6, 1.0, budget=None)
 """Retries of a batch, for about a minute: a database that restarts does not end a run."""
 
 MAX_DELAY_SECONDS = 0.5
-"""How long a row waits for its batch: after a kill, calls whose rows are not written are repeated."""
+"""How long a row waits for its batch: after a kill, calls whose rows were not written are repeated."""
 
 LOCAL_STATE_WARNING = (
     "Warning: the state is on this machine, so processes on other machines do not share its limit. To share "

@@ -33,7 +33,7 @@ COLUMNS = ("input", "url", "status", "body", "attempts", "seconds")
 _WAIT_SECONDS_MIN = 0.1
 _WAIT_SECONDS_MAX = 60.0
 _CIRCUIT_SECONDS_MAX = 2.0
-"""The breaker is asked this often: a probe may close the circuit long before its time is over."""
+"""The longest time between two checks of the circuit: a probe may close it long before its cooldown ends."""
 
 _SHOWN_CHARS = 200
 

@@ -2,7 +2,7 @@
 
 It answers questions that a test environment answers too late: is my limit enough, what does an outage cost,
 what do these retries do to a struggling upstream? The policies are the real ones; server, network, clocks,
-callers and upstreams are simulated. Nothing is opened, and nothing outside of this process is called.
+callers and upstreams are simulated. Nothing is opened, and nothing outside this process is called.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 REPORT_FILE = "comporta-sim.html"
 WORKERS_MAX = 5_000
 CALLS_MAX = 20_000_000
-"""How many calls a simulation makes at most, on average."""
+"""The largest expected number of calls of a simulation."""
 
 _EPILOG = (
     "FAULT is a kind with its start, its length and for some kinds a value: 'redis-hang@30s+5s', "

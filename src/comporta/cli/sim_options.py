@@ -49,7 +49,7 @@ _DEFAULT_VALUES = {"seconds": "40ms", "share": "5%", "workers": "1", "slow": "2s
 
 
 class ParsedUpstream(NamedTuple):
-    """An upstream as ``--upstream`` describes it; ``demand`` is ``None`` if it is that of ``--demand``."""
+    """An upstream as ``--upstream`` describes it; ``demand`` is ``None`` if ``--demand`` applies."""
 
     name: str
     model: ModelOptions
@@ -93,7 +93,7 @@ def parse_fault(text: str, names: Sequence[str], workers: int, seconds: float) -
 
 
 def fault_name(fault: Fault) -> str:
-    """Return what a fault of the fleet is called on the command line."""
+    """Return the name of a fault of the fleet on the command line."""
     wiped = fault.kind == "crash" and fault.value == "empty"
     names = {kind: name for name, (kind, value, _) in REDIS_FAULTS.items() if value != "empty"}
     return "redis-wipe" if wiped else names[fault.kind]

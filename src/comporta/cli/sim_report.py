@@ -35,7 +35,7 @@ SUMMARY_TITLES = {
     "open_seconds": "breaker open",
     "fallback_seconds": "store unreachable",
 }
-"""What the numbers of a summary are called, in the order in which they are shown."""
+"""The titles of the numbers of a summary, in the order in which they are shown."""
 
 _TICKS_MAX = 12
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400)
@@ -86,7 +86,7 @@ def render_html(records: Sequence[UpstreamRecord], options: PlaybackOptions) -> 
 
 
 def format_number(key: str, value: Any) -> str:
-    """Return a number of a summary as people read it."""
+    """Format a number of a summary for people."""
     if isinstance(value, str):
         return value
     is_time = key.startswith("wait") or key.endswith("seconds")

@@ -1,7 +1,7 @@
 """Reads what ``comporta top`` shows: the state, and the database if there is one.
 
-It never becomes a worker of that state. After an error it opens everything again, because the primary may be
-another server by then, or the directory another one.
+It never becomes a worker of that state. After an error it opens everything again, because by then the primary
+may be another server, or the directory may have been replaced.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class FleetSource:
 
 
 def _require_complete(sections: Document) -> Document:
-    """Return the sections if the state was reachable all the time, else raise an error."""
+    """Return the sections if the state was reachable the whole time, else raise an error."""
     if UNREACHABLE in sections["reasons"]:
         raise StateUnavailableError(UNREACHABLE)
     return sections

@@ -38,7 +38,7 @@ class TopSnapshot(NamedTuple):
 
 
 class Canvas(NamedTuple):
-    """The size of the output in characters and lines (``None``: unlimited), and the signs for bars."""
+    """The size of the output in characters and lines (``None``: unlimited), and the characters for bars."""
 
     width: int
     height: int | None = None
@@ -201,7 +201,7 @@ def _colour(calls: int, bad: int) -> str:
 
 
 def _name(card: Document, chars: int) -> Text:
-    """Return the name; from a long one the middle is left out, because the end often tells names apart."""
+    """Return the name; from a long one the middle is left out, because the end often distinguishes names."""
     name = str(card["name"])
     if len(name) > chars:
         end = (chars - 1) // 2

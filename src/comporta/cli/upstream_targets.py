@@ -88,7 +88,7 @@ class StateTarget:
         self._log(upstream, "revoke limit" if limit is None else "change limit", detail)
 
     def pause(self, upstream: Summary, seconds: float) -> None:
-        """Write the pause into the override record; end it in those of all limits."""
+        """Write the pause into the override record, or end it in the records of all limits."""
         run(pause_flow(self._store, upstream, seconds))
         self._log(upstream, *(("pause", f"for {seconds:g} s") if seconds else ("resume",)))
 
@@ -128,7 +128,7 @@ class ServiceTarget:
         self._call("POST", f"/breakers/{_path(upstream)}/reset")
 
     def set_limit(self, upstream: Summary, limit: str | None, limit_name: str | None = None) -> None:
-        """Override a limit or revoke that."""
+        """Override a limit or revoke its override."""
         body = None if limit is None else {"limit": limit}
         query = "" if limit_name is None else f"?limit_name={quote(limit_name, safe='')}"
         self._call("DELETE" if limit is None else "PUT", f"/limits/{_path(upstream)}{query}", body)

@@ -18,7 +18,7 @@ from comporta.demo.config import PEOPLE
 
 HTTP_TIMEOUT_SECONDS: Final = 30.0
 FIRST_DAY_AGE: Final = 800
-"""How many days ago the notices were published that the first one searches, and no other."""
+"""The age of the notices that the first person searches, in days; no other person searches that day."""
 
 _RETRY_SECONDS = (0.5, 3.0)
 """How soon a person asks again, at the earliest and at the latest."""
@@ -27,9 +27,9 @@ _RETRY_SECONDS = (0.5, 3.0)
 class DemoCrowd:
     """The crowd and the counts of its answers.
 
-    ``waiting`` are people whose answers are not complete, ``answered`` first answers,
-    ``parts`` those of them with a part, ``whole`` complete answers. ``single`` are answers
-    for people who needed one state, and ``single_ms`` is how long the last of these took.
+    ``waiting`` counts people whose answers are not complete, ``answered`` first answers, ``parts`` first
+    answers with only a part, ``whole`` complete answers. ``single`` counts answers for people who needed one
+    state, and ``single_ms`` is how long the last of these took.
     """
 
     def __init__(self, client: httpx2.AsyncClient, address: str) -> None:
@@ -40,7 +40,7 @@ class DemoCrowd:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, name: str) -> None:
-        """Let the crowd search (``all``), or one person more (``one``), on the day of the first."""
+        """Let the crowd search (``all``), or one more person (``one``), for the day of the first."""
         if name == "all":
             self._first_number = self._count
         for _ in range(PEOPLE if name == "all" else 1):

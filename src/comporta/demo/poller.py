@@ -68,7 +68,7 @@ class DemoPoller:
         return False
 
     def _record_limits(self) -> None:
-        """Remember the highest limit that was in force, by which the demo is judged."""
+        """Remember the highest limit that was in force, against which the demo is checked."""
         for name, highest in self.highest_limits.items():
             limit = self.snapshot.limit_in_force(name)
             self.highest_limits[name] = PortalLimit(

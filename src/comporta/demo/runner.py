@@ -30,7 +30,7 @@ CYCLE: Final = (TOUR, SCENARIOS["throttled"], SCENARIOS["slow"], SCENARIOS["crow
 
 
 class DemoOptions(NamedTuple):
-    """The options of ``comporta demo``; ``run_forever``: run until it is ended, else one scenario only."""
+    """The options of ``comporta demo``; ``run_forever``: run until stopped, else one scenario only."""
 
     scenario: Scenario | None
     workers: int

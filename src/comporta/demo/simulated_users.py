@@ -31,7 +31,8 @@ REPORT_SECONDS: Final = 0.5
 HTTP_TIMEOUT_SECONDS: Final = 30.0
 """How long a user waits for the next bytes.
 
-A stream may be silent for several seconds while a refresh waits behind people: that is no broken connection.
+A stream may be silent for several seconds while a refresh waits behind people, without the connection being
+broken.
 """
 
 _STATES = ("SP", "RJ", "MG", "BA", "PR", "RS", "PE", "CE", "SC", "GO", "DF", "MA")

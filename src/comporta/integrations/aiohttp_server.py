@@ -105,7 +105,7 @@ def add_refusal_handler(app: web.Application) -> None:
     """Make an application answer 503 with ``Retry-After`` when one of its upstreams refuses a call.
 
     It handles a :class:`comporta.RefusedError` (an open circuit, no capacity in time) that a handler raises
-    before it starts its response; a later one goes on to the server.
+    before it starts its response; a later error propagates to the server.
     """
     app.middlewares.append(_handle_refusals)
     app.on_response_prepare.append(_note_start)

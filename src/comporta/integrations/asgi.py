@@ -86,7 +86,7 @@ class RefusalMiddleware:
     """Middleware that answers 503 with ``Retry-After`` when an upstream of the application refuses a call.
 
     It handles a :class:`comporta.RefusedError` (an open circuit, no capacity in time) that the application
-    raises before it starts its response; a later one goes on to the server.
+    raises before it starts its response; a later error propagates to the server.
     """
 
     def __init__(self, app: App) -> None:

@@ -30,11 +30,11 @@ except ImportError as error:
 __all__ = ["RefusalRetryTask", "refusal_countdown"]
 
 COUNTDOWN_SECONDS_MAX: Final = 900.0
-"""The longest countdown. Redis and SQS brokers deliver a task again that waits longer than their visibility
-timeout, an hour and half an hour by default, so a longer wait is made of several."""
+"""The longest countdown. Redis and SQS brokers redeliver a task that waits longer than their visibility
+timeout (by default an hour and half an hour), so a longer wait is split into several."""
 
 SPREAD_SECONDS_MAX: Final = 60.0
-"""The most by which a countdown is later than ``retry_after``, so that tasks do not return all at once."""
+"""The most by which a countdown is later than ``retry_after``, so that tasks do not all run again at once."""
 
 _REFUSALS_HEADER = "comporta_refusals"
 _SPREAD_DOUBLINGS_MAX = 6
@@ -43,9 +43,9 @@ _SPREAD_DOUBLINGS_MAX = 6
 class RefusalRetryTask(Task):  # type: ignore[misc]  # celery has no annotations
     """A task that is sent again when it raises a :class:`comporta.RefusedError`.
 
-    It returns when the refusal says that a retry may succeed. A refusal is no failure: it does not count
-    towards ``max_retries``, and ``autoretry_for`` does not apply to it. After ``refusals_max`` refusals in
-    its life the task fails with the error; ``None`` sets no limit.
+    It runs again when, according to the refusal, a retry may succeed. A refusal is not a failure: it does not
+    count towards ``max_retries``, and ``autoretry_for`` does not apply to it. After ``refusals_max`` refusals
+    in total the task fails with the error; ``None`` sets no limit.
     """
 
     abstract = True
@@ -83,8 +83,8 @@ def refusal_countdown(error: RefusedError, refusals: int = 0) -> float:
     """Return in how many seconds to retry after a refusal, for ``self.retry(countdown=...)``.
 
     It is never before ``error.retry_after``, unless that is more than 900 s away. A random time is added, so
-    that tasks that were refused together do not return together: up to 1 s after the first refusal, twice as
-    much after each of ``refusals`` earlier ones, 60 s at most.
+    that tasks that were refused together do not run again together: up to 1 s after the first refusal,
+    doubled for each of the ``refusals`` earlier ones, at most 60 s.
     """
     spread = min(SPREAD_SECONDS_MAX, 2.0 ** min(refusals, _SPREAD_DOUBLINGS_MAX))
     return min(COUNTDOWN_SECONDS_MAX, max(0.0, error.retry_after) + uniform(0, spread))

@@ -66,12 +66,12 @@ class OpenTelemetryMetrics:
 
 
 def trace_events() -> Callable[[], None]:
-    """Add every event to the span that is current when it happens, and return a function that ends this."""
+    """Add every event to the span that is current when it happens, and return a function that stops this."""
     return listen(_add_span_event)
 
 
 def trace_attempts() -> Callable[[], None]:
-    """Add an event to the current span for every attempt, and return a function that ends this.
+    """Add an event to the current span for every attempt, and return a function that stops this.
 
     The event ``comporta.attempt`` has the attributes ``source``, ``outcome``, ``reason``, ``retry`` (0 for
     the first attempt), ``wait_seconds`` and, if another attempt follows, ``next_delay_seconds``.

@@ -88,7 +88,7 @@ class WsgiRefusalMiddleware:
     """Middleware that answers 503 with ``Retry-After`` when an upstream of the application refuses a call.
 
     It handles a :class:`comporta.RefusedError` (an open circuit, no capacity in time) that the application
-    raises before it starts its response; a later one goes on to the server. Flask and Django handle
+    raises before it starts its response; a later error propagates to the server. Flask and Django handle
     exceptions themselves, so this middleware never sees them: the guide shows what to write there.
     """
 
@@ -115,7 +115,7 @@ class WsgiRefusalMiddleware:
 
 
 class _StartedResponse:
-    """The chunks of a response, of which the first was requested: the application has run up to there."""
+    """The chunks of a response. Reading the first one makes the application run and report its errors."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks

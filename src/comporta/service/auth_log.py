@@ -1,4 +1,4 @@
-"""Publishes wrong tokens as events, at most one event in 10 s.
+"""Publishes events about wrong tokens, at most one every 10 s.
 
 The interval keeps a client that guesses tokens from filling the fleet's event list.
 """

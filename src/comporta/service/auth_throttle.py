@@ -1,9 +1,9 @@
 """Limits how many tokens clients may try, per client and in total, across all workers.
 
-A client pays for an attempt in the shared store before the token is compared, so concurrent guesses count
-like sequential ones; a correct token gets its attempt back. Each client has a small limit of its own that
+An attempt is charged in the shared store before the token is compared, so concurrent guesses count like
+sequential ones; the attempt of a correct token is refunded. Each client has a small limit of its own that
 other clients cannot use up, so a flood of guesses from many addresses never locks out a correct token from
-another address. A client that sent the correct token is remembered and compared without the store until it
+another address. After a client has sent the correct token, its tokens are compared without the store until it
 sends a wrong one: the many requests of one page cost nothing, and a signed-in client stays signed in during
 an outage.
 
@@ -48,7 +48,7 @@ _Refund = Callable[[], Coroutine[Any, Any, None]]
 
 
 class AuthThrottle:
-    """Checks one token for one worker; ``name`` is the token's, ``protected`` what it protects."""
+    """Checks one token in one worker; ``name`` is the name of the token, ``protected`` what it protects."""
 
     def __init__(self, name: str, protected: str, config: ServiceConfig, store: Store) -> None:
         # One prefix before the dot: on a Redis Cluster the keys of one token share a slot.
@@ -60,7 +60,7 @@ class AuthThrottle:
         self._failure_log = AuthFailureLog(f"{name}_refused", protected)
 
     def client_address(self, request: Request) -> str:
-        """Return the client's address, as the client limit sees it."""
+        """Return the client's address, as the client limit determines it."""
         return self._address(request.scope)
 
     async def verify(self, client: str, given: str, token: str) -> bool:
@@ -81,7 +81,7 @@ class AuthThrottle:
         self._failure_log.record(client, MONOTONIC.now_ns() / 1e9)
 
     async def _take_attempt(self, client: str) -> _Refund:
-        """Take an attempt and return a function that gives it back."""
+        """Charge an attempt and return a function that refunds it."""
         own = await self._own_limiter.decide(client)
         if own.allowed:
             return partial(self._own_limiter.release, client)

@@ -1,6 +1,6 @@
 """Operator actions on cache keys: list, show, refresh, remove and clear.
 
-The admin routes call these; authentication and the audit log are theirs.
+The admin routes, which handle authentication and the audit log, call these functions.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ CACHE_TABLE_BYTES: Final = 16 * 1024**3
 class Container:
     """The shared objects of one worker.
 
-    ``is_draining`` says that the worker will end soon: load balancers learn it, and everything goes on.
-    ``shutting_down`` is set as soon as the worker starts to end; streams watch it and finish. ``demo`` is set
-    only if the portals are simulated.
+    ``is_draining`` says that the worker will end soon: ``/readyz`` reports it, and the worker continues to
+    serve requests. ``shutting_down`` is set as soon as the worker starts to end; streams watch it and finish.
+    ``demo`` is set only if the portals are simulated.
     """
 
     config: ServiceConfig
@@ -261,7 +261,7 @@ def _build_container(
 
 
 def _written_directories(config: ServiceConfig, store: Store) -> dict[str, Path]:
-    """Return the directories of this machine that the service writes to, by what they hold."""
+    """Return the directories of this machine that the service writes to, keyed by what they hold."""
     directories = {}
     database = sqlite_path(config.database)
     if database is not None:

@@ -29,7 +29,7 @@ class DatabaseOutage:
         self._probing: asyncio.Task[None] | None = None
 
     def record(self, error: DatabaseError) -> None:
-        """Count a request that failed; log the first one, and wait for the end of the outage."""
+        """Count a request that failed; log the first one, and wait for the recovery."""
         self._failed += 1
         if self._probing is None:
             _LOG.error("the database is unreachable: %s", error)
@@ -37,7 +37,7 @@ class DatabaseOutage:
             self._probing = asyncio.create_task(self._wait_for_recovery(), context=own_context)
 
     def close(self) -> None:
-        """Stop to wait for the end."""
+        """Stop waiting for the recovery."""
         if self._probing is not None:
             self._probing.cancel()
 

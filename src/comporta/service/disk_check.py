@@ -1,9 +1,9 @@
 """Checks whether the disks that the service writes to have room, by writing to them.
 
-A directory of this machine gets a file without a name. A PostgreSQL server writes a temporary file of its
-own: an update of a row would reuse a page that exists, and succeed on a full disk. Neither leaves anything
-behind. A disk is written at most once in 5 s, however often health is read, on a thread or on the server, and
-with a deadline: one that hangs blocks neither a health check nor anything else.
+It writes a file without a name to each directory of this machine, and makes a PostgreSQL server write a
+temporary file: updating a row would reuse an existing page, and succeed on a full disk. Neither leaves
+anything behind. Each disk is written to at most once every 5 s, however often health is read, on a thread or
+on the server, and with a deadline: a disk that hangs blocks neither a health check nor anything else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WRITE_TEMPORARY_FILE = Statement(
 class DiskCheck:
     """Writes to each directory, and to the disk of ``database`` if it is on a server.
 
-    ``directories`` are by what they hold.
+    ``directories`` are keyed by what they hold.
     """
 
     def __init__(self, directories: Mapping[str, Path], database: Database | None = None) -> None:
@@ -70,7 +70,7 @@ class DiskCheck:
 
 
 class _BoundedCheck:
-    """Runs a check at most once in ``CHECK_SECONDS``, and waits for it for up to ``TIMEOUT_SECONDS``."""
+    """Runs a check at most once every ``CHECK_SECONDS``, and waits up to ``TIMEOUT_SECONDS`` for it."""
 
     def __init__(self, what: str, check: Check) -> None:
         self._what = what
@@ -98,11 +98,11 @@ class _BoundedCheck:
 def _write_file(directory: Path) -> str | None:
     """Write a file that has no name, so that nothing is left behind."""
     if not directory.is_dir():
-        return None  # it is created when it is needed
+        return None  # the service creates it when needed
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(bytes(CHECK_BYTES))
-            file.flush()  # one call of the system may write only a part
+            file.flush()  # one system call may write only a part
             os.fsync(file.fileno())
     except OSError as error:
         return error.strerror
@@ -112,7 +112,7 @@ def _write_file(directory: Path) -> str | None:
 async def _write_on_server(database: Database) -> str | None:
     """Make the server write a temporary file, where the tables of this database are.
 
-    An unreachable server is not the disk's problem: health says so at ``database``.
+    An unreachable server is not a problem of the disk: health reports it under ``database``.
     """
     try:
         _, [(read_only, _)] = await database.write_async((_NO_MEMORY, _WRITE_TEMPORARY_FILE), {})

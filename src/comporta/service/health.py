@@ -1,8 +1,8 @@
 """Health of the service, read from the shared store and the database rather than from local memory.
 
-``ok``: everything works. ``warn``: the service works but is impaired or overridden: a source is not closed,
-paused, slowed down or does not answer, an operator holds its breaker or changed its limit, this worker is in
-fallback, or a disk is full. ``fail``: the database is unreachable.
+``ok``: everything works. ``warn``: the service works but is impaired or overridden: a source's circuit is not
+closed, the source is paused, slowed down or does not answer, an operator holds its breaker or changed its
+limit, this worker is in fallback, or a disk is full. ``fail``: the database is unreachable.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CachedHealth:
         self._computing: asyncio.Task[dict[str, Any]] | None = None
 
     async def get(self, container: Container) -> dict[str, Any]:
-        """Return a document that is at most a second old; clients that come meanwhile share one."""
+        """Return a document that is at most a second old; clients that ask meanwhile share one."""
         now = MONOTONIC.now_ns() / 1e9
         if self._computing is None or now - self._computed_at >= self._seconds:
             self._computed_at = now
@@ -202,7 +202,7 @@ def _all_limits_json(state: UpstreamState) -> dict[str, Any]:
 
 
 def answer_problem(state: UpstreamState, answers: LastAnswers | None) -> str | None:
-    """Return what is wrong with the answers of a source, unless its open circuit says so already."""
+    """Return what is wrong with the answers of a source, unless its open circuit already says so."""
     is_open = state.breaker is not None and state.breaker.degraded
     return None if answers is None or is_open else answers.problem()
 

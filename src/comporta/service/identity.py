@@ -1,10 +1,11 @@
-"""Who sends a request, according to ``service.auth``: no known user, a token's user, or a proxy's.
+"""Identifies the user of a request according to ``service.auth``: by a token, by a proxy, or not at all.
 
 - ``none``: everyone may do everything, and a request names its user itself.
 - ``tokens``: a request needs an API token (``tokens``).
 - ``header``: a proxy in ``trusted_proxies`` has authenticated the user and names it in a header.
 
-With an identity a request may name no other user, and sees only what belongs to its user; an admin sees all.
+With an identity a request may name no other user, and sees only what belongs to its user; an admin sees
+everything.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Authenticator:
 
 
 def resolve_user(identity: Identity | None, given: str | None, field: str = "user_id") -> str | None:
-    """Return the user of a request that names ``given``. Raises a 403 problem if that is another one."""
+    """Return the user of a request that names ``given``. Raises a 403 problem if that is a different user."""
     if identity is None:
         return given
     if given is not None and given != identity.user:

@@ -54,9 +54,9 @@ def _open_socket(host: str, port: int, *, listens: bool) -> socket.socket:
 def ignore_new_clients(listener: socket.socket) -> None:
     """Let the kernel drop attempts to connect, in all processes that share the socket.
 
-    Closing a socket resets the connections that wait in its queue. After this call the queue only becomes
-    shorter, so the socket can be closed when it is empty. Clients try again after a second, and are then
-    refused. Other systems than Linux have no such filter.
+    Closing a socket resets the connections that wait in its queue. After this call the queue only shrinks, so
+    the socket can be closed once the queue is empty. Clients try again after a second, and are then refused.
+    Only Linux has such a filter.
     """
     if sys.platform != "linux":  # pragma: no cover - tested on Linux
         return

@@ -173,7 +173,7 @@ class ServiceMiddleware:
 
 
 async def _call_endpoint(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-    """Call an endpoint and send its response; an error has the response that the application gives it."""
+    """Call an endpoint and send its response; an error gets the response that the application gives it."""
     request = Request(scope, receive, send)
     try:
         response = await endpoint(request)
@@ -206,7 +206,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _declared_length(scope: Scope) -> int:
-    """Return the ``Content-Length`` of a request, 0 if it has none."""
+    """Return the ``Content-Length`` of a request, or 0 if it has none."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() and len(value) < _DIGITS_MAX else 2**63

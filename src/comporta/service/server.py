@@ -1,4 +1,4 @@
-"""Serves the application with uvicorn in this process: deadlines for clients, and an end without resets.
+"""Serves the application with uvicorn in this process: deadlines for clients, and a shutdown without resets.
 
 ``supervisor`` runs worker processes with such servers (``worker``).
 """
@@ -34,7 +34,7 @@ class JoinedWrites:
     """A transport that sends what is written in one turn of the event loop with one system call.
 
     uvicorn writes the head of a response and then its body: two system calls and two packets, which is a
-    large part of what a small response costs. Everything else is the transport's own.
+    large part of what a small response costs. Everything else is left to the transport.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -47,7 +47,7 @@ class JoinedWrites:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send data at the end of this turn, or at once if it is much: then the transport's limit applies."""
+        """Send data at the end of this turn; large data at once, so that the transport's limit applies."""
         if not self._written:
             self._loop.call_soon(self._flush)
         self._written.append(data)
@@ -98,7 +98,7 @@ class DeadlineProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the deadline for the client to read on."""
+        """Start the deadline for the client to continue reading."""
         super().pause_writing()
         self._cancel_write_timer()
         self._write_timer = self.loop.call_later(self.app.state.config.request_seconds, self._abort)
@@ -156,10 +156,10 @@ class DeadlineProtocol(H11Protocol):
 
 
 class ServiceServer(uvicorn.Server):
-    """A server that can report its end in advance, and resets no connection that it has accepted."""
+    """A server that can announce its shutdown, and resets no connection that it has accepted."""
 
     def drain(self) -> None:
-        """Let ``/readyz`` report the end of this worker, and ask clients for new connections each time."""
+        """Announce the shutdown in ``/readyz``, and ask clients for a new connection after each response."""
         if self.started:
             container: Container = self.config.loaded_app.state.container
             container.is_draining = True

@@ -39,14 +39,14 @@ WORKER_SILENCE_SECONDS: Final = 30.0
 """A worker without a sign of life for this long is killed and replaced."""
 
 EMPTY_QUEUE_SECONDS: Final = 0.15
-"""The queue of the socket must be empty for this long before it is closed: handshakes may be under way."""
+"""The queue of the socket must be empty for this long before it is closed: handshakes may be in progress."""
 
 CLOSE_QUEUE_SECONDS: Final = 2.0
 KILL_MARGIN_SECONDS: Final = 15.0
 """How much longer than ``close_seconds`` a worker may take to end before it is killed."""
 
 BACKOFF_SECONDS: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
-"""Pauses before a worker is started again that died before it was ready."""
+"""Pauses before a worker that died before it was ready is started again."""
 
 _POLL_SECONDS = 0.02
 _WORKER_MODULE = "comporta.service.worker"
@@ -84,7 +84,7 @@ class WorkerProcess:
         return cls(process, ours)
 
     async def wait_ready(self) -> bool:
-        """Wait until the worker accepts clients; return ``False`` if it ended before."""
+        """Wait until the worker accepts clients; return ``False`` if it ended before that."""
         ready = asyncio.create_task(self.is_ready.wait())
         await asyncio.wait((ready, self.ended), return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
@@ -279,7 +279,7 @@ class Supervisor:
             await self._reload()
 
     async def _reload(self) -> None:
-        """Replace all workers by workers with the settings of now, if a first one starts with them."""
+        """Replace all workers with workers that use the new settings, if the first one starts with them."""
         _LOG.info("SIGHUP: reading the settings and replacing the workers")
         try:
             config = await asyncio.to_thread(ServiceConfig.load)
@@ -308,7 +308,7 @@ class Supervisor:
         old = self._workers
         for worker in old:
             worker.is_retiring = True  # if it dies now, it is not replaced
-        self._workers = [first, *old]  # all of them, in case that a signal ends the service meanwhile
+        self._workers = [first, *old]  # all of them, in case a signal ends the service meanwhile
         self._guard(first)
         for position in range(max(self._config.workers, len(old))):
             if 0 < position < self._config.workers:
@@ -357,8 +357,8 @@ class Supervisor:
 def serve(config: ServiceConfig, on_listening: Callable[[str], None]) -> None:
     """Serve until a signal ends the process; finish requests in progress and close everything.
 
-    ``on_listening`` gets the URL once a worker is ready. A wrong configuration raises before that. If no
-    worker can start, the process ends with uvicorn's exit status for a startup failure.
+    ``on_listening`` gets the URL once a worker is ready. An invalid configuration raises an error before
+    that. If no worker can start, the process ends with uvicorn's exit status for a startup failure.
     """
     asyncio.run(check_addresses(config))
     dictConfig(log_config(config))

@@ -2,7 +2,7 @@
 
 A token has 32 random bytes, so a plain SHA-256 of it cannot be reversed. :class:`TokenRegistry` holds all
 valid tokens of the database in memory and reads them again every 3 s: a revoked token is refused within 5 s,
-and while the database is down the tokens that are known keep working.
+and while the database is down the known tokens keep working.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TokenRecord(NamedTuple):
 
 
 class TokenOwner(NamedTuple):
-    """Whom a valid token stands for."""
+    """The user that a valid token stands for, and the name of the token."""
 
     name: str
     user: str
@@ -104,7 +104,7 @@ class TokenTable:
         return bool(rows)
 
     def list_tokens(self, count: int) -> list[TokenRecord]:
-        """Return up to ``count`` tokens, also revoked ones."""
+        """Return up to ``count`` tokens, including revoked ones."""
         rows = self._database.read(_LIST, {"count": count})
         return [TokenRecord(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]
 
@@ -126,9 +126,9 @@ class TokenRegistry:
         return self._owners.get(key)
 
     async def run_refresh_loop(self) -> None:
-        """Read the tokens again and again until this task is cancelled."""
+        """Read the tokens periodically until this task is cancelled."""
         while True:
-            with suppress(DatabaseError):  # the tokens that are known keep working
+            with suppress(DatabaseError):  # the known tokens keep working
                 await self._read(0)
             await asyncio.sleep(REFRESH_SECONDS)
 

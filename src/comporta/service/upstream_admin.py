@@ -1,7 +1,7 @@
 """The upstreams that operators may change: those of this service, and those that other programs publish.
 
-An upstream of the service is changed through its policies, one of another program through its records in the
-store. Both bind every worker.
+An upstream of the service is changed through its policies, an upstream of another program through its records
+in the store. Either way, the change applies to every worker.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class PublishedUpstream:
 
 
 def _parse_limit(text: str, limiter: BaseLimiter) -> LimitConfig:
-    """Return a limit with the burst of the one in force, unless the text gives one or that has none."""
+    """Parse a limit; without a burst in the text, it keeps that of the limit in force, if there is one."""
     try:
         limit = LimitConfig.parse(text, limiter.strategy)
     except ValueError as error:

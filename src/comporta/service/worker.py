@@ -1,8 +1,8 @@
 """A worker process of ``comporta serve``: one uvicorn server on the socket that all workers share.
 
 The supervisor controls it through a socket with lines of text. It sends ``drain`` (report that the service is
-about to end, but go on) and ``close`` (accept no more clients, finish, exit). The worker sends ``ready`` once
-it accepts clients, ``alive`` every second from its event loop, ``busy <errno>`` if it cannot listen, and
+about to end, but continue) and ``close`` (accept no more clients, finish, exit). The worker sends ``ready``
+once it accepts clients, ``alive`` every second from its event loop, ``busy <errno>`` if it cannot listen, and
 ``term`` if it got SIGTERM: the supervisor then replaces it. A worker without a supervisor exits within 2 s.
 """
 
@@ -31,7 +31,7 @@ from comporta.service.server import ServiceServer, uvicorn_config
 
 APP_FACTORY: Final = "comporta.service.worker:create_worker_app"
 ORPHAN_SECONDS: Final = 1.2
-"""How long a worker may take to end after its supervisor was killed; requests in flight have half of it."""
+"""How long a worker may take to end after its supervisor was killed; requests in flight get half of it."""
 
 _TICKS_PER_SIGN = 10
 """uvicorn calls ``on_tick`` every 0.1 s."""
@@ -78,7 +78,7 @@ class WorkerServer(ServiceServer):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the supervisor, which gets those of a terminal and of systemd as well."""
+        """Leave signals to the supervisor, which also receives those of a terminal and of systemd."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

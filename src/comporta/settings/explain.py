@@ -17,7 +17,7 @@ DEFAULT_STATE = "shared://"
 class ExplainedSetting(NamedTuple):
     """One setting; ``where`` is ``file:line``, a variable or ``default``.
 
-    ``None`` is a default that only the code which uses the setting knows.
+    ``None`` means a default that only the code that uses the setting knows.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """The types of settings: what a field may hold, and how the text of an environment variable is parsed.
 
-A type knows nothing of what the field is for. It names what is allowed in the words of
+A type knows nothing about the purpose of the field. It names what is allowed in the words of
 :mod:`comporta.validators`; the code that uses the setting checks everything else. This module also renders
 values for messages, without the passwords in them.
 """
@@ -24,7 +24,7 @@ class FieldType(Protocol):
     """Validates the values of a field, and parses them from text."""
 
     def unmet_requirement(self, value: Any) -> str | None:
-        """Return what is allowed, as it follows "must be", if the value is not; else ``None``."""
+        """Return what is allowed, worded to follow "must be", if the value is not; else ``None``."""
 
     def parse(self, text: str) -> Any:
         """Return the value of a variable; text that cannot be parsed is returned as it is."""
@@ -241,7 +241,7 @@ def _is_range(low: Any, high: Any) -> bool:
 
 
 def parse_scalar(text: str) -> Any:
-    """Return the number or the boolean that a text shows, else the text."""
+    """Return the number or the boolean that a text represents, else the text."""
     for number_type in (int, float):
         try:
             return number_type(text)

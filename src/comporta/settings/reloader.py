@@ -1,9 +1,9 @@
 """Reloading a settings file that changes while the program runs: ``load_settings(path, reload=True)``.
 
-A thread looks at the file four times a second and loads it when it has changed and stopped changing. Objects
-that were built from the settings prepare the new ones, all of them before any applies its own. A file with an
-error, or one that a running program cannot apply, leaves the old settings in force and publishes the event
-``settings_rejected``. Nothing here knows what the settings are for.
+A thread checks the file four times a second and loads it when it has changed and stopped changing. All
+objects that were built from the settings prepare their changes before any of them applies its own. A file
+with an error, or one that a running program cannot apply, leaves the old settings in force and publishes the
+event ``settings_rejected``. This module does not know what the settings are for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from comporta.settings.schema import Settings
 
 POLL_SECONDS = 0.25
-"""How often the thread looks at the file. A change is in force after two to three looks."""
+"""How often the thread checks the file. A change is in force after two to three checks."""
 
 _STOP_SECONDS_MAX = 2.0
 
@@ -30,7 +30,7 @@ FileVersion = tuple[int, int, int] | None
 
 
 class PreparedChange(NamedTuple):
-    """A change of settings that one object is ready to apply, or to give up because another object is not."""
+    """A change of settings that one object is ready to apply, or to discard because another object is not."""
 
     apply: Callable[[], None]
     undo: Callable[[], None]
@@ -59,7 +59,7 @@ class SettingsReloader:
         self._start()
 
     def subscribe(self, user: SettingsUser) -> None:
-        """Have an object apply every change from now on, as long as the program uses it."""
+        """Register an object to apply every later change, for as long as the program uses it."""
         with self._lock:
             self._users = [*(each for each in self._users if each() is not None), ref(user)]
 
@@ -77,7 +77,7 @@ class SettingsReloader:
             self._start()
 
     def poll(self) -> None:
-        """Load the file if it has changed since it was last loaded and not since the last look."""
+        """Load the file if it has changed since it was last loaded, but not since the last check."""
         version, previous = _file_version(self.path), self._seen
         self._seen = version
         if version != previous or version == self._version:
@@ -113,7 +113,7 @@ class SettingsReloader:
 
 
 def _run_loop(reference: ref[SettingsReloader], thread: BackgroundThread) -> None:
-    """Look at the file until the thread is asked to stop or nothing uses the reloader any more."""
+    """Check the file until the thread is asked to stop or nothing uses the reloader any more."""
     while True:
         thread.wake.wait(POLL_SECONDS)
         reloader = reference()

@@ -1,10 +1,10 @@
 """The settings of limits, breakers and upstreams: frozen values that know where they were written.
 
-Nothing here knows what a limit or a breaker does. A value is checked as soon as it is created: its type, its
-choices, and ranges that need no further knowledge. The code that builds a limit or a breaker checks the rest
-and reports the same place with :meth:`SettingsTable.error_with_origin`. ``None`` means that the field is not
-set and has the default of that code. Names of strategies are not checked here, because programs can register
-more of them.
+This module does not know what a limit or a breaker does. A value is checked as soon as it is created: its
+type, its choices, and ranges that need no further knowledge. The code that builds a limit or a breaker checks
+the rest and reports the same place with :meth:`SettingsTable.error_with_origin`. ``None`` means that the
+field is not set and has the default of that code. Names of strategies are not checked here, because programs
+can register more of them.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def apply_service_variables(document: TomlDocument, environ: Mapping[str, str]) 
 
 
 def _check_aliases(environ: Mapping[str, str]) -> None:
-    """Raise an error if both names of a variable are set to different values, which it does not show."""
+    """Raise an error, without the values, if both names of a variable are set to different values."""
     for name, field_name in VARIABLE_ALIASES.items():
         full = service_variable(field_name)
         values = {environ[variable] for variable in (name, full) if environ.get(variable)}

@@ -1,6 +1,6 @@
 """``SettingsTable``: a validated table of settings that knows where each of its values was written.
 
-The base class of all ``...Settings`` classes. It knows nothing of what a setting is for.
+The base class of all ``...Settings`` classes. It does not know what a setting is for.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def setting_names(table: type[SettingsTable]) -> tuple[str, ...]:
 
 
 def type_of(each: Field[Any]) -> FieldType:
-    """Return the type of a field that ``setting`` has made."""
+    """Return the type of a field that ``setting`` created."""
     field_type: FieldType = each.metadata[_TYPE]
     return field_type
 

@@ -60,7 +60,7 @@ class Tender(NamedTuple):
 def tenders(seed: int, first: date, last: date, uf: str, modality: int, *, volume: int = 1) -> list[Tender]:
     """Return the tenders published from the first day to the last, both included.
 
-    There are ``volume`` to 4 times as many a day.
+    There are between ``volume`` and 4 times ``volume`` tenders a day.
     """
     days = (first + timedelta(day) for day in range((last - first).days + 1))
     return [tender for day in days for tender in _tenders_of_day(seed, day, uf, modality, volume)]

@@ -91,10 +91,10 @@ class HttpServer(Lifecycle, ABC):
         loop.close()
 
     async def _close_connections(self, server: asyncio.Server) -> None:
-        """Abort every connection, also one that is being accepted.
+        """Abort every connection, including one that is being accepted.
 
-        Accepting is a task of asyncio's own, which leaves its socket open if it is cancelled before its first
-        step, or if the server is closed before it. So it ends first.
+        asyncio accepts a connection in a task of its own. This task leaves its socket open if it is cancelled
+        before its first step, or if the server is closed before the task ends. So the task ends first.
         """
         for listener in server.sockets:
             asyncio.get_running_loop().remove_reader(listener)
@@ -108,7 +108,7 @@ class HttpServer(Lifecycle, ABC):
         await asyncio.sleep(0)  # transports close in the next step of the loop
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection; a plain callback knows it before its task has begun."""
+        """Serve a connection; a plain callback registers it before its task begins."""
         self._writers.add(writer)
         task = asyncio.get_running_loop().create_task(self._serve_connection(reader, writer))
         self._tasks.add(task)
@@ -144,7 +144,7 @@ class RequestQuota:
         return self._tokens
 
     def take(self, amount: int = 1) -> float:
-        """Take tokens. Return 0 on success, or else the seconds until there are as many."""
+        """Take tokens. Return 0 on success, or else the seconds until that many are available."""
         if self._rate is None:
             return 0.0
         now = time.monotonic()

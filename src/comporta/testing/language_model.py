@@ -1,7 +1,7 @@
 """A simulated provider of a language model: its answers cost tokens, and it limits requests and tokens.
 
 It runs in a thread of this process, like the other simulated services. How many tokens an answer costs is
-known only when it has been given.
+known only afterwards.
 """
 
 from __future__ import annotations

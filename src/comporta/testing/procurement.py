@@ -175,8 +175,8 @@ class ProcurementServer(HttpServer):
 
     The same ``seed`` gives the same tenders. ``pncp_rate`` and ``pcp_rate`` are requests a second (``None``:
     no limit); the portals refuse the excess with 429 and ``Retry-After``. A response takes ``latency``
-    seconds on average. A UF publishes ``volume`` to 4 times as many tenders a day. ``portals`` maps names to
-    portals.
+    seconds on average. A UF publishes between ``volume`` and 4 times ``volume`` tenders a day. ``portals``
+    maps names to portals.
     """
 
     def __init__(
@@ -293,12 +293,12 @@ def _parse_compact_day(text: str) -> date:
 
 
 def _parse_day(text: str) -> date:
-    """Return a day; of a date and time only the day counts."""
+    """Return a day; the time of a date and time is ignored."""
     return date.fromisoformat(text[:10])
 
 
 def _dashed_day(text: str) -> str:
-    """Return a day as YYYY-MM-DD, in whichever of the portals' forms it is."""
+    """Return a day in the form of either portal as YYYY-MM-DD."""
     return f"{text[:4]}-{text[4:6]}-{text[6:]}" if len(text) == 8 else text[:10]
 
 

@@ -8,8 +8,8 @@ results. One worker at a time, under a lease of its own, writes the stored resul
 - ``runner``: processes the accounts of a chunk. ``account_gate`` runs one alone that may kill its worker.
 - ``processor``: what is done for each account.
 - ``sheet_turn``: writes stored results to the sheet of a job.
-- ``sheets``, ``database_sheets``, ``local_sheets``: where sheets are: in Google Sheets, in the database, in
-  CSV files. ``downloads`` reads those that the service serves, with ``download_queries``.
+- ``sheets``, ``database_sheets``, ``local_sheets``: store sheets in Google Sheets, in the database or in CSV
+  files. ``downloads`` reads the sheets that the service serves, with ``download_queries``.
 - ``whitelist``: who may have sheets.
 - ``commands``, ``chunk_commands``, ``sql``, ``chunk_sql``, ``models``, ``migrations``: the database side.
 - ``metrics``: counters.

@@ -1,7 +1,7 @@
 """Lets the accounts of one worker run together, or one of them alone.
 
-An account that may have killed two workers runs alone, so that the death of the third worker says which
-account it was. It knows nothing about accounts, jobs or chunks.
+An account that may have killed two workers runs alone, so that the death of a third worker proves that this
+account was the cause. This module knows nothing about accounts, jobs or chunks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 from comporta.clock import MONOTONIC
 
 ALONE_WAIT_SECONDS: Final = 10.0
-"""How long an account waits to be alone; then it starts beside accounts that still run."""
+"""How long an account waits to be alone; then it starts alongside accounts that are still running."""
 
 
 class AccountGate:
-    """Counts the accounts that run, and admits no further ones while one is to run alone."""
+    """Counts the running accounts, and admits no others while one runs alone or waits to."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -29,7 +29,7 @@ class AccountGate:
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator[None]:
-        """Run beside other accounts; wait while one is to run alone."""
+        """Run alongside other accounts; wait while one runs alone or waits to."""
         while not self._open.is_set():
             await self._open.wait()
         self._running += 1
@@ -42,7 +42,7 @@ class AccountGate:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Run with no other account; wait up to :data:`ALONE_WAIT_SECONDS` for those that run."""
+        """Run with no other account; wait up to :data:`ALONE_WAIT_SECONDS` for the others to end."""
         async with self._alone:
             self._open.clear()
             try:

@@ -106,7 +106,7 @@ class Batches:
         self._processor = None if processor is None else AccountProcessor(processor, self._pools["processor"])
         self._kept_sheets = OpenSheets(sheets)
         self._sheet_tasks: LeasedTasks[SheetLease] = LeasedTasks("sheet", settings.backfills_max)
-        self._change_events: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # of followers
+        self._change_events: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # by job
         self._followers = 0
         self._opening_sheets: asyncio.Task[None] | None = None
         self._turns, self._leases = self._build_work()
@@ -138,7 +138,7 @@ class Batches:
     # -- lifecycle
 
     def start(self) -> None:
-        """Start to look for work."""
+        """Start polling for work."""
         self._leases.start()
         self._opening_sheets = asyncio.create_task(self._open_sheets())
 
@@ -179,8 +179,8 @@ class Batches:
     ) -> BatchJob | None:
         """Add a job, each account once. Return the job with this id, or ``None`` if too many are running.
 
-        ``client`` is the address that adds it, if the bounds of clients apply to it. If the id already
-        belongs to a job over other accounts, the returned job has another ``digest``.
+        ``client`` is the address of the client that adds it, if the bounds for clients apply. If the id
+        already belongs to a job over other accounts, the returned job has another ``digest``.
         """
         job_id = job_id or uuid.uuid4().hex
         command = await self._pools["intake"].run(
@@ -192,7 +192,7 @@ class Batches:
         return job
 
     async def count_unfinished(self, user_id: str, client: str) -> tuple[Unfinished, Unfinished]:
-        """Return what of a user and what of a client has not ended."""
+        """Return the unfinished jobs and accounts of a user, and those of a client."""
         return await execute_async(self._database, commands.count_unfinished(user_id, client))
 
     async def run_intake(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -252,7 +252,7 @@ class Batches:
     # -- sheets
 
     async def may_have_sheets(self, user_id: str) -> bool:
-        """Return whether a user may have sheets; a thread asks the whitelist unless the answer is cached."""
+        """Return whether a user may have sheets; a thread reads the whitelist unless the answer is cached."""
         if self._is_digital is not None:
             return await self._pools["whitelist"].run(self._is_digital, user_id)
         cached = self.whitelist.cached_answer(user_id)
@@ -281,7 +281,7 @@ class Batches:
         return await execute_async(self._database, commands.read_sheet(job_id))
 
     async def retry_backfill(self, job_id: str) -> bool:
-        """Schedule a failed backfill again, in a new sheet if the old one is gone; return whether it was."""
+        """Schedule a failed backfill again, in a new sheet if the old one is gone; false if none failed."""
         config = await self.read_sheet(job_id)
         if config is not None and await self._is_sheet_gone(config):
             sheet = await self._create_sheet(job_id, config.spreadsheet_name)
@@ -301,7 +301,7 @@ class Batches:
         try:
             async with asyncio.timeout(SHEET_CHECK_SECONDS):
                 return not await self._pools["sheets"].run(self._sheets.exists, config.spreadsheet_id)
-        except (ComportaError, OSError):  # TimeoutError is one
+        except (ComportaError, OSError):  # TimeoutError is an OSError
             return False
 
     # -- work
@@ -347,7 +347,7 @@ class Batches:
 
 
 def _processor_threads(settings: BatchSettings) -> int:
-    """Return how many accounts this worker may process at a time: see ``JobTurns``."""
+    """Return how many accounts this worker may process at a time; see ``JobTurns``."""
     return settings.concurrency * (settings.jobs_max + 1) + SUSPECTS_MAX + 1
 
 

@@ -1,4 +1,4 @@
-"""The commands of chunks: finding, claiming and storing accounts, and what dead workers left behind."""
+"""The commands for chunks: find, claim and store accounts, and recover those that dead workers left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from comporta.service.batch.models import (
 LeaseT = TypeVar("LeaseT", bound=ChunkLease | SheetLease)
 
 ACCOUNT_ATTEMPTS_MAX: Final = 3
-"""How often an account is attempted whose worker dies each time."""
+"""How often an account is attempted if its worker dies each time."""
 
 EXHAUSTED_MESSAGE: Final = "the worker died each time it processed this account, {} times"
 
@@ -33,7 +33,7 @@ _SHEET_SCHEDULE: Final = {"rows_max": SHEET_ROWS, "flush_us": SHEET_FLUSH_US}
 
 
 def read_pending_work(lease_us: int, held_jobs: Iterable[str]) -> Command[PendingWork]:
-    """Read what no worker has leased, without the jobs that this worker works on."""
+    """Read the work that no worker has leased, except for the jobs that this worker already works on."""
     params = {
         "lease_us": lease_us,
         "held": json.dumps(list(held_jobs)),
@@ -43,7 +43,7 @@ def read_pending_work(lease_us: int, held_jobs: Iterable[str]) -> Command[Pendin
 
 
 def find_job(lease_us: int, held_jobs: Iterable[str], *, is_new: bool) -> Command[str | None]:
-    """Find the job whose turn it is; with ``is_new``, only among those that never had one."""
+    """Find the job whose turn it is; with ``is_new``, only among jobs that have never had a turn."""
     params = {"lease_us": lease_us, "held": json.dumps(list(held_jobs)), "is_new": int(is_new)}
     return Command((sql.NEXT_JOB,), params, from_last(first_row(str)), writes=False)
 
@@ -70,7 +70,7 @@ def store_results(
 ) -> Command[StoreReceipt | None]:
     """Store results of a chunk. Returns ``None``, and stores nothing, if another worker holds it.
 
-    ``is_last`` says that every account of the chunk has a result then, which ends the chunk.
+    ``is_last`` says that every account of the chunk then has a result, which ends the chunk.
     """
     listed = [f"{each.position:010}{'+' if each.outcome == SUCCESS else '-'}{each.message}" for each in done]
     params = {
@@ -85,19 +85,19 @@ def store_results(
 
 
 def release_chunk(lease: ChunkLease) -> Command[None]:
-    """Release a chunk, so that another worker can claim what is left of it immediately."""
+    """Release a chunk, so that another worker can claim its remaining accounts immediately."""
     return Command((sql.RELEASE_CHUNK,), _lease_params(lease), no_result)
 
 
 def split_dead(job_id: str, lease_us: int) -> Command[None]:
-    """Split the chunks of a job whose workers died, so that each of their accounts is claimed by itself."""
+    """Split the chunks of a job whose workers died, so that each of their accounts is claimed separately."""
     return Command(sql.SPLIT_DEAD, {"job_id": job_id, "lease_us": lease_us}, no_result)
 
 
 def fail_exhausted(job_id: str, lease_us: int) -> Command[tuple[int, bool]]:
     """Store a failure for each account of a job that was attempted too often.
 
-    Returns their number, and whether the job is finished now.
+    Returns the number of these accounts, and whether the job is now finished.
     """
     params = {
         **_SHEET_SCHEDULE,
@@ -113,7 +113,7 @@ def fail_exhausted(job_id: str, lease_us: int) -> Command[tuple[int, bool]]:
 def renew_leases(
     owner: str, lease_us: int, chunks: Iterable[ChunkLease], sheets: Iterable[SheetLease]
 ) -> Command[tuple[set[tuple[str, int]], set[tuple[str, int]]]]:
-    """Renew leases of this worker. Returns the job and token of each that it still holds."""
+    """Renew leases of this worker. Returns the job and token of each lease that it still holds."""
     params = {
         "owner": owner,
         "lease_us": lease_us,

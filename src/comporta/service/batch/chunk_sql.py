@@ -1,7 +1,8 @@
 """The SQL statements of chunks: the accounts that one worker claims, processes and stores.
 
 A job's accounts are claimed from the first to the last, a chunk at a time. The row of a chunk exists from its
-claim until all its accounts have results. Whether it was claimed before decides what it is:
+first claim until all its accounts have results. Its number of attempts and of accounts decides how it is
+treated:
 
 - No attempts: a worker that shut down released it. Any worker of the job claims it like a new chunk.
 - Attempts, several accounts: its worker died. It is split into one chunk for each account without a result.
@@ -61,7 +62,7 @@ PENDING_WORK = Statement(
     """
 )
 
-# Jobs take turns: the one that the fewest workers work on, then the one whose last turn is longest ago.
+# Jobs take turns: first the job with the fewest workers, then the one whose last turn was longest ago.
 NEXT_JOB = Statement(
     f"""
     SELECT job_id FROM batch_jobs
@@ -164,8 +165,8 @@ _COUNT_STORED = Statement(
     WHERE {SAME_JOB}
     """
 )
-# A sheet is due at 50 unwritten results, 2 s after the first, and at the end of the job. One that the service
-# serves from the database is due only once, for its backfill.
+# A sheet is due at 50 unwritten results, 2 s after the first, and at the end of the job. A sheet that the
+# service serves from the database is due only once, for its backfill.
 _SCHEDULE_SHEET = Statement(
     f"""
     UPDATE batch_sheets SET

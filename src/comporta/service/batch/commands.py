@@ -1,6 +1,6 @@
 """The commands of batch jobs and their sheets: changes and lookups in the database, each as one ``Command``.
 
-``chunk_commands`` has those of chunks.
+The commands for chunks are in ``chunk_commands``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ATTEMPTS_MAX: Final = 20
 
 SHEET_ROWS: Final = 50
 SHEET_FLUSH_US: Final = 2_000_000
-"""A sheet is due at so many unwritten results, or so long after the first of them."""
+"""A sheet is due at this many unwritten results, or this long after the first of them."""
 
 DOWNLOAD_ID_BYTES: Final = 24
-"""How many random bytes the id of a download has: who knows the id may read the sheet."""
+"""How many random bytes the id of a download has: anyone who knows the id may read the sheet."""
 
 
 # -- jobs
@@ -58,7 +58,7 @@ def add_job(
 
 
 def count_unfinished(user_id: str, client: str) -> Command[tuple[Unfinished, Unfinished]]:
-    """Count what of a user and what of a client has not ended."""
+    """Count the unfinished jobs and accounts of a user, and those of a client."""
     return Command(
         sql.COUNT_UNFINISHED,
         {"user_id": user_id, "client": client},
@@ -138,7 +138,7 @@ def read_sheet(job_id: str) -> Command[SheetConfig | None]:
 
 
 def claim_sheet(owner: str, lease_us: int, ahead_us: int = 0) -> Command[SheetLease | None]:
-    """Claim the sheet that is due longest, or will be within ``ahead_us``."""
+    """Claim the sheet that has been due the longest, or that will be due within ``ahead_us``."""
     params = {"owner": owner, "lease_us": lease_us, "ahead_us": ahead_us, "attempts_max": ATTEMPTS_MAX}
     return Command((sql.CLAIM_SHEET,), params, from_last(first_row(SheetLease)))
 
@@ -156,7 +156,7 @@ def record_progress(lease: SheetLease, through: Cursor, backfilled_rows: int, le
 def end_sheet_turn(lease: SheetLease, through: Cursor) -> Command[tuple[bool, bool, int | None]]:
     """Release a sheet that is filled up to a cursor.
 
-    Returns whether this worker held it, whether its job is finished now, and in how many microseconds it is
+    Returns whether this worker held it, whether its job is now finished, and in how many microseconds it is
     due again.
     """
     params = {**_sheet_params(lease, through), "rows_max": SHEET_ROWS, "flush_us": SHEET_FLUSH_US}
@@ -178,9 +178,9 @@ def release_sheet(lease: SheetLease) -> Command[None]:
 
 
 def fail_hopeless(lease_us: int) -> Command[tuple[list[str], list[str]]]:
-    """Mark sheets as failed that were claimed too often.
+    """Mark sheets that were claimed too often as failed.
 
-    Returns the ids of their jobs, and those of the jobs that are finished now.
+    Returns the ids of their jobs, and the ids of the jobs that are now finished.
     """
     params = {"lease_us": lease_us, "attempts_max": ATTEMPTS_MAX}
     return Command(
@@ -191,7 +191,7 @@ def fail_hopeless(lease_us: int) -> Command[tuple[list[str], list[str]]]:
 
 
 def delete_oldest(keep_us: int) -> Command[bool]:
-    """Delete the oldest job that finished longer ago than this, with its results and its sheet."""
+    """Delete the oldest job that finished more than ``keep_us`` ago, with its results and its sheet."""
     return Command(sql.DELETE_OLDEST, {"keep_us": keep_us}, any_row)
 
 

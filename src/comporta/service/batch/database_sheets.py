@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DatabaseSheets:
-    """Sheets that exist as soon as a job has one."""
+    """Sheets that exist as soon as they are configured for a job."""
 
     stores_rows = False
     quota: WriteLimiter | None = None
@@ -40,7 +40,7 @@ class DatabaseSheets:
         return Spreadsheet(marker, "", name)
 
     def exists(self, spreadsheet_id: str) -> bool:
-        """Return whether the service serves this sheet; one in Google Sheets is not served."""
+        """Return whether the service serves this sheet; it does not serve one in Google Sheets."""
         return execute(self._database, is_served(spreadsheet_id))
 
     def sink(self, spreadsheet_id: str) -> Sink:

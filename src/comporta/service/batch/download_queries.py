@@ -19,7 +19,7 @@ class DownloadableSheet(NamedTuple):
 
 
 class SheetLine(NamedTuple):
-    """A row of a sheet; ``position`` is that of its account in the job."""
+    """A row of a sheet; ``position`` is the position of its account in the job."""
 
     position: int
     account: str
@@ -34,7 +34,7 @@ _FIND_SHEET = Statement(
     """
 )
 
-# An index serves it: the primary key is (job_id, position).
+# An index serves this query: the primary key is (job_id, position).
 _READ_LINES = Statement(
     """
     SELECT position, account, message FROM batch_results
@@ -55,13 +55,13 @@ def find_sheet(download_id: str) -> Command[DownloadableSheet | None]:
 
 
 def read_lines(job_id: str, after: int, count: int) -> Command[list[SheetLine]]:
-    """Read rows of a sheet in the order of their accounts, those behind the position ``after``."""
+    """Read the rows of a sheet after the position ``after``, in the order of their accounts."""
     params = {"job_id": job_id, "after": after, "count": count}
     return Command((_READ_LINES,), params, _parse_lines, writes=False)
 
 
 def is_served(spreadsheet_id: str) -> Command[bool]:
-    """Return whether the service serves a sheet, and not Google."""
+    """Return whether the service, and not Google, serves a sheet."""
     return Command((_IS_SERVED,), {"spreadsheet_id": spreadsheet_id}, _parse_flag, writes=False)
 
 

@@ -1,7 +1,8 @@
 """Reads sheets from the database as CSV and XLSX files, in constant memory however many rows they have.
 
 A CSV file is sent page by page. A workbook can only be written as a whole, so it is a temporary file, which
-has no name any more once it is sent. Everything that blocks runs on thread pools.
+is deleted before it is sent, and is read through its open descriptor. Everything that blocks runs on thread
+pools.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class SheetDownloads:
     def chunks(self, sheet: DownloadableSheet, kind: str) -> AsyncGenerator[bytes, None]:
         """Return the bytes of a file in pieces. Close the generator if you stop early.
 
-        The first piece is empty: it comes when the first page is read or the workbook is complete. A job that
-        still runs has the rows that are stored so far. If the sheet is deleted meanwhile, this raises: an
-        incomplete file must not look complete.
+        The first piece is empty; it comes when the first page has been read or the workbook is complete.
+        While the job still runs, the file has the rows stored so far. If the sheet is deleted meanwhile, the
+        generator raises an error: an incomplete file must not look complete.
         """
         return self._csv_chunks(sheet) if kind == CSV else self._xlsx_chunks(sheet)
 
@@ -100,12 +101,12 @@ class SheetDownloads:
                     yield chunk
 
     def _build_workbook(self, sheet: DownloadableSheet, should_stop: Callable[[], bool]) -> BinaryIO:
-        """Return an open workbook that is no longer in any directory: the end of the process removes it."""
+        """Return an open workbook that is no longer in any directory: closing it frees its disk space."""
         with TemporaryDirectory(prefix="comporta-sheet-") as folder:
             path = Path(folder, "sheet.xlsx")
             write_workbook(path, "results", COLUMNS, self._workbook_records(sheet, should_stop))
             file = path.open("rb")
-        if should_stop():  # then the caller is gone
+        if should_stop():  # the caller is gone
             file.close()
         return file
 
@@ -118,7 +119,7 @@ class SheetDownloads:
             after = lines[-1].position
 
     def _read_lines(self, sheet: DownloadableSheet, after: int) -> list[SheetLine]:
-        """Return the next rows; raise at the end if they ended because the sheet was deleted."""
+        """Return the next rows; raise an error if there are none because the sheet was deleted."""
         lines = execute(self._database, read_lines(sheet.job_id, after, PAGE_ROWS))
         if not lines and execute(self._database, find_sheet(sheet.download_id)) is None:
             raise SinkNotFoundError(f"the sheet of job {sheet.job_id} was deleted while a client read it")
@@ -134,7 +135,7 @@ class SheetDownloads:
 
 
 def _fit_cell(message: str) -> Cell:
-    """Return a message that fits into a cell of a workbook; the mark says that its end is missing."""
+    """Return a message that fits into a cell of a workbook; a mark at its end says that it was truncated."""
     if len(message) > CELL_CHARS_MAX:
         message = message[: CELL_CHARS_MAX - len(_TRUNCATION_MARK)] + _TRUNCATION_MARK
     return cell(message)

@@ -48,7 +48,7 @@ class BatchComponents:
 def open_batches(
     config: ServiceConfig, database: Database, upstreams: Upstreams, components: BatchComponents
 ) -> Batches:
-    """Return batches that are not started yet."""
+    """Return batches that have not been started yet."""
     return Batches(
         database,
         components.sheets or _open_sheets(config, database, upstreams),

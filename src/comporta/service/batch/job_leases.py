@@ -2,7 +2,7 @@
 
 A worker leases chunks of accounts and sheets, renews the leases while it works, and releases them when it
 shuts down. A lease that is not renewed expires, and another worker claims the work. Each worker has a bounded
-number of places; the rest waits in the database. ``job_turns`` decides which job gets a place.
+number of places; the remaining work waits in the database. ``job_turns`` decides which job gets a place.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LeasedTasks(Generic[LeaseT]):
         self.places = places
         self.tasks: set[asyncio.Task[Any]] = set()
         self.held: dict[LeaseT, asyncio.Task[Any] | None] = {}
-        """What is renewed, and the task that is cancelled when another worker takes it over."""
+        """The leases to renew, each with the task that is cancelled when another worker takes it over."""
 
     @property
     def has_room(self) -> bool:
@@ -61,7 +61,7 @@ class LeasedTasks(Generic[LeaseT]):
     def start(
         self, work: Callable[[], Awaitable[None]], on_end: Callable[[], None], lease: LeaseT | None = None
     ) -> None:
-        """Run work, under a lease that it has or will have; an error does not end more than this task."""
+        """Run work under a lease that it holds or will acquire; an error ends only this task."""
         task = asyncio.create_task(self._guard(work, "batch" if lease is None else lease.job_id))
         self.tasks.add(task)
         if lease is not None:
@@ -69,13 +69,13 @@ class LeasedTasks(Generic[LeaseT]):
         task.add_done_callback(lambda done: self._remove(done, on_end))
 
     def drop(self, lease: LeaseT) -> None:
-        """Renew a lease no longer."""
+        """Stop renewing a lease."""
         self.held.pop(lease, None)
 
     async def _guard(self, work: Callable[[], Awaitable[None]], source: str) -> None:
         try:
             await work()
-        except Exception as error:  # what is not released expires, and some worker tries again
+        except Exception as error:  # a lease that is not released expires, and a worker tries again
             text = f"a {self.name} was interrupted: {type(error).__name__}: {error}"
             events.publish("batch_interrupted", source, text, "error", label="batch")
 
@@ -106,13 +106,14 @@ class Turns(Protocol):
         """Return the jobs that have a place here."""
 
     async def claim(self, work: PendingWork) -> None:
-        """Start what there is room for."""
+        """Start as much work as there is room for."""
 
 
 class LeaseManager:
     """Polls for work and keeps the leases of one worker.
 
-    ``run_sheet`` fills a sheet. ``on_change`` gets the id of a job that changed without a run on this worker.
+    ``run_sheet`` fills a sheet. ``on_change`` receives the id of a job that changed although no turn of it
+    runs on this worker.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Gives jobs their turns on this worker: which job gets a place, and which one ends its turn for it.
+"""Decides which jobs get a place on this worker, and which of them end their turn to make room.
 
 A worker runs up to ``jobs_max`` jobs at a time, and one more that has never had a turn, so that a small job
-need not wait for the large ones. All workers work on the same jobs. While a job waits that no worker works
+need not wait for the large ones. All workers work on the same jobs. While there is a job that no worker works
 on, the turns that have lasted longest end.
 """
 
@@ -25,7 +25,7 @@ TURN_SECONDS: Final = 1.0
 """How long a turn lasts at least."""
 
 SUSPECTS_MAX: Final = 4
-"""How many accounts whose worker died are processed at a time, beside the others."""
+"""How many accounts whose worker died are processed at a time, alongside the others."""
 
 
 class JobTurns:
@@ -69,7 +69,7 @@ class JobTurns:
             run.stop()
 
     async def claim(self, work: PendingWork) -> None:
-        """Start what there is room for, and end turns if jobs wait for a place."""
+        """Start as much work as there is room for, and end turns if jobs wait for a place."""
         if self._processor is None:
             return
         claimed = await self._claim_jobs(self._processor) if work.jobs else 0

@@ -1,8 +1,8 @@
 """Sheets as CSV files in a directory of one machine, readable while they grow.
 
-Unlike Google Sheets, a file has no row addresses to overwrite. A writer therefore locks the file between
-processes, reads what other writers appended since, and skips rows whose account the file already has. It
-reads no part of the file twice, so a write costs the same however long the file is.
+Unlike Google Sheets, a file has no row addresses to overwrite. A writer therefore locks the file against
+other processes, reads what other writers appended since, and skips rows whose account the file already has.
+It reads no part of the file twice, so a write costs the same however long the file is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNSAFE_CHARS = re.compile(r"[^\w .()-]+")
 class LocalSheets:
     """Spreadsheets in a directory, which is created with the first one.
 
-    They have no URL: their path means nothing to clients, whom the service serves the same rows.
+    They have no URL: a path means nothing to clients, and the service serves them the same rows.
     """
 
     stores_rows = True
@@ -54,7 +54,7 @@ class LocalSheets:
         """Do nothing: there is nothing to prepare."""
 
     def create(self, name: str, marker: str) -> Spreadsheet:
-        """Return the file for ``marker``; create it unless it exists, under any name."""
+        """Return the file for ``marker``; create it unless it already exists, under any name."""
         sheet_id = hashlib.sha256(marker.encode()).hexdigest()[:24]
         stem = _truncate(" ".join(_UNSAFE_CHARS.sub(" ", name).split())).strip(" .") or "sheet"
         with _sink_errors(self.directory):
@@ -171,7 +171,7 @@ def _truncate(name: str) -> str:
 
 @contextmanager
 def _exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold a lock between processes; the kernel releases it if this process dies."""
+    """Hold a lock that other processes respect; the kernel releases it if this process dies."""
     with _sink_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

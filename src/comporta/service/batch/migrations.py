@@ -3,12 +3,12 @@
 Timestamps are whole microseconds of the database's clock on both databases, because they define the order of
 results and of a sheet's configuration. ``last_us`` of a job is the latest timestamp assigned in it.
 
-``next_position`` of a job is its first account that was never part of a chunk, ``served_us`` when a chunk of
-it was last claimed. ``due_us`` of a sheet is when its unwritten results are to be written, ``NULL`` if it has
-none; ``unwritten`` counts them. ``client`` of a job is the address that added it, empty if its user was
-authenticated. ``stores_rows`` is false for a sheet that the service serves from these
-tables and writes nowhere else. ``owner``, ``token``, ``lease_until_us`` and ``attempts`` of a job are used
-only by versions that run a job in one worker; they stay so that such a version still runs.
+``next_position`` of a job is the position of its first account that was never part of a chunk, and
+``served_us`` is when a chunk of it was last claimed. ``due_us`` of a sheet is when its unwritten results are
+to be written, ``NULL`` if it has none; ``unwritten`` counts them. ``client`` of a job is the address that
+added it, empty if its user was authenticated. ``stores_rows`` is false for a sheet that the service serves
+from these tables and writes nowhere else. ``owner``, ``token``, ``lease_until_us`` and ``attempts`` of a job
+are used only by versions that run a job in one worker; they stay so that such a version still runs.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ _CHUNKS = (
     """,
 )
 
-# Who knows the download id may read the sheet, so sheets without one get a random one: those from before it
-# and, on PostgreSQL, those of an earlier version that still runs.
+# Anyone who knows the download id may read the sheet, so a sheet without one gets a random id: sheets from
+# before this migration and, on PostgreSQL, sheets of an earlier version that is still running.
 _DOWNLOAD_IDS_IN_SQLITE = (
     "ALTER TABLE batch_sheets ADD COLUMN download_id TEXT NOT NULL DEFAULT ''",
     "UPDATE batch_sheets SET download_id = lower(hex(randomblob(24)))",

@@ -48,7 +48,7 @@ NO_BOUND: Final = 2**31 - 1
 class JobBounds(NamedTuple):
     """How many jobs may run in the fleet, and how many jobs and pending accounts a user or a client may have.
 
-    A client is the address that adds a job; one whose user is authenticated has only the bounds of its user.
+    A client is the address that adds a job; if its user is authenticated, only the bounds of the user apply.
     """
 
     jobs_max: int
@@ -95,7 +95,7 @@ class BatchJob(NamedTuple):
 class JobOverview(NamedTuple):
     """A job for the dashboard: its progress, the workers that run it, and the state of its backfill.
 
-    ``owner`` is one of them, ``workers`` how many there are.
+    ``owner`` is one of these workers, ``workers`` is their number.
     """
 
     job_id: str
@@ -235,7 +235,7 @@ class SheetLease(NamedTuple):
 
 
 class StoreReceipt(NamedTuple):
-    """When results were stored, whether they finished the job, and in how long its sheet is due."""
+    """When results were stored, whether they finished the job, and how soon its sheet is due."""
 
     at_us: int
     is_job_finished: bool
@@ -243,12 +243,12 @@ class StoreReceipt(NamedTuple):
 
 
 class PendingWork(NamedTuple):
-    """What no worker has leased.
+    """The work that no worker has leased.
 
     ``jobs`` says whether any job has accounts to claim, ``waiting`` how many of these no worker works on.
     ``dead_chunk_job`` has a chunk whose worker died, ``exhausted_job`` an account that was attempted too
-    often. ``suspects`` says whether accounts wait whose worker died once, ``last_attempts`` whether some wait
-    that must run alone. ``sheets`` says whether a sheet is due.
+    often. ``suspects`` says whether any accounts wait whose worker died once, ``last_attempts`` whether any
+    wait that must run alone. ``sheets`` says whether a sheet is due.
     """
 
     jobs: bool

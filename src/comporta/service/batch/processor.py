@@ -1,6 +1,6 @@
 """Processes the accounts of a job with a user's function, async or blocking, or by calling an upstream.
 
-An exception is the result of its account. A refusal (open circuit, limit reached) says nothing about the
+An exception becomes the result of its account. A refusal (open circuit, limit reached) says nothing about the
 account, so the processor waits and tries again a bounded number of times.
 """
 

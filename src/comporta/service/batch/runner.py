@@ -58,7 +58,7 @@ class LostLeaseError(Exception):
 class ChunkStore:
     """Claims, stores and releases the chunks of one worker.
 
-    ``on_stored`` gets the job and the receipt of each store.
+    ``on_stored`` receives the job and the receipt each time results are stored.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ChunkStore:
         return await execute_async(self._database, claim_last_attempt(self.owner, self.lease_us))
 
     async def find_job(self, held_jobs: Iterable[str], *, is_new: bool) -> str | None:
-        """Find the job whose turn it is; with ``is_new``, only among those that never had one."""
+        """Find the job whose turn it is; with ``is_new``, only among jobs that have never had a turn."""
         return await execute_async(self._database, find_job(self.lease_us, held_jobs, is_new=is_new))
 
     async def store(self, lease: ChunkLease, results: list[AccountResult], *, is_last: bool) -> None:
@@ -105,7 +105,7 @@ class ChunkStore:
             await execute_async(self._database, release_chunk(lease))
 
     async def _execute(self, command: Command[T]) -> T:
-        """Run a command, again if the database is unreachable; every command here is safe to repeat."""
+        """Run a command, with retries if the database is unreachable; all commands here may be repeated."""
         for seconds in _RETRY_DELAYS:
             try:
                 return await execute_async(self._database, command)
@@ -141,7 +141,7 @@ class JobRun:
         self._concurrency = concurrency
         self._is_stopping = False
         self._left: dict[ChunkLease, int] = {}
-        """How many accounts of each chunk have no stored result."""
+        """How many accounts of each chunk have no stored result yet."""
         self._task: asyncio.Task[Any] | None = None
         self._next_lock = asyncio.Lock()
         self._accounts = self._claimed_accounts()
@@ -213,7 +213,7 @@ class JobRun:
                 self._hold(chunk)
 
     def _next_size(self, size: int, accounts: int, seconds: float) -> int:
-        """Return the size of the next chunk. It grows slowly: the first accounts start without a wait."""
+        """Return the size of the next chunk; it grows slowly, so that the first accounts need not wait."""
         by_pace = round(accounts * CHUNK_SECONDS / max(seconds, 0.001))
         return max(min(by_pace, 2 * size, CHUNK_ACCOUNTS_MAX), self._concurrency)
 
@@ -238,7 +238,7 @@ class JobRun:
     async def _store_chunk(self, lease: ChunkLease, results: list[AccountResult]) -> None:
         is_last = len(results) == self._left[lease]
         if is_last:
-            self._held.pop(lease, None)  # the store ends it: a renewal that comes later would miss it
+            self._held.pop(lease, None)  # storing ends the lease: a later renewal would not find it
         await self._store.store(lease, results, is_last=is_last)
         self._left[lease] -= len(results)
         if is_last:
@@ -257,7 +257,7 @@ class SuspectRun:
         self._held = held
 
     async def run(self, chunk: ClaimedChunk) -> None:
-        """Process an account beside others."""
+        """Process an account alongside others."""
         async with self._released_on_error(chunk.lease):
             async with self._gate.together():
                 results = await self._process(chunk)
@@ -266,7 +266,7 @@ class SuspectRun:
     async def run_alone(self) -> None:
         """Claim an account for its last attempt and process it, with no other account in this worker.
 
-        It is claimed only then, so that no other account can cost it the attempt.
+        It is claimed only once nothing else runs, so that no other account can cost it the attempt.
         """
         async with self._gate.alone():
             chunk = await self._store.claim_last_attempt()

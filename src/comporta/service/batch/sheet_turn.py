@@ -1,11 +1,11 @@
 """Fills the sheet of a job from its stored results, in the order in which they were stored.
 
 A sheet is due when its job has unwritten results: at 50, 2 s after the first, at the end of the job, and from
-the moment at which it is configured. A worker then leases it, writes what is there and releases it. The
-results from before the configuration are the backfill. Workers that store results write to no sheet.
+the moment at which it is configured. A worker then leases it, writes the results that are there and releases
+it. The results from before the configuration are the backfill. Storing a result never writes to a sheet.
 
-It blocks, on a thread pool of its own. If a worker dies between writing a page and recording it, the next
-worker writes the page again to the same rows.
+The code blocks, and runs on a thread pool of its own. If a worker dies between writing a page and recording
+it, the next worker writes the page again to the same rows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sheet_rows(results: Sequence[StoredResult]) -> list[Row]:
 
 
 class OpenSheets:
-    """Sheets that stay open between two turns; a turn takes one out, so that no two turns share it."""
+    """Keeps sheets open between turns; a turn takes its sheet out, so that no two turns share one."""
 
     def __init__(self, sheets: Sheets) -> None:
         self._sheets = sheets
@@ -100,8 +100,8 @@ class SheetTurn:
     """A turn of one sheet that this worker has leased.
 
     It calls ``should_stop`` after each page, and ``before_end`` before it releases the lease. After
-    :meth:`run`, ``is_job_finished`` says whether the turn finished the job, and ``due_us`` in how long the
-    sheet is due again.
+    :meth:`run`, ``is_job_finished`` says whether the turn finished the job, and ``due_us`` in how many
+    microseconds the sheet is due again.
     """
 
     def __init__(

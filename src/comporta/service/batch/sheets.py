@@ -1,4 +1,4 @@
-"""Where sheets are: the interface that creates and writes them, and Google Sheets."""
+"""The interface for creating and writing sheets, and its implementation for Google Sheets."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ FAIL_SHEET = (
     *FINISH_JOB,
 )
 
-# Claimed again and again without progress: an operator has to look. Their jobs are over.
+# Sheets that are claimed again and again without progress need an operator. Their jobs end.
 FAIL_HOPELESS = (
     Statement(
         f"""

@@ -86,7 +86,7 @@ class Whitelist:
         rows = self._database.read(IS_DIGITAL, {"user_id": user_id})
         answer = bool(rows and rows[0][0])
         with self._lock:
-            self._answers.pop(user_id, None)  # so that the new answer is the youngest
+            self._answers.pop(user_id, None)  # so that the new answer is the newest
             while len(self._answers) >= self._users_max:
                 del self._answers[next(iter(self._answers))]
             self._answers[user_id] = (self._clock.now_ns() + self._cache_ns, answer)

@@ -1,6 +1,6 @@
 """Decides who may see the dashboard: every client, or only those with the token if one is configured.
 
-A browser stores the token's HMAC in a cookie. Every worker can verify it, also after a restart, and it is
+A browser stores the token's HMAC in a cookie. Every worker can verify it, even after a restart, and it is
 valid for no other token. ``auth_throttle`` limits the attempts.
 """
 

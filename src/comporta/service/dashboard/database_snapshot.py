@@ -1,6 +1,6 @@
 """What the dashboard shows from the database: degraded keys, partial answers, and jobs.
 
-Pages get a document every second, and the database may be slow or gone. It is therefore queried in the
+Pages get a document every second, and the database may be slow or unreachable. It is therefore queried in the
 background: a document uses the latest snapshot and waits only if that is too old to show. Indexed queries run
 every second, expensive ones every 5 s.
 """
@@ -50,7 +50,7 @@ class Snapshot(NamedTuple, Generic[T]):
 
 
 class BackgroundSnapshot(Generic[T]):
-    """A query that runs in the background, at most once in ``seconds``."""
+    """A query that runs in the background, at most once every ``seconds``."""
 
     def __init__(self, query: Callable[[], Awaitable[T]], seconds: float) -> None:
         self._query = query
@@ -165,7 +165,7 @@ def _degraded_keys(rows: list[DegradedKey], sources: Any, now: float) -> list[di
 
 
 def _degraded_reason(row: DegradedKey, sources: Any) -> str:
-    """Return why a key is in backoff and what is served meanwhile; of the search only the source is named."""
+    """Return why a key is in backoff and what is served meanwhile; it names only the source."""
     source = _source_name(row.search_params, sources)
     times = "once" if row.fail_streak == 1 else f"{row.fail_streak} times in a row"
     served = "the cached answer is served" if row.has_value else "no answer is cached"

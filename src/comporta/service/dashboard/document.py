@@ -1,9 +1,9 @@
 """Builds the dashboard's document: the state of the whole fleet, the same at every worker.
 
 It reads shared state from the store and stored data from the database (``database_snapshot``), never from the
-memory of this worker. A part that cannot be read is ``None`` and has a reason; the rest is still there. While
-the store is unreachable it contains what was read last (``status_memory``), and ``as_of`` says when that was.
-The document may be public: it names no user, no search, and no job by its full id.
+memory of this worker. A part that cannot be read is ``None``, with a reason; the other parts are unaffected.
+While the store is unreachable, the document contains the last known status (``status_memory``), and ``as_of``
+says when it was read. The document may be public: it names no user, no search, and no job by its full id.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def encode_document(
 
 
 async def encode_history(container: Container, last_known: LastKnownFleet) -> bytes:
-    """Return an hour of history as JSON; on a thread, because twenty upstreams take 0.3 s."""
+    """Return an hour of history as JSON; built on a thread, because twenty upstreams take 0.3 s."""
     return await asyncio.to_thread(_encode_history, container.store, last_known)
 
 

@@ -1,7 +1,7 @@
-"""What changed from one document to the next, so that a page of a large fleet need not get all of it. Pure.
+"""Computes what changed between two documents, so that a page need not get all of a large fleet. Pure.
 
 Upstreams and workers are compared by name and field, the latest slots by their numbers, events by how many
-are new; of everything else a changed part is sent as a whole. ``page/changes.js`` applies the result.
+are new; any other part that changed is sent as a whole. ``page/changes.js`` applies the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def document_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
     """Return the changes that turn ``before`` into ``after``, which have the same members.
 
     ``parts`` replace parts of the document. ``named`` has the order of a list, if it changed, and the changed
-    fields of its items by name. ``series`` are changed slots. ``events`` are new ones, and how many remain.
+    fields of its items by name. ``series`` are changed slots. ``events`` has the new ones, and how many of
+    the known ones remain.
     """
     changes: dict[str, Any] = {"parts": {}, "named": {}, "series": {}, "events": None}
     for part, value in after.items():

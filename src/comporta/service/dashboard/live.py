@@ -2,8 +2,8 @@
 
 A worker builds one document a second however many pages are open, and none while no page is open; all pages
 get the same bytes. A slow page gets the newest document when it is ready for it and skips those in between,
-so nothing piles up. Only a page that has the document before gets the changes. Everything runs on one event
-loop.
+so nothing piles up. Only a page that has the previous document gets just the changes. Everything runs on one
+event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def encode_event(kind: str, data: bytes) -> bytes:
 
 
 class CachedBytes:
-    """Bytes that are built at most once in ``seconds``, however many callers want them."""
+    """Bytes that are built at most once every ``seconds``, however many callers want them."""
 
     def __init__(self, build: Callable[[], Awaitable[bytes]], seconds: float) -> None:
         self._build = build

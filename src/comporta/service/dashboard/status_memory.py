@@ -1,8 +1,8 @@
-"""What this worker last read of the fleet, for documents during an outage of the store.
+"""The last known status of the fleet, for documents during an outage of the store.
 
-A document that showed zeros and empty lists then would say that nothing happens. It shows what was read last
-instead, with the time of that, together with what this worker knows by itself: the state of its upstreams by
-its local share, and its own events.
+Zeros and empty lists would suggest that nothing happens. During an outage a document therefore shows the
+status that was read last, with its time, and what this worker knows by itself: the state of its upstreams
+under its local share, and its own events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KnownFleet(NamedTuple):
 
 
 class LastKnownFleet:
-    """Remembers the latest status of the fleet, and completes those that are read during an outage."""
+    """Remembers the latest status of the fleet, and uses it to complete those read during an outage."""
 
     def __init__(self) -> None:
         self._known = KnownFleet(
@@ -37,7 +37,7 @@ class LastKnownFleet:
         self._series: dict[str, Any] = {}
 
     def complete(self, status: dict[str, Any], now: float) -> KnownFleet:
-        """Return a status as it is if the store was reachable, and otherwise with what was known before."""
+        """Return a status unchanged if the store was reachable, else completed with the last known one."""
         if UNREACHABLE not in status["reasons"]:
             self._known = KnownFleet(status, now)
             return KnownFleet(status)
@@ -55,7 +55,7 @@ class LastKnownFleet:
         )
 
     def complete_history(self, history: dict[str, Any]) -> dict[str, Any]:
-        """Return a history as it is, or the last one that could be read."""
+        """Return a history unchanged, or the last one that could be read."""
         if UNREACHABLE not in history["reasons"]:
             self._series = history["series"]
             return history
@@ -65,7 +65,7 @@ class LastKnownFleet:
 def _with_known_counts(
     upstreams: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return this worker's upstreams with their last known counts, and those of other programs as known."""
+    """Return this worker's upstreams with their last known counts, and those of other programs unchanged."""
     own = {summary["name"] for summary in upstreams}
     by_name = {summary["name"]: summary for summary in known}
     others = [dict(summary) for summary in known if summary["name"] not in own]

@@ -1,7 +1,7 @@
 """The OpenAPI document: FastAPI's, completed with every status and content type that a route can return.
 
-Errors are problem+json, whichever layer raises them: FastAPI would document its own format for invalid input
-and nothing of what the middleware rejects.
+Errors are problem+json, whichever layer raises them: FastAPI would document its own format for invalid input,
+and none of the rejections of the middleware.
 """
 
 from __future__ import annotations

@@ -73,4 +73,4 @@ BACKFILL: Final = enum(PENDING, COMPLETED, FAILED)
 FALLBACK: Final = nullable(record({"since": NUMBER, "reason": STRING}, {"workers": INTEGER}))
 COVERAGE: Final[Schema] = {"succeeded_ufs": STRINGS, "failed_ufs": STRINGS, "total_requested": INTEGER}
 COUNTS: Final[Schema] = dict.fromkeys(("total", "succeeded", "failed", "pending"), INTEGER)
-"""What several components have in common."""
+"""Schemas that several components share."""

@@ -107,7 +107,7 @@ async def add_job(
     user_id = resolve_user(identity, body.user_id) or ANONYMOUS
     accounts = await batches.run_intake(_validate_accounts, body.accounts)
     _check_capacity(batches, len(accounts))
-    # A user who is not authenticated can take any name, so the client's address is what counts.
+    # A user who is not authenticated can use any name, so the bounds apply to the client's address.
     client = container.admin_throttle.client_address(request) if identity is None else ""
     job = await batches.add_job(user_id, accounts, body.job_id, client)
     if job is None:
@@ -270,7 +270,7 @@ async def _job_lines(container: Container, job: BatchJob) -> AsyncIterator[bytes
                     return
                 last = item[-1].cursor
                 yield b"".join(_encode_line({"event": "result", **each.as_dict()}) for each in item)
-    except DatabaseError as error:  # the job continues, and the client can read on from here
+    except DatabaseError as error:  # the job continues, and the client can continue from here
         events.publish("batch_stream_interrupted", job.job_id, str(error), label="batch")
     yield _encode_line({"event": "interrupted", "job_id": job.job_id, "next_cursor": str(last)})
 

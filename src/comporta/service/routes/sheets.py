@@ -1,7 +1,7 @@
 """The sheets of batch jobs as files: CSV and XLSX, read from the database while they are sent.
 
-Without authentication, who knows the id of a sheet may read it, like a link to a shared document; ids cannot
-be guessed. With authentication, only the user of its job may.
+Without authentication, anyone who knows the id of a sheet may read it, as with a link to a shared document;
+ids cannot be guessed. With authentication, only the user of its job may.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SheetId = Annotated[str, Path(description="The `spreadsheet_id` of `configure-sh
 
 
 def sheet_json(request: Request, config: SheetConfig) -> dict[str, Any]:
-    """Return the JSON form of a sheet for clients; the URL of one that is served is that of its CSV file."""
+    """Return the JSON form of a sheet for clients; one that the service serves has the URL of its CSV."""
     return {
         "spreadsheet_id": config.public_id,
         "spreadsheet_url": config.spreadsheet_url or _download_url(request, config.download_id),
@@ -97,7 +97,7 @@ async def download_xlsx(
 
 
 class SheetResponse(StreamingResponse):
-    """A response that ends the download with it, also if the client disconnects."""
+    """A response that closes its download when it ends, even if the client disconnects."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], kind: str, headers: dict[str, str]) -> None:
         super().__init__(chunks, media_type=MEDIA_TYPES[kind], headers=headers)
@@ -122,14 +122,14 @@ async def _respond(request: Request, container: Container, sheet: DownloadableSh
     headers = {"content-disposition": _disposition(sheet.name, kind), "cache-control": "no-store"}
     if request.method == "HEAD":
         response = Response(media_type=MEDIA_TYPES[kind], headers=headers)
-        del response.headers["content-length"]  # that of the file is not known
+        del response.headers["content-length"]  # the length of the file is not known
         return response
     downloads = container.downloads
     if not downloads.has_room(kind):
         detail = "too many clients are downloading sheets"
         raise HttpProblem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)
     chunks = downloads.chunks(sheet, kind)
-    await anext(chunks)  # an error up to here has a response of its own
+    await anext(chunks)  # an error up to here gets a response of its own
     return SheetResponse(chunks, kind, headers)
 
 

@@ -1,7 +1,8 @@
 """Fetches the listings of one source concurrently, within bounds.
 
 A listing that fails does not affect the others. A fetch outlives the searches that wait for it, up to
-``FETCH_SECONDS_MAX``: a search has a deadline of its own. What searches answer is not known here.
+``FETCH_SECONDS_MAX``: a search has a deadline of its own. This module does not know how searches are
+answered.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ LISTING_CONCURRENCY: Final = 10
 
 CROWD: Final = 50
 CROWD_LISTING_CONCURRENCY: Final = 2
-"""Beside so many other fetches of a worker, a fetch reads only so many listings at once.
+"""While ``CROWD`` or more fetches of a worker run, each reads only this many listings at once.
 
 They take turns anyway, and a cache runs at most 1000 loads.
 """
 
 FETCH_SECONDS_MAX: Final = 600.0
-"""How long a fetch may take, most of it in the background: then what it lacks is fetched when asked for."""
+"""How long a fetch may take, mostly in the background; what it lacks by then is fetched on request."""
 
 NOTICES_MAX: Final = 5000
-"""After so many notices of the modality only first pages are fetched, and the response says so."""
+"""After this many notices of the modality only first pages are fetched, and the response says so."""
 
 PublishProgress = Callable[[SearchScope, FetchProgress], None]
 
@@ -45,7 +46,7 @@ _NO_CAPACITY = (asyncio.CancelledError, CachePendingError, LimitReachedError)
 
 
 def listing_concurrency(fetches: int) -> int:
-    """Return how many listings a fetch reads at once beside so many others."""
+    """Return how many listings a fetch reads at once while this many fetches run."""
     return LISTING_CONCURRENCY if fetches < CROWD else CROWD_LISTING_CONCURRENCY
 
 
@@ -103,8 +104,8 @@ class SourceFetcher:
     async def load(self, ufs: Sequence[str]) -> Loaded:
         """Return the notices by UF; raise a refusal (which is no failure of the search) or an error.
 
-        A refusal means that nothing was tried, or that there was no capacity for all of it: then what has
-        been read is kept as listings, and no answer is made of it.
+        A refusal means that nothing was requested, or that there was no capacity for all listings: then the
+        listings that have been read are kept, but they are not returned as an answer.
         """
         scope = self._scope
         listings = self._source.listings(scope.first_day, scope.last_day, scope.modality, ufs)
@@ -136,7 +137,7 @@ class SourceFetcher:
         return self._source.has_modality(notice, self._scope.modality)
 
     async def _run_tasks(self, listings: Sequence[Listing], tasks: list[asyncio.Task[None]]) -> None:
-        """Start to fetch all listings; while the circuit is not closed, one at a time, as probes."""
+        """Start fetching all listings; while the circuit is not closed, one at a time, as probes."""
         for listing in listings:
             one_at_a_time = self._circuit_error is None and not await self._is_circuit_closed()
             tasks.append(asyncio.create_task(self._fetch_listing(listing)))
@@ -145,7 +146,7 @@ class SourceFetcher:
         await asyncio.wait(tasks)
 
     async def _is_circuit_closed(self) -> bool:
-        """Whether the circuit is closed; once it is, the answer is not read again."""
+        """Whether the circuit is closed; once it is, its state is not read again."""
         breaker = self._source.upstream.breaker
         if not self._circuit_closed and breaker is not None:
             self._circuit_closed = (await breaker.get_state()).phase == "closed"
@@ -169,7 +170,7 @@ class SourceFetcher:
             self._publish_progress()
 
     async def _read_listing(self, listing: Listing) -> ListedNotices:
-        """Return a listing; of those beyond ``NOTICES_MAX`` only the first page, which is not shared."""
+        """Return a listing; after ``NOTICES_MAX`` notices, only its first page, which is not shared."""
         with as_caller(self._caller):
             if self._notices >= NOTICES_MAX:
                 return await read_pages(self._source, listing, 1, on_page=self._count_page)
@@ -180,7 +181,7 @@ class SourceFetcher:
                 self._reading.discard(listing)
 
     def _count_page(self) -> None:
-        """Publish that a page was read; raise what another listing met, if the circuit opened meanwhile."""
+        """Publish that a page was read; raise an error if another listing found the circuit open."""
         self._pages += 1
         self._publish_progress()
         if self._circuit_error is not None:

@@ -1,8 +1,8 @@
 """Reads listings page by page: one worker of the fleet reads a listing, and all searches share it.
 
 Searches that need the same UF of PNCP or the same day of PCP, whatever else they search for, read its pages
-once. Pages that were read survive a failure of a later one: the next read goes on after them. The answer of a
-search is cached separately, for longer: see ``search.py``.
+once. Pages that were read survive a failure of a later one: the next read continues after them. The answer of
+a search is cached separately, for longer: see ``search.py``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ An answer made from it may be older than its own age says by this much.
 """
 
 READ_SECONDS_MAX: Final = 600.0
-"""How long reading all pages of a listing may take, with the time for which its pages wait for capacity."""
+"""How long reading all pages of a listing may take, including the time that they wait for capacity."""
 
 SAVED_SECONDS_MAX: Final = 3600.0
-"""For how long the first pages of a listing are used whose later ones could not be read."""
+"""How long the first pages of a listing are used if its later ones could not be read."""
 
 _WEIGHT = 0.2
 """How much one listing changes the number of pages that is expected of the next one."""
@@ -75,7 +75,7 @@ async def read_pages(
 
 
 class ListingReader:
-    """Reads listings for all searches of a worker, and knows how far it is with each."""
+    """Reads listings for all searches of a worker, and tracks the progress of each."""
 
     def __init__(self, cache: HealthCache, waiting_users: WaitingUsers) -> None:
         self._cache = cache
@@ -89,7 +89,7 @@ class ListingReader:
     ) -> ListedNotices:
         """Return a listing from the cache, or read it for the whole fleet.
 
-        A read that has begun ends by itself, whether or not its caller still waits. A caller that joins it
+        A read that has begun runs to its end, whether or not its caller still waits. A caller that joins it
         raises it to its own class, if that is higher. The cache does not count failures of listings: it
         counts those of the searches that need them.
         """
@@ -117,7 +117,7 @@ class ListingReader:
             self._waiting_users.announce(source.upstream.store, _cache_params(source.name, listing), caller)
 
     async def cached(self, source: str, listings: Sequence[Listing]) -> dict[Listing, ListedNotices]:
-        """Return those listings that any worker has read lately; read nothing from the portal."""
+        """Return those of the listings that any worker has read lately, without reading from the portal."""
         found = await self._cache.get_many(None, [_cache_params(source, listing) for listing in listings])
         return {
             listing: ListedNotices(**cached.value)
@@ -126,7 +126,7 @@ class ListingReader:
         }
 
     async def first_pages(self, source: str, listings: Sequence[Listing]) -> dict[Listing, list[Notice]]:
-        """Return the notices of the pages that were read of unfinished listings, now or before a failure."""
+        """Return the notices of the pages read so far of unfinished listings, now or before a failure."""
         saved = await self._cache.get_many(None, [_saved_params(source, listing) for listing in listings])
         notices = {
             listing: cached.value["notices"]
@@ -136,7 +136,7 @@ class ListingReader:
         return notices | self.pages_so_far(source, listings)
 
     def pages_so_far(self, source: str, listings: Sequence[Listing]) -> dict[Listing, list[Notice]]:
-        """Return the notices of the pages that this worker has read of the listings that it is reading."""
+        """Return the notices of the pages that this worker has read so far of listings in progress."""
         reading = {listing: self._reading.get((source, listing), _NOT_BEGUN) for listing in listings}
         return {listing: list(pages.notices) for listing, pages in reading.items() if pages.read}
 
@@ -209,7 +209,7 @@ _NOT_BEGUN = ListingPages()
 
 
 class _UncountedError(RefusedError):
-    """Why a listing could not be read, in the form of a refusal."""
+    """Wraps the error of a listing in a refusal, which the cache does not count as a failure."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error), NAME, 0.0)

@@ -1,8 +1,8 @@
 """Combines the listings of one source into its notices by UF, and says which UFs and days they cover. Pure.
 
 A listing has the notices of one UF (PNCP) or those of one day for all UFs (PCP). A UF is covered if every
-listing with notices of it was read; a day that was not is named, and the notices of the other days count. The
-first pages of a listing that was not read completely count, too.
+listing with notices of it was read. A day that was not read is named, and the notices of the other days are
+still used, as are the first pages of a listing that was not read completely.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from comporta.service.search.query import UFS
 from comporta.service.sources.base import Listing, Notice
 
 UNKNOWN_UF: Final = ""
-"""The UF of notices whose UF the portal does not say; a search for all UFs has them, too."""
+"""The UF of notices for which the portal names none; a search for all UFs returns them, too."""
 
 
 class ListedNotices(NamedTuple):
@@ -37,7 +37,8 @@ def combine_listings(
 ) -> tuple[dict[str, Any], Coverage]:
     """Return the notices by UF, as the cache keeps them, and their coverage.
 
-    ``missing`` could not be read, and ``pending`` are still being read; ``first_pages`` are those of both.
+    ``missing`` listings could not be read, and ``pending`` ones are still being read; ``first_pages`` has the
+    first pages of both.
     """
     wanted = [*ufs, UNKNOWN_UF] if len(ufs) == len(UFS) else ufs
     notices = {
@@ -67,7 +68,7 @@ def combine_listings(
 
 
 def ufs_of(listings: Sequence[Listing], ufs: Sequence[str]) -> list[str]:
-    """Return those of the UFs that the listings have notices of."""
+    """Return the UFs for which the listings have notices."""
     return [uf for uf in ufs if any(listing.uf in (None, uf) for listing in listings)]
 
 

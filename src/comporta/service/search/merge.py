@@ -31,7 +31,7 @@ def merge_notices(lists: Iterable[Iterable[Notice]]) -> list[Notice]:
 def filter_notices(notices: Iterable[Notice], terms: Sequence[str]) -> list[Notice]:
     """Return the notices whose object contains one of the terms, ignoring accents and case.
 
-    A term of accents only is in no object.
+    A term that consists only of accents matches no object.
     """
     if not terms:
         return list(notices)

@@ -19,7 +19,7 @@ from comporta.service.search.query import SearchScope
 from comporta.service.sources.base import Listing, Notice, NoticeSource
 
 READ_SECONDS_MIN: Final = 0.05
-"""How long the database may take for what it has, even if the deadline of the search is over."""
+"""How long the database may take to return what it has, even after the deadline of the search."""
 
 READY_SECONDS_MIN: Final = 1.0
 """No answer is expected sooner than this."""
@@ -69,7 +69,7 @@ class RunningFetches:
     async def pending_answer(
         self, source: NoticeSource, scope: SearchScope, seconds_min: float, deadline: float
     ) -> PendingAnswer:
-        """Return what is there of a search, whichever worker fetches it; ``seconds_min`` more are needed.
+        """Return what a search has so far, in any worker; the rest takes at least ``seconds_min``.
 
         What the database cannot return before ``deadline`` (of ``time.monotonic``) is left out.
         """
@@ -98,7 +98,7 @@ class RunningFetches:
         return PendingAnswer(value, coverage, tuple(ufs), tuple(days_of(pending)), time.time() + seconds)
 
     def _pages_per_second(self, source: NoticeSource, fetch: SourceFetcher | None) -> float:
-        """Return how fast a fetch reads pages: as up to now, or with its turn among the fetches here."""
+        """Return how fast a fetch reads pages: its rate so far, or its share of the limit in this worker."""
         if fetch is not None and fetch.pages_per_second:
             return fetch.pages_per_second
         return limiter_rates(source.upstream.limiter)[0] / max(1, _count(self._by_key, source.name))

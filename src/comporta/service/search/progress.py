@@ -17,7 +17,7 @@ SUBSCRIBERS_MAX: Final = 1000
 
 
 class FetchProgress(NamedTuple):
-    """The progress of one source for one search; it fetches so many listings, each of a UF or a day."""
+    """The progress of one source for one search; each of its listings is that of a UF or of a day."""
 
     source: str
     listings_done: int

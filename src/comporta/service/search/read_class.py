@@ -1,10 +1,11 @@
-"""The priority class in which the pages of a listing wait for capacity: the highest of all who wait for it.
+"""The priority class in which the pages of a listing wait for capacity: the highest of its waiters.
 
 A listing is read once for everyone, in the class of the caller that came first, for example a scheduled
-refresh. A user who joins later would wait behind all searches with it. So the read takes over the class and
-the owner of the user (priority inheritance), for the page that waits and for all later ones. It keeps them
-until the listing is read, at most ``READ_SECONDS_MAX``, and takes over at most one class for each that there
-is. What a listing is, and where it comes from, is not known here; users of other workers: ``waiting_users``.
+refresh. A user who joins such a refresh later would wait behind all searches. The read therefore takes over
+the class and the owner of the user (priority inheritance), for the page that waits and for all later ones. It
+keeps them until the listing is read, for at most ``READ_SECONDS_MAX``, and takes over each class at most
+once. This module does not know what a listing is or where it comes from; ``waiting_users`` does the same for
+users of other workers.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ReadClass:
 
     async def _wait_for_any(self, fetching: asyncio.Task[T]) -> None:
         """Wait until a page has been fetched, or the class is raised."""
-        if not self._caller.rank:  # the highest one
+        if not self._caller.rank:  # already the highest class
             await asyncio.wait((fetching,))
             return
         raised = asyncio.create_task(self._raised.wait())
@@ -104,7 +105,7 @@ def as_caller(caller: Caller) -> Iterator[None]:
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task unless it is done, and wait until it has given back what it held."""
+    """Cancel a task unless it is done, and wait until it has released what it held."""
     if not task.done():
         task.cancel()
         await asyncio.wait((task,))

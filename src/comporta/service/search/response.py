@@ -39,8 +39,8 @@ _ENCODER = msgspec.json.Encoder()
 class SourceResult:
     """What one source contributes to a search: a cached answer, or the reason why there is none.
 
-    ``status`` is ``fresh``, ``stale``, ``pending`` (it is still being read; ``pending`` is what there is),
-    ``skipped`` (it was not called) or ``failed``.
+    ``status`` is ``fresh``, ``stale``, ``pending`` (it is still being read; the field ``pending`` has what
+    was read so far), ``skipped`` (it was not called) or ``failed``.
     """
 
     source: str

@@ -5,8 +5,8 @@ cache key has no user and no terms, so searches that differ only in these share 
 has the class ``interactive`` and takes turns with those of other users; scheduled refreshes come after it.
 
 A search waits for its sources until shortly before its deadline. A fetch that has not ended by then
-continues, and the response has what there is of it, says what is pending and when it is expected. Such a
-response is not cached.
+continues, and the response contains what it has read so far, and says what is pending and when that is
+expected. Such a response is not cached.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ ANSWER_SECONDS_MAX: Final = 4.0
 ANSWER_SHARE: Final = 0.1
 """A search stops waiting this long before its deadline, or this share of its time-out if that is less.
 
-What there is of it is put together meanwhile. Where a worker ends fifty searches at once on a busy machine,
-that takes up to 3 s.
+In that time the response is built from what was read so far. If a worker ends fifty searches at once on a
+busy machine, that takes up to 3 s.
 """
 
 REFRESH_OWNER: Final = "scheduled refresh"
@@ -170,7 +170,7 @@ class Search:
     async def load_for_user(
         self, user: str, source: NoticeSource, scope: SearchScope, missing: list[str] | None = None
     ) -> Loaded:
-        """Fetch for a user who waits: before all refreshes, in turns with other users."""
+        """Fetch for a user who waits: before all refreshes, taking turns with other users."""
         with as_caller(_user_caller(user, scope)):
             return await self.load(source, scope, missing)
 

@@ -1,9 +1,9 @@
 """Users who wait for a fetch or a listing that another worker reads, as short-lived records in the store.
 
-The worker of the user announces once in ``ANNOUNCE_SECONDS`` that the user waits. The worker that reads in a
-lower class, for example for a scheduled refresh, polls for such a record once in ``POLL_SECONDS`` and raises
-its read (``read_class.py``). An announcement that is older than the read is not for it: that user may have
-got an answer since. While the store is unreachable, reads keep their class.
+The worker of the user announces every ``ANNOUNCE_SECONDS`` that the user waits. The worker that reads in a
+lower class, for example for a scheduled refresh, polls for such a record every ``POLL_SECONDS`` and raises
+its read (``read_class.py``). An announcement that is older than the read is ignored: that user may have
+received an answer since. While the store is unreachable, reads keep their class.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _USER_RANK: Final = PRIORITIES.index("interactive")
 
 
 class PrioritizedRead(Protocol):
-    """What has a class that a caller can raise: the read of a listing, or a fetch of several."""
+    """A read whose class a caller can raise: that of one listing, or a fetch of several."""
 
     @property
     def caller(self) -> Caller:
@@ -43,13 +43,13 @@ class PrioritizedRead(Protocol):
 
 
 class WaitingUsers:
-    """Announces the users of this worker who wait for others, and finds those who wait for this one."""
+    """Announces users of this worker who wait for another one, and finds users who wait for this worker."""
 
     def __init__(self) -> None:
         self._writes: set[asyncio.Task[None]] = set()
 
     def announce(self, store: Store, params: Mapping[str, Any], caller: Caller) -> None:
-        """Write in the background that a user waits for what has these cache parameters."""
+        """Announce in the background that a user waits for the read with these cache parameters."""
         if caller.rank == _USER_RANK:
             writing = asyncio.create_task(_write(store, params, caller))
             self._writes.add(writing)
@@ -71,10 +71,10 @@ class WaitingUsers:
 class JoinTimer:
     """Calls ``join`` while a caller waits in a ``with`` block.
 
-    That is after ``JOIN_SECONDS``, and then once in ``ANNOUNCE_SECONDS``, because another worker may begin to
+    It does so after ``JOIN_SECONDS`` and then every ``ANNOUNCE_SECONDS``, because another worker may begin to
     read meanwhile. Most searches are answered from memory and wait for nothing, and a timer costs several
-    times as much as a callback. So the timer is set when the event loop runs the next time, unless the block
-    has ended by then.
+    times as much as a callback. The timer is therefore set in the next iteration of the event loop, unless
+    the block has ended by then.
     """
 
     __slots__ = ("_handle", "_join", "_loop")

@@ -27,7 +27,7 @@ class PortalError(Exception):
 
 
 class PortalStatusError(PortalError):
-    """A portal responded with a status that stands for no page."""
+    """A portal responded with a status other than that of a page."""
 
     def __init__(self, portal: str, status: int) -> None:
         super().__init__(f"{portal} answered with status {status}")
@@ -57,7 +57,7 @@ class Notice(TypedDict):
 
 
 class Listing(NamedTuple):
-    """What a portal lists page by page in one go; both days are included.
+    """A list of notices that a portal returns page by page; both days are included.
 
     PNCP lists one modality of one UF. PCP lists all modalities of all UFs, so both are ``None``.
     """

@@ -23,7 +23,7 @@ RECORD_SECONDS: Final = 3600.0
 """How long an answer is remembered."""
 
 REFUSALS_MIN: Final = 3
-"""After so many 4xx in a row a source that sent pages before is reported."""
+"""After this many consecutive 4xx responses a source that sent pages before is reported."""
 
 _CLIENT_ERRORS = range(400, 500)
 _PASSING = (408, 429)
@@ -33,7 +33,7 @@ _PASSING = (408, 429)
 class LastAnswers(msgspec.Struct, omit_defaults=True):
     """What a source answered: when it last sent a page (Unix seconds), and what it sent instead since.
 
-    ``refusals`` counts the 4xx in a row, ``reason`` is what came last.
+    ``refusals`` counts consecutive 4xx responses, ``reason`` is what came last.
     """
 
     page_at: float | None = None
@@ -74,7 +74,7 @@ async def record_failure(store: Store, source: str, error: Exception) -> None:
         answers.refusals += 1
     elif answers.page_at is not None:
         return  # its breaker counts it
-    answers.reason = type(error).__name__ if status is None else f"HTTP {status}"  # no text: it is public
+    answers.reason = type(error).__name__ if status is None else f"HTTP {status}"  # no text: this is public
     with suppress(StateError):
         await store.apply_async(
             WriteRecord(FLEET, _key(source), _ENCODER.encode(answers), RECORD_SECONDS, known or ABSENT)

@@ -85,7 +85,7 @@ class PcpSource(PortalSource):
         return [Listing(day, day) for day in days]
 
     def has_modality(self, notice: Notice, modality: int) -> bool:
-        """Return whether the name of the notice's modality is that of a code."""
+        """Return whether the name of the notice's modality matches a code."""
         word = MODALITY_WORDS.get(modality)
         return word is not None and word in fold_text(notice["modality_name"] or "")
 

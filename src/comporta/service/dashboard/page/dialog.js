@@ -3,8 +3,8 @@
 import { $, setText, setVisible } from "./dom.js";
 import { sentence } from "./words.js";
 
-// One rule for all dialogs: Enter carries out, Escape cancels, and `onEnd` hears the outcome, also that nothing
-// changed.
+// One rule for all dialogs: Enter confirms, Escape cancels, and `onEnd` receives the outcome, even if
+// nothing changed.
 export class PromptDialog {
   constructor(onEnd) {
     this.dialog = $("ask");
