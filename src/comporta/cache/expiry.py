@@ -88,7 +88,7 @@ class ExpiryPolicy:
             return None
 
     def _age_ahead_ns(self, row: ResultRow) -> int:
-        """Return the age of a row that was fetched in the future: none, or stale beyond a tolerance."""
+        """Return the age of a row that was fetched in the future: 0, or a stale age beyond a tolerance."""
         return 0 if row.fetched_at - row.now <= FUTURE_SECONDS_MAX else self._fresh_ns
 
     def from_result(self, result: LoaderResult, row: ResultRow, age: float) -> Cached:

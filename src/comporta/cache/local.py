@@ -177,7 +177,7 @@ class LocalCache:
         return accesses
 
     def after_fork(self) -> None:
-        """Start empty in a forked child: the parent flushes its counts, and no thread polls here yet."""
+        """Start empty in a forked child: the parent flushes its counts, and the child polls nothing yet."""
         fork_safety.reinit_lock(self._lock)
         self._accessed.clear()
         self._served.clear()
