@@ -208,7 +208,7 @@ class Channel(Generic[T]):
         self._pass_wake_on(self._senders, waiter)
 
     def _send_many_flow(self, items: Iterable[T]) -> Flow[None]:
-        """The flow of ``send_many``: reserve room, then take as many items: it never waits with one in hand.
+        """The flow of ``send_many``: reserve room, then take as many items, so it never waits holding one.
 
         The iterator is code of the caller, so the flow holds no lock while it runs; it reserves the room
         instead.

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 ITEMS_WAITING_MIN = 2000
-"""At least the rows of this many items may wait for the sink; with fewer, steps and sink wait for each other.
-"""
+"""At least the rows of this many items may wait for the sink; with fewer, steps and sink block each other."""
 
 
 class PipelineOutput:

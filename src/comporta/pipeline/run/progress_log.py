@@ -26,7 +26,7 @@ from comporta.thread_pool import ThreadPool
 T = TypeVar("T")
 
 SAVE_SECONDS = 0.05
-"""The longest pause between two checkpoints: items confirmed since may be done again after a kill."""
+"""The longest pause between two checkpoints: a kill may repeat the items confirmed since the last one."""
 
 CALLS_MAX = 100_000
 """How many dead letters and checkpoints may be queued for the disk: more than there can be workers."""

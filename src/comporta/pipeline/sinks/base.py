@@ -63,7 +63,10 @@ class ResumableSink(Sink, Protocol):
     """A sink that removes the rows that a killed run wrote after its last checkpoint."""
 
     def open_run(self, point: ResumePoint) -> None:
-        """Open like ``open``, and remove what the run wrote beyond ``point``; raise if others wrote it."""
+        """Open like ``open``, and remove what the run wrote beyond ``point``.
+
+        Raise if another program wrote it.
+        """
 
     @property
     def end(self) -> int:

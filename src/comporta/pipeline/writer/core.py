@@ -42,7 +42,7 @@ Spawn = Callable[[Flow[None]], None]
 
 
 class WriterCore:
-    """Holds rows between the callers that write and the sink. ``try_put`` never waits; the rest are flows."""
+    """Holds rows between the callers that write and the sink. Only its flows wait, ``try_put`` does not."""
 
     def __init__(
         self,
