@@ -1,6 +1,6 @@
 """How far the grants of a history exceed its limit, and how far its faults allow them to.
 
-The bounds are those of ``docs/reference/failover.md``. If a fault has its own row there, exactly the excess
+The bounds are those of ``docs/reference/failover.md``. If a fault has its own row there, at most the excess
 in that row is allowed.
 """
 

@@ -107,8 +107,7 @@ def _allow_collection(response: ClientResponse) -> None:
     """Let the garbage collector collect a response that the program no longer references.
 
     aiohttp keeps the response alive, and with it its connection and its permit, through a callback of the
-    stream that the connection feeds. A version of aiohttp without that list of callbacks keeps it alive all
-    the same.
+    stream that the connection feeds. In a version of aiohttp without that list of callbacks, it stays alive.
     """
     callbacks = getattr(response.content, "_eof_callbacks", [])
     callbacks[:] = [

@@ -1,4 +1,4 @@
-"""Identifies a run by a digest of its lines and its other options. Reads sources, but no database.
+"""Identifies a run by a digest of its lines and its ``identity``. Reads sources, but no database.
 
 Workers on several machines compute the same id from the same file, wherever it is. A name that was used for
 other lines is refused, because some workers may still have the old file.
