@@ -43,8 +43,9 @@ class HealthCache:
     ``database`` is a URL or a database; the default is ``DATABASE_URL``, or else a SQLite file in the user's
     data folder. A result is fresh for ``fresh`` seconds and usable for ``stale`` seconds. A stale result is
     served immediately while one worker of the fleet refreshes it. After a failure all workers leave the key
-    alone for 1, 5, 15, then 30 minutes. Single flight and backoff go by the parameters, whichever user asks;
-    with ``scope="user"`` users have separate results. Caches with different names have separate results.
+    alone for 1, 5, 15, then 30 minutes. Single flight and backoff depend on the parameters only, whichever
+    user calls; with ``scope="user"`` users have separate results. Caches with different names have separate
+    results.
 
     ``lease_seconds``: after this time another worker takes over from a fetcher that was killed.
     ``soft_timeout``: wait up to this long for a fresh result before serving a stale one.
@@ -55,8 +56,8 @@ class HealthCache:
     ``entries_per_user``: how many rows a user keeps; ``None`` for no bound per user.
     ``local_entries``, ``local_bytes``, ``local_ttl``: bounds of the in-process cache. Entries also end when
     another worker publishes a change through the store ``state``.
-    ``breaker_open``: no background refresh starts while this function returns true.
-    ``migrate``: create or update the tables first; the default does so for SQLite files only.
+    ``breaker_open``: a function; no background refresh starts while it returns true.
+    ``migrate``: whether to create or update the tables first; by default only for SQLite files.
 
     ``config`` holds the validated options, ``name`` the name, and ``sync`` the methods for blocking code.
     """
@@ -173,13 +174,12 @@ class HealthCache:
         ``loader`` takes no arguments, or ``missing``: the units that a partial result lacks. It returns the
         value, or a ``Loaded`` with its coverage; a plain function runs in a thread. ``force``: load now, or
         wait for the load that is running. ``saved``: whether the user keeps this search. ``merge(old, new)``
-        combines a partial result with its missing units; lists and mappings need none. ``refresh_loader``:
-        what to call instead of ``loader`` while the caller gets a cached result, such as a loader of a lower
-        priority. Raises ``CacheUnavailableError`` if nothing is cached and the key is in backoff.
-        ``timeout``: wait for the load for up to this many seconds, then raise ``CachePendingError``; the load
-        continues.
-        ``user_id`` may be ``None`` unless ``scope`` is ``"user"``.
-        ``key`` and ``tags`` name the result for ``invalidate``.
+        combines a partial result with its missing units; lists and mappings need no ``merge``.
+        ``refresh_loader``: what to call instead of ``loader`` while the caller gets a cached result, such as
+        a loader of a lower priority. Raises ``CacheUnavailableError`` if nothing is cached and the key is in
+        backoff. ``timeout``: wait for the load for up to this many seconds, then raise ``CachePendingError``;
+        the load continues. ``user_id`` may be ``None`` unless ``scope`` is ``"user"``. ``key`` and ``tags``
+        name the result for ``invalidate``.
         """
         if user_id is None:
             user_id = self._core.resolve_user(None)
@@ -263,10 +263,11 @@ class HealthCache:
         """Return a decorator that caches the results of a coroutine function by its arguments.
 
         The arguments must be JSON serializable, and so must the result: callers get it as decoded from JSON.
-        ``fresh`` and ``stale`` default to those of the cache. ``key`` and ``tags`` are templates in which
-        ``{name}`` stands for an argument, such as ``key="search:{q}"``; ``invalidate`` removes by them.
+        ``fresh`` and ``stale`` default to the values of the cache. ``key`` and ``tags`` are templates in
+        which ``{name}`` stands for an argument, such as ``key="search:{q}"``; ``invalidate`` removes by them.
         The decorated function also has ``fetch``, ``get`` and ``delete``, which take its arguments: ``fetch``
-        returns a ``Cached``, ``get`` does so without calling the function, ``delete`` removes the result.
+        returns a ``Cached``, ``get`` does the same without calling the function, and ``delete`` removes the
+        result.
         """
         cache = copy(self)
         cache._core = self._core.with_times(fresh, stale)
@@ -330,8 +331,9 @@ class HealthCache:
     async def refresh_due(self, loader: Callable[..., Any], limit: int = 100) -> int:
         """Refresh keys that an operator marked and hot keys that are soon stale, with ``loader(params)``.
 
-        A loader with a parameter ``user_id`` gets that, too; with ``scope="user"`` it must have one. Call
-        this every minute or so in each worker. Returns the number of refreshes that it started.
+        A loader with a parameter ``user_id`` gets the user, too; with ``scope="user"`` it must have that
+        parameter. Call this every minute or so in each worker. Returns the number of refreshes that it
+        started.
         """
         return await run_async(self._core.refresh_due_flow(loader, limit))
 

@@ -60,7 +60,7 @@ def result_query(user_id: str | None, params_hash: str) -> tuple[Statement, dict
 
 
 def read_claim(key: str) -> Command[FetchClaim]:
-    """Return who fetches a key and its health, without claiming it."""
+    """Return the health of a key and which worker fetches it, without claiming it."""
     return Command((sql.READ_CLAIM,), scope_of(key), _parse_claim, writes=False, single_row=True)
 
 
@@ -173,7 +173,7 @@ def evict(user_id: str, keep: int, protected: str = "") -> Command[int]:
     """Remove all but ``keep`` of a user's rows, and return how many.
 
     Rows without a value go first, then cold before warm before hot, the least recently used first.
-    ``protected`` is a ``params_hash`` that stays: a row that was just fetched had no time to become hot.
+    ``protected`` is a ``params_hash`` that stays: a row that was just fetched has had no time to become hot.
     """
     parameters = {"user_id": user_id, "keep": require_integer("keep", keep, 0), "protected": protected}
     return Command((maintenance_sql.EVICT,), parameters, _row_count)
@@ -204,7 +204,7 @@ def remove(user_id: str, params_hash: str, key: str | None = None) -> Command[bo
 
 
 def mark_due(params_hash: str, user_id: str | None = None) -> Command[int]:
-    """Make a key due for ``refresh_due`` of any worker, and return how many rows it has."""
+    """Make a key due for ``refresh_due`` in any worker, and return how many rows it has."""
     parameters = {"key": params_hash, "params_hash": params_hash, "user_id": user_id}
     return Command((sql.LOCK_KEY, sql.MARK_DUE), parameters, _row_count)
 
@@ -252,7 +252,7 @@ def prune(older_than: float, limit: int = 1000) -> Command[int]:
 
 
 def scope_of(key: str) -> dict[str, Any]:
-    """Return what names the rows of a key: its hash and, if users are separate, its user."""
+    """Return the parameters that select the rows of a key: its hash and, if users are separate, its user."""
     user_id, _, params_hash = key.rpartition(":")
     return {"key": key, "user_id": user_id, "params_hash": params_hash}
 
@@ -285,7 +285,7 @@ def _bytes(value: bytes | str) -> bytes:
 
 
 def parse_result(rows: Rows) -> ResultRow | None:
-    """Return the first row, if there is one, as what it is."""
+    """Return the first row as a ``ResultRow``; ``None`` if there is none."""
     return tuple.__new__(ResultRow, rows[0]) if rows else None  # what _make does, in half the time
 
 

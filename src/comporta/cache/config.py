@@ -52,7 +52,7 @@ class CacheConfig:
 
     @property
     def refresh_pause(self) -> float:
-        """Seconds after a success before a refresh is allowed; a short ``fresh`` shortens it."""
+        """How many seconds after a success a refresh is allowed; a short ``fresh`` shortens this time."""
         return min(self.refresh_every, self.fresh)
 
 

@@ -1,7 +1,7 @@
 """What each method of a cache does, once, as a flow for the async and the blocking cache.
 
-``jobs`` runs what ``fetch`` needs. As there, a method that starts with ``try_`` serves what needs no wait and
-therefore no flow.
+``job_runner`` runs the jobs of ``fetch``. As there, a method that starts with ``try_`` serves what needs no
+wait and therefore no flow.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from comporta.database.base import Database
 
 DEFAULT_NAME = "cache"
-"""The name of a cache that was given none; only its keys are the plain hashes of the parameters."""
+"""The name of a cache without a given name; only its keys are the plain hashes of the parameters."""
 
 VALID_USERS_MAX = 100_000
-"""How many validated user ids a process remembers; then it validates again."""
+"""How many validated user ids a process remembers; beyond that it validates them again."""
 
 DURATION_MS_MAX = 2**31 - 1
 DUE_MAX = 1000
@@ -146,7 +146,7 @@ class CacheCore:
         )
 
     def with_times(self, fresh: float | None, stale: float | None) -> CacheCore:
-        """Return this cache with other times, for a decorated function; it shares everything else."""
+        """Return this cache with other times, for a decorated function; both share everything else."""
         core = copy(self)
         fresh = self.config.fresh if fresh is None else fresh
         core.config = replace(self.config, fresh=fresh, stale=self.config.stale if stale is None else stale)
@@ -214,7 +214,7 @@ class CacheCore:
             self._maintenance.record_saved(cached.user_id, cached.params_hash, saved=saved)
 
     def try_get(self, key: str, user_id: str, params_hash: str) -> Cached | MustWait | None:
-        """Return the cached result, however old; ``MUST_WAIT`` if that takes ``get_flow``."""
+        """Return the cached result, however old; ``MUST_WAIT`` if the caller must use ``get_flow``."""
         version = self.local.version
         row = self._repository.try_read(None if self._by_params else user_id, params_hash)
         return MUST_WAIT if row is MUST_WAIT else self._cached_from(key, row, version)

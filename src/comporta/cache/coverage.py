@@ -1,7 +1,7 @@
 """Which units of a request a result covers: "7 of 9".
 
-Pure. A unit is a name that the application chooses: a state, a page, an account. What the units are called in
-stored JSON is up to the application, too.
+Pure. A unit is a name that the application chooses: a state, a page, an account. The application also chooses
+what units are called in stored JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Coverage:
     """Which units of a request a result covers.
 
     ``succeeded`` names the units that it covers and ``failed`` those that it lacks. ``total_requested``
-    defaults to the number of units named. ``units`` is the plural that the fields of ``as_dict`` carry:
-    ``"pages"`` makes them ``succeeded_pages`` and ``failed_pages``.
+    defaults to the number of units named. ``units`` is the plural noun in the fields of ``as_dict``: with
+    ``"pages"`` they are ``succeeded_pages`` and ``failed_pages``.
     """
 
     succeeded: tuple[str, ...]
@@ -84,7 +84,7 @@ class Coverage:
         }
 
     def merge(self, more: Coverage) -> Self:
-        """Return the coverage of this result together with a later load of its missing units."""
+        """Return the combined coverage of this result and of a later load of its missing units."""
         succeeded = tuple(dict.fromkeys((*self.succeeded, *more.succeeded)))
         failed = tuple(unit for unit in dict.fromkeys((*self.failed, *more.failed)) if unit not in succeeded)
         total = max(self.total_requested, len(succeeded) + len(failed))

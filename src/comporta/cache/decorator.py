@@ -1,4 +1,4 @@
-"""Decorated functions: what they offer, and what names each of their calls in the cache.
+"""Decorated functions: their methods, and the names of their calls in the cache.
 
 Pure: the caches in ``cache.py`` and ``sync_cache.py`` decorate and call them.
 """
@@ -16,7 +16,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class CachedFunction(Protocol[P, T_co]):
-    """A coroutine function whose results a cache keeps by its arguments."""
+    """A coroutine function whose results are cached by its arguments."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
         """Return the value, from the cache or from the function."""
@@ -32,7 +32,7 @@ class CachedFunction(Protocol[P, T_co]):
 
 
 class SyncCachedFunction(Protocol[P, T_co]):
-    """A plain function whose results a cache keeps by its arguments; see :class:`CachedFunction`."""
+    """A plain function whose results are cached by its arguments; see :class:`CachedFunction`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """Return the value, from the cache or from the function."""
@@ -48,7 +48,7 @@ class SyncCachedFunction(Protocol[P, T_co]):
 
 
 class CallKey(NamedTuple):
-    """What names one call: parameters for the cache, and optionally a readable key and tags."""
+    """The names of one call: parameters for the cache, and optionally a readable key and tags."""
 
     params: dict[str, Any]
     key: str | None
@@ -72,7 +72,7 @@ class CallKeys:
         self._tags = tuple(tags)
 
     def for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallKey:
-        """Return what names a call; arguments with defaults count as if they were given."""
+        """Return the names of a call; arguments with defaults count as if they were given."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)

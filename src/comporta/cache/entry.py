@@ -22,7 +22,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[V_co]):
-    """What a loader returns if it knows more than the value.
+    """What a loader returns if it has more to report than the value.
 
     ``value`` is the result, ``coverage`` says which units of the request it covers, and ``sources`` names
     where it came from. ``total_results`` defaults to the length of the value, if it has one.
@@ -37,13 +37,13 @@ class Loaded(Generic[V_co]):
 class Cached(Generic[V_co]):
     """A cached result and its health. All callers in a process share it: do not modify it.
 
-    ``value`` is the result; ``Cached[list[str]]`` is one whose loader returns a ``list[str]``. ``freshness``
-    is ``fresh``, ``stale`` or ``expired``. ``source`` is where this copy came from: ``origin``, ``database``
-    or ``memory``. ``coverage``, ``sources`` and ``total_results`` are what the loader reported. ``user_id``
-    and ``params_hash`` name the row. ``fail_streak`` counts failures in a row; ``fetch_duration_ms`` is how
-    long the last fetch took. ``priority`` is ``hot``, ``warm`` or ``cold``, as last written to the database.
-    ``fetched_at``, ``last_success_at``, ``last_attempt_at`` and ``degraded_until`` are Unix seconds by the
-    database's clock, or ``None``.
+    ``value`` is the result; a loader that returns a ``list[str]`` gives a ``Cached[list[str]]``.
+    ``freshness`` is ``fresh``, ``stale`` or ``expired``. ``source`` is where this copy came from: ``origin``,
+    ``database`` or ``memory``. ``coverage``, ``sources`` and ``total_results`` are what the loader reported.
+    ``user_id`` and ``params_hash`` name the row. ``fail_streak`` counts failures in a row;
+    ``fetch_duration_ms`` is how long the last fetch took. ``priority`` is ``hot``, ``warm`` or ``cold``, as
+    last written to the database. ``fetched_at``, ``last_success_at``, ``last_attempt_at`` and
+    ``degraded_until`` are Unix seconds by the database's clock, or ``None``.
     """
 
     __slots__ = (

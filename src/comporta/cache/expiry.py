@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 ORIGIN, DATABASE = "origin", "database"
 
 REFRESH_AHEAD_SHARE = 0.1
-"""Hot keys are refreshed in this last share of their fresh time."""
+"""Hot keys are refreshed in this last fraction of their fresh time."""
 
 RECHECK_SECONDS = 0.9
-"""How soon a key is read again that is in backoff, or due for a refresh while none can start now.
+"""How soon a key is read again if it is in backoff, or due for a refresh that cannot start now.
 
-With the time to read it, an edit by hand shows within 1 s.
+With the time that the read takes, an edit by hand shows within 1 s.
 """
 
 FUTURE_SECONDS_MAX = 60.0
@@ -64,7 +64,7 @@ class ExpiryPolicy:
         self._local_ttl_ns = round(config.local_ttl * 1e9)
 
     def wall_time(self) -> float:
-        """Return Unix seconds by this machine; a test clock stands in for it."""
+        """Return Unix seconds by this machine's clock, which a test clock may replace."""
         return RUNTIME.unix_time() if self._clock is MONOTONIC else self._clock.now_ns() / 1e9
 
     def from_row(self, row: ResultRow) -> Cached | None:
@@ -88,11 +88,11 @@ class ExpiryPolicy:
             return None
 
     def _age_ahead_ns(self, row: ResultRow) -> int:
-        """Return the age of a row that was fetched in the future: none, or stale beyond a tolerance."""
+        """Return the age of a row that was fetched in the future: 0, or a stale age beyond a tolerance."""
         return 0 if row.fetched_at - row.now <= FUTURE_SECONDS_MAX else self._fresh_ns
 
     def from_result(self, result: LoaderResult, row: ResultRow, age: float) -> Cached:
-        """Return what a loader just returned; ``row`` is how it is or would have been stored."""
+        """Return a new result of a loader; ``row`` is how it was stored, or would have been."""
         return Cached(
             result.value,
             FRESH,
@@ -105,7 +105,7 @@ class ExpiryPolicy:
         )
 
     def with_current_freshness(self, cached: Cached) -> Cached:
-        """Return a result that was built some time ago with its freshness of now."""
+        """Return a result that was built some time ago with its current freshness."""
         current = freshness(cached.age, self.config.fresh, self.config.stale)
         return cached if current == cached.freshness else cached._replace(freshness=current)
 
@@ -154,7 +154,7 @@ class ExpiryPolicy:
 def _coverage_of(row: ResultRow, text: bytes | str) -> Coverage | None:
     """Return the coverage of a row; ``None`` if another program wrote something invalid into its column.
 
-    A partial result is due by its last success: raise if that is not a number.
+    When a partial result is due follows from its last success: raise if that is not a number.
     """
     float(row.last_success_at or 0.0)
     try:

@@ -1,6 +1,6 @@
 """One fetch, as a flow: acquire the fleet's lease on a key, call the loader, store the result, invalidate.
 
-One worker of the fleet holds the lease; the others learn from the database what became of its fetch. A lease
+One worker of the fleet holds the lease; the others read the outcome of its fetch from the database. A lease
 expires when its holder dies. It carries a token, so that a holder that returns late cannot overwrite what its
 successor stored.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from comporta.cache.rows import FetchClaim
 
 _POLL_SECONDS = (0.05, 0.15)
-"""A worker that waits for another's fetch polls the database after a random time in this range."""
+"""A worker that waits for another's fetch polls the database at random intervals in this range."""
 
 _LATENCY_MARGIN_SECONDS = 0.1
 _REASON_CHARS_MAX = 200
@@ -54,8 +54,8 @@ class FetchAbandonedError(Exception):
 class FetchLease(NamedTuple):
     """The right to fetch a key.
 
-    ``token`` is ``None`` if the database could not be asked; ``now`` is the database's time at
-    ``granted_ns`` of the local clock.
+    ``token`` is ``None`` if the database was unavailable; ``now`` is the database's time at ``granted_ns`` of
+    the local clock.
     """
 
     token: int | None
@@ -114,7 +114,7 @@ class CacheFetcher:
             return True
 
     def abandon(self, job: FetchJob, future: SharedFuture) -> None:
-        """Complete the future of a load that could not start, or never will end."""
+        """Complete the future of a load that could not start, or will never end."""
         self._finish(job, future, None, FetchAbandonedError())
 
     def _finish(
@@ -126,12 +126,12 @@ class CacheFetcher:
                 self._refresh_count -= 1
 
     def after_fork(self) -> None:
-        """Forget the parent's refreshes in a forked child."""
+        """Drop the parent's refreshes in a forked child."""
         fork_safety.reinit_lock(self._lock)
         self._refresh_count = 0
 
     def unavailable_error(self, reason: str, params_hash: str, seconds: float) -> CacheUnavailableError:
-        """Return the error for a caller that can be served nothing."""
+        """Return the error for a caller for whom there is no result."""
         return CacheUnavailableError(self._nothing_to_serve(reason, params_hash), self._name, seconds)
 
     def pending_error(self, reason: str, params_hash: str, seconds: float) -> CachePendingError:
@@ -195,8 +195,8 @@ class CacheFetcher:
     def _claim_flow(self, job: FetchJob, *, forced: bool, reread: bool) -> Flow[FetchClaim | None]:
         """Claim the lease once; a success since the caller started makes it unnecessary.
 
-        ``reread`` is true if there was such a success, but its row could not be read. A key that was refused
-        before is only read while it is in backoff: reading takes no write transaction.
+        ``reread`` is true if there was such a success, but its row could not be read. While a key that was
+        refused before is in backoff, it is only read: a read takes no write transaction.
         """
         if not forced and self._refusals.is_known(job.key):
             known = yield from self._repository.read_claim_flow(job.key)

@@ -1,6 +1,6 @@
 """Rules about the health of a key: freshness, priority, backoff, and which of two results is better.
 
-Pure: ages and counts in, words and numbers out. It knows neither the database nor a clock.
+Pure: ages and counts in, words and numbers out. This module knows neither the database nor a clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLD: Final = "cold"
 PRIORITIES: Final = (HOT, WARM, COLD)
 
 HOT_ACCESSES: Final = 10
-"""Accesses in 24 hours from which a key is hot; a saved search is hot from ``WARM_ACCESSES`` on."""
+"""A key with this many accesses in 24 hours is hot; a saved search is hot with ``WARM_ACCESSES``."""
 
 WARM_ACCESSES: Final = 3
 

@@ -1,9 +1,9 @@
-"""Tells other workers through the store that a key has changed, so that they drop their local copies.
+"""Notifies other workers through the store that a key has changed, so that they drop their local copies.
 
 The store keeps a short log of the latest invalidations, each the start of a parameters' hash, with the number
-of the last one. The heartbeat thread polls it a few times a second. A worker that finds more news than the
-log still holds drops all its local entries. A new log starts its numbers at the clock's microseconds, far
-above those of an expired one: that looks like a gap, and it is one.
+of the last one. The heartbeat thread polls it a few times a second. A worker that has missed more
+invalidations than the log holds drops all its local entries. A new log starts its numbers at the clock's
+microseconds, far above those of an expired one, so workers treat it as a gap, which it is.
 
 Twin: ``invalidation.lua``.
 """
@@ -35,7 +35,7 @@ _TTL_NS = TTL_US * 1000
 
 
 class InvalidationLog(NamedTuple):
-    """The latest invalidations, the newest last, and its number."""
+    """The latest invalidations, the newest last, and the number of the newest."""
 
     number: int
     digests: list[str]

@@ -1,4 +1,4 @@
-"""What one call of ``fetch`` asks for, and what is known about it so far."""
+"""The arguments of one call of ``fetch``, and what is known about its result so far."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from comporta.cache.loader_result import Loader, Merge
 class FetchJob:
     """What to load and for which user, and the cached result so far.
 
-    ``size`` is that of the cached result and its parameters in bytes. ``version`` is that of the local cache
-    before the database was read. ``is_read`` is true once it has been read. A refresh in the background calls
-    ``refresh_loader`` if there is one. The caller waits for up to ``timeout`` seconds.
+    ``size`` is the size of the cached result and its parameters in bytes. ``version`` is the version of the
+    local cache before the database was read. ``is_read`` is true once it has been read. A background refresh
+    calls ``refresh_loader`` if there is one. The caller waits for up to ``timeout`` seconds.
     """
 
     key: str

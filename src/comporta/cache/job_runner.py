@@ -63,7 +63,7 @@ class JobRunner:
         self._breaker_open = breaker_open
 
     def try_fetch(self, job: FetchJob) -> Cached | None:
-        """Return a result that is in the database and not due for a refresh; ``None`` if it takes a flow."""
+        """Return a result that is in the database and not due for a refresh; ``None`` if a flow is needed."""
         if self._was_refused(job) or not self.try_read(job) or job.cached is None or job.forced:
             return None
         return job.cached if self.serve_if_fresh(job.key, job.cached, job.size, job.version) else None
@@ -71,7 +71,8 @@ class JobRunner:
     def _was_refused(self, job: FetchJob) -> bool:
         """Whether a key had nothing to serve when it was last read.
 
-        Then the fetch that all callers share reads it again. A crowd of callers would stop the event loop.
+        If so, only the fetch that all callers share reads it again. If each of many callers did, their reads
+        would block the event loop.
         """
         return not job.forced and self._refusals.is_unchanged(job.key)
 
@@ -125,7 +126,7 @@ class JobRunner:
         self._set_cached(job, row)
 
     def _set_cached(self, job: FetchJob, row: ResultRow | Unavailable | None) -> None:
-        """Give a job the cached result, if it is usable; without a database, the one in memory."""
+        """Set the cached result of a job, if it is usable; without a database, use the one in memory."""
         job.is_read = True
         cached = None
         if row is UNAVAILABLE:

@@ -1,6 +1,6 @@
 """The last error of each source that failed in this process, as the cause of later refusals.
 
-Keeps copies without their tracebacks: those would keep the local variables of every frame in memory.
+It keeps copies without tracebacks, which would keep the local variables of every frame in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LastErrors:
                 self._errors.popitem(last=False)
 
     def get(self, key: str) -> Exception | None:
-        """Return a copy of the last error of a key; ``None`` if another process met it, or it was dropped."""
+        """Return a copy of the last error of a key; ``None`` if it was dropped, or was another process's."""
         error = self._errors.get(key)
         return None if error is None else _copy(error)
 
@@ -40,7 +40,7 @@ class LastErrors:
 def _copy(error: Exception) -> Exception | None:
     """Return the same error without traceback, cause and context; ``None`` if its class forbids that.
 
-    ``__init__`` is not called: those of many libraries take other arguments than ``args``.
+    ``__init__`` is not called: in many libraries it takes other arguments than ``args``.
     """
     with suppress(Exception):
         args = (

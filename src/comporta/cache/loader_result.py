@@ -1,7 +1,7 @@
 """Validates what loaders return, and merges it into a cached partial result.
 
-Pure, except that it encodes JSON. A value is replaced by what its JSON decodes to, already for the first
-caller: so the type of a value never changes between calls, and no caller shares an object with the loader.
+Pure, except that it encodes JSON. Even the first caller gets the value that the JSON decodes to. So the type
+of a value never changes between calls, and no caller shares an object with the loader.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def check_sources(sources: Any) -> tuple[str, ...]:
 
 
 def missing_units(cached: Cached | None, loader: Loader) -> tuple[str, ...]:
-    """Return the units that a fresh result lacks, for a loader with a parameter ``missing``; else none.
+    """Return the units that a fresh result lacks, for a loader with a parameter ``missing``; otherwise none.
 
     An empty tuple means that the loader has to load everything.
     """

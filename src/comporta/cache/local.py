@@ -1,10 +1,11 @@
 """The in-process cache (L1) in front of the database: a hit takes a fraction of a microsecond.
 
 A hit takes no lock: it is one dictionary lookup, and the counters that it changes may lose a count when two
-threads meet. A full cache evicts entries that were not used since the last time it considered them.
+threads change them at once. A full cache evicts entries that were not used since the last time it considered
+them.
 
 An entry that was read from the database before its key was invalidated must not be stored afterwards. A
-caller therefore notes the ``version`` of the cache before it reads, and passes it to ``put``.
+caller therefore reads the ``version`` of the cache first, and passes it to ``put``.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class LocalEntry:
 
 
 def key_digest(key: str) -> str:
-    """Return the characters by which invalidations name a key: the start of its parameters' hash."""
+    """Return the characters that name a key in invalidations: the start of its parameters' hash."""
     return key[-HASH_CHARS:_DIGEST_END]
 
 
 class LocalCache:
     """At most ``entries_max`` entries and ``bytes_max`` bytes; every key ends with its parameters' hash.
 
-    ``version`` changes with every invalidation: note it before you read elsewhere, and pass it to ``put``.
+    ``version`` changes with every invalidation: read it before you read elsewhere, and pass it to ``put``.
     After ``latest_expiry_ns`` no entry can be served.
     """
 
@@ -106,8 +107,8 @@ class LocalCache:
     ) -> bool:
         """Store an entry, unless its key was invalidated since ``version`` or it is too large.
 
-        ``served`` counts an access as well. It is counted by row and not in the entry, which may be removed
-        immediately: one leftover entry for each access would fill the memory.
+        ``served`` counts an access as well, by row and not in the entry. The entry may be removed
+        immediately, and one leftover entry for each access would fill the memory.
         """
         if size > self._bytes_max:
             return False
@@ -129,7 +130,7 @@ class LocalCache:
             while self._bytes > self._bytes_max or len(entries) > self._entries_max:
                 self._evict_one()
             if served:
-                row = cached.user_id, key[-HASH_CHARS:]  # its hash is known, unlike that of a new text
+                row = cached.user_id, key[-HASH_CHARS:]  # the hash of this string is cached already
                 before = self._served.get(row, 0)
                 if before or len(self._served) < ACCESSED_MAX:
                     self._served[row] = before + 1
@@ -176,7 +177,7 @@ class LocalCache:
         return accesses
 
     def after_fork(self) -> None:
-        """Start empty in a forked child: the parent flushes its counts, and no thread polls here yet."""
+        """Start empty in a forked child: the parent flushes its counts, and the child polls nothing yet."""
         fork_safety.reinit_lock(self._lock)
         self._accessed.clear()
         self._served.clear()
@@ -202,7 +203,7 @@ class LocalCache:
             others.add(key)
 
     def _evict_one(self) -> None:
-        """Remove the first entry if it was not used since it was last considered; else move it to the end."""
+        """Remove the first entry, or move it to the end if it was used since it was last considered."""
         key = next(iter(self._entries))
         entry = self._entries[key]
         if entry.used:

@@ -1,6 +1,6 @@
 """Background thread of a cache: renews fetch leases, writes access counts, prunes old rows.
 
-The thread starts with the first work there is, and does not keep its cache alive.
+The thread starts when there is work for the first time, and does not keep its cache alive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRUNE_SECONDS = 3600.0
 RETENTION_SECONDS = 30 * 86_400.0
 """Rows that were not used for this long are pruned, unless they are saved or ``stale`` is longer.
 
-Their results have long expired; what is kept for a month is the health of their keys.
+Their results expired long before; for the rest of the time only the health of their keys is kept.
 """
 
 PRUNE_ROWS_MAX = 1000
@@ -45,7 +45,7 @@ ACCESSED_ROWS_MAX = 10_000
 
 
 class HeldLease(NamedTuple):
-    """A fetch lease that the thread renews: its token, when, and whether its fetch still runs."""
+    """A fetch lease that the thread renews: its token, its next renewal, and whether its fetch still runs."""
 
     token: int
     renew_at: float
@@ -94,7 +94,7 @@ class CacheMaintenance:
                 self._thread.wake.set()
 
     def drop_lease(self, key: str, token: int | None) -> None:
-        """Stop renewing a lease, unless the key has a later one by now."""
+        """Stop renewing a lease, unless the key has a later one."""
         with self._lock:
             if key in self._leases and self._leases[key].token == token:
                 del self._leases[key]
@@ -115,7 +115,7 @@ class CacheMaintenance:
         self.start()
 
     def start(self) -> None:
-        """Start the thread if it does not run."""
+        """Start the thread if it is not running."""
         if self._closed or (self._thread is not None and self._thread.is_alive()):
             return
         with self._lock:

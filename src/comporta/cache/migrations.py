@@ -159,7 +159,7 @@ LAST_USED: Final = (
     "CASE WHEN last_accessed_at > last_success_at THEN last_accessed_at"
     " ELSE COALESCE(last_success_at, last_accessed_at, last_attempt_at, fetched_at, created_at) END"
 )
-"""When a row was last read, stored or, without a result, tried. An index has this expression as it is."""
+"""When a row was last read, stored or, without a result, tried. An index uses exactly this expression."""
 
 _SIZES = _migration(
     6,

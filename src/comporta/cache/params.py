@@ -54,7 +54,7 @@ _recent_hash = lru_cache(RECENT_MAX)(_hash)
 
 
 def decode_params(text: bytes) -> dict[str, Any]:
-    """Return the parameters in a JSON text; raise if it is none, or not an object."""
+    """Return the parameters in a JSON text; raise if it is not valid JSON, or not an object."""
     params = decode_json(text)
     if not isinstance(params, dict):
         raise ValueError(f"params must be a JSON object, got {params!r:.100}")

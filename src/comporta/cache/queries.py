@@ -1,7 +1,7 @@
 """Queries for pages and command lines: degraded keys, partial results, current fetches, a short summary.
 
-Pages repeat them often, so each returns few rows, found by an index. In a row the long body comes before most
-columns, which makes every row expensive to read: limits are small.
+Pages repeat them often, so each returns few rows, found by an index. A row stores its long body before most
+columns, which makes every row expensive to read, so limits are small.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from comporta.validators import require_integer
 
 LIMIT_MAX: Final = 100
 
-# A backoff that ends later than any can was written before the clock was set back: see sql.py.
+# A backoff that ends later than is possible was written before the clock was set back: see sql.py.
 _LIST_DEGRADED = Statement(
     """
     SELECT params_hash, fail_streak, UNIX(degraded_until) - :now, has_value, TEXT(search_params),
@@ -80,13 +80,13 @@ def count_fetches_by_worker() -> Command[dict[str, int]]:
 
 
 def read_summary() -> Command[dict[str, Any]]:
-    """Return those statistics that need not read every row, which takes seconds in a large table."""
+    """Return the statistics that do not require reading every row, which takes seconds in a large table."""
     statements = (_COUNT_ROWS, sql.COUNT_DEGRADED, sql.COUNT_FETCHES, maintenance_sql.READ_ANSWERS)
     return Command(statements, {}, _parse_summary, writes=False)
 
 
 def decode_column(text: bytes | None) -> Any:
-    """Return the value of a JSON column, or its text if another program wrote something else."""
+    """Return the value of a JSON column, or its text if another program wrote something other than JSON."""
     from json import loads  # noqa: PLC0415 - takes milliseconds, and only pages need it
 
     if text is None:

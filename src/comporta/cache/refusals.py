@@ -1,8 +1,8 @@
 """Keys that are in backoff and have nothing to serve, remembered in this process.
 
-Without it every caller of such a key would read and claim it in the database. A refusal ends when the key is
-invalidated, because a worker stored or removed something, and after 1 s at the latest: then one caller reads
-the health of the key again, so that an edit by hand shows.
+Otherwise every caller of such a key would read and claim it in the database. A refusal ends when the key is
+invalidated, because a worker stored or removed something, and after at most 1 s: then one caller reads the
+health of the key again, so that an edit by hand shows.
 """
 
 from __future__ import annotations

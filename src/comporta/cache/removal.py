@@ -11,7 +11,7 @@ from comporta.flow import Flow
 
 
 class CacheRemoval:
-    """Removes rows; ``name`` is that of the cache, whose tags are separate from those of others."""
+    """Removes rows; ``name`` is the name of the cache, whose tags are separate from those of other caches."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""The database as flows see it: commands that never fail a caller.
+"""The database as flows use it: commands that never fail a caller.
 
 If the database is locked, full, read-only or down, the cache loses what it would have stored, and publishes
-an event; the caller's request continues. Only a missing migration is raised, because it would lose data
-silently until it is run.
+an event; the caller's request continues. Only a missing migration is raised, because until it is run the
+cache would lose data silently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _EVENT_KINDS = {READ: "cache_read_failed", WRITE: "cache_write_failed"}
 
 _TEXT_CHARS_MAX = 300
 _EVENT_INTERVAL_NS = 60_000_000_000
-"""An action that fails again and again, and succeeds in between, publishes one event in this time."""
+"""An action that alternately fails and succeeds publishes at most one event in this time."""
 
 
 class Unavailable(Enum):
@@ -263,7 +263,7 @@ class CacheRepository:
         return UNAVAILABLE
 
     def _publish_failure(self, mode: str, action: str, error: DatabaseError) -> None:
-        """Publish that an action fails; only the first event of an outage, until the action succeeds."""
+        """Publish that an action fails, once until the action succeeds."""
         if self._publish_event(_EVENT_KINDS[mode], f"could not {action}: {error}", action):
             self._failing.add(action)
 

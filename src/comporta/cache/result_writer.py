@@ -1,4 +1,4 @@
-"""Stores results: writes the row, tells other workers, and evicts what is beyond the bounds of the table."""
+"""Stores results: writes the row, invalidates it in other workers, evicts rows beyond the table's bounds."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ResultWriter:
         return stored
 
     def _evict_flow(self, job: FetchJob, size: int) -> Flow[None]:
-        """Evict rows of the user and of the whole table beyond their bounds, after one was stored."""
+        """Evict rows of the user and of the whole table beyond their bounds, after a row was stored."""
         keep, limit = self._entries_per_user, self._table_limit
         if keep is not None and job.cached is None:
             yield from self._repository.evict_flow(job.user_id, keep, job.params_hash)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ResultRow(NamedTuple):
-    """What serving a result needs of its row; see ``CacheRow``.
+    """The columns of a row that are needed to serve its result; see ``CacheRow``.
 
     ``sources``, ``results`` and ``coverage`` are JSON as the database returns it: bytes, or a text.
     """
@@ -57,7 +57,7 @@ class CacheRow(NamedTuple):
 
 
 class FetchClaim(NamedTuple):
-    """The answer to a worker that wants to fetch a key, and the state of that key.
+    """The reply to a worker that wants to fetch a key, and the state of that key.
 
     ``token`` grows with every grant, so that a fetcher whose lease was replaced is recognized; 0 means that
     no worker has claimed the key yet. ``lease_until`` and ``owner`` belong to the current fetch, if any.

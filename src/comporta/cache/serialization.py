@@ -1,4 +1,4 @@
-"""Values as JSON, through msgspec. Never a format that could execute what it reads, such as pickle."""
+"""Values as JSON, through msgspec. Never a format that could execute code when it is read, such as pickle."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def decode_json(text: bytes | str) -> Any:
 
 @lru_cache(1024)
 def decode_sources(text: bytes | str | None) -> tuple[str, ...]:
-    """Return source names, or none if another program wrote something else; cached, for they repeat."""
+    """Return source names, or none if another program wrote something else. Cached, because they repeat."""
     try:
         sources = _msgspec_json().decode(text) if text else ()
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """Single flight: one load per key and process, whose result all callers share.
 
-A load runs in its own task or thread, so that a caller that is cancelled, even the first one, takes nothing
-from the others. A load that cannot end is abandoned, and one of its waiting callers starts another: its event
-loop was closed, or was stopped and did not run again for as long as a fetch lease lasts.
+A load runs in its own task or thread, so that cancelling a caller, even the first one, does not affect the
+others. A load that cannot end is abandoned, and one of its waiting callers starts another: its event loop was
+closed, or was stopped and did not run again for as long as a fetch lease lasts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOADS_MAX = 1000
 
 
 class SharedFuture:
-    """The result of a load, for which threads and coroutines can wait alike."""
+    """The result of a load, for which both threads and coroutines can wait."""
 
     __slots__ = ("_callbacks", "_lock", "abandon", "error", "is_done", "result", "stopped_at", "task")
 
@@ -42,7 +42,7 @@ class SharedFuture:
         self.abandon: Callable[[], object] = self.complete
 
     def is_running(self) -> bool:
-        """Whether a thread runs the load, or an event loop that is running."""
+        """Whether a thread, or an event loop that is running, runs the load."""
         return self.task is None or self.task.get_loop().is_running()
 
     def is_lost(self, stopped_seconds_max: float) -> bool:
@@ -75,7 +75,7 @@ class SharedFuture:
             return self.is_done
 
     def remove_callback(self, callback: Callable[[], object]) -> None:
-        """Do not call ``callback``."""
+        """Do not call ``callback`` any more."""
         with self._lock, suppress(ValueError):
             self._callbacks.remove(callback)
 
@@ -107,7 +107,7 @@ class WaitForFuture:
 
         def wake() -> None:
             if asyncio._get_running_loop() is loop:
-                event.set()  # a crowd of callers: the other way is a system call for each
+                event.set()  # the other way would cost each of many callers a system call
             else:
                 loop.call_soon_threadsafe(event.set)
 
@@ -170,7 +170,7 @@ def _result_of(future: SharedFuture, is_done: bool, seconds: float) -> Any:
 def _loader_ended(error: BaseException) -> RuntimeError:
     """Return an ordinary failure for a ``SystemExit`` or cancellation inside a loader.
 
-    Otherwise it would count as abandoned, and the loader would run again immediately.
+    Otherwise the load would count as abandoned, and the loader would run again immediately.
     """
     return RuntimeError(f"the loader ended with {error!r:.100}")
 
@@ -266,7 +266,7 @@ class SingleFlight:
             future = self._by_key.get(key)
             if future is None or future.task is None or not future.is_lost(self._stopped_seconds_max):
                 return
-            del self._by_key[key]  # so that only one thread abandons it
+            del self._by_key[key]  # so that only one thread abandons the load
         if future.task.get_loop().is_closed():
             self._tasks.discard(future.task)
             with suppress(RuntimeError):  # the coroutine refuses to end
@@ -277,7 +277,7 @@ class SingleFlight:
         future.abandon()  # has no effect if the load ended meanwhile
 
     def remove(self, key: str, future: SharedFuture) -> None:
-        """Forget a load that is about to complete."""
+        """Remove a load that is about to complete."""
         with self._lock:
             if self._by_key.get(key) is future:
                 del self._by_key[key]
@@ -316,7 +316,7 @@ class SingleFlight:
             await WaitForFuture(thread, max(0.0, deadline - RUNTIME.monotonic())).wait()
 
     def after_fork(self) -> None:
-        """Forget the parent's loads in a forked child."""
+        """Drop the parent's loads in a forked child."""
         fork_safety.reinit_lock(self._lock)
         self._by_key.clear()
         self._threads.clear()

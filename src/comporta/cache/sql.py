@@ -11,9 +11,10 @@ deadlock costs PostgreSQL a second.
 2. Rows in ``search_results_cache``, in the order of their ids, all in one statement (``LOCK()``).
 3. Tags, which only a transaction that has locked their row changes, and ``search_cache_answers``.
 
-A later statement of the same transaction changes only what it has locked, and rows and records that no other
-transaction has locked (``FREE()``): a row that came into its scope since then, or a record that it could as
-well remove later. It never waits for them. ``tests/cache/test_lock_order.py`` holds every command to this.
+A later statement of the same transaction changes only what the transaction has locked, and rows and records
+that no other transaction has locked (``FREE()``): a row that came into its scope since then, or a record that
+may also be removed later. It never waits for them. ``tests/cache/test_lock_order.py`` holds every command to
+this.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ PRIORITY = f"""
     WHEN saved OR {_ACCESSES} >= 3 THEN 'warm' ELSE 'cold' END
 """
 
-# A backoff that ends later than any can was written before the clock was set back. The bound is 30 minutes
-# and one of tolerance: a transaction that waited for a record started before the one that changed it.
+# A backoff that ends later than is possible was written before the clock was set back. The bound is 30
+# minutes and one minute of tolerance: a transaction that waited for a record started before the one that
+# changed it.
 _BACKOFF = "CASE WHEN degraded_until <= AT(:now + 1860) THEN UNIX(degraded_until) END"
 
 _SELECT = f"""
@@ -68,7 +70,7 @@ READ = Statement(
     """
 )
 
-# Every database hit reads these columns, and each of them costs it time.
+# Every database hit reads these columns, and each column makes it slower.
 SELECT_RESULT = f"{_SELECT}, TEXT(results), TEXT(coverage), has_value, :now"
 
 READ_RESULT = Statement(f"{SELECT_RESULT} {_OF_USER}")
@@ -80,8 +82,8 @@ READ_SHARED_RESULT = Statement(
     """
 )
 
-# Every failure is copied into the rows of its key. Operators and other programs may edit it there, so rows
-# decide; the record decides while no row has its last attempt, because all were removed, or because the
+# Every failure is copied into the rows of its key. Operators and other programs may edit it there, so the
+# rows decide. The record decides while no row has its last attempt, because all were removed, or because the
 # snapshot of this statement is older than the record that it waited for.
 _IS_COPIED = f"""
     EXISTS (
@@ -109,7 +111,7 @@ READ_CLAIM = Statement(
     """
 )
 
-# A lease that ends later than any can was written before the clock was set back.
+# A lease that ends later than is possible was written before the clock was set back.
 CLAIM = Statement(
     f"""
     INSERT INTO search_fetches (fetch_key, token, owner, lease_until)
@@ -160,7 +162,8 @@ RECORD_SUCCESS = Statement(
 
 LOCK_KEY = Statement("SELECT token FROM search_fetches WHERE fetch_key = :key LOCK()")
 
-# Without a fetched_at of the past, a row of another user would be read instead of the one just stored.
+# A row of another user whose fetched_at is missing or in the future would be read instead of the row just
+# stored.
 _IS_AHEAD = "(fetched_at IS NULL OR fetched_at > AT(:now + 60))"
 _NEEDS_RESET = f"(fail_streak > 0 OR degraded_until IS NOT NULL OR due_at IS NOT NULL OR {_IS_AHEAD})"
 
@@ -192,8 +195,8 @@ STORE_ROW = Statement(
     """
 )
 
-# Only rows that differ: an update rewrites the whole row, body included. A row that needs this only since
-# LOCK_ROWS_TO_RESET, because an operator marked it, and that another transaction has locked stays as it is.
+# Only rows that differ: an update rewrites the whole row, body included. A row that an operator marked only
+# after LOCK_ROWS_TO_RESET, and that another transaction has locked, stays as it is.
 RESET_ROWS = Statement(
     f"""
     UPDATE search_results_cache
@@ -208,7 +211,7 @@ RESET_ROWS = Statement(
 
 _BACKOFF_SECONDS = "WHEN 0 THEN 60 WHEN 1 THEN 300 WHEN 2 THEN 900 ELSE 1800"
 
-# The streak is the longer one of the record, which other workers may have changed meanwhile, and of the rows.
+# The streak is the longer of the record's, which other workers may have changed meanwhile, and the rows'.
 _STREAK_BEFORE = """
     CASE WHEN search_fetches.fail_streak >= excluded.fail_streak THEN search_fetches.fail_streak
     ELSE excluded.fail_streak - 1 END

@@ -1,6 +1,6 @@
 """The methods of a cache for blocking code: ``cache.sync``.
 
-They do what those of ``cache.py`` do, on the calling thread.
+They do the same as the methods in ``cache.py``, on the calling thread.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from threading import Lock
 from comporta import fork_safety
 
 EVICTED_MAX = 1000
-"""Rows that one transaction evicts; if there are more, the next result that is stored continues."""
+"""Rows that one transaction evicts; if there are more, eviction continues when the next result is stored."""
 
 
 class TableLimit:
@@ -37,7 +37,7 @@ class TableLimit:
             return is_due
 
     def record_evicted(self, count: int) -> None:
-        """Make another check due if more rows were to be evicted than one transaction may."""
+        """Make another check due if one transaction could not evict enough rows."""
         if count >= EVICTED_MAX:
             self._rows = self.entries_max
 

@@ -112,7 +112,7 @@ class CacheTables:
 def prepare_tables(tables: CacheTables, name: str, run_migrations: bool | None) -> None:
     """Create or check the tables of a cache; ``None`` creates them in SQLite files only.
 
-    An unreachable database is only an event, because it may recover; a missing migration is raised.
+    An unreachable database only publishes an event, because it may recover; a missing migration is raised.
     """
     if run_migrations is None:
         run_migrations = tables.database.dialect == "sqlite"

@@ -116,7 +116,7 @@ def remove_key(key: str) -> Command[list[str]]:
 
 
 def read_many(user_id: str | None, hashes: Sequence[str]) -> Command[dict[str, ResultRow]]:
-    """Return the rows of up to 1000 hashes: those of a user, or the freshest of any user for ``None``."""
+    """Return the rows of up to 1000 hashes: a user's own rows, or for ``None`` the freshest of any user."""
     from json import dumps  # noqa: PLC0415 - takes milliseconds, and only a cache needs it
 
     parameters = {"user_id": user_id, "hashes": dumps(list(hashes))}

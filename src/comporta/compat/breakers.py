@@ -1,6 +1,6 @@
 """Older class names, so that programs written for them keep working unchanged.
 
-Each is the current class with the arguments that its callers know; there is no logic here.
+Each is the current class with the arguments of the older one; there is no logic here.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Database(Protocol):
 
     @property
     def address(self) -> str:
-        """Its URL for messages, without user and password."""
+        """The URL for messages, without user and password."""
 
     @property
     def reads_directly(self) -> bool:
@@ -114,15 +114,15 @@ class Database(Protocol):
         """Return the rows of a statement that changes nothing."""
 
     async def read_async(self, statement: Statement, parameters: Parameters) -> Rows:
-        """Do what ``read`` does, without blocking the event loop."""
+        """Do the same as ``read``, without blocking the event loop."""
 
     def write(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
         """Run statements in one transaction, and return the rows of each."""
 
     async def write_async(self, statements: Sequence[Statement], parameters: Parameters) -> list[Rows]:
-        """Do what ``write`` does, without blocking the event loop.
+        """Do the same as ``write``, without blocking the event loop.
 
-        It runs to its end even if the caller is cancelled.
+        The transaction runs to its end even if the caller is cancelled.
         """
 
     def statement_transaction(self, seconds: float) -> AbstractContextManager[RunStatement]:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Command(NamedTuple, Generic[T]):
-    """Statements of one transaction; ``parse`` makes the result of the rows that each of them returns.
+    """Statements of one transaction; ``parse`` turns the rows that each of them returns into the result.
 
     ``writes`` is false if no statement changes anything. ``single_row`` is true if the command is one
     statement that reads a row by its key, which ``Database.try_read`` may do on an event loop.

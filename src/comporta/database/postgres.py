@@ -2,8 +2,8 @@
 
 Blocking callers share one pool; awaiting callers have one for each event loop (``postgres_async.py``). A call
 takes an idle connection, opens one, or waits for one, all within its timeout. A write is one round trip: the
-statements of its transaction are sent together. Nothing is sent twice, except after a deadlock, which is sure
-to have rolled everything back. A connection that ended while it was idle (the server was restarted) is
+statements of its transaction are sent together. Nothing is sent twice, except after a deadlock, because then
+the server has rolled everything back. A connection that ended while it was idle (the server was restarted) is
 detected before it is used.
 """
 
@@ -86,7 +86,7 @@ class PostgresDatabase:
 
     @contextmanager
     def transaction(self, seconds: float) -> Iterator[Execute]:
-        """Open a transaction in which a statement may take as long as the whole."""
+        """Open a transaction in which each statement may take up to ``seconds``."""
         with self._connection(seconds) as connection:
             bound_ms = round(seconds * 1000)
             with connection.transaction():
@@ -187,7 +187,7 @@ class PostgresDatabase:
             connection.close()
 
     def _return(self, connection: PostgresConnection, idle: list[PostgresConnection]) -> None:
-        """Keep a connection idle, or close it: in a transaction, or if the database was closed meanwhile."""
+        """Keep a connection idle; close it if it is in a transaction, or if the database has been closed."""
         with self._lock:
             keep = idle is self._idle and is_idle(connection)
             if keep:

@@ -1,7 +1,7 @@
 """The connections of awaiting callers to a PostgreSQL server: a small pool for each event loop.
 
 A call waits for its reply on the event loop and takes no thread. Threads only open connections. A caller that
-is cancelled stops waiting: a write goes on to its end, and the rest of what a read gets is read in the
+is cancelled stops waiting: a write continues to its end, and the rest of the reply to a read is read in the
 background, so that the connection can be used again. The pool closes with its event loop.
 """
 

@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 _CONNECT_SECONDS_MIN = 2  # the minimum of libpq
 _CONNECT_PAUSE_SECONDS = 0.5
-"""For this long after a failed connection no call tries another: each would wait in vain."""
+"""For this long after a failed attempt to connect, no call tries again: each would wait in vain."""
 
 _NAMED_PARAMETERS = re.compile(r"%\((\w+)\)s")
 _PARAMETER_TYPES = {str: 0, NoneType: 0, float: 701}
-"""The types of parameters of a direct read, as PostgreSQL numbers them; it infers those with 0."""
+"""The types of parameters of a direct read, by their numbers in PostgreSQL, which infers types with 0."""
 
 _STATEMENTS_MAX = 100
 """How many statements a connection prepares for direct reads."""
@@ -130,7 +130,7 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a forked child of the one that opened the connection."""
+        """Whether this process is a forked child of the process that opened the connection."""
         return RUNTIME.pid() != self._pid
 
     @property
@@ -169,7 +169,7 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
             raise
 
     def _abandon(self, gen: Generator[Any, Any, Any]) -> None:
-        """Close the connection in the middle of a call, unless it is that of a parent process."""
+        """Close the connection in the middle of a call, unless it belongs to a parent process."""
         if not self.is_inherited:
             self.finish()
             with suppress(psycopg.Error):  # the end of a pipeline would read its replies
@@ -181,7 +181,7 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         await super().close()
 
     def finish(self) -> None:
-        """Close the connection, on any thread; a loop that runs on another one does so as soon as it can."""
+        """Close the connection, on any thread; a loop that runs on another thread does so when it can."""
         loop = self._driver.loop
         if loop is None or not loop.is_running() or loop is _running_loop():
             self._finish()
@@ -229,7 +229,7 @@ AnyConnection = PostgresConnection | AsyncPostgresConnection
 
 
 class PostgresConnector:
-    """Opens connections, blocking; a call may take ``timeout`` seconds on each."""
+    """Opens connections, blocking; a call on one may take ``timeout`` seconds."""
 
     def __init__(self, conninfo: str, address: str, timeout: float) -> None:
         self._conninfo = conninfo
@@ -245,7 +245,7 @@ class PostgresConnector:
     def connect_for_loop(self, deadline: float) -> AsyncPostgresConnection:
         """Open a connection for awaiting callers, on a thread, because resolving a name may hang.
 
-        It belongs to no event loop until it is used.
+        The connection belongs to no event loop until it is used.
         """
         return self._connect(lambda seconds, end: asyncio.run(self._open_for_loop(seconds, end)), deadline)
 
@@ -286,7 +286,7 @@ class PostgresConnector:
 
 
 def is_usable(connection: AnyConnection) -> bool:
-    """Whether an idle connection has no data: the server sends some only when it ends the connection."""
+    """Whether an idle connection has no data: the server sends data only when it ends the connection."""
     return not connection.closed and not has_data(connection.pgconn.socket)
 
 

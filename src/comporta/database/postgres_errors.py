@@ -35,7 +35,7 @@ class NoReplyError(Exception):
 
 
 def call_error(error: NoReplyError | psycopg.Error, address: str, seconds: float) -> DatabaseError:
-    """Return the ``DatabaseError`` for what went wrong in a call of ``seconds``."""
+    """Return the ``DatabaseError`` for the failure of a call that may take ``seconds``."""
     if isinstance(error, psycopg.Error):
         return _translate_error(error, address)
     return DatabaseUnavailableError(

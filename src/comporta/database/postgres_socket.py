@@ -1,8 +1,9 @@
 """Drives psycopg's generators by the events of one socket, on an event loop.
 
-A generator goes on in the callback of the event loop, and its caller is woken once, when it has ended. The
-loop watches the socket from the first call on: to add and remove it for each call would take longer than the
-rest of a short read. For the same reason the timer of a deadline stays until it fires, and is then set again.
+A generator continues in a callback of the event loop, and its caller is woken once, when the generator has
+ended. The loop watches the socket from the first call on: adding and removing it for each call would take
+longer than the rest of a short read. For the same reason the timer of a deadline stays until it fires, and is
+then set again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class SocketDriver:
         self.is_ended = True
         self.request = 0
         self._pgconn = pgconn
-        self._socket = pgconn.socket  # the number stays known after libpq has closed it
+        self._socket = pgconn.socket  # kept because libpq forgets the number when it closes the socket
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gen: Generator[Any, Any, Any] | None = None
         self._future: asyncio.Future[Any] | None = None
@@ -56,7 +57,7 @@ class SocketDriver:
         return self._loop
 
     async def run(self, gen: Generator[Any, Any, T], request: int) -> T:
-        """Run a generator that waits to its end; raise ``NoReplyError`` at the deadline.
+        """Run a generator, which may wait, to its end; raise ``NoReplyError`` at the deadline.
 
         If the caller is cancelled before the end, pass the generator again, with ``request``, to continue.
         """
@@ -125,7 +126,7 @@ class SocketDriver:
             if not has_data(self._socket):
                 future.set_exception(NoReplyError())
                 return
-            self._advance(_READABLE)  # it came while the event loop was blocked
+            self._advance(_READABLE)  # the data arrived while the event loop was blocked
         self._set_timer(loop)
 
 

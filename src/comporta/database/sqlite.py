@@ -62,13 +62,13 @@ _ERROR_TYPES: dict[int, type[DatabaseError]] = {
 }
 _SCHEMA_MESSAGES = (": no such table: ", ": no such column: ", " has no column named ")
 _abandoned: list[object] = []
-"""Connections that must be neither used nor closed: a parent process's, and those to a replaced file."""
+"""Connections that must be neither used nor closed: of a parent process, or to a replaced file."""
 
 
 class ReaderPool:
     """The connections that read one file: the idle ones, and one mark for each that is open.
 
-    ``idle_max`` is how many stay open: none after the database was closed.
+    ``idle_max`` is how many stay open: 0 after the database was closed.
     """
 
     __slots__ = ("idle", "idle_max", "open_marks")
@@ -202,9 +202,9 @@ class SqliteDatabase:
         return connection.execute(statement.sqlite, values).fetchall()
 
     def close(self) -> None:
-        """Stop the threads, and close the file; reads that are under way have up to ``timeout`` to end.
+        """Stop the threads, and close the file; reads in progress have up to ``timeout`` seconds to end.
 
-        A later call opens a connection for itself and closes it.
+        A later call opens its own connection and closes it.
         """
         self._pool.close(wait=True)
         with self._lock:
@@ -215,8 +215,9 @@ class SqliteDatabase:
     def before_fork(self) -> None:
         """Close all connections before a fork.
 
-        SQLite tracks open files per process. A child would take its parent's connections for its own and lock
-        nothing; and the parent, believing to be the last user, would remove the log that the child writes.
+        SQLite tracks open files per process. In a child, SQLite would take the parent's open files for its
+        own and lock nothing; and the parent would take itself for the last user and remove the log that the
+        child writes.
         """
         deadline = RUNTIME.monotonic() + self.timeout
         for lock in (self._lock, self._open_lock):
@@ -258,7 +259,7 @@ class SqliteDatabase:
                 raise _translate_error(error, self.address) from error
             raise
         readers.idle.append(reader)
-        if len(readers.idle) > readers.idle_max:  # looked at after the append: close() may have come between
+        if len(readers.idle) > readers.idle_max:  # checked after the append: close() may have run in between
             readers.trim()
         return rows
 

@@ -6,8 +6,8 @@
 ``postgresql://user:password@host/db``  a server; other libpq options are passed on
 ======================================  ==========================================
 
-Both take ``?timeout=`` (seconds that a call may take); a server also takes ``?connections=`` (how many each
-event loop has, and how many all blocking callers together).
+Both accept ``?timeout=`` (seconds that a call may take); a server also accepts ``?connections=`` (at most so
+many connections for each event loop, and for all blocking callers together).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OPTION_NAMES = ("timeout", "connections")
 
 
 def default_url() -> str:
-    """Return the default database: ``DATABASE_URL``, or a SQLite file in the user's data folder."""
+    """Return the URL of the default database: ``DATABASE_URL``, or a SQLite file in the data folder."""
     return os.environ.get("DATABASE_URL") or f"sqlite:///{default_path()}"
 
 
@@ -100,7 +100,7 @@ def _postgres(url: str, timeout: float) -> Database:
 
 
 def _split_options(url: str) -> tuple[str, dict[str, str]]:
-    """Split ``timeout`` and ``connections`` off a URL; the rest stays as it was written."""
+    """Split ``timeout`` and ``connections`` off a URL; the rest stays unchanged."""
     rest, _, query = url.partition("?")
     options = [option.partition("=") for option in query.split("&") if option]
     own = {name: unquote(value) for name, _, value in options if name in _OPTION_NAMES}

@@ -1,4 +1,4 @@
-"""The status of a whole fleet: every worker publishes its part to the store, and any program reads it back.
+"""The status of a whole fleet: every worker publishes its part to the store, and any program can read it.
 
 ::
 
@@ -10,14 +10,14 @@
 ====================  =================================================================================
 ``counters.py``       ``FleetCounters``: counts calls and answers until they are published
 ``publisher.py``      ``FleetPublisher``: the thread that publishes
-``status_writer.py``  what one run of that thread writes to the store
+``status_writer.py``  writes to the store what the publisher publishes in one run
 ``worker_watch.py``   publishes an event for each worker that left or stopped responding
-``event_journal.py``  the events of the journal: written by workers, merged for readers (pure)
+``event_journal.py``  encodes the events of the journal, and merges them for readers (pure)
 ``failures.py``       the latest failures of each upstream, with their texts
 ``reader.py``         reads the status and the history of the fleet; needs nothing but the store
-``overrides.py``      reads and changes overrides of upstreams that are only published
+``overrides.py``      reads and changes overrides of upstreams that only their summaries describe
 ``summary.py``        an upstream's health as plain data and as one sentence (pure)
-``series.py``         which number is in which column of a history (pure)
+``series.py``         the columns of a history (pure)
 ``validation.py``     parses records that another program may have written (pure)
 ====================  =================================================================================
 """

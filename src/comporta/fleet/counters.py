@@ -2,7 +2,7 @@
 
 ``FleetCounters`` is the metrics sink of the process, in front of another sink that gets every metric
 unchanged. It runs within every call, so it only adds numbers. It counts at most ``SERIES_MAX`` upstreams;
-calls of further ones are not counted here.
+calls of further upstreams are not counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REQUESTS, _ERRORS, _REFUSED = range(len(SERVICE_LAYOUT.sums))
 
 
 class PendingCounts:
-    """Counts by series and column that were not published yet.
+    """Counts by series and column that have not been published yet.
 
     ``on_pending`` is called, outside the lock, when a series gets its first count since it was drained.
     """
@@ -99,7 +99,7 @@ class FleetCounters:
         """Count a call, an answer or a request, and forward the metric."""
         if name == "upstream_calls":
             outcome = _OUTCOMES.get(labels["outcome"], _CALLS)
-            columns = {_CALLS, outcome}  # other outcomes are what is left of the calls
+            columns = {_CALLS, outcome}  # the rest of the calls had other outcomes
             self._add(upstream_series(labels["upstream"]), int(value), *columns)
         elif name == "would_refuse":
             if labels["upstream"]:
@@ -126,7 +126,7 @@ class FleetCounters:
 
 
 def _error_columns(status: str) -> tuple[int, ...]:
-    """Return the further columns in which a request with this HTTP status is counted."""
+    """Return the additional columns in which a request with this HTTP status is counted."""
     if status.startswith("5"):
         return (_ERRORS,)
     return (_REFUSED,) if status == "429" else ()

@@ -1,8 +1,8 @@
-"""The events of the fleet's journal: how they are written, and what readers make of them. Pure.
+"""Encodes the events of the fleet's journal, and merges them for readers. Pure.
 
-Every worker reports what it notices, so the same event may be there several times; ``merge_events`` makes one
-of them. An action of an operator is one event with the name of who did it, however it was done: through the
-service or by a program that changed the store itself.
+Every worker reports what it notices, so the journal may hold the same event several times; ``merge_events``
+turns these into one. An action of an operator is one event that names the operator, whether it was done
+through the service or by a program that changed the store directly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SAME_EVENT_SECONDS = 3.0
 
 
 def action_text(action: str, detail: str, actor: str) -> str:
-    """Return the text of the event for an action, which names who did it: a token or a user."""
+    """Return the text of the event for an action; ``actor`` is the token or the user that did it."""
     return f"{action} {detail}".strip() + f" (by {actor})"
 
 
@@ -51,8 +51,8 @@ def merge_events(entries: Iterable[bytes]) -> list[dict[str, Any]]:
     """Return the events of a journal, the newest first; the same event from several workers becomes one.
 
     ``workers`` is how many workers reported it, ``worker`` the first of them. Identical entries count once,
-    because a worker sends its events again if the store fails meanwhile. Each action of an operator is one
-    event, together with what the workers notice of it.
+    because a worker sends its events again if the store fails meanwhile. Each action of an operator and the
+    events that it causes in workers become one event.
     """
     merged: list[dict[str, Any]] = []
     latest: dict[tuple[str, str], tuple[dict[str, Any], set[str]]] = {}
@@ -63,7 +63,7 @@ def merge_events(entries: Iterable[bytes]) -> list[dict[str, Any]]:
         action, _ = latest.get((ADMIN, event["source"]), (None, None))
         if action is not None and _is_consequence(event, action):
             if event["severity"] != "info":
-                action["severity"] = event["severity"]  # what the workers notice of it is no second entry
+                action["severity"] = event["severity"]  # its effect in a worker is not another entry
             continue
         subject = event["kind"], event["source"]
         same, workers = latest.get(subject, (event, set()))
@@ -83,7 +83,7 @@ def encode_json(value: Mapping[str, Any]) -> bytes:
 
 
 def _is_consequence(event: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
-    """Whether an event is what workers notice of an operator's action."""
+    """Whether an event of a worker is the effect of an operator's action."""
     if event["at"] - action["at"] > _SAME_EVENT_SECONDS:
         return False
     is_closing = event["kind"] == "breaker_closed" and action["text"].startswith(RESET_BREAKER)

@@ -1,4 +1,4 @@
-"""The latest failures of each upstream, of all workers: one record per upstream.
+"""The latest failures of each upstream in all workers: one record per upstream.
 
 A worker adds the failures that it has seen since the last time, in one read and one write; a worker without
 new failures does neither. If another worker writes at the same time, the next run tries again.
@@ -34,7 +34,7 @@ class FailurePublisher:
         self._published: dict[str, RecordedFailure] = {}
 
     def publish(self, name: str, upstream: Upstream) -> None:
-        """Add the failures of an upstream that were not published yet."""
+        """Add the failures of an upstream that have not been published yet."""
         latest = upstream._policies.failures.latest()
         if not latest or latest[-1] is self._published.get(name):
             return

@@ -1,8 +1,8 @@
 """Reads and changes overrides of upstreams that only their published summaries describe.
 
-Overrides are records of the store, so an operator needs no configuration of the upstream and no object of its
-process: these flows change the limits and pauses of every worker that uses it. The circuit is held by the
-record of ``breaker.flows.force_operation``.
+Overrides are records of the store, so an operator needs neither the configuration of the upstream nor an
+object of a process that uses it: these flows change the limits and pauses of every worker that uses it.
+``breaker.flows.force_operation`` writes the record that holds a circuit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def current_summary_flow(store: Store, summary: Summary) -> Flow[Summary]:
         replies.append(reply)
     limits = [
         {**limit, **_limit_fields(limit, reply)}
-        for limit, reply in zip(summary["limits"], replies, strict=False)  # none of an upstream with one
+        for limit, reply in zip(summary["limits"], replies, strict=False)  # none if it has one limit
     ]
     return {
         **summary,
@@ -70,7 +70,7 @@ def set_limit_flow(
 
 
 def pause_flow(store: Store, summary: Summary, seconds: float) -> Flow[None]:
-    """Pause the first limit, which every call needs; 0 resumes all, because any of them may be paused."""
+    """Pause the first limit, which every call needs; 0 resumes all limits, because any may be paused."""
     names = limiter_names(summary)
     if seconds:
         yield Apply(store, PauseLimit(names[0], _EXAMPLE_PARAMS, round(seconds * 1e6)))
@@ -95,7 +95,8 @@ def find_limit(summary: Summary, limit_name: str | None) -> Summary:
 def limiter_names(summary: Summary) -> list[str]:
     """Return the names of an upstream's limits in the store.
 
-    Limits that a program named belong to the upstream's name; those of a list are named after it already.
+    The upstream's name is put before a limit that a program named; names of limits in a list start with it
+    already.
     """
     name, limits = str(summary["name"]), [str(limit["name"]) for limit in summary["limits"]]
     if not limits:
@@ -104,9 +105,9 @@ def limiter_names(summary: Summary) -> list[str]:
 
 
 def with_burst(text: str, limit: Mapping[str, Any]) -> str:
-    """Return the text of a limit; if it has no burst, with that of the current limit.
+    """Return the text of a limit; if it has no burst, add the burst of the current limit.
 
-    The burst of a limit such as 10/s is its amount, which follows the new amount.
+    If the burst of the current limit equals its amount, as for 10/s, it follows the new amount.
     """
     config = LimitConfig.parse(text, limit["strategy"])
     burst, has_window = limit["burst"], strategy_type(config.strategy_name).needs_window

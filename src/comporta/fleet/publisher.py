@@ -1,9 +1,9 @@
 """``FleetPublisher``: a background thread that publishes this worker's part of the fleet status.
 
-It does so every 2 s while a page or ``comporta top`` shows the status, and otherwise every 10 s: every reader
-leaves a record, which the heartbeat follows. No caller waits for the thread, and none of its errors reaches
-one. What it publishes is decided in ``status_writer.py``; this module knows only when it runs: from ``start``
-to ``close``, and not during a fork.
+The thread publishes every 2 s while a page or ``comporta top`` shows the status, and otherwise every 10 s:
+every reader leaves a record, which the heartbeat polls. No caller waits for the thread or gets one of its
+errors. ``status_writer.py`` decides what to publish; this module decides only when the thread runs: from
+``start`` to ``close``, and not during a fork.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS: Final = 2.0
 
 UNWATCHED_INTERVALS: Final = 5
-"""The worker publishes after this many intervals while no reader is there."""
+"""Without a reader, the worker publishes only once in this many intervals."""
 
 _CLOSE_SECONDS = 1.0
 
@@ -37,7 +37,7 @@ class FleetPublisher:
     """Publishes counters, upstream health and events of this worker to a store, from ``start`` to ``close``.
 
     ``upstreams`` are published under their names; ``counters`` is the metrics sink that counts their calls.
-    A publisher that was started continues in a forked child with the first count there.
+    A publisher that was started continues in a forked child when the child counts something.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PublisherThread(BackgroundThread):
 class PublisherLoop:
     """Runs the writer every ``interval`` seconds, or less often; the thread does not keep this object alive.
 
-    ``is_watched``: a reader is there, or this worker does not know.
+    ``is_watched``: there is a reader, or this worker does not know whether there is.
     """
 
     def __init__(self, writer: FleetStatusWriter, interval: float) -> None:
@@ -116,7 +116,7 @@ class PublisherLoop:
             thread.stop(_CLOSE_SECONDS)
 
     def ensure_running(self) -> None:
-        """Start the thread if it should run and does not, as in a forked child."""
+        """Start the thread if it should run but does not, as in a forked child."""
         if self._is_started and not self._is_running():
             with self._lock:
                 if not self._is_running():
@@ -126,7 +126,7 @@ class PublisherLoop:
                         self.thread = None
 
     def on_watched(self, record: bytes | None) -> None:
-        """Publish as often as readers need it, from now on; ``None``: there are none."""
+        """Publish as often as readers need it from now on; ``None``: there are no readers."""
         was_watched, self.is_watched = self.is_watched, record is not None
         thread = self.thread
         if self.is_watched and not was_watched and thread is not None:
@@ -148,7 +148,7 @@ class PublisherLoop:
         self.ensure_running()
 
     def after_fork(self) -> None:
-        """Forget the parent's thread in a forked child."""
+        """Drop the parent's thread in a forked child."""
         fork_safety.reinit_lock(self._lock)
         self.thread = None
 

@@ -1,6 +1,6 @@
 """Reads the status and the history of the whole fleet; it needs nothing but the store.
 
-Any program can do that, whether it is a worker or not. ``fleet_status_flow`` and ``fleet_history_flow`` are
+Any program can use it, whether it is a worker or not. ``fleet_status_flow`` and ``fleet_history_flow`` are
 flows: drive them with ``run`` or ``run_async``. A part that cannot be read is ``None``, and ``reasons`` says
 why; the other parts are complete.
 """
@@ -46,25 +46,25 @@ SUMMARIES: Final = "comporta_upstreams"
 """The summaries of all upstreams, by name."""
 
 TURNS: Final = "comporta_turns"
-"""Which worker writes the summaries now, by a digest of the upstreams' names."""
+"""The worker that writes the summaries now, by a digest of the upstreams' names."""
 
 FLEET: Final = "comporta_fleet"
 NAMES: Final = "upstreams"
-"""The record ``FLEET:NAMES`` lists the upstreams published in the last hour, each with the time of that.
+"""The record ``FLEET:NAMES`` lists the upstreams published in the last hour, each with its latest time.
 
-Without it a server would have to scan all its keys.
+Without this record a server would have to scan all its keys.
 """
 
 LEASES: Final = "leases"
 WAITING: Final = "waiting"
 """The record ``FLEET:LEASES`` exists if a worker published leases lately; otherwise readers skip them. The
-record with a worker's name after a dot holds its leases. The same holds for callers that wait: their number
+record with a worker's name after a dot holds its leases. The same applies to callers that wait: their number
 by upstream and class (``WAITING_KEY``)."""
 
 WAITING_KEY: Final = "{upstream}|{priority}"
 
 WATCHED: Final = "watched"
-"""The record ``FLEET:WATCHED`` exists while a reader is there. Workers follow it and publish more often."""
+"""The record ``FLEET:WATCHED`` exists while there is a reader. Workers poll it, to publish more often."""
 
 WATCHED_SECONDS: Final = 30.0
 """For how long workers publish often after a reader has read the status."""
@@ -85,7 +85,7 @@ _RECENT_SLOTS = 3
 def upstream_summary_flow(upstream: Upstream) -> Flow[dict[str, Any]]:
     """Return the summary of an upstream of this process, from the store.
 
-    While the store is unreachable it contains what this worker knows, and no last minute.
+    While the store is unreachable, the summary contains what this worker knows, without the last minute.
     """
     summary = yield from summary_flow(upstream)
     reader = _StatusReader(upstream.store)
@@ -119,7 +119,7 @@ def published_summary_flow(store: Store, name: str) -> Flow[dict[str, Any] | Non
 
 
 def encode_summary(summary: Mapping[str, Any]) -> bytes:
-    """Return a summary as a record; one that is too long loses its ``holders`` and ``limits``."""
+    """Return a summary as a record; if it is too long, leave out ``holders`` and ``limits``."""
     text = encode_json(summary)
     return text if len(text) <= VALUE_BYTES_MAX else encode_json({**summary, "holders": {}, "limits": []})
 
@@ -145,7 +145,7 @@ def remember_names_flow(store: Store, names: Iterable[str]) -> Flow[list[str]]:
     text = "\n".join(lines).encode()
     yield Apply(
         store, WriteRecord(FLEET, NAMES, text, NAMES_SECONDS, record or ABSENT)
-    )  # if it changed meanwhile: next time
+    )  # if the record changed meanwhile, the next run tries again
     return without_room
 
 
@@ -169,7 +169,7 @@ def fleet_status_flow(
 ) -> Flow[dict[str, Any]]:
     """Return the status of the fleet: ``upstreams``, ``workers``, ``events``, ``story`` and recent counts.
 
-    ``summaries`` are those that the caller knows better than the store; only their last minute is read.
+    ``summaries`` are newer than those in the store; for their upstreams only the last minute is read.
     ``recent`` are the latest slots of all series, ``minutes`` the last minute of the cache and the service.
     """
     reader = _StatusReader(store)
@@ -233,7 +233,7 @@ class _StatusReader:
         return list(self._reasons)
 
     def announce_flow(self) -> Flow[None]:
-        """Tell the workers that a reader is there; a store that cannot be written is read all the same."""
+        """Notify the workers that there is a reader; a store that cannot be written is still read."""
         name = key_text(FLEET, WATCHED)
         mark = WriteRecord(FLEET, WATCHED, b"1", WATCHED_SECONDS, ABSENT, change_name=name)
         with suppress(StateError):
@@ -294,7 +294,7 @@ class _StatusReader:
         return {name: parse_failures(record) for name, record in zip(listed, records, strict=True)}
 
     def histories_flow(self, names: Iterable[str], seconds: float) -> Flow[list[tuple[str, str, History]]]:
-        """Return label, series and history of upstreams, the cache and the service."""
+        """Return the label, the series and the history of each upstream, of the cache and of the service."""
         histories: list[tuple[str, str, History]] = []
         upstreams = sorted(names)
         labelled = {_label(name): upstream_series(name) for name in upstreams} | {
@@ -317,12 +317,12 @@ class _StatusReader:
 
 
 def _label(name: str) -> str:
-    """Return the label of an upstream; one named ``cache`` or ``service`` gets that of its series."""
+    """Return the label of an upstream; for ``cache`` and ``service`` it is the name of the series."""
     return upstream_series(name) if name in (CACHE_SERIES, SERVICE_SERIES) else name
 
 
 def _pop_minute(minutes: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the last minute of an upstream, its latencies included."""
+    """Return the last minute of an upstream, including its latencies."""
     return {**minutes.pop(_label(name), {}), **minutes.pop(latency_series(name), {})}
 
 

@@ -1,4 +1,4 @@
-"""Which number is in which column of a history, and how to read a history. Pure: no clock, no I/O.
+"""The columns of a history, and how to read a history. Pure: no clock, no I/O.
 
 Sums come first. A gauge is stored as its value plus one, so that 0 means that it was not set: a slot in which
 calls were counted may have ended before a worker read the health of the upstream.
@@ -18,7 +18,7 @@ _UPSTREAM_PREFIX: Final = "upstream."
 LATENCY_PREFIX: Final = "latency."
 
 WAIT_BOUNDS: Final = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)
-"""The upper bounds of a histogram's buckets in seconds, of waits and latencies; the last bucket has none."""
+"""The upper bounds in seconds of the buckets for waits and latencies; the last bucket has no bound."""
 
 MINUTE_SECONDS: Final = 60
 
@@ -64,7 +64,7 @@ def upstream_series(upstream: str) -> str:
 
 
 def latency_series(upstream: str) -> str:
-    """Return the name of the series with the latencies of an upstream: its own has no columns left."""
+    """Return the name of the series with an upstream's latencies: its main series has no columns left."""
     return f"{LATENCY_PREFIX}{upstream}"
 
 
@@ -122,8 +122,8 @@ def event_phase(kind: str) -> str | None:
 def last_minute(history: History, layout: SeriesLayout = UPSTREAM_LAYOUT) -> dict[str, Any]:
     """Return the counts of the last minute, and percentiles of the durations in seconds.
 
-    It sums the slots that started within the last minute, which are 50 to 60 s. Percentiles are ``None`` if
-    there were no calls.
+    The counts are sums over the slots that started within the last minute, which cover 50 to 60 s.
+    Percentiles are ``None`` if there were no calls.
     """
     slots = [slot.numbers for slot in history.slots if slot.age < MINUTE_SECONDS]
     summed = [sum(column) for column in zip(*slots, strict=True)] or [0] * layout.first_gauge
@@ -183,7 +183,8 @@ def _percentiles(
 def percentile(buckets: Sequence[int], percent: int) -> float | None:
     """Estimate a percentile of durations from their histogram; ``None`` if it is empty.
 
-    It assumes that they are spread evenly within a bucket; those beyond the last bound count as that bound.
+    It assumes that durations are spread evenly within a bucket; those beyond the last bound count as that
+    bound.
     """
     target = sum(buckets) * percent / 100
     if not target:

@@ -7,8 +7,8 @@ that takes the turn.
 While the store is unreachable nothing is sent. Counts of up to ``BUFFER_SECONDS`` are written on recovery,
 into the slot of that moment; older ones are dropped, because an hour's outage would otherwise look like one
 peak. Counts that were being sent when the store failed may have been written, and are not sent again. Events
-are sent again; readers drop duplicates. At most ``EVENTS_MAX`` events are buffered, and the journal says how
-many were dropped.
+are sent again; readers drop duplicates. At most ``EVENTS_MAX`` events are buffered, and the journal records
+how many were dropped.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ UPSTREAMS_MAX: Final = 100
 """How many upstreams are published, the first by name."""
 
 COUNTS_MAX: Final = 20
-"""For how many limits a worker publishes its leased units, and its waiting callers, those with the most."""
+"""For how many limits, those with the most, a worker publishes its leased units and its waiting callers."""
 
 COUNTS_INTERVALS: Final = 3
-"""For how many intervals both stay in the store."""
+"""For how many intervals these counts stay in the store."""
 
 _TURN_SHARE = 0.8
-"""A turn lasts for this share of an interval, so that the next one is free when the workers come again."""
+"""A turn lasts for this fraction of an interval, so that it is free again when the workers next publish."""
 
 
 class EventBuffer:
-    """Events that were not sent yet, at most ``EVENTS_MAX``, and how many were dropped."""
+    """Events that have not been sent yet, at most ``EVENTS_MAX``, and how many were dropped."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -138,7 +138,7 @@ class FleetStatusWriter:
         self._published_ns = store.clock.now_ns()
 
     def publish(self) -> None:
-        """Write everything, blocking; keep for the next time what cannot be sent, unless it is old."""
+        """Write everything, blocking; keep what cannot be sent for the next time, unless it is too old."""
         with suppress(StateError):
             if self._is_reachable() and self._publish_all():
                 self._published_ns = self._store.clock.now_ns()
@@ -194,11 +194,11 @@ class FleetStatusWriter:
         return True
 
     def _batch_size(self) -> int:
-        """Return how many series go into one call; one, if a store gains nothing: then less can be lost."""
+        """Return how many series one call writes; 1 if batches do not help the store, to lose less."""
         return BATCH_SIZE if self._store.primary.batch_size > 1 else 1
 
     def _publish_counts(self, kind: str, counts: Mapping[str, int]) -> None:
-        """Write what this worker has on lease, or who waits in it; or that there is nothing any more."""
+        """Write this worker's leased units or its waiting callers, and once more when there are none left."""
         if counts or kind in self._published:
             value = encode_json(largest_holders(counts, COUNTS_MAX))
             ttl = COUNTS_INTERVALS * self.interval

@@ -1,6 +1,6 @@
 """An upstream's health for pages and command lines: plain data, and one sentence. Pure.
 
-The sentence names the most pressing matter with its reason and its end: an operator's decision, a circuit
+The sentence names the most urgent condition with its reason and its end: an operator's decision, a circuit
 that is not closed, a pause, a limit that is lowered or overridden. Its times are UTC.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from comporta.upstream.health import LimitState, UpstreamState
 
 HOLDERS_MAX: Final = 40
-"""How many workers a summary names as holders of permits, those with the most."""
+"""How many workers, those with the most permits, a summary names as holders."""
 
 _PHASES = {"closed": "closed", "open": "open", "half_open": "half-open", "ramp": "half-open"}
 
@@ -58,7 +58,7 @@ def upstream_summary(
 
 
 def fleet_reasons(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return why upstreams are not in their normal state: those of open circuits first."""
+    """Return why upstreams are not in their normal state, open circuits first."""
     ranked = sorted(summaries, key=lambda summary: summary["phase"] != "open")
     return [reason for summary in ranked for reason in status_reasons(summary)]
 
@@ -93,7 +93,7 @@ def overridden_limits(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _limit_fields(limit: LimitState) -> dict[str, Any]:
-    """Return one of several limits, with the same names as the fields of an upstream with one."""
+    """Return one of several limits, with the field names of an upstream that has only one limit."""
     return {
         "name": limit.name,
         "tokens": limit.stats.tokens_available,

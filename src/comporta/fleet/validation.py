@@ -17,7 +17,7 @@ from comporta.stores.records import VALUE_BYTES_MAX
 from comporta.upstream.recent_failures import FAILURES_MAX
 
 MOMENT_MAX: Final = 1e11
-"""The latest accepted time in Unix seconds, about 3,000 years: every calendar library can show it."""
+"""The latest accepted time in Unix seconds, in about 3,000 years: every calendar library can show it."""
 
 NUMBER_MAX: Final = 1e15
 STEPS_MAX: Final = 100

@@ -1,11 +1,11 @@
 """Publishes an event for each worker that left the fleet or stopped responding.
 
 A worker that exits normally leaves a record in the store before it removes itself from the registry
-(``stores/failover/registration.py``). One that is gone without a record has crashed, hangs, or cannot reach
-the store. The first worker that notices changes the record, and publishes the event.
+(``stores/failover/registration.py``). A worker that is gone without a record has crashed, hangs, or cannot
+reach the store. The first worker that notices changes the record, and publishes the event.
 
 To keep the cost of a large fleet low, only the ``GUARDS`` workers with the lowest tokens compare the registry
-every time; the others do so every ``TURNS`` times, in case that all guards are gone.
+every time; the others do so every ``TURNS`` times, in case all guards are gone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOST = b"lost"
 
 
 class WorkerWatch:
-    """Compares the registry of workers with what it was before."""
+    """Compares the registry of workers with its previous content."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class WorkerWatch:
             self._publish_departure(worker, is_confirmed=worker in suspects)
 
     def _publish_departure(self, worker: Worker, *, is_confirmed: bool) -> None:
-        """Publish that a worker is gone, unless another did; one without a record may come back."""
+        """Publish that a worker is gone, unless another worker did; one without a record may come back."""
         record = self._store.apply(ReadRecord(DEPARTURES, worker.member))
         name = format_worker_name(worker.host, worker.pid)
         if record == LEFT and self._write(worker, _NOTED, LEFT):
@@ -95,7 +95,7 @@ class WorkerWatch:
 
 
 def _is_guard(live: set[Worker]) -> bool:
-    """Whether this process is one of those that compare the registry every time, or not in it yet."""
+    """Whether this process compares the registry every time; true also while it is not registered yet."""
     this = RUNTIME.host(), RUNTIME.pid()
     others = sorted(live, key=lambda worker: worker.token)[GUARDS:]
     return all((worker.host, worker.pid) != this for worker in others)

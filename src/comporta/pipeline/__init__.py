@@ -2,7 +2,7 @@
 
 - ``channel.py``: :class:`Channel`, a bounded queue between producers and consumers; ``sync_channel.py``: its
   methods for threads
-- ``throttle/``: :class:`HierarchicalThrottle`, a global limit and one per partition
+- ``throttle/``: :class:`HierarchicalThrottle`, a global limit and one limit per partition
 - ``writer/``: :class:`BatchWriter`, which writes rows to a sink in batches
 - ``sinks/``: where rows go: SQLite, PostgreSQL, CSV, JSON lines, XLSX, Google Sheets
 - ``run/``: :class:`Pipeline`: a source, a step, a sink, a checkpoint

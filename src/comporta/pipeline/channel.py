@@ -2,7 +2,7 @@
 
 A receiver takes its item itself, under the channel's lock, in the step in which it returns. A waiting
 receiver is only woken, never handed an item, because it may be cancelled at that moment. A sender of many
-items takes them from its iterator only when there is room, so those that were not sent are still there. No
+items takes them from its iterator only when there is room, so items that were not sent are still in it. No
 item is lost or sent twice when a caller is cancelled or times out.
 
 Calls that need not wait take a direct path; waiting is a flow.
@@ -36,16 +36,16 @@ CAPACITY_MAX = 10_000_000
 DEADLINE_MAX = 366 * 86_400.0
 WAKE_MASK = 255
 """The first item wakes a receiver, and a receiver wakes the next one while there are more items. That chain
-can break: an event loop is closed, or an interrupt comes at a bad moment. Therefore the channel also wakes a
-receiver when it is full and whenever the count of sent items is 0 under this mask.
+can break: an event loop is closed, or an interrupt comes between two of its steps. Therefore the channel also
+wakes a receiver when it is full and whenever the count of sent items is 0 under this mask.
 """
 
 CHUNK_MAX = 1000
-"""How many items ``send_many`` takes from an iterator at a time; it reserves room for that many meanwhile."""
+"""How many items ``send_many`` takes from an iterator at a time, after it has reserved room for them."""
 
 
 class ChannelStatistics(NamedTuple):
-    """A snapshot of a channel: items in it, waiting callers, items that passed."""
+    """A snapshot of a channel: items in it, waiting callers, items that passed through it."""
 
     size: int
     capacity: int
@@ -121,7 +121,7 @@ class Channel(Generic[T]):
         return item
 
     async def receive_many(self, n: int, deadline: float | None = None) -> list[T]:
-        """Return the items that are there, at most ``n``; if there are none, wait for one.
+        """Return the items in the channel, at most ``n``; if there are none, wait for one.
 
         After ``deadline`` seconds without an item it returns an empty list.
         """
@@ -161,7 +161,7 @@ class Channel(Generic[T]):
             of_parent.clear()
         self._room = self.capacity - len(self._items)
 
-    # -- what both faces are made of
+    # -- what both interfaces are made of
 
     def _try_send(self, item: T) -> bool:
         """Put an item in if there is room."""
@@ -178,7 +178,7 @@ class Channel(Generic[T]):
         return True
 
     def _receive_now(self, n: int, deadline: float | None) -> list[T]:
-        """Validate the arguments of ``receive_many``, and take what is there."""
+        """Validate the arguments of ``receive_many``, and take the items in the channel."""
         if n.__class__ is not int or n < 1 or n > CAPACITY_MAX:
             require_integer("n", n, 1, CAPACITY_MAX)
         if deadline is not None:
@@ -208,7 +208,7 @@ class Channel(Generic[T]):
         self._pass_wake_on(self._senders, waiter)
 
     def _send_many_flow(self, items: Iterable[T]) -> Flow[None]:
-        """The flow of ``send_many``: reserve room, then take as many items: it never waits with one in hand.
+        """The flow of ``send_many``: reserve room, then take as many items, so it never waits holding one.
 
         The iterator is code of the caller, so the flow holds no lock while it runs; it reserves the room
         instead.
@@ -244,10 +244,10 @@ class Channel(Generic[T]):
                 yield from self._wait_flow(self._receivers, waiter)
 
     def _must_wait_for_room(self, waiter: PipelineWaiter) -> bool:
-        """Enter the queue of senders, unless there is room by now; raises if the channel is closed.
+        """Enter the queue of senders, unless there is room; raises if the channel is closed.
 
-        It enters first and looks for room then, while receivers make room first and look for senders then: so
-        one of the two sees the other.
+        A sender enters first and then looks for room. A receiver first makes room and then looks for senders.
+        So one of the two sees the other.
         """
         with self._lock:
             if self._closed:
@@ -259,7 +259,7 @@ class Channel(Generic[T]):
             return True
 
     def _must_wait_for_items(self, waiter: PipelineWaiter) -> bool:
-        """Enter the queue of receivers, unless there is an item by now; raises if none can come any more."""
+        """Enter the queue of receivers, unless there is an item; raises if no item can come any more."""
         with self._lock:
             _enqueue(self._receivers, waiter)
             over, empty = self._closed and not self._reserved, not self._items  # in this order
@@ -323,7 +323,7 @@ class Channel(Generic[T]):
             return room
 
     def _send_chunk(self, rest: Iterator[T], waiter: PipelineWaiter) -> bool:
-        """Send as many items as there is room reserved; false at the end. An error keeps those before it."""
+        """Send as many items as room is reserved for; false at the end. An error keeps items before it."""
         chunk: list[T] = []
         room = self._reserved[waiter]
         try:
@@ -338,7 +338,7 @@ class Channel(Generic[T]):
         return count == room and length_hint(rest, 1) > 0
 
     def _release_room(self, waiter: PipelineWaiter) -> None:
-        """Give back reserved room that was not used, and wake those that waited for it."""
+        """Give back reserved room that was not used, and wake the senders that wait for it."""
         with self._lock:
             room = self._reserved[waiter]
             self._room += room  # no call before the next statement, so no interrupt either

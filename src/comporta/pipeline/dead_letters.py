@@ -1,10 +1,10 @@
 """Dead letters: items and rows that failed for good, with the reason, in a file.
 
-The file has one JSON object per line, so any tool can read it and a run can process it again. A dead letter
-that was accepted is on the disk, even after a power failure. The file never grows beyond its limit: then
-appending raises an error, which stops the caller, and no dead letter is dropped.
+The file has one JSON object per line, so any tool can read it, and a run can process its items again. A dead
+letter that was accepted is on the disk, even after a power failure. The file never grows beyond its limit:
+then appending raises an error, which stops the caller, and no dead letter is dropped.
 
-It blocks; coroutines call it on a thread.
+This module blocks; coroutines call it on a thread.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from comporta.validators import require_integer
 BYTES_MAX: Final = 1 << 30
 REASON_CHARS_MAX: Final = 2000
 FILE_PREFIX: Final = b'{"at":'
-"""What every file of dead letters starts with."""
+"""The bytes with which every file of dead letters starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One item or row that failed: what, why, after how many attempts, and ``at`` which time (Unix seconds).
+    """One item or row that failed, the reason, the number of attempts, and the time ``at`` (Unix seconds).
 
     ``key`` and ``position`` identify it for its pipeline or writer; ``line`` is its line in the file. ``id``
-    is the run and the index of an item of a run with a checkpoint: a run that resumes repeats none of them.
+    is the run and the index of an item, in a run with a checkpoint: a run that resumes repeats none of its
+    dead letters.
     """
 
     item: Any
@@ -72,7 +73,7 @@ class DeadLetters:
         self.extend([DeadLetter(item, str(reason), attempts, key, position)])
 
     def extend(self, dead_letters: Iterable[DeadLetter]) -> None:
-        """Append several dead letters, all or none, at the cost of one."""
+        """Append several dead letters, all or none, at the cost of appending one."""
         data = b"".join(encode_dead_letter(each).encode() + b"\n" for each in dead_letters)
         with self._locked_file() as descriptor:
             size = self._repair_tail(descriptor)
@@ -156,7 +157,7 @@ def encode_dead_letter(dead_letter: DeadLetter) -> str:
         TypeError,
         ValueError,
         RecursionError,
-    ):  # a key that is no string, or a cycle
+    ):  # a key that is not a string, or a cycle
         key = None if dead_letter.key is None else repr(dead_letter.key)
         text = dump_json({**record, "key": key, "item": repr(dead_letter.item)}, default=_as_text)
     return text

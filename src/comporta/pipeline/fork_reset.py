@@ -1,7 +1,7 @@
 """Resets an object in a forked child through one of its private methods.
 
-``fork_safety`` calls a public method. An object that users handle registers one of these instead, so that its
-own members are those that users need.
+``fork_safety`` calls a public method. An object that users handle registers a ``ForkReset`` instead, so that
+it has only the members that users need.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class ForkReset:
     """Calls a method of its owner in every forked child; the owner has to keep a reference to it."""
 
     def __init__(self, method: Callable[[], None]) -> None:
-        self._method = WeakMethod(method)  # a strong one would be a cycle
+        self._method = WeakMethod(method)  # a strong reference would be a cycle
         fork_safety.register(self)
 
     def after_fork(self) -> None:

@@ -1,7 +1,7 @@
 """JSON that every reader accepts. Pure.
 
-Python writes ``NaN`` and ``Infinity``, which are not JSON, and most other readers fail there. This module
-writes them as strings: ``"nan"``, ``"inf"``, ``"-inf"``.
+Python writes ``NaN`` and ``Infinity``, which are not JSON, and most other programs fail to read them. This
+module writes them as strings: ``"nan"``, ``"inf"``, ``"-inf"``.
 """
 
 from __future__ import annotations

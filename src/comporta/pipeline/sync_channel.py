@@ -1,6 +1,6 @@
 """The methods of a channel for threads: ``channel.sync``.
 
-They do what those of ``channel.py`` do, on the calling thread.
+They do the same as the methods in ``channel.py``, on the calling thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SyncChannel(Generic[T]):
         return run(self._channel._receive_flow(1, None))[0]
 
     def receive_many(self, n: int, deadline: float | None = None) -> list[T]:
-        """Return the items that are there, at most ``n``; if there are none, wait for one."""
+        """Return the items in the channel, at most ``n``; if there are none, wait for one."""
         return self._channel._receive_now(n, deadline) or run(self._channel._receive_flow(n, deadline))
 
     def close(self) -> None:

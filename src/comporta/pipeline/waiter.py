@@ -1,10 +1,10 @@
 """A waiter: a thread or a coroutine that waits until another one wakes it.
 
-Being woken means that there may be something to take, never what. Nothing is handed to a waiter, so nothing
-is lost when it is cancelled, times out or disappears with its event loop. A thread looks for itself every
-:data:`POLL_SECONDS`: where a signal handler raises, a wake-up may be started and not completed.
+A waiter that is woken knows that there may be something to take, but not what. Nothing is handed to a waiter,
+so nothing is lost when it is cancelled, times out or disappears with its event loop. A thread also looks by
+itself every :data:`POLL_SECONDS`: where a signal handler raises, a wake-up may be started and not completed.
 
-It knows nothing about queues and what is in them.
+This module knows nothing about queues and their contents.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class PipelineWaiter:
     def wake(self) -> bool:
         """Wake the waiter, now or when it starts to wait; false if its event loop is closed.
 
-        This marks the waiter first and looks for its event then, while the waiter sets its event first and
-        looks for the mark then. So a wake-up in between is seen, or sets the event, or both.
+        This method first marks the waiter and then looks for its event. The waiter first stores its event and
+        then looks for the mark. So a wake-up in between is seen, or sets the event, or both.
         """
         self.woken = True
         event = self._event
@@ -56,7 +56,7 @@ class PipelineWaiter:
         return isinstance(self._event, LoopEvent) and self._event.is_loop_closed
 
     def reset(self) -> None:
-        """Forget that it was woken."""
+        """Forget that the waiter was woken."""
         self._event = None
         self.woken = False
 
@@ -81,7 +81,7 @@ class PipelineWaiter:
 
 
 class LoopEvent:
-    """The part of an ``asyncio.Event`` that a clock needs, but any thread may set it."""
+    """The part of an ``asyncio.Event`` that a clock needs; unlike that, any thread may set it."""
 
     __slots__ = ("_loop", "future")
 
@@ -121,7 +121,7 @@ class LoopEvent:
         await self.future
 
     async def wait_at_most(self, seconds: float) -> None:
-        """Wait for the event or for ``seconds``; this timer costs a quarter of a time-out that cancels."""
+        """Wait for the event or for ``seconds``; this timer costs a quarter of a cancelling time-out."""
         timer = self._loop.call_later(seconds, self._set_in_loop)
         try:
             await self.future

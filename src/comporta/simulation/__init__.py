@@ -1,10 +1,11 @@
 """Deterministic simulation of a fleet: the real code of many workers on virtual time, from one seed.
 
 ``simulate(draw_scenario(7))`` runs limits, leases, permits, breakers, retries, failover and heartbeats of
-some workers in one thread, against a simulated server, network and upstream that fail, and returns a history.
-``check`` tests it against what the documentation promises. The same seed gives the same history.
+several workers in one thread, against a simulated server, network and upstream that fail, and returns a
+history. ``check`` compares the history with what the documentation promises. The same seed gives the same
+history.
 
-- ``scenario``, ``drawn_scenarios``: what determines a simulation, drawn from a seed
+- ``scenario``, ``drawn_scenarios``: the inputs of a simulation, drawn from a seed
 - ``faults``: fault scripts, as values and as text; ``fault_actions``: what each fault does to a fleet
 - ``simulated_fleet``: ``simulate``; the parts of one simulation
 - ``workload``, ``cache_workload``: what workers do
@@ -17,9 +18,9 @@ some workers in one thread, against a simulated server, network and upstream tha
 - ``network``, ``server``, ``connection``, ``store``, ``upstream``: what workers talk to
 - ``server_engine``; ``step_engine``, ``server_overrides``, ``server_registry``; ``lua_engine``, ``keyspace``:
   what the server keeps, and how it carries out operations: by their Python steps or their Lua scripts
-- ``playback``, ``playback_record``, ``upstream_model``: a settings file, played for ``comporta sim``
+- ``playback``, ``playback_record``, ``upstream_model``: plays a settings file for ``comporta sim``
 
-Needs the package greenlet (``pip install 'comporta[simulation]'``), and lupa where the server is to run Lua
+This package needs greenlet (``pip install 'comporta[simulation]'``), and lupa if the server is to run Lua
 (``FleetScenario.lua``, ``pip install 'comporta[simulation,lua]'``).
 """
 

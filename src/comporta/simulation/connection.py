@@ -1,7 +1,7 @@
 """One simulated connection between a worker and the server, with the interface of a Redis connection.
 
-The pool of blocking callers (``stores/redis/pool.py``) runs unchanged on these connections: what it does at a
-deadline, with a stale connection or while many threads connect is what production does.
+The pool of blocking callers (``stores/redis/pool.py``) runs unchanged on these connections: at a deadline,
+with a stale connection or while many threads connect, it does what it does in production.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from comporta.simulation.worker import SimulatedWorker
 from comporta.stores.base import Operation
 
 HANDSHAKE: Final = "handshake"
-"""What arrives on a connection when it is ready."""
+"""The message that arrives on a connection when it is ready."""
 
 _RESET = "reset"
 
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
 
 
 class Endpoints(NamedTuple):
-    """What a connection connects."""
+    """The two ends of a connection."""
 
     scheduler: Scheduler
     network: Network
@@ -50,7 +50,7 @@ class Endpoints(NamedTuple):
 class SimulatedConnection:
     """A connection. ``on_message`` is called when something has arrived, in place of waking a thread.
 
-    ``is_half_open``: the server forgot it, and nothing that is sent on it ever arrives.
+    ``is_half_open``: the server no longer knows it, and nothing that is sent on it ever arrives.
     """
 
     def __init__(self, ends: Endpoints) -> None:
@@ -96,7 +96,7 @@ class SimulatedConnection:
         return self.take()
 
     def take(self) -> Any:
-        """Return what arrived first, or raise it if it is an error."""
+        """Return the message that arrived first, or raise it if it is an error."""
         message = self.arrived.popleft()
         if message is _RESET:
             self.is_closed = True
@@ -145,7 +145,7 @@ class SimulatedConnection:
             server.call(self._execute, operations)
 
     def _execute(self, operations: list[Operation[Any]]) -> None:
-        """Carry out a request, also if the worker closed the connection or ended meanwhile."""
+        """Carry out a request, even if the worker has closed the connection or ended meanwhile."""
         server = self.ends.server
         if self.generation != server.generation:
             return

@@ -1,8 +1,8 @@
 """The scenario of a seed: mostly a mix of everything; one in seven aims at a single promise.
 
-A mix rarely reaches the states in which some bugs show: a worker count that is asked for while the registry
-fills again, a bucket that is full while leases are out, failures that arrive after the circuit has closed. A
-targeted scenario goes there on purpose, and leaves the details to the seed.
+A mix rarely reaches the states in which some bugs show: a worker count that is read while the registry fills
+again, a bucket that is full while leases are held, failures that arrive after the circuit has closed. A
+targeted scenario creates such a state on purpose, and leaves the details to the seed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def draw_idle_leases(seed: int, random: Random) -> FleetScenario:
 
 
 def draw_strategy(seed: int, random: Random) -> FleetScenario:
-    """A limit with another strategy than the token bucket, with faults of the whole fleet."""
+    """A limit with a strategy other than the token bucket, with faults of the whole fleet."""
     workers = random.choice((2, 3, 5))
     rate = random.choice((5.0, 10.0, 20.0))
     scenario = FleetScenario(

@@ -1,7 +1,7 @@
 """An asyncio event loop on virtual time, in a thread of a simulated worker.
 
 The loop is asyncio's own. Only its selector is replaced: where it would wait for the system, the thread waits
-in the scheduler. So tasks, timers and time-outs are the real ones.
+in the scheduler. So tasks, timers and time-outs are those of production.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Selector:
         self._is_woken = False
 
     def select(self, timeout: float | None) -> list[Any]:
-        """Wait; asyncio finds out itself what is due."""
+        """Wait; asyncio itself determines what is due."""
         if self._is_woken or timeout == 0:
             self._is_woken = False
             return []
@@ -99,7 +99,7 @@ def run_loop(scheduler: Scheduler, main: Callable[[], Coroutine[Any, Any, T]]) -
     try:
         return loop.run_until_complete(main())
     finally:
-        for task in asyncio.all_tasks(loop):  # those of a process that was killed
+        for task in asyncio.all_tasks(loop):  # the tasks of a process that was killed
             with suppress(RuntimeError):
                 task.get_coro().close()
         loop.close()

@@ -1,6 +1,6 @@
 """What each kind of fault does to a simulated fleet, when it begins and when it ends.
 
-``faults.py`` has the faults as values, ``simulated_fleet.py`` calls these functions at their times.
+``faults.py`` defines the faults as values; ``simulated_fleet.py`` calls these functions at their times.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ KINDS: Final = {
     "upstream_slow": "the upstream takes so many seconds longer",
     "upstream_refuses": "the upstream answers with 429 and asks for a pause of so many seconds",
 }
-"""The faults there are, and what each does."""
+"""The kinds of faults, and what each does."""
 
 NO_VALUE = ""
 
@@ -44,7 +44,7 @@ _WORKER = re.compile(r"w(\d+)")
 
 
 class Fault(NamedTuple):
-    """A fault that begins ``at`` so many seconds and lasts for ``seconds``; of no workers means of all."""
+    """A fault that begins ``at`` a time and lasts for ``seconds``; without ``workers`` it affects all."""
 
     kind: str
     at: float

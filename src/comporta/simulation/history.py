@@ -20,7 +20,7 @@ FAILED = "failed"
 
 
 class Call(NamedTuple):
-    """One call of a user: what it asked for, how it ended, and who decided.
+    """One call of a user: what it requested, how it ended, and who decided.
 
     ``decided_ns`` is when the decision was made: by the server, or by the worker if ``is_local``.
     ``timeout_ns`` is how long the caller was willing to wait. ``detail`` names the error, if there was one.

@@ -1,4 +1,4 @@
-"""What simulated processes of one host leave for each other."""
+"""What the simulated processes of one host share."""
 
 from __future__ import annotations
 

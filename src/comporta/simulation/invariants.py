@@ -1,7 +1,7 @@
 """What must hold in every history, whatever went wrong: each promise of the documentation as a function.
 
 An invariant gets a history and returns the violations that it found, as sentences. The bounds are those of
-``docs/reference/failover.md``; ``limit_excess.py`` knows those of limits.
+``docs/reference/failover.md``; the bounds of limits are in ``limit_excess.py``.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def retries_stay_in_budget(history: FleetHistory) -> list[str]:
 def permits_come_back(history: FleetHistory) -> list[str]:
     """At the end the server counts no permit of a worker that lives and has no call in flight.
 
-    A server that restarts with old data does, until the permit's deadline: its data lack the release.
+    A server that restarts with old data counts such permits until their deadline: its data lack the release.
     """
     if _restarts_with_old_data(history):
         return []
@@ -237,7 +237,7 @@ def _restarts_with_old_data(history: FleetHistory) -> bool:
 def capacity_is_used(history: FleetHistory) -> list[str]:
     """Without faults, callers are refused only if the limit is used: no wake-up is lost.
 
-    Other strategies than the token bucket refuse callers that come at the wrong moment.
+    Strategies other than the token bucket refuse callers that come at the wrong moment.
     """
     scenario = history.scenario
     if scenario.faults or scenario.workload not in _USED_BY or scenario.burst_seconds:
@@ -297,9 +297,9 @@ def _unused_intervals(history: FleetHistory) -> list[tuple[int, int]]:
 def calls_succeed_again(history: FleetHistory) -> list[str]:
     """When all faults are long over, calls are granted again.
 
-    Permits of killed workers are in use until their deadline, and so are those of calls that were in flight
-    when their worker exited, and those that old data of a server hold. A window that is used up grants
-    nothing until it ends.
+    Permits of killed workers are in use until their deadline. The same applies to permits of calls that were
+    in flight when their worker exited, and to permits in the old data of a restarted server. A window that is
+    used up grants nothing until it ends.
     """
     scenario = history.scenario
     if scenario.max_concurrent is not None and (

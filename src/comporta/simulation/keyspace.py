@@ -1,8 +1,8 @@
 """The data of a Redis server, and the commands that comporta's scripts call on it.
 
-There are strings, hashes and sorted sets, with their expiry times, and of each command the forms that scripts
-use. Keys, values and numbers are bytes, as they are in a command. An unknown command, or a key that has
-another type than the command expects, is a bug and raises.
+There are strings, hashes and sorted sets, with their expiry times, and the forms of each command that scripts
+use. Keys, values and numbers are bytes, as they are in a command. An unknown command, or a key of a type that
+the command does not expect, is a bug and raises.
 
 This module knows no Lua, and reads no clock: ``now_us`` is set from outside.
 """
@@ -57,7 +57,7 @@ class SortedSet:
         return True
 
     def between(self, low: bytes, high: bytes) -> list[tuple[float, bytes]]:
-        """Return scores and members between two bounds, which count unless they begin with ``(``."""
+        """Return scores and members between two bounds, which are included unless they begin with ``(``."""
         return self._rows[self._position(low, is_upper=False) : self._position(high, is_upper=True)]
 
     def _position(self, bound: bytes, *, is_upper: bool) -> int:
@@ -71,7 +71,7 @@ Value = bytes | dict[bytes, bytes] | SortedSet
 class Keyspace:
     """Keys with their values and expiry times.
 
-    ``is_changed`` becomes true when a command changes something, and stays so until it is set back.
+    ``is_changed`` becomes true when a command changes something, and stays true until it is reset.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """How far the grants of a history exceed its limit, and how far its faults allow them to.
 
-The bounds are those of ``docs/reference/failover.md``. Where a fault has a row of its own there, the excess
-allowed is what that row allows and no more.
+The bounds are those of ``docs/reference/failover.md``. If a fault has its own row there, at most the excess
+in that row is allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from comporta.simulation.network import seconds_ns
 from comporta.simulation.scheduler import NANOSECONDS
 
 RETURN_SECONDS: Final = 3.0
-"""A worker is back this long after the last fault of the store: documented are two seconds."""
+"""A worker has recovered this long after the last fault of the store; the documentation promises 2 s."""
 
 STORE_FAULTS: Final = frozenset({"hang", "crash", "full", "read_only"})
 NETWORK_FAULTS: Final = frozenset(
@@ -36,7 +36,7 @@ def largest_excess(history: FleetHistory) -> tuple[float, int]:
 
 
 def grants(history: FleetHistory) -> list[tuple[int, int]]:
-    """Return when how much was granted, in order."""
+    """Return the grants in order, each as its time and its units."""
     if history.scenario.workload == "upstream":
         return sorted((request.began_ns, 1) for request in history.of(Request))
     return sorted((call.decided_ns, call.cost) for call in history.of(Call) if call.result == GRANTED)

@@ -1,8 +1,8 @@
 """A server's data as Redis keeps it, and operations carried out by their Lua scripts, in this process.
 
-It is slower than the Python steps (``step_engine.py``), and it runs the text that production runs: a scenario
-must have the same history with both. Lua 5.1 comes from the package lupa; ``keyspace.py`` has the data and
-the commands. Every operation is a script call of its own, with the bytes that production sends.
+It is slower than the Python steps (``step_engine.py``), but it runs the scripts that production runs: a
+scenario must have the same history with both. Lua 5.1 comes from the package lupa; ``keyspace.py`` has the
+data and the commands. Every operation is a separate script call, with the bytes that production sends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from comporta.stores.redis.protocol import ScriptCall, script_text
 
 
 class LuaEngine(ServerEngine):
-    """Keys and values, and a Lua interpreter with the scripts that were used so far."""
+    """Keys and values, and a Lua interpreter with the scripts used so far."""
 
     def __init__(self) -> None:
         self._lua = _new_lua()
@@ -62,7 +62,7 @@ class LuaEngine(ServerEngine):
         self._keyspace = Keyspace() if snapshot is None else copy(snapshot)
 
     def _call_command(self, name: bytes, *arguments: bytes | float) -> Any:
-        """Carry out a command of a script, as ``redis.call`` does: the null reply is false in Lua."""
+        """Carry out a command of a script as ``redis.call`` does, which returns the null reply as false."""
         reply = self._keyspace.call(name.decode(), *[_as_bytes(argument) for argument in arguments])
         if isinstance(reply, list):
             return self._lua.table_from([False if each is None else each for each in reply])
@@ -102,7 +102,7 @@ def _as_bytes(argument: bytes | float) -> bytes:
 
 
 def _as_reply(value: Any) -> Any:
-    """Return a value of Lua as a server replies it: numbers are integers, and false is the null reply."""
+    """Return a value of Lua as a server's reply: numbers become integers, and false the null reply."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, int | float):

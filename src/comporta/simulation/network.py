@@ -1,8 +1,8 @@
 """The network between workers and the server: delay, loss, partitions.
 
-It behaves as TCP does. A packet that is lost is sent again, later and later, also after its sender has closed
-the connection: so a request can be carried out long after its caller gave up. A black hole swallows what is
-sent through it for good. Nothing arrives twice: TCP drops duplicates.
+It behaves as TCP does. A lost packet is sent again after increasing delays, even after its sender has closed
+the connection, so a request can be carried out long after its caller gave up. A black hole swallows
+everything that is sent through it. Nothing arrives twice: TCP drops duplicates.
 
 This module does not know what it carries.
 """
@@ -26,7 +26,7 @@ _RESENDS_MAX = 6
 
 
 class Link:
-    """What is wrong between one worker and the server, now. The lists count faults that act together.
+    """The current faults between one worker and the server. The lists count faults that act together.
 
     ``is_clear``: nothing is wrong.
     """
@@ -45,7 +45,7 @@ class Link:
         self._update()
 
     def set_loss(self, share: float) -> None:
-        """Lose this share of all packets."""
+        """Lose this fraction of all packets."""
         self.loss = share
         self._update()
 

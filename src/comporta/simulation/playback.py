@@ -1,7 +1,7 @@
 """Plays the upstreams of a settings file: a simulated fleet calls models of them, on virtual time.
 
-Every worker creates its upstreams as a program does, with ``Upstreams``. Callers arrive at random, at a given
-rate, and what happens to their calls is recorded for each upstream (``playback_record.py``). The same
+Every worker creates its upstreams as a program does, with ``Upstreams``. Callers arrive at random times, at a
+given rate, and what happens to their calls is recorded for each upstream (``playback_record.py``). The same
 settings, options and seed give the same numbers.
 """
 
@@ -42,16 +42,16 @@ from comporta.upstream.registry import Upstreams
 from comporta.upstream.upstream import Upstream
 
 CALLERS_MAX: Final = 200
-"""How many calls of one worker to one upstream are in progress at most; one more is counted as ``busy``."""
+"""How many calls of one worker to one upstream may be in progress; one more is counted as ``busy``."""
 
 SAMPLED_WORKERS_MAX: Final = 10
-"""Of how many workers the phases of the breakers are recorded."""
+"""For how many workers the phases of the breakers are recorded."""
 
 SLICES: Final = 100
 """Into how many parts a playback is divided for its progress."""
 
 TIMEOUT_SECONDS: Final = 30.0
-"""The client's time-out where the settings give none, as in ``Upstream``."""
+"""The client's time-out if the settings do not set one, as in ``Upstream``."""
 
 _ENDPOINTS: PerProcess[Endpoints | None] = PerProcess(lambda: None)
 _SCHEME = "simulated"
@@ -60,7 +60,7 @@ _ERROR_STATUS_MIN = 400
 R = TypeVar("R")
 
 Progress = Callable[[float], None]
-"""Gets the part that is done, from 0 to 1."""
+"""Receives the fraction that is done, from 0 to 1."""
 
 
 class UpstreamFault(NamedTuple):
@@ -144,7 +144,7 @@ class PlaybackFleet(SimulatedFleet):
         return super().run()
 
     def note(self, worker: str, kind: str, text: str = "") -> None:
-        """Record nothing: the records of the upstreams have what the report shows."""
+        """Record nothing: the records of the upstreams contain what the report shows."""
 
     def make_program(self, worker: SimulatedWorker) -> PlaybackProgram:
         """Return the program of a worker."""
@@ -205,12 +205,12 @@ class PlaybackProgram(Program):
         return upstream.guard(request)
 
     def _start_next_call(self, name: str, request: GuardedRequest, store: Store) -> None:
-        """Have the next call to an upstream begin at a random moment, on a thread of its own."""
+        """Schedule the next call to an upstream at a random moment, on its own thread."""
         delay = self._random_moments.expovariate(self.playback.options.demand[name])
         self.worker.start_thread_after(seconds_ns(delay), partial(self._make_call, name, request, store))
 
     def _make_call(self, name: str, request: GuardedRequest, store: Store) -> None:
-        """Make one call, which begins now, and have the next one begin later."""
+        """Make one call now, and schedule the next one."""
         if self.is_leaving:
             return
         now, record = self.playback.now(), self.playback.records[name]
@@ -230,14 +230,14 @@ class PlaybackProgram(Program):
         record.add_outcome(self.playback.now(), outcome)
 
     def _poll(self, store: Store, now: float) -> None:
-        """Have a healthy worker ask for changes before a call, if the last time is ``POLL_SECONDS`` ago.
+        """Let a healthy worker poll for changes before a call, if its last poll is ``POLL_SECONDS`` ago.
 
-        A real worker in use asks five times a second. Here it does so when it matters: in a large fleet, this
-        saves most of the work.
+        A real worker in use polls five times a second. Here it polls only before calls, which saves most of
+        the work in a large fleet.
         """
         if store.has_heartbeat and store.is_healthy and now - self._polled_at >= POLL_SECONDS:
             self._polled_at = now
-            if self._ends.is_clear:  # it takes no time, so that its thread need not do it
+            if self._ends.is_clear:  # a poll takes no time, so the heartbeat thread need not do it
                 failover = cast(FailoverStore, store)
                 failover.heartbeat.poll(failover, is_beat=False)
             else:
@@ -281,19 +281,19 @@ def _outcome(request: GuardedRequest, call: PlaybackCall) -> str:
 
 
 def _sleep(seconds: float) -> None:
-    RUNTIME.sleep(seconds)  # of the runtime at this moment: models are made before the simulated one is used
+    RUNTIME.sleep(seconds)  # looked up now: the simulated runtime is installed after this
 
 
 class PlaybackStore(SimulatedStore):
-    """A client of the simulated server that saves events while nothing is wrong: a large fleet has very many.
+    """A client of the simulated server that needs fewer events while nothing is wrong, for large fleets.
 
     Heartbeats take no time then, because whether one takes a millisecond makes no difference to any call. A
-    decision is made at the end of its round trip. The first one of a worker makes the connection on which the
-    next ones would be sent, so that a fault finds the worker with a connection.
+    decision is made at the end of its round trip. The first decision of a worker opens the connection on
+    which the next ones would be sent, so that a fault finds the worker with a connection.
     """
 
     def apply(self, operation: Operation[R]) -> R:
-        """Carry out an operation: a heartbeat at once, everything else after a round trip."""
+        """Carry out an operation: a heartbeat immediately, everything else after a round trip."""
         ends = self.ends
         has_arrived = type(operation) is ReadChanges or self._wait_round_trip()
         if not (has_arrived and ends.is_clear):
@@ -309,7 +309,7 @@ class PlaybackStore(SimulatedStore):
         return True
 
     def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
-        """Carry out what the heartbeat polls for at once as well; a caller's operation carries a log read."""
+        """Carry out what the heartbeat polls immediately, too; a caller's operation carries a log read."""
         has_arrived = type(operations[-1]) is not ReadChanges or self._wait_round_trip()
         if has_arrived and self.ends.is_clear:
             return [self.ends.server.execute(operation, self.ends.worker.name) for operation in operations]
@@ -323,7 +323,7 @@ def _open_store(url: str) -> Store:
 
 
 def _with_simulated_state(settings: Settings) -> Settings:
-    """Return the settings with a state on the simulated server; ``memory://`` stays what it is."""
+    """Return the settings with a state on the simulated server; ``memory://`` stays unchanged."""
     state = settings.state or default_url(distributed=True)
     if state.startswith("memory://"):
         return replace(settings, state=state, reloader=None)

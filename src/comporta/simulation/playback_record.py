@@ -1,6 +1,6 @@
 """What happened to the calls of one upstream in a playback: numbers per slot of time, and their totals.
 
-A slot is the width of a bar in the report. The record has a fixed size, whatever the number of calls.
+One bar in the report shows one slot. The record has a fixed size, whatever the number of calls.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Final
 from comporta.limits.config import LimitConfig, LimitStrategy
 
 SLOTS_MAX: Final = 300
-"""How many slots a record has at most."""
+"""The largest number of slots in a record."""
 
 OUTCOMES: Final = ("ok", "failed", "limited", "open", "busy")
-"""How a call ends: answered; with an error; refused by limit; by breaker; or there was no free caller."""
+"""How a call ends: answered; with an error; refused by the limit; by the breaker; no caller was free."""
 
 _WAIT_STEP = log(1.05)
 _WAIT_MIN = 0.001
@@ -33,7 +33,7 @@ class TokenMeter:
         self._at = 0.0
 
     def exceeds(self, now: float) -> bool:
-        """Count an attempt, and return whether it is one too many."""
+        """Count an attempt, and return whether it exceeds the limit."""
         tokens = min(self._capacity, self._tokens + (now - self._at) * self._rate) - 1
         self._at = now
         is_excess = tokens < -1e-6
@@ -55,7 +55,7 @@ class WaitTimes:
             self.longest = seconds
 
     def quantile(self, share: float) -> float:
-        """Return the duration that this share of all does not exceed; 0 without any."""
+        """Return the duration that this fraction of all durations does not exceed; 0 if there are none."""
         left = share * self._counts.total()
         for step, count in sorted(self._counts.items()):
             left -= count
@@ -65,7 +65,7 @@ class WaitTimes:
 
 
 class UpstreamRecord:
-    """The numbers of one upstream. ``rate`` is that of its limit, in calls per second."""
+    """The numbers of one upstream. ``rate`` is the rate of its limit, in calls per second."""
 
     def __init__(self, name: str, limits: Sequence[LimitConfig], seconds: float) -> None:
         self.name = name
@@ -111,7 +111,7 @@ class UpstreamRecord:
         self.outcomes[outcome][self.slot_at(now)] += 1
 
     def add_sample(self, now: float, phase: str, *, is_fallback: bool) -> None:
-        """Count what one worker's breaker and store are like now."""
+        """Count the current state of one worker's breaker and store."""
         slot = self.slot_at(now)
         self.phases[slot][phase] += 1
         self.fallback[slot][is_fallback] += 1
@@ -133,7 +133,7 @@ class UpstreamRecord:
         }
 
     def _seconds_of(self, samples: Sequence[Counter[Any]], value: object) -> float:
-        """Return for how long a sampled worker had a value, on average."""
+        """Return for how many seconds a sampled worker had a value, on average."""
         return round(sum(slot[value] / max(1, slot.total()) for slot in samples) * self.slot, 1)
 
 

@@ -1,7 +1,8 @@
 """What must hold for single policies, in the scenarios that aim at them: circuits, classes, reservations.
 
 Each invariant looks only at histories in which nothing else can explain what it finds: without faults, or
-with faults of the upstream alone. ``invariants.py`` has those that hold under every fault, and lists all.
+with faults of the upstream alone. ``invariants.py`` has the invariants that hold under every fault, and lists
+all of them.
 """
 
 from __future__ import annotations

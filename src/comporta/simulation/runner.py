@@ -1,6 +1,6 @@
 """Runs many seeds, and for each that fails prints what failed and one command that replays it.
 
-The command has the shrunk fault script, so the replay is as short as the search could make it.
+The command contains the shrunk fault script, so the replay is as short as the search could make it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command that replays it."""
+        """The command that replays the failure."""
         scenario, lua = self.scenario, "--lua " if self.scenario.lua else ""
         faults = shlex.quote(format_faults(scenario.faults))
         return f"python -m comporta.simulation {lua}--seed {scenario.seed} --faults {faults}"
@@ -77,7 +77,7 @@ def run_seeds(
 
 
 def _run_chunk(seeds: list[int], *, shrinks: bool, lua: bool) -> list[Failure | None]:
-    gc.freeze()  # what is imported by now lives on: collecting one simulation then takes a millisecond
+    gc.freeze()  # exempts the imported modules: collecting one simulation then takes a millisecond
     results = []
     for index, seed in enumerate(seeds):
         results.append(run_seed(seed, shrinks=shrinks, lua=lua))

@@ -1,7 +1,7 @@
 """A scenario: everything that determines a simulation, as one value drawn from a seed.
 
-Two scenarios that are equal give the same history. A scenario prints as text; the fault script can be
-replaced, which is how a failing seed is shrunk (``shrinker.py``).
+Two scenarios that are equal give the same history. A scenario can be printed as text. Its fault script can be
+replaced, which is how ``shrinker.py`` shrinks a failing seed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from comporta.simulation.faults import Fault, format_faults
 WORKLOADS: Final = ("limit", "wait", "lease", "upstream")
 """What workers do: take without waiting, wait for a limit, take with leases, call an upstream.
 
-Scenarios that aim at one promise also have ``"priority"``, ``"reserve"`` and ``"cache"``
+Scenarios that aim at one promise also use ``"priority"``, ``"reserve"`` and ``"cache"``
 (``drawn_scenarios.py``).
 """
 
 QUIET_SECONDS = 6.0
-"""No fault lasts longer than until this long before the end, so that every worker can come back."""
+"""All faults end at least this long before the end, so that every worker can recover."""
 
 
 @dataclass(frozen=True)
 class FleetScenario:
     """One simulation. Times are in seconds, ``load`` in calls per second and worker.
 
-    With ``burst_seconds`` all callers call for so long and then pause for as long, again and again; with
-    ``trickles`` they call at a fortieth of the load then. ``lease``, ``threshold``, ``cooldown`` and
+    With ``burst_seconds`` all callers alternately call and pause, for this long each; with ``trickles`` they
+    call at a fortieth of the load instead of pausing. ``lease``, ``threshold``, ``cooldown`` and
     ``retry_base`` are options of the limit, the breaker and the retry. With ``lua`` the server runs the Lua
     scripts instead of the Python steps, which takes longer and gives the same history.
     """
@@ -59,7 +59,7 @@ class FleetScenario:
 
     @property
     def burst(self) -> int:
-        """The most grants at one moment that the strategy allows: beside the rate, this bounds all grants."""
+        """The most grants at one moment that the strategy allows; this and the rate bound all grants."""
         return {"fixed_window": 2 * self.capacity, "leaky_bucket": 1}.get(self.strategy, self.capacity)
 
     def with_faults(self, faults: tuple[Fault, ...]) -> FleetScenario:
@@ -78,7 +78,7 @@ class FleetScenario:
         )
 
     def _options_text(self) -> str:
-        """Return the options that few scenarios set, where they are set."""
+        """Return those options that few scenarios set, if they are set."""
         options = ("trickles", "lease", "threshold", "cooldown", "retry_base", "lua")
         given = [(name, getattr(self, name)) for name in options]
         return "".join(f", {name} {value}" for name, value in given if value != getattr(FleetScenario, name))
@@ -133,7 +133,10 @@ def draw_faults(random: Random, scenario: FleetScenario, at: float, *, for_all: 
 
 
 _FOR_ALL = 0.5
-"""How many scenarios have only faults of the whole fleet, whose bounds are the tightest."""
+"""The fraction of scenarios, besides those that call an upstream, with faults of the whole fleet only.
+
+Their bounds are the tightest.
+"""
 
 _REPEATED = 0.3
 _OVERLAPPING = 0.2

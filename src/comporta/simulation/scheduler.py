@@ -1,10 +1,10 @@
 """Virtual time, and the threads that run on it.
 
 Every thread of every simulated worker is a greenlet of one real thread. A thread runs until it waits, and
-waiting costs no real time: the scheduler goes on with whatever is due next. Two things that are due at the
-same moment happen in the order in which they were scheduled, so a run depends on nothing but its inputs.
+waiting costs no real time: the scheduler continues with the action that is due next. Two actions that are due
+at the same moment happen in the order in which they were scheduled, so a run depends only on its inputs.
 
-This module knows no workers beyond whether their threads may run, and no network.
+This module knows about workers only whether their threads may run, and nothing about the network.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class SimulatedProcess(Protocol):
 
 
 class SimulatedThread(greenlet):  # type: ignore[misc]  # greenlet has no types
-    """A thread of a simulated process. ``ticket`` counts its waits: an old timer wakes no later one.
+    """A thread of a simulated process. ``ticket`` counts its waits: an old timer does not end a later wait.
 
-    Making a greenlet takes ten times as long as switching to one, so one whose thread has ended becomes a
-    thread again, of any process (:meth:`Scheduler.start`).
+    Creating a greenlet takes ten times as long as switching to one, so a greenlet whose thread has ended is
+    used again for another thread, of any process (:meth:`Scheduler.start`).
     """
 
     __slots__ = ("_scheduler", "owner", "ticket", "work")  # every event reads them
@@ -72,7 +72,7 @@ class SimulatedThread(greenlet):  # type: ignore[misc]  # greenlet has no types
         scheduler.current = None
 
     def end(self) -> None:
-        """End the thread at once, as the end of its process does. What it cleans up can wait for nothing."""
+        """End the thread immediately, as the end of its process does. Its cleanup code cannot wait."""
         self.ticket += 1
         scheduler, previous = self._scheduler, self._scheduler.current
         scheduler.current = self
@@ -135,7 +135,8 @@ class Scheduler:
     def start_after(self, delay_ns: int, owner: SimulatedProcess, work: Callable[[], object]) -> None:
         """Start a thread after some nanoseconds of virtual time, unless its process has ended by then.
 
-        Until then it takes no greenlet: a few that are used again and again stay in the processor's cache.
+        Until then the thread takes no greenlet: a few greenlets that are reused stay in the processor's
+        cache.
         """
         self.call_after(delay_ns, self._start_due, (owner, work))
 
@@ -155,7 +156,7 @@ class Scheduler:
         return thread
 
     def wake(self, thread: SimulatedThread) -> None:
-        """Have a waiting thread look again whether it may go on, at this moment of virtual time."""
+        """Let a waiting thread check again whether it may continue, at this moment of virtual time."""
         self.event_count += 1
         heappush(self._events, (self.now_ns, self.event_count, thread.resume, thread.ticket))
 
@@ -168,7 +169,7 @@ class Scheduler:
     def park(self, until_ns: int | None) -> None:
         """Suspend the running thread until it is woken, or until a moment of virtual time.
 
-        A caller checks afterwards what it waited for: a wake-up says only that it may be there.
+        A caller checks afterwards for what it waited: a wake-up means only that it may be there.
         """
         thread = self.current
         if thread is None:
@@ -289,7 +290,7 @@ class SimulatedQueue:
         return len(self._items)
 
     def empty(self) -> bool:
-        """Return whether there is none."""
+        """Return whether there are no items."""
         return not self._items
 
     def _wait(self, thread: SimulatedThread, ends_ns: int) -> None:

@@ -4,7 +4,7 @@ It has a clock of its own, and every way to fail that a Redis server has: it cra
 data, with an old snapshot or empty; it hangs and carries out later what it was sent meanwhile; it refuses
 writes; its clock jumps. Its engine (``server_engine.py``) carries out the operations.
 
-It does not know who sends the operations.
+This module does not know who sends the operations.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SimulatedServer:
         return (UNIX_START_NS + self._scheduler.now_ns) // 1000 + self.clock_error_us
 
     def call(self, action: Callable[[Any], object], argument: Any) -> None:
-        """Do something on the server: now, or when it no longer hangs. A server that is down does nothing."""
+        """Run ``action`` on the server, now or when it no longer hangs. A server that is down ignores it."""
         if self.is_hung:
             self._waiting.append((action, argument))
         elif self.is_up:
@@ -73,7 +73,7 @@ class SimulatedServer:
         return reply
 
     def refusal_error(self) -> ResponseError | None:
-        """Return the error with which the server answers everything now, if it does."""
+        """Return the error with which the server currently answers every request, if it does."""
         if not self.refusal:
             return None
         error_class, text = _REFUSALS[self.refusal]
@@ -92,7 +92,7 @@ class SimulatedServer:
         self.is_hung = True
 
     def resume(self) -> None:
-        """Let the server go on: first with everything that arrived meanwhile."""
+        """Let the server continue, first with everything that arrived meanwhile."""
         self.is_hung = False
         waiting, self._waiting = self._waiting, []
         for action, argument in waiting:
@@ -121,6 +121,6 @@ class SimulatedServer:
         self._scheduler.call_after(_SNAPSHOT_NS, self.keep_snapshots)
 
     def _load_snapshot(self, moment_ns: int) -> None:
-        """Go back to the last snapshot before a moment; without one, to nothing."""
+        """Restore the last snapshot before a moment; without one, start empty."""
         snapshots = [snapshot for at_ns, snapshot in self._snapshots if at_ns <= moment_ns]
         self._engine.restore(snapshots[-1] if snapshots else None)

@@ -1,4 +1,4 @@
-"""What a simulated server keeps and how it carries out operations, apart from the ways in which it fails.
+"""The data of a simulated server and how it carries out operations, but not how it fails.
 
 ``step_engine.py`` carries out the Python steps of operations, ``lua_engine.py`` their Lua scripts. Both give
 the same replies, so a scenario has the same history with either.

@@ -1,8 +1,8 @@
 """Operations under the override records of their limits, as a server's script sees them.
 
 A worker sends the configured numbers of a limit, and the script applies the record of an operator's override,
-a degradation or a pause. An operation's Python step decides by the strategy that it holds, so this module
-returns a copy of the operation that holds the overridden one.
+a degradation or a pause. An operation's Python step decides by the strategy that the operation holds, so this
+module returns a copy that holds the overridden strategy.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A server keeps the registry in a sorted set, whose cost hardly grows with the fleet. The Python step of a
 heartbeat unpacks and packs a record of all workers, of which a local engine keeps at most 170. So the
-simulated server has a registry of its own, with the replies of the Lua script. The barrier at which workers
-rejoin is a state like others.
+simulated server has its own registry, with the replies of the Lua script. The barrier at which workers rejoin
+is a state like any other.
 
 This module does not know who sends the operations, and it keeps no time.
 """

@@ -1,7 +1,7 @@
-"""Shrinking a failing scenario: a fault script without the steps that the failure does not need.
+"""Shrinks a failing scenario: removes the steps of its fault script that the failure does not need.
 
 Each candidate is simulated again, at most :data:`RUNS_MAX` times in all, and kept if the same invariant still
-fails. First steps are left out, then faults are shortened.
+fails. Steps are removed first; then faults are shortened.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def shrink(scenario: FleetScenario, fails: Fails) -> FleetScenario:
 
 
 class _Attempts:
-    """Tries candidates until there were too many."""
+    """Tries candidates, up to the bound on their number."""
 
     def __init__(self, fails: Fails) -> None:
         self._fails = fails

@@ -1,7 +1,7 @@
-"""A whole fleet in one thread: workers, network, server and upstream, and the faults that happen to them.
+"""A whole fleet in one thread: workers, network, server and upstream, and the faults that affect them.
 
-:func:`simulate` is the entry: it installs the simulated runtime, runs a scenario to its end and returns its
-history. What a worker does is in ``workload.py``, what a fault does in ``fault_actions.py``.
+:func:`simulate` is the entry point: it installs the simulated runtime, runs a scenario to its end and returns
+its history. What a worker does is in ``workload.py``, what a fault does in ``fault_actions.py``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def simulate(scenario: FleetScenario) -> FleetHistory:
 
 @contextmanager
 def fleet_runtime(fleet: SimulatedFleet) -> Iterator[None]:
-    """Use the runtime of a fleet in the ``with`` block, and keep what belongs to this process from it."""
+    """Use the runtime of a fleet in the ``with`` block, and hide the state of this process from the fleet."""
     with install(fleet.runtime), _quiet_log(), _clean_environment(), _no_garbage_collection():
         yield
 
@@ -165,7 +165,7 @@ class SimulatedFleet:
         self._start_worker(index)
 
     def end_worker(self, worker: SimulatedWorker) -> None:
-        """End a worker at once, as a kill does: nothing of it runs any more."""
+        """End a worker immediately, as a kill does: none of its code runs any more."""
         worker.kill()
         self.programs.pop(worker, None)
 
@@ -195,7 +195,7 @@ class SimulatedFleet:
             self.note("", "fault_ends", str(fault))
 
     def affected_workers(self, fault: Fault) -> list[int]:
-        """Return the workers that a fault concerns: those that it names, else all."""
+        """Return the workers that a fault affects: those that it names, otherwise all."""
         every = range(self.scenario.workers)
         return [index for index in fault.workers or every if index < self.scenario.workers]
 
@@ -242,7 +242,7 @@ def _clean_environment() -> Iterator[None]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keep the collector from running code at moments that do not follow from the seed."""
+    """Keep the garbage collector from running code at moments that the seed does not determine."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

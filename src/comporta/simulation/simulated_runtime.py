@@ -1,7 +1,7 @@
 """The machine as a simulated worker sees it: everything comes from the worker whose thread runs.
 
 Installed with :func:`comporta.runtime.install` for the length of a simulation. While no worker's thread runs
-(the network delivers, a fault acts), it answers for a process of its own, which waits for nothing.
+(the network delivers, a fault acts), the runtime answers for a separate process, which never waits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SimulatedRuntime(Runtime):
         return self.worker().unix_ns() / NANOSECONDS
 
     def random_bytes(self, size: int) -> bytes:
-        """Return so many bytes of the worker's random stream."""
+        """Return ``size`` bytes of the worker's random stream."""
         return self.worker().random.randbytes(size)
 
     def pid(self) -> int:
@@ -91,5 +91,5 @@ class SimulatedRuntime(Runtime):
         return True
 
     def process_objects(self) -> dict[PerProcess[Any], Any]:
-        """Return the objects that the worker's process has once."""
+        """Return the objects that exist once in the worker's process."""
         return self.worker().process_objects

@@ -1,7 +1,7 @@
 """A server's data as states, and operations carried out by their Python steps.
 
-Scripts read the override record of a limit on the server; so does this engine. A few operations have steps of
-their own here, because a server carries them out otherwise than a local engine does.
+Scripts read the override record of a limit on the server; so does this engine. A few operations have separate
+steps here, because a server carries them out differently from a local engine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepEngine(ServerEngine):
         self._unchanged: tuple[State | None, Changes] = (None, Changes(0, {}))
 
     def apply(self, operation: Operation[Any], now_us: int) -> tuple[Any, bool]:
-        """Carry out an operation by its step, and note in the change log what it changed."""
+        """Carry out an operation by its step, and record in the change log what it changed."""
         reply, changed = _OWN_STEPS.get(type(operation), _PYTHON_STEP)(self, operation, now_us)
         name = operation.changed_name(reply)
         if name is not None:
@@ -155,4 +155,4 @@ _OWN_STEPS: dict[type[Operation[Any]], _Step] = {
     ListWorkers: StepEngine._list_workers,
     SettleOperation: StepEngine._settle,
 }
-"""The operations that a server carries out otherwise than their Python steps do."""
+"""The operations that a server carries out differently from their Python steps."""

@@ -2,7 +2,7 @@
 
 Blocking callers use the real connection pool on simulated connections. The operations of an event loop share
 one connection, each call with the deadline of the Redis store. Every error is the one that the Redis store
-raises. Failover is not known here: the real ``FailoverStore`` stands in front.
+raises. This store knows nothing about failover: the real ``FailoverStore`` stands in front of it.
 """
 
 from __future__ import annotations

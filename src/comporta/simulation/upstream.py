@@ -1,4 +1,4 @@
-"""The upstream of a simulation: it takes some time to answer, fails, is slow or refuses, as faults say."""
+"""The upstream of a simulation: it takes some time to answer, and faults make it fail, slow or refuse."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Begun(NamedTuple):
 
 
 class UpstreamSimulation:
-    """The upstream, with the faults that have begun and not ended; of one kind the latest counts.
+    """The upstream, with the faults that have begun and not ended; of each kind the latest fault counts.
 
     It answers 503 in ``upstream_errors`` and ``upstream_late``, to some requests in ``upstream_flaky``, and
     otherwise 429 in ``upstream_refuses``; each ``upstream_slow`` makes it slower.
@@ -44,11 +44,11 @@ class UpstreamSimulation:
         self._history = history
 
     def begin(self, fault: Fault) -> None:
-        """Have a fault."""
+        """Begin a fault."""
         self._faults.append(fault)
 
     def end(self, fault: Fault) -> None:
-        """Recover from a fault; others go on."""
+        """End a fault; other faults continue."""
         self._faults.remove(fault)
 
     def request(self, worker: str, *, is_retry: bool) -> UpstreamAnswer:

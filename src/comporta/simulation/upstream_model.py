@@ -1,10 +1,10 @@
-"""A model of an upstream: so many calls at a time, a queue, and mistakes; on virtual time.
+"""A model of an upstream: a capacity, a queue and errors, on virtual time.
 
-The upstream works at a fixed capacity. A call that finds all places taken waits in the queue, and one that
-finds the queue full is answered with 503. A caller that gives up does not take its call back: the upstream
-still works on it, as real ones do. This is what makes retries dangerous.
+The upstream works at a fixed capacity. A call that finds all places taken waits in the queue, and a call that
+finds the queue full is answered with 503. A caller that gives up does not withdraw its call: the upstream
+still works on it, as real upstreams do. This is what makes retries dangerous.
 
-It knows nothing of policies; callers reach it through them.
+The model knows nothing about policies; callers reach it through them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class ModelOptions(NamedTuple):
     """How an upstream behaves.
 
     ``capacity`` is in calls per second (``None``: without a limit), ``latency`` the seconds of a call that
-    need not wait, ``errors`` the share of calls that end with 500, and ``queue`` the longest wait in seconds.
+    need not wait, ``errors`` the fraction of calls that end with 500, and ``queue`` the longest wait in
+    seconds.
     """
 
     capacity: float | None = None
@@ -32,7 +33,7 @@ class ModelOptions(NamedTuple):
 
 
 class ModelFault:
-    """What is wrong with an upstream now; the numbers count the faults that act together."""
+    """The current faults of an upstream; the numbers count the faults that act together."""
 
     def __init__(self) -> None:
         self.down = 0

@@ -1,6 +1,6 @@
 """A simulated worker: one process with its own clocks, randomness, threads and process-wide objects.
 
-A worker that is restarted is a new object: nothing of a killed process is left but what it wrote elsewhere.
+A worker that is restarted is a new object: of a killed process, only what it wrote elsewhere remains.
 This module knows neither what the worker's threads do nor how it is reached.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from comporta.simulation.scheduler import Scheduler, SimulatedThread
 
 UNIX_START_NS = 1_700_000_000 * 1_000_000_000
-"""Unix time when a simulation begins, by a clock that is right."""
+"""Unix time when a simulation begins, by a correct clock."""
 
 _MILLION = 1_000_000
 
@@ -21,7 +21,7 @@ _MILLION = 1_000_000
 class SimulatedWorker:
     """One process. ``index`` is its place in the fleet, ``incarnation`` counts its restarts.
 
-    ``drift_ppm`` is by how many millionths its clocks run fast.
+    ``drift_ppm`` is how fast its clocks run, in millionths above the true rate.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SimulatedWorker:
         self._scheduler = scheduler
 
     def monotonic_ns(self) -> int:
-        """Return this worker's monotonic clock, which starts anywhere and drifts."""
+        """Return this worker's monotonic clock, which starts at any value and drifts."""
         now_ns = self._scheduler.now_ns
         if self.drift_ppm:
             now_ns += now_ns * self.drift_ppm // _MILLION
@@ -70,7 +70,7 @@ class SimulatedWorker:
         self._scheduler.start_after(self.local_delay_ns(delay_ns), self, work)
 
     def pause(self) -> None:
-        """Stop all threads, as SIGSTOP or a machine that is out of memory does; clocks go on."""
+        """Stop all threads, as SIGSTOP or a machine that is out of memory does; clocks continue."""
         if not self.is_dead:
             self.is_running = False
 
@@ -84,7 +84,7 @@ class SimulatedWorker:
             self._scheduler.call_after(0, thread.resume, ticket)
 
     def kill(self) -> None:
-        """End the process, as SIGKILL does: nothing of it runs or is sent any more."""
+        """End the process, as SIGKILL does: it runs and sends nothing any more."""
         self.is_dead = True
         self.is_running = False
         self.deferred.clear()

@@ -1,4 +1,4 @@
-"""What a simulated worker does: it opens the store, creates its policies and calls them again and again.
+"""What a simulated worker does: it opens the store, creates its policies and calls them repeatedly.
 
 The code under test is the real one, from ``FailoverStore`` upwards. Each call becomes one record of the
 history.
@@ -43,7 +43,7 @@ _TRICKLE_DIVISOR = 40
 
 
 class SimulatedCaller(NamedTuple):
-    """One of the users of a worker, who calls again and again."""
+    """One of the users of a worker, who calls repeatedly."""
 
     number: int
     random: Random
@@ -88,7 +88,7 @@ class Program:
         await asyncio.gather(
             *(self._await_repeatedly(number, calls.call_async) for number in range(self._scenario.callers))
         )
-        await asyncio.Event().wait()  # the heartbeat goes on; the program ends with the scenario
+        await asyncio.Event().wait()  # the heartbeat continues; the program ends with the scenario
 
     async def _await_repeatedly(
         self, number: int, call: Callable[[SimulatedCaller], Coroutine[Any, Any, None]]
@@ -191,7 +191,7 @@ class Calls(ABC):
 
 
 class LimitCalls(Calls):
-    """Takes one unit of a limit, at once or within ``max_wait`` seconds, with or without leases."""
+    """Takes one unit of a limit, immediately or within ``max_wait`` seconds, with or without leases."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -231,7 +231,7 @@ class PriorityCalls(LimitCalls):
 
 
 RESERVED_UNITS = 4
-"""How many units a call reserves; it uses 1 to all of them."""
+"""How many units a call reserves; it uses between 1 and all of them."""
 
 _WORK_SECONDS = 0.02
 
@@ -295,7 +295,7 @@ class UpstreamCalls(Calls):
 
         try:
             await self._upstream.call(request)
-        except TimeoutError:  # of an upstream that was too slow: the caller's business
+        except TimeoutError:  # the upstream was too slow, which the caller has to handle
             return False
         return True
 

@@ -11,14 +11,15 @@
 - ``attempt_admission``, ``attempt_outcome``: an attempt before and after the user's function
 - ``fast_path``: the same path for an ordinary call, without a flow
 - ``guarded_function``: the wrappers of ``guard``, which need no object for an ordinary call
-- ``replaceable_guards``: the same where settings may be reloaded
+- ``replaceable_guards``: guarded functions that follow reloaded settings
 - ``attempt``: one attempt at the user's function, within its time-out
 - ``observation``: calls hooks and listeners for the attempts of a call
 - ``report``: what happened to a call
 - ``recent_failures``: the latest failures in this process, with their texts
 - ``health``: the state of an upstream for health pages
 - ``options``: options of single calls, for a view of an upstream
-- ``body``, ``renewal``: the last part of an attempt, in which the caller reads the answer; its permit
+- ``body``: the last part of an attempt, in which the caller reads the answer
+- ``renewal``: renews the permit of an attempt during that part
 - ``generators``: generator functions as attempts
 - ``httpx_transport``, ``httpx_streams``, ``requests_adapter``, ``aiohttp_middleware``: HTTP clients whose
   requests go through an upstream

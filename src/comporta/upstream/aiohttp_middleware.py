@@ -104,10 +104,10 @@ def _observe_body(response: ClientResponse, body: OpenBody) -> None:
 
 
 def _allow_collection(response: ClientResponse) -> None:
-    """Let the garbage collector have a response that the program has forgotten.
+    """Let the garbage collector collect a response that the program no longer references.
 
-    aiohttp keeps it alive, and with it its connection and its permit, by a callback of the stream that the
-    connection feeds. Where a version of aiohttp has no such list, that is how it stays.
+    aiohttp keeps the response alive, and with it its connection and its permit, through a callback of the
+    stream that the connection feeds. In a version of aiohttp without that list of callbacks, it stays alive.
     """
     callbacks = getattr(response.content, "_eof_callbacks", [])
     callbacks[:] = [
@@ -125,7 +125,7 @@ def _weak(method: Callable[[], object]) -> Callable[[], None]:
 
 
 def _do_nothing() -> None:
-    """Stand for a response that is gone."""
+    """Do nothing: the response has been collected."""
 
 
 def _end_body(content: StreamReader, body: OpenBody) -> None:
@@ -144,13 +144,13 @@ class ContentReader(StreamReader):
     def __init__(self, inner: StreamReader, body: OpenBody, response: ClientResponse) -> None:
         self._inner = inner
         self._body = body
-        self._response = response  # so that a program may keep the content only
+        self._response = response  # so that a program may keep only the content
 
     def __repr__(self) -> str:
         return repr(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # what this object does not have: the base's attributes
+        return getattr(self._inner, name)  # attributes that this object does not have
 
     async def _observe(self, step: Callable[[], Awaitable[Any]]) -> Any:
         """Make one read of the inner reader; an error of the body closes the response."""
@@ -198,7 +198,7 @@ class ContentReader(StreamReader):
         return part
 
     async def readchunk(self) -> tuple[bytes, bool]:
-        """Read one chunk, and whether it was the last part of a chunk of HTTP."""
+        """Read one chunk, and whether it was the last part of an HTTP chunk."""
         part: tuple[bytes, bool] = await self._observe(self._inner.readchunk)
         return part
 

@@ -1,4 +1,4 @@
-"""One attempt at the user's function, as an effect of a flow. Knows no policy but the time-out."""
+"""One attempt at the user's function, as an effect of a flow. Knows no policy except the time-out."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NOT_CALLED: Final = object()
 
 
 class TimedAttempt:
-    """Effect: call a function, and if it is awaited, end it at the time-out. An exception is the result.
+    """Effect: call a function, and if it is awaited, end it at the time-out. Exceptions are returned.
 
-    A blocking function cannot be interrupted from outside: it needs a time-out of its own. The attributes are
-    set by the one subclass, the call that makes the attempt.
+    A blocking function cannot be interrupted from outside: it needs a time-out of its own. The only subclass,
+    the call that makes the attempt, sets the attributes.
     """
 
     __slots__ = ("_arguments", "_function", "_keywords", "_timeouts")
@@ -58,7 +58,7 @@ class TimedAttempt:
             timeout.finish()
             return answer
         except MissingLoopError:
-            raise  # a mistake of the program, which must not count against the upstream
+            raise  # an error of the program, which must not count against the upstream
         except TypeError as error:
             if awaitable is _NOT_CALLED or isawaitable(awaitable):
                 return FailedAttempt(error)

@@ -1,7 +1,7 @@
 """What an attempt needs before it starts: an admission of the breaker, a permit and a token.
 
-The breaker comes before the limit: otherwise callers would queue only to be refused. It comes again after a
-wait, because it may have opened in the meantime.
+The breaker comes before the limit: otherwise callers would queue only to be refused. After a wait the breaker
+decides again, because it may have opened in the meantime.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONG_WAIT_NS = 1_000_000
 """After a wait longer than this, the breaker decides again."""
 
 _JITTER = 0.1
-"""Up to this share is added to a pause during an outage, so that callers do not all resume at once."""
+"""Up to this fraction is added to a pause during an outage, so that callers do not all resume at once."""
 
 
 def admit_attempt_flow(call: CallState) -> Flow[None]:
@@ -78,7 +78,7 @@ def _acquire_remotely_flow(call: CallState) -> Flow[None]:
     max_wait, caller = max_wait_ns / 1e9, call.options.caller
     call.has_token = yield from limiter._flows.acquire_first_flow(None, max_wait, caller)
     if call.has_token:
-        if policies.limiter.fallback is not None:  # the local state does not know of a pause
+        if policies.limiter.fallback is not None:  # the local state does not hold the pause
             yield from _wait_out_pause_flow(call, started_ns + max_wait_ns)
         yield from _end_wait_flow(call, started_ns)
 
@@ -99,7 +99,7 @@ def _wait_flow(call: CallState) -> Flow[None]:
 
 @contextmanager
 def _renewed_permit(call: CallState) -> Iterator[None]:
-    """Renew the permit of a call that may wait for longer than the time to live of permits allows for."""
+    """Renew the permit of a call that may wait for longer than ``permit_ttl`` allows for."""
     held = None if call.options.max_wait is None else call.held_permit
     if held is None:
         yield
@@ -113,7 +113,7 @@ def _renewed_permit(call: CallState) -> Iterator[None]:
 
 
 def _end_wait_flow(call: CallState, started_ns: int) -> Flow[None]:
-    """Record a wait, and get a new admission if it was long."""
+    """Record a wait, and get a new admission if the wait was long."""
     if _record_wait(call, started_ns) > _LONG_WAIT_NS:
         yield from _readmit_flow(call)
 
@@ -136,7 +136,7 @@ def _max_wait_ns(call: CallState, now_ns: int) -> int:
 
 
 def _admit_now(call: CallState) -> bool:
-    """Give the call the admission that calls of a closed circuit share; false if there is none now."""
+    """Give the call the admission that all calls of a closed circuit share; return false if there is none."""
     breaker = call.policies.breaker
     admission = None if breaker is None else breaker.shared_admission()
     if admission is None:
@@ -191,7 +191,7 @@ def _acquire_token_flow(call: CallState, until_ns: int) -> Flow[None]:
     call.has_token = yield from tokens.acquire_flow(options.cost, _remaining(call, until_ns), options.caller)
     if not call.has_token:
         raise (yield from _limit_error_flow(call, max_wait))
-    if fallback is None and store.fallback is not None:  # the local state does not know of a pause
+    if fallback is None and store.fallback is not None:  # the local state does not hold the pause
         yield from _wait_out_pause_flow(call, until_ns)
 
 

@@ -91,7 +91,7 @@ def report_abandoned_flow(call: CallState, admission: Admission | None) -> Flow[
 
 
 def retry_delay_flow(call: CallState) -> Flow[float | None]:
-    """Return the delay before the next attempt in seconds; ``None`` if there is none."""
+    """Return the delay in seconds before the next attempt; ``None`` if there is no next attempt."""
     policies, outcome = call.policies, call.outcome
     if not _is_worth_retrying(call) or policies.retry is None:
         return None

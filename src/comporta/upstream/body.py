@@ -1,8 +1,8 @@
 """The last part of an attempt: the caller reads the body of the answer.
 
-A transport returns its response when the headers have arrived. The attempt goes on until the body has ended,
-broke off, or was closed or dropped by the caller: until then the call keeps its permit, and its outcome is
-open. This module knows no HTTP client: a transport passes each read through an :class:`OpenBody`.
+A transport returns its response when the headers have arrived. The attempt lasts until the body ends or
+breaks off, or until the caller closes or drops it. Until then the call keeps its permit and has no outcome.
+This module knows no HTTP client: a transport passes each read through an :class:`OpenBody`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CANNOT_AWAIT = (GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 class ReadTimer:
-    """How long one attempt may still wait for the upstream.
+    """The time that one attempt may still wait for the upstream.
 
     It runs from the start of the attempt and stops between two reads of the body: a caller that is slow to
     process what it has read does not make the upstream late.
@@ -52,11 +52,11 @@ class ReadTimer:
             self._left -= self._stopped - since
 
     def idle_seconds(self) -> float:
-        """Return for how long it was stopped: the time that the caller took between reads."""
+        """Return how long the timer was stopped: the time that the caller took between reads."""
         return self._idle if self._since is not None else self._idle + RUNTIME.monotonic() - self._stopped
 
     def start(self) -> float | None:
-        """Go on counting, at the start of a read; return the seconds left, or ``None`` without a bound.
+        """Resume counting, at the start of a read; return the seconds left, or ``None`` without a bound.
 
         Raise ``TimeoutError`` if no time is left.
         """
@@ -89,19 +89,19 @@ class ReadTimer:
         return left if seconds is None else min(left, seconds)
 
     def explain(self, error: Exception) -> Exception:
-        """Return the error of an attempt, with a text if it is a bare time-out at the end of the time."""
+        """Return the error of an attempt; a bare ``TimeoutError`` when no time is left gets a message."""
         is_bare = type(error) is TimeoutError and not error.args
         left = self.seconds_left()
         return TimeoutError(self.message) if is_bare and left is not None and left < _ROUNDING else error
 
     @property
     def message(self) -> str:
-        """The text of the error that is raised when no time is left."""
+        """The message of the error that is raised when no time is left."""
         return f"the upstream took longer than the time-out of {self.seconds:g} s"
 
 
 class StartedAwait:
-    """Goes on with an ``await`` that was started by hand: ``awaited`` is what its iterator yielded first."""
+    """Continues an ``await`` that was started by hand: ``awaited`` is what its iterator yielded first."""
 
     __slots__ = ("_awaited", "_steps")
 
@@ -130,10 +130,10 @@ class OpenBody:
     """Reads the body of an answer for its caller, and concludes the call when the body has ended.
 
     A read that fails is a failure of the attempt. A body that the caller closes or drops between two reads
-    counts as a success: the upstream sent all that was asked of it. One that is dropped during a read, by a
-    cancellation, counts as neither.
+    counts as a success: the upstream sent everything that it was asked for. A body that a cancellation drops
+    during a read counts as neither.
 
-    ``timeout_error`` makes the client's own error from a text.
+    ``timeout_error`` creates the client's own error from a message.
     """
 
     __slots__ = ("_forks", "_is_reading", "_permit", "_timeout_error", "_timer", "_unfinished")
@@ -207,7 +207,7 @@ class OpenBody:
             self._is_reading = False
 
     async def _wait_in_time(self, read: StartedAwait, left: float) -> Any:
-        """Go on with a read that has to wait, for up to ``left`` seconds."""
+        """Continue a read that has to wait, for up to ``left`` seconds."""
         import asyncio  # noqa: PLC0415 - 40 ms, and blocking programs do not need it
 
         try:
@@ -219,17 +219,17 @@ class OpenBody:
             raise TimeoutError(self._timer.message) from None
 
     def _translate(self, error: BaseException) -> BaseException:
-        """Return the client's own error for the end of the time."""
+        """Return the client's own error in place of a ``TimeoutError``."""
         return self._timeout_error(str(error)) if type(error) is TimeoutError else error
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Conclude the call, blocking, unless it is concluded."""
+        """Conclude the call, blocking, unless it has been concluded."""
         flow = self._take_flow(error, may_finish=True) if self._unfinished else None
         if flow is not None:
             run(flow)
 
     async def finish_async(self, error: BaseException | None = None) -> None:
-        """Conclude the call without blocking the event loop, unless it is concluded."""
+        """Conclude the call without blocking the event loop, unless it has been concluded."""
         if isinstance(error, _CANNOT_AWAIT):
             self.drop()
             return
@@ -244,13 +244,13 @@ class OpenBody:
             run_elsewhere(run, flow)
 
     def _take_flow(self, error: BaseException | None, *, may_finish: bool = False) -> Flow[None] | None:
-        """Return what concludes the call, once; with ``may_finish``, conclude it here where nothing waits."""
+        """Return the flow that concludes the call, once; ``may_finish``: do it here if no flow is needed."""
         try:
             call = self._unfinished.pop()
         except IndexError:
             return None
         if self._forks != RENEWER.get().forks:
-            return None  # the call is the parent process's
+            return None  # the call belongs to the parent process
         if self._permit is not None:
             RENEWER.get().discard(self._permit[1])
         call.exclude_time(self._timer.idle_seconds())

@@ -1,7 +1,7 @@
 """Everything that one call through an upstream holds, and what the policies know about the call.
 
 A probe, a permit, a token, a response: each is an attribute of ``CallState``, so that one flow can release
-them all. The modules that take an attempt through the policies change them; nothing here decides.
+them all. The modules that take an attempt through the policies change them; this module decides nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CallTraits(NamedTuple):
     """Whether the body of an answer is still to be read; ``None``: answers have no such body."""
 
     answer_type: type[Any] = object
-    """``retry_if`` is asked about instances of it, and ``on_refusal`` may return one."""
+    """``retry_if`` is called with instances of it, and ``on_refusal`` may return one."""
 
 
 FUNCTION_CALL: Final = CallTraits()
@@ -97,9 +97,10 @@ class CallState(TimedAttempt):
         answer: Any,
         outcome: Outcome | None,
     ) -> None:
-        """Take over a call that a wrapper began without this object; ``call_flow`` goes on with it.
+        """Take over a call that a wrapper began without this object; ``call_flow`` continues it.
 
-        Without an ``outcome`` the answer is not classified yet, or ``interruption`` says why there is none.
+        Without an ``outcome``, the answer is not classified yet, or ``interruption`` is why there is no
+        answer.
         """
         self.report = report
         last_report.set(report)
@@ -136,7 +137,7 @@ class CallState(TimedAttempt):
         return None if permits is None or permit is None else (permits, permit)
 
     def classify_answer(self) -> None:
-        """Find out what the answer says about the upstream, and whether its body is still to be read."""
+        """Classify the answer, and determine whether its body is still to be read."""
         answer, classify = self.answer, self.policies.classify
         if type(answer) is FailedAttempt:
             self.outcome = classify(None, answer.error)
@@ -146,7 +147,7 @@ class CallState(TimedAttempt):
             self.outcome = classify(answer, None)
 
     def exclude_time(self, seconds: float) -> None:
-        """Do not count the time that the caller took between its reads as time of the upstream."""
+        """Exclude the time that the caller took between its reads from the duration of the call."""
         admission = self.admission
         if admission is not None and admission.started_ns:
             admission.started_ns += round(seconds * 1e9)

@@ -1,8 +1,8 @@
 """Refusals and time-outs as exceptions of the HTTP client through which a call was made.
 
 Code around a client catches that client's exceptions: ``except httpx2.TransportError``. A refusal that a
-transport raises is one of those as well as a ``CircuitOpenError`` or ``LimitReachedError``. The classes are
-made from the two when they are first needed, so that this module imports no client.
+transport raises is one of those as well as a ``CircuitOpenError`` or ``LimitReachedError``. A class that
+combines the two is created when it is first needed, so that this module imports no client.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from comporta.errors import RefusedError
 
 _PLAIN = (str, int, float, type(None))
-"""What an error keeps when it is pickled."""
+"""The types of the attributes that an error keeps when it is pickled."""
 
 
 def client_error(error: Exception, base: type[Exception], **attributes: Any) -> Exception:
     """Return ``error`` as an exception that is also a ``base``; raise it ``from error.__cause__``.
 
-    ``attributes`` are those that errors of that client have: its ``request``.
+    ``attributes`` are those that errors of that client have, such as ``request``.
     """
     if isinstance(error, base):
         return error
@@ -30,19 +30,19 @@ def client_error(error: Exception, base: type[Exception], **attributes: Any) -> 
 
 
 def is_ours(error: Exception) -> bool:
-    """Whether a transport must raise an error in its client's form: a refusal, or the end of the time."""
+    """Whether a transport must raise an error in its client's form: a refusal or a time-out."""
     return isinstance(error, RefusedError) or type(error) is TimeoutError
 
 
 @cache
 def _combined_class(kind: Any, base: Any) -> type[Exception]:
-    """Return the class of errors that are both, under the name of the first."""
+    """Return a class that derives from both classes and has the name of the first."""
     if issubclass(base, kind):
         combined: type[Exception] = base
         return combined
 
     def reduce(self: Exception) -> tuple[Any, ...]:
-        # a request may hold hooks or a stream, so that it is left behind, as credentials in its headers are
+        # a request may hold hooks, a stream or credentials in its headers, so it is not pickled
         attributes = {name: v if isinstance(v, _PLAIN) else None for name, v in vars(self).items()}
         return _restore, (kind, base, self.args, attributes)
 
@@ -56,7 +56,7 @@ def _combined_class(kind: Any, base: Any) -> type[Exception]:
 def _restore(
     kind: type[Exception], base: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> Exception:
-    """Make an error of both classes; also in a process that unpickles it and has not made the class."""
+    """Create an error of both classes, even in a process that unpickles it and has not created the class."""
     classes: Any = (kind, base)
     made = _combined_class(*classes)
     error = made.__new__(made)  # the constructors of the two expect different arguments

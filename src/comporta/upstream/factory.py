@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from comporta.stores.base import Store
 
 DEGRADATION_RULE = "cubic"
-"""The default rule of an upstream's degradation; one that is used by itself has ``"steps"``."""
+"""The default rule of an upstream's degradation; a ``Degradation`` used on its own has ``"steps"``."""
 
 _PERMIT_TTL_MARGIN_SECONDS = 10.0
 """A permit lasts longer than the longest call by this much: its time starts before the wait for the limit."""
@@ -68,7 +68,7 @@ def make_retry(retry: Retry | bool | None) -> Retry | None:
 
 
 def make_budget(name: str, retry: Retry | None, store: Store) -> RetryBudget | None:
-    """Return the budget that all workers share; a budget that the retry got by name stays."""
+    """Return the budget that all workers share; if the retry has a named budget, that one is kept."""
     budget = None if retry is None else retry.budget
     return budget if budget is None or budget.name != UNNAMED else RetryBudget(name, store, budget.budget)
 

@@ -3,10 +3,10 @@
 ``start`` takes what an attempt needs if all of it is at hand in this process, ``finish`` records a success
 that nothing else depends on, and ``finish_body`` the end of a body that was still open then; ``admit`` and
 ``record_success`` are their parts for a call without an object (``guarded_function.py``). Wherever one of
-them returns false or raises, the flow of the call (``flows.py``), which describes a call completely, goes on
-from there. Nothing here waits or retries.
+them returns false or raises, the flow of the call (``flows.py``), which describes a call completely,
+continues from there. Nothing here waits or retries.
 
-Every call runs these functions. So they are made once for each upstream, with its policies as local names,
+Every call runs these functions, so they are created once for each upstream, with its policies as local names,
 and read the clock once each.
 """
 
@@ -49,7 +49,7 @@ class FastPath(NamedTuple):
     """Take an admission, a permit and a token, and count the attempt; false if that needs the flow."""
 
     finish: Callable[[UpstreamCall], bool]
-    """Record the success of an attempt; false if it was none, or if the store must record it."""
+    """Record the success of an attempt; false if it was no success, or if the store must record it."""
 
     finish_body: Callable[[UpstreamCall], bool]
     """Record that the body of an answer has ended; false if the flow must record the rest."""
@@ -71,7 +71,7 @@ _NEEDS_FLOW_ERRORS = (WouldBlock, *ENGINE_ERRORS)
 
 
 def _needs_flow(started_ns: int, call: UpstreamCall | None) -> None:
-    """Admit no call."""
+    """Admit no call, so that the flow does it."""
 
 
 def _is_possible(policies: Policies) -> bool:
@@ -118,7 +118,7 @@ def _build_admit(  # noqa: C901 - the hot path is one function on purpose
                     return None
                 poller.was_used = True
         take = try_acquire
-        if fails_over:  # ask the engine itself, without the fallback in between
+        if fails_over:  # call the engine directly, without the fallback in between
             if bound.engine_limit is None or not store.is_healthy:
                 return None
             take = bound.engine_limit.try_acquire
@@ -177,7 +177,7 @@ def _build_record_success(policies: Policies) -> Callable[[Admission, CallReport
     fails_over = bound.fails_over
     settled = bound.cached_algorithm if bound.cached_algorithm.lasting else None  # not lowered
     is_due = None if degradation is None else degradation._flows.is_due
-    counts_accepted = degradation is not None and degradation.rule == "accepted"  # others do not use the rate
+    counts_accepted = degradation is not None and degradation.rule == "accepted"  # others ignore the rate
 
     def record_success(admission: Admission, report: CallReport, started_ns: int, is_body_open: bool) -> bool:
         if is_due is not None:
@@ -224,7 +224,7 @@ def _build_finish(
 
 
 def _is_success(call: UpstreamCall) -> bool:
-    """Classify an answer; whether it is a success that asks for nothing."""
+    """Classify an answer; return whether it is a success that needs neither a pause nor a retry."""
     call.classify_answer()
     outcome = call.outcome
     return type(call.answer) is not FailedAttempt and (outcome is OK_OUTCOME or outcome == OK_OUTCOME)

@@ -75,7 +75,7 @@ class UpstreamCall(CallState):
     def call_flow(self) -> Flow[Any]:
         """Make the call; return the last attempt's answer, or ``FailedAttempt``.
 
-        If the fast path has begun the call, go on from where it stopped.
+        If the fast path has begun the call, continue from where it stopped.
         """
         report, record = self.report, self.policies.record
         try:
@@ -213,7 +213,7 @@ class UpstreamCall(CallState):
         return delay
 
     def _keep_for_body(self, admission: Admission | None) -> None:
-        """Keep the admission of a reported success in case the body breaks off; a probe has its result."""
+        """Keep the admission of a reported success in case the body breaks off, unless it was a probe."""
         self.is_success_reported = True
         self.admission = None if admission is None or admission.probe else admission
 
@@ -245,7 +245,7 @@ class UpstreamCall(CallState):
             self.answer = None
 
     def _release_after_flow(self, error: BaseException) -> Flow[None]:
-        """Release everything after an exception, without waiting where nothing can wait any more."""
+        """Release everything after an exception, without waiting if the call cannot wait any more."""
         if isinstance(error, _CANNOT_WAIT):
             run_cleanup(run, self._release_all_flow())
         else:
@@ -270,7 +270,7 @@ def unwrap(answer: Any) -> Any:
 
 
 def _run_all_flow(flows: list[Flow[None]]) -> Flow[None]:
-    """Run flows one after the other; if one is cancelled, run the others all the same."""
+    """Run flows one after the other; if one is cancelled, still run the others."""
     if flows:
         try:
             with suppress(StateError):

@@ -1,7 +1,7 @@
 """Generator functions that call an upstream: one attempt lasts until the generator ends.
 
-The first item is produced inside the call, so that a generator that fails before it can be retried. From then
-on the caller has received something, and an error is final. Permit, time-out and outcome cover the whole
+The first item is produced inside the call, so that a generator that fails before it can be retried. After
+that the caller has received something, and an error is final. Permit, time-out and outcome cover the whole
 generator, as they cover the body of a response (``body.py``). The time that the caller spends between two
 items does not count towards the time-out.
 """
@@ -40,7 +40,7 @@ class StartedGenerator(Generic[G]):
         self.value: Any = None
 
     def end(self, value: Any = None) -> None:
-        """Note that there are no items; ``value`` is what the generator returned."""
+        """Record that there are no items; ``value`` is what the generator returned."""
         self.has_ended, self.value = True, value
 
 
@@ -95,7 +95,7 @@ def _rest(started: StartedGenerator[Generator[Any, Any, Any]], body: OpenBody) -
 
 
 def _close(generator: Generator[Any, Any, Any], body: OpenBody) -> None:
-    """Close a generator that its caller closed between two items; an error of its cleanup is the outcome."""
+    """Close a generator that its caller closed between two items; an error in its cleanup is the outcome."""
     try:
         generator.close()
     except BaseException as error:
@@ -105,7 +105,7 @@ def _close(generator: Generator[Any, Any, Any], body: OpenBody) -> None:
 
 
 async def _close_async(generator: AsyncGenerator[Any, Any], body: OpenBody) -> None:
-    """Do the same for an async generator."""
+    """Close an async generator that its caller closed between two items."""
     try:
         await generator.aclose()
     except BaseException as error:

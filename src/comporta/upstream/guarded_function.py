@@ -1,9 +1,10 @@
 """The wrappers that ``Upstream.guard`` puts around plain functions and coroutine functions.
 
-An ordinary call needs no object: its state is in the local names of the wrapper. A call without keyword
+An ordinary call needs no object: its state is in local variables of the wrapper. A call without keyword
 arguments skips the copy that Python makes of them. Where the fast path stops, the wrapper creates the
-``UpstreamCall`` from what it has, and the flow goes on from there. With permits every call needs the object,
-because a permit has to be released whatever happens; so does one with a class or a cost of its own.
+``UpstreamCall`` from what it has, and the flow continues from there. With permits every call needs the
+object, because a permit has to be released whatever happens; so does a call with a priority class or a cost
+of its own.
 """
 
 from __future__ import annotations

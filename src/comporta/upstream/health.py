@@ -62,7 +62,7 @@ class UpstreamState:
 
     @property
     def paused(self) -> float:
-        """For how many seconds a limit grants nothing."""
+        """The number of seconds for which a limit grants nothing."""
         return max((limit.stats.paused for limit in self.limits), default=self.limiter.paused)
 
     def as_dict(self) -> dict[str, Any]:

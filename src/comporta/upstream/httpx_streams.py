@@ -1,6 +1,6 @@
 """The bodies of httpx2's and httpx's responses, read through an ``OpenBody``.
 
-The transports combine each class with the stream class of their package, which only names the methods.
+The transports combine each class with the stream class of their package, which only declares the methods.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class AsyncBodyStream:
         """Close the wrapped stream and conclude the call."""
         try:
             if isinstance(self._parts, AsyncGenerator):
-                with suppress(RuntimeError):  # another task reads it
+                with suppress(RuntimeError):  # another task is reading it
                     await self._parts.aclose()
             await self._inner.aclose()
         finally:

@@ -1,8 +1,8 @@
 """Transports for httpx2 and httpx: every request of a client goes through an upstream.
 
 The two packages have classes of the same names, but a client of one does not accept a transport of the other.
-So the classes are made for a package when they are first needed. Each wraps a transport of that package. An
-attempt lasts until the body of its response has ended (``body.py``).
+So the classes for a package are created when they are first needed. Each wraps a transport of that package.
+An attempt lasts until the body of its response has ended (``body.py``).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Exchange:
 
 @cache
 def _call_traits(package: Any, replay: Replay) -> CallTraits:
-    """Return the traits of requests of a package that may be sent again in the same cases."""
+    """Return the traits that all requests of a package with the same ``replay`` share."""
 
     def has_open_body(response: Any) -> bool:
         return not isinstance(response.stream, package.ByteStream)
@@ -167,7 +167,7 @@ def transport_classes(name: str) -> TransportClasses:
 
 
 def _refuse_client(package: Any, client: str, other: str) -> Callable[..., Any]:
-    """Return what a transport does for the other kind of client: it raises an error that names its own."""
+    """Return a method that raises an error: this transport is not for that kind of client."""
 
     def refuse(*arguments: object) -> Any:
         raise TypeError(f"this transport is for {package.__name__}.{client}: use upstream.{other}")

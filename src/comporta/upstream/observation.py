@@ -43,6 +43,6 @@ class CallObservation:
         )
 
     def refuse(self, report: CallReport, error: Exception) -> None:
-        """Tell listeners, not hooks, about an attempt that is not made."""
+        """Notify listeners, but not hooks, of an attempt that is not made."""
         refused = RetryAttempt(report.attempts + 1, report.source, report.waited - self._waited)
         NO_HOOKS.finish(refused, outcome=report.outcome, reason=report.reason, error=error)

@@ -36,7 +36,7 @@ class CallOptions:
     """The priority class; ``None``: that of the context."""
 
     owner: str | None = None
-    """The owner, with which others take turns; ``None``: that of the context."""
+    """The owner, which takes turns with other owners; ``None``: that of the context."""
 
     cost: Cost = 1
     """What each attempt takes from the limit, or from each of several limits."""
@@ -45,7 +45,7 @@ class CallOptions:
     """How many seconds a call waits for capacity; ``None``: as long as the upstream says."""
 
     is_classed: bool = field(init=False)
-    """Whether the calls have a class or a cost of their own, which the fast path has to look at."""
+    """Whether the calls have a class or a cost of their own, which the fast path has to check."""
 
     def __post_init__(self) -> None:
         """Compute what every call needs."""

@@ -1,6 +1,6 @@
 """The policies of one upstream, and the state that its calls share in this process.
 
-Holds them and records metrics; ``flows`` knows in which order a call goes through them.
+This module holds them and records metrics; ``flows`` defines the order in which a call goes through them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AcceptedRate:
         self._count += 1
 
     def rate(self, now_ns: int) -> float:
-        """Return the accepted calls of the last second: of this one, and of the end of the one before."""
+        """Estimate the accepted calls of the last second from the counts of this second and of the last."""
         self._advance(now_ns // _SECOND_NS)
         return self._count + self._previous_count * (1 - now_ns % _SECOND_NS / _SECOND_NS)
 
@@ -97,9 +97,9 @@ class Policies:
     ``max_wait`` and ``pause_max`` are seconds. ``counts_attempts``: every attempt counts in the breaker, not
     only the last one of a call. ``try_acquire`` takes a token without waiting, where this process decides;
     ``waiters`` are the callers that wait for the limit, by key. ``call_limits`` takes a permit and a token
-    together, where calls need a permit. Results of ``plain_types`` are successes without a look at them.
-    ``group`` are all limits, if there are several; then ``limiter`` is the first of them, which a pause and
-    degradation act on, and calls take from the group, without a fast path.
+    together, where calls need a permit. Results of ``plain_types`` are successes and are not classified.
+    ``group`` holds all limits, if there are several. Then ``limiter`` is the first of them, on which a pause
+    and degradation act, and calls take from the group, without a fast path.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Policies:
     def become(self, other: Policies, limiter: BaseLimiter) -> None:
         """Take over other policies in place, because guarded functions and transports hold this object.
 
-        Calls under way go on with the permits and admissions they have. A pause stays.
+        Calls in progress keep the permits and admissions that they have. A pause stays in force.
         """
         kept = {"limiter": limiter, "pause": self.pause, "accepted": self.accepted, "failures": self.failures}
         for each in fields(self):

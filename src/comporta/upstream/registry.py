@@ -1,6 +1,6 @@
 """All upstreams of a program from one file: ``Upstreams.from_file("comporta.toml")["pncp"]``.
 
-Builds upstreams from settings; :mod:`comporta.settings` reads and validates the file.
+This module builds upstreams from settings; :mod:`comporta.settings` reads and validates the file.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _retry(table: RetrySettings | bool | None) -> Retry | bool:
 
 
 def _budget(options: dict[str, Any]) -> Budget:
-    """Remove the budget's values from those of a retry, and return the budget."""
+    """Remove the budget's values from the options of a retry, and return the budget."""
     values = {
         name: options.pop(f"budget_{name}") for name in ("ratio", "least") if f"budget_{name}" in options
     }

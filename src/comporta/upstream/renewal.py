@@ -1,9 +1,9 @@
 """Renews the permits of answers whose bodies are still being read, on one background thread.
 
 A permit expires after ``permit_ttl`` seconds, so that a killed worker does not keep it. A stream of events
-may last longer. A worker that was stopped for longer than that registers its permits again when it goes on:
-its streams are still open. The thread starts with the first permit and never keeps a program from exiting. It
-knows nothing of calls and bodies.
+may last longer. A worker that was stopped for longer than that registers its permits again when it resumes,
+because its streams are still open. The thread starts with the first permit and never keeps a program from
+exiting. This module knows nothing about calls and bodies.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Renewal:
 
 
 class PermitRenewer:
-    """Renews permits until they are discarded; there are never more than their limits allow."""
+    """Renews permits until they are discarded. Their number is bounded by their limits."""
 
     def __init__(self) -> None:
         self._renewals: dict[Permit, _Renewal] = {}
@@ -54,7 +54,7 @@ class PermitRenewer:
         self._run: BackgroundThread | None = None
         self._wakes_ns = _NEVER_NS
         self.forks = 0
-        """How many forks lead to this process; the bodies of a parent have a lower number."""
+        """How many forks precede this process; the bodies of its parent have a lower number."""
         fork_safety.register(self)
         fork_safety.register_thread_owner(self)
 
@@ -77,12 +77,12 @@ class PermitRenewer:
         self._wakes_ns = _NEVER_NS
         thread = self._run = BackgroundThread()
         if not thread.start(self._renew_until_stopped, thread, name="comporta-permits"):
-            self._run = None  # the permits expire, and the next one tries again
+            self._run = None  # the permits expire, and adding the next one tries again
 
     def _renew_until_stopped(self, thread: BackgroundThread) -> None:
         while not thread.stop_requested:
             self._renew_due()
-            self._wakes_ns = _NEVER_NS  # a permit that is added while the first one is sought sets the event
+            self._wakes_ns = _NEVER_NS  # a permit added during this search sets the event
             due = [renewal.due_ns for renewal in list(self._renewals.values())]
             self._wakes_ns = min(due, default=_NEVER_NS)
             thread.wake.wait((self._wakes_ns - MONOTONIC.now_ns()) / 1e9)
@@ -99,7 +99,7 @@ class PermitRenewer:
             self._register_again(limit, permits)
 
     def _register_again(self, limit: ConcurrencyLimit, permits: list[Permit]) -> None:
-        """Register permits again that have expired, unless their calls have ended, a batch at a time."""
+        """Register expired permits again, in batches, unless their calls have ended."""
         for start in range(0, len(permits), REGISTERED_MAX):
             batch = permits[start : start + REGISTERED_MAX]
             with suppress(StateError):  # the next renewal tries again

@@ -1,7 +1,7 @@
 """Guarded functions that follow new policies, for upstreams whose settings may be reloaded.
 
 A guarded function has its policies as local names, for speed. Where they can change, callers hold a thin
-function in front of it, and a new guarded function takes the place of the old one.
+wrapper, behind which a new guarded function replaces the old one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from comporta.signatures import is_coroutine_callable
 class ReplaceableGuards:
     """The guarded functions of one upstream that the program uses.
 
-    ``owner`` is what applies new settings; it lives as long as the upstream does.
+    ``owner`` is the object that applies new settings; it lives as long as the upstream does.
     """
 
     def __init__(self, owner: object) -> None:
@@ -40,7 +40,7 @@ class ReplaceableGuards:
         return call_async if is_coroutine_callable(function) else call
 
     def make_again(self) -> None:
-        """Make every guarded function again, with the policies of now."""
+        """Make every guarded function again, with the current policies."""
         for guard in list(self._guards):
             guard.call = guard.make()
 

@@ -29,8 +29,8 @@ def replay_rule(
     """Return when a request may be sent again. ``headers`` ignores the case of names.
 
     After a failure the upstream may have acted on the request, so only idempotent ones are sent again. A
-    request that was refused with 429 had no effect. A body that is a stream cannot be sent twice. ``wish``
-    decides instead of method and headers.
+    request that was refused with 429 had no effect. A body that is a stream cannot be sent twice. ``wish``,
+    unless it is ``None``, decides instead of method and headers.
     """
     if not has_fixed_body or wish is False:
         return _NEVER

@@ -114,7 +114,7 @@ class RawBody:
 
     @property
     def decode_content(self) -> bool:
-        """Whether reads decompress the body unless they say otherwise; programs set it before a copy."""
+        """Whether reads decompress the body by default; programs set it before they copy the body."""
         return bool(self._inner.decode_content)
 
     @decode_content.setter
@@ -135,7 +135,7 @@ class RawBody:
         return self._inner.closed or self._inner.length_remaining == 0
 
     def open(self, call: Any) -> None:
-        """Conclude the call when the body has ended."""
+        """Start to observe the body: the call is concluded when it has ended."""
         self._body = OpenBody(call, self._timer, self._timeout_error)
 
     def read(
@@ -154,7 +154,7 @@ class RawBody:
 
     def read1(self, amt: int | None = None, decode_content: bool | None = None) -> bytes:
         """Read up to ``amt`` bytes that have arrived; none at the end of the body."""
-        # without a number urllib3 does not notice that the body is incomplete
+        # without a size, urllib3 does not notice that the body is incomplete
         step = partial(self._read_part, amt or _CHUNK_BYTES, decode_content)
         try:
             part = self._read_in_time(step) if self._body is None else self._body.read(step)
@@ -228,7 +228,7 @@ def _has_open_body(response: Response) -> bool:
 
 
 def _shorten(timeout: Any, timer: ReadTimer) -> Any:
-    """Return the time-out of requests with the time left as a bound on its total."""
+    """Return a time-out of the requests library whose total is bounded by the time left."""
     if timer.seconds is None:
         return timeout
     if isinstance(timeout, Timeout):

@@ -34,7 +34,7 @@ class Tokens(ABC):
 
     @abstractmethod
     def check_cost(self, cost: Cost) -> Cost:
-        """Return what an attempt costs; raise for a cost that these limits cannot have."""
+        """Return what an attempt costs; raise for a cost that these limits cannot charge."""
 
     @abstractmethod
     def acquire_flow(self, cost: Cost, timeout: float, caller: Caller) -> Flow[bool]:

@@ -6,7 +6,7 @@
               ▲         │ open: refused       │ paused or lowered: waits up to max_wait
               └─────────┴── outcome ◄─────────┴───────────────────────┘
 
-It validates the options and creates the policies; ``flows`` takes a call through them.
+This module validates the options and creates the policies; ``flows`` takes a call through them.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ class Upstream:
     :func:`comporta.classify`. ``ignore`` and ``failures`` make exceptions to it. Each is a class, a tuple of
     classes or a function of an exception; those that match count for nothing, or as a failure. The rules of a
     :class:`CircuitBreaker` that you pass as ``breaker`` apply as well. ``state`` is a URL or a store; by
-    default it comes from the environment, else it is this machine.
+    default it comes from the environment, otherwise it is this machine.
 
-    A call that breaker or limit refuse raises a :class:`comporta.RefusedError`, or with ``on_refusal``
-    returns that value, or what that function of the refusal returns (it may be a coroutine function where
-    the call is async). A transport uses the answer only if it is a response.
+    A call that the breaker or the limit refuses raises a :class:`comporta.RefusedError`. With ``on_refusal``
+    it returns that value instead, or what that function returns for the refusal (a coroutine function may be
+    used where the call is async). A transport uses the answer only if it is a response.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Upstream:
         _LIVE.get().add(self.store, name, self)
 
     def _label_shadow_counts(self) -> None:
-        """Have what the policies would refuse counted for this upstream."""
+        """Label the counts of calls that policies in shadow would refuse with the name of this upstream."""
         limiters = [self.limiter] if self.limits is None else self.limits.limiters.values()
         for limiter in limiters:
             if limiter._flows.shadow is not None:
@@ -218,7 +218,7 @@ class Upstream:
             self.breaker._guard.flows.upstream = self.name
 
     def _become(self, other: Upstream) -> None:
-        """Take over the options of another upstream, for everybody who holds this one or what it guards."""
+        """Take over the options of another upstream in place, for all holders of this one and its guards."""
         limiter, policies, sync, guards = self.limiter, self._policies, self.sync, self._guards
         limiter._become(other.limiter)
         policies.become(other._policies, limiter)

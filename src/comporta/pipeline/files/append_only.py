@@ -1,7 +1,7 @@
 """A file that grows by whole pieces: data is appended completely or not at all, as far as the system allows.
 
-It knows nothing about rows and dead letters, and raises the errors of the system. Callers hold its ``lock``.
-It blocks.
+This module knows nothing about rows and dead letters, and raises the errors of the system. It blocks. Callers
+hold the file's ``lock``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AppendOnlyFile:
             os.close(descriptor)
 
     def after_fork(self) -> None:
-        """Close the descriptor, because a file lock belongs to all processes that share one."""
+        """Close the descriptor, because a file lock belongs to all processes that share a descriptor."""
         fork_safety.reinit_lock(self.lock)
         self.close()
 

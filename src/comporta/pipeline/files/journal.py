@@ -4,7 +4,7 @@ A killed run leaves rows beyond the end that its checkpoint knows. They may be c
 them: another program may have appended to the file since. The journal is a file of one small record that says
 how far the run has written, how far its next append goes, and the checksums of both.
 
-It knows nothing about rows and checkpoints, and raises the errors of the system. It blocks.
+This module knows nothing about rows and checkpoints, and raises the errors of the system. It blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RECORD = Struct(f"<{RUN_CHARS}sQQIQI")
 
 
 class _Record(NamedTuple):
-    """What a run wrote from ``start`` to ``before``, and will have written at ``after``, with checksums."""
+    """What a run wrote, from ``start`` to ``before``, and will write, up to ``after``, with checksums."""
 
     run: bytes
     start: int

@@ -1,10 +1,11 @@
 """The checkpoint file of a run: which items are done, so that a run that was killed can resume.
 
-A checkpoint replaces the whole file and never writes in place, so a process that is killed leaves the old or
-the new one. A lock file next to it prevents two runs from resuming from one checkpoint and doing everything
-twice. A checkpoint belongs to one source and names it: resuming in another source would skip items there.
+Saving a checkpoint replaces the whole file and never writes in place, so a process that is killed leaves the
+old or the new one. A lock file next to it prevents two runs from resuming from one checkpoint and doing
+everything twice. A checkpoint belongs to one source and names it: resuming with another source would skip
+items.
 
-It blocks; coroutines call it on a thread.
+This module blocks; coroutines call it on a thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from comporta.runtime import RUNTIME
 
 VERSION = 2
 POSITIONS_MAX = 2**53
-"""No source has more items; a number in an edited file must not fill the memory."""
+"""No source has more items. The bound keeps a number in an edited file from filling the memory."""
 
 _ABOVE_POSITIONS_MAX = 10_000_000
 _LOCK_TRIES = 100
@@ -51,7 +52,7 @@ class CheckpointState:
     output_end: int | None = None
 
     def copy(self) -> CheckpointState:
-        """Return a copy, to be saved while the run goes on."""
+        """Return a copy, to be saved while the run continues."""
         return replace(self, confirmed=self.confirmed.copy())
 
 
@@ -66,7 +67,7 @@ class Checkpoint:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs from using it; a process that was killed holds no lock."""
+        """Keep other runs from using the file; a process that was killed holds no lock."""
         try:
             descriptor = self._acquire_lock()
         except OSError as error:
@@ -108,7 +109,7 @@ class Checkpoint:
             raise CheckpointError(f"cannot write the checkpoint {self.path}: {error.strerror}") from error
 
     def _acquire_lock(self) -> int:
-        """Lock the lock file that has the name now: the holder before removes its own."""
+        """Lock the file that has the lock's name now: a previous holder removes its own lock file."""
         for _ in range(_LOCK_TRIES):
             descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -144,7 +145,7 @@ class Checkpoint:
             ) from error
 
     def _check_source(self, saved: SourceIdentity, given: SourceIdentity) -> None:
-        """Name what differs, which shows whether it is another file or one that was changed."""
+        """Raise if the sources differ, and name the differences: another path, or a size that has changed."""
         different = [
             f"{name} was {saved.get(name)!r:.200}, is {given.get(name)!r:.200}"
             for name in sorted({*saved, *given})

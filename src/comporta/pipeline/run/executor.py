@@ -1,6 +1,6 @@
 """What happens to one item: its step, with retries, then its rows, a dead letter or nothing.
 
-It does not know where items come from, or how rows reach the sink.
+This module does not know where items come from, or how rows reach the sink.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ Unfinished = tuple[SourceEntry, Any]
 """An item that a thread has executed, and what its step returned."""
 
 BURST_SECONDS = 0.001
-"""A thread executes further items only until this long after it began: the event loop finishes some of them.
-"""
+"""A thread starts further items only within this time, because the event loop finishes some of them."""
 
 ROWS_MAX = 10_000
 """How many rows a step may return for one item: they are written in one batch."""
 
 
 STEP_ATTEMPTS = "step_attempts"
-"""A step that retries by itself sets this attribute of the error that it raises, for the dead letter."""
+"""A step that retries by itself sets this attribute on the error that it raises, for the dead letter."""
 
 
 class StepExecutor:
@@ -91,11 +90,11 @@ class StepExecutor:
     def start_burst(
         self, first: SourceEntry, take_next: Callable[[], SourceEntry | None], on_begin: Callable[[], None]
     ) -> Future[list[Unfinished]]:
-        """Execute a blocking step on a thread: for one item, and if it is fast, for the next ones, too.
+        """Execute a blocking step on a thread: for one item, and if the step is fast, for the next ones, too.
 
-        A call on a thread costs more than a fast step. The thread writes rows itself as long as the sink is
-        not behind. It calls ``on_begin`` when it begins, and ``take_next`` for another item. Pass the result
-        to ``finish_burst``.
+        A call on a thread costs more than a fast step. The thread itself writes the rows as long as the sink
+        is not behind. It calls ``on_begin`` when it begins, and ``take_next`` for another item. Pass the
+        result to ``finish_burst``.
         """
         return self._pool.submit(lambda: self._run_burst(first, take_next, on_begin))
 
@@ -200,7 +199,7 @@ def _rows_of(result: Any) -> Sequence[Row]:
 
 
 def _attempts_of(error: Exception, counted: int) -> int:
-    """Return the attempts that a step with retries of its own noted in its error, or those counted here."""
+    """Return the attempts that a step with its own retries recorded in its error, or those counted here."""
     return int(getattr(error, STEP_ATTEMPTS, counted))
 
 

@@ -1,6 +1,6 @@
-"""The protocol of what records finished items: a checkpoint file, or the table of a shared run.
+"""The protocol of an object that records finished items, in a checkpoint file or a shared run's table.
 
-:class:`OutcomeCounter` is what both do: it counts items in the report and in metrics.
+:class:`OutcomeCounter` is common to both: it counts items in the report and in metrics.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ItemLog(Protocol):
         """Save where the rows of this run begin in the file of its sink, if it has one."""
 
     def background_jobs(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what runs beside the items, until it is cancelled."""
+        """Return the jobs that run beside the items, until they are cancelled."""
 
     def is_done(self, position: int) -> bool:
         """Return whether an item was confirmed, by this run or an earlier one."""

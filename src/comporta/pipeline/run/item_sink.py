@@ -1,4 +1,4 @@
-"""Sinks that take the rows of items: the rows of one item are written in one batch, or none of them is."""
+"""Sinks that take the rows of items: the rows of one item are written in one batch, or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ItemRows(NamedTuple):
 
 
 class BlockingItemSink:
-    """A sink that takes the rows of items, and opens where the run left off if the sink can do that."""
+    """A sink that takes the rows of items, and opens where the run left off if it can."""
 
     def __init__(self, sink: Any, point: ResumePoint | None) -> None:
         self._sink: Sink = sink

@@ -1,7 +1,7 @@
 """Rows on their way from a pipeline to its sink, with the items they came from.
 
-The batch writer of a run counts items: the rows of one item are written in one batch, or none of them is, and
-an item whose rows fail for good becomes a dead letter.
+The batch writer of a run counts items: the rows of one item are written in one batch, or not at all, and an
+item whose rows fail for good becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 ITEMS_WAITING_MIN = 2000
-"""At least the rows of this many items may wait for the sink; with less, steps and sink wait for each other.
-"""
+"""At least the rows of this many items may wait for the sink; with fewer, steps and sink block each other."""
 
 
 class PipelineOutput:
@@ -130,4 +129,4 @@ class PipelineOutput:
 def _retry_of(given: Retry | bool) -> Retry | None:
     if isinstance(given, Retry):
         return given
-    return Retry(budget=None) if given else None  # a budget protects from many callers; this is one
+    return Retry(budget=None) if given else None  # a budget protects against many callers; this is one

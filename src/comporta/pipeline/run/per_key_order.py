@@ -1,6 +1,6 @@
-"""Items of one key one after another, those of different keys at the same time. Pure.
+"""Runs items of one key one after another, and items of different keys at the same time. Pure.
 
-A key is busy from its first item until none is left. Later items of the key wait behind it, and the task that
+A key is busy from its first item until it has no item left. Later items of the key wait, and the task that
 has finished one takes the next. So no task ever waits for a key.
 """
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class KeyOrder(Generic[T]):
-    """The items under way and those that wait behind them; the caller bounds how many wait."""
+    """The items in progress and those that wait behind them; the caller bounds how many wait."""
 
     __slots__ = ("_busy", "waiting")
 

@@ -1,4 +1,4 @@
-"""Pipelines as users see them: ``Pipeline(source, step, sink).sync.run()``.
+"""Pipelines as users use them: ``Pipeline(source, step, sink).sync.run()``.
 
 ::
 
@@ -7,7 +7,7 @@
                 │                      ▼                          ▼
               checkpoint ◄──────── dead letters ───────────► confirmed
 
-This module validates the options, once. ``runner.py`` has the run; it is imported when there is one.
+This module validates the options, once. ``runner.py`` executes a run; it is imported when one starts.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class Pipeline:
       done when its step is.
     - ``workers``: how many steps run at the same time.
     - ``key``: a function of an item; items of one key are processed one after another, in order.
-    - ``number``: the name of a column for the number of the item: its line, or its position from 0.
+    - ``number``: the name of a column for the number of the item: its line, or its position counted from 0.
     - ``retry``: retries steps.
     - ``dead_letters``: a path, or a :class:`DeadLetters`, for items that fail for good; without it such an
       item ends the run.
-    - ``checkpoint``: the path of a file that says which items are done; a killed run resumes from it.
+    - ``checkpoint``: the path of a file that records which items are done; a killed run resumes from it.
     - ``capacity``: how many items are read ahead. ``window``: how far items may be ahead of the slowest one.
     - ``progress``: ``True`` (a bar, if standard error is a terminal) or a function of a report.
     - ``name``: the name in events and metrics.
 
-    ``pipeline.sync`` is the blocking face.
+    ``pipeline.sync`` is the blocking interface.
     """
 
     def __init__(
@@ -142,18 +142,18 @@ class Pipeline:
             self._run = None
 
     def drain(self) -> None:
-        """Start no more items; the run ends when those under way are done and written."""
+        """Start no more items; the run ends when the items in progress are done and written."""
         if self._run is not None:
             self._run.drain()
 
     def stop(self) -> None:
-        """End the run now: cancel the steps under way, and write and save what is done."""
+        """End the run now: cancel the steps in progress, and write and save what is done."""
         if self._run is not None:
             self._run.stop()
 
 
 class SyncPipeline:
-    """The blocking face of a pipeline: ``pipeline.sync.run()``."""
+    """The blocking interface of a pipeline: ``pipeline.sync.run()``."""
 
     __slots__ = ("_pipeline",)
 

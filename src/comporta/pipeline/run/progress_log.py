@@ -1,7 +1,7 @@
 """The progress of a run on disk: confirmed items in the checkpoint, failed items in the dead letters.
 
-Writing to disk blocks, so one thread of its own does all of it, in order. It saves a checkpoint as soon as an
-item was confirmed and the checkpoint before is on the disk, so there is never a backlog.
+Writing to disk blocks, so a dedicated thread does all of it, in order. It saves a checkpoint as soon as an
+item was confirmed and the previous checkpoint is on the disk, so there is never a backlog.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from comporta.thread_pool import ThreadPool
 T = TypeVar("T")
 
 SAVE_SECONDS = 0.05
-"""The longest pause between two checkpoints: items confirmed since may be done again after a kill."""
+"""The longest pause between two checkpoints: a kill may repeat the items confirmed since the last one."""
 
 CALLS_MAX = 100_000
 """How many dead letters and checkpoints may be queued for the disk: more than there can be workers."""
@@ -104,7 +104,7 @@ class ProgressLog:
     def resume_point(self) -> ResumePoint | None:
         """Where the run continues in the file of its sink; ``None`` without a checkpoint.
 
-        A complete run has nothing to remove: what follows its rows belongs to others.
+        A complete run has nothing to remove: other programs wrote what follows its rows.
         """
         if self._checkpoint is None:
             return None
@@ -120,7 +120,7 @@ class ProgressLog:
     def dead_letter_of(
         self, entry: SourceEntry, reason: str, attempts: int = 0, key: Hashable = None
     ) -> DeadLetter:
-        """Return the dead letter of an item; its ``id`` is that of the run and of the item."""
+        """Return the dead letter of an item; its ``id`` names the run and the item."""
         item_id = None if self._checkpoint is None else f"{self._state.run}-{entry.position}"
         return DeadLetter(entry.item, reason, attempts, key, entry.number, id=item_id)
 
@@ -131,7 +131,7 @@ class ProgressLog:
         self.publish_dead_letter(entry.name(dead_letter.key), dead_letter.reason)
 
     async def save_continuously(self) -> None:
-        """Save the checkpoint whenever an item was confirmed, until cancelled."""
+        """Save the checkpoint whenever an item has been confirmed, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()

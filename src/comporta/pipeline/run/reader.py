@@ -20,14 +20,14 @@ from comporta.runtime import RUNTIME
 from comporta.thread_pool import run_in_thread
 
 CHUNK_ENTRIES_MAX = 512
-"""How many entries a chunk has at most."""
+"""The largest number of entries in a chunk."""
 
 _REMAINING_SECONDS_MAX = 0.2
 """How long a stopped reader waits for an entry that a thread may be about to send."""
 
 
 class EntryReader(AsyncIterator[list[SourceEntry]]):
-    """The entries of a source, in chunks. After ``stop`` it still returns the entries that were read."""
+    """The entries of a source, in chunks. After ``stop`` it still returns the entries already read."""
 
     def __init__(self, total: int | None, *, rereadable: bool) -> None:
         self.total = total
@@ -85,7 +85,7 @@ class ChannelReader(EntryReader):
         self._stopped.set()
 
     async def _receive_remaining(self) -> list[Any]:
-        """Receive items that were there when the reader was stopped."""
+        """Receive items that were in the channel when the reader was stopped."""
         count_max = min(CHUNK_ENTRIES_MAX, self._remaining or 0)
         items = await self._channel.receive_many(count_max, _REMAINING_SECONDS_MAX) if count_max else []
         self._remaining = (self._remaining or 0) - len(items)
@@ -96,7 +96,7 @@ class ChannelReader(EntryReader):
         return SourceEntry(position, position, item)
 
     async def _receive(self) -> list[Any]:
-        """Receive items; none when the reader is stopped and the channel is empty."""
+        """Receive items; an empty list when the reader is stopped and the channel is empty."""
         if self._stopped.is_set():
             return await self._receive_remaining()
         receiving = asyncio.ensure_future(self._channel.receive_many(CHUNK_ENTRIES_MAX))
@@ -138,7 +138,7 @@ class ThreadReader(ChannelReader):
         return entry
 
     def close(self) -> None:
-        """End the thread, which may wait to send an entry that is no longer wanted."""
+        """End the thread, which may be waiting to send an entry that is no longer wanted."""
         self._channel.close()
 
     async def _receive_remaining(self) -> list[Any]:
@@ -201,7 +201,7 @@ async def open_reader(given: Any, ahead: int) -> EntryReader:
 
 
 async def source_identity(given: Any) -> Mapping[str, Any]:
-    """Return the identity of a source; raises for one that cannot be read again, which cannot be resumed."""
+    """Return the identity of a source; raises if it cannot be read again, because it cannot be resumed."""
     identity: Mapping[str, Any] | None = None
     if isinstance(given, AsyncIterable):
         identity = None if isinstance(given, Channel) else {"kind": "items", "total": None}

@@ -11,8 +11,8 @@ COMPLETE, DRAINED, STOPPED = "complete", "drained", "stopped"
 class Report:
     """The counts of one run.
 
-    ``done`` counts the items that this run confirmed: ``written`` ones, ``dead`` ones (dead letters) and
-    those without a row. ``skipped`` counts the items that an earlier run confirmed, and ``dead_before`` its
+    ``done`` counts the items that this run confirmed: ``written`` items, ``dead`` items (dead letters) and
+    items without a row. ``skipped`` counts the items that an earlier run confirmed, and ``dead_before`` its
     dead letters. ``total`` is the approximate number of items, if known. ``ended`` is ``complete``,
     ``drained`` or ``stopped``, and empty during the run. ``draining``: the run starts no more items.
     """

@@ -1,6 +1,6 @@
 """One run of a pipeline: opens everything, reads, executes steps, reports progress and shuts down.
 
-All tasks report to one place; the first error stops the run for all of them, and the run raises it. An item
+All tasks report their end to one method; the first error stops all of them, and the run raises it. An item
 is *done* when its row is in the sink, when it is a dead letter, or when its step returned no row. Only then
 is it confirmed; otherwise the next run reads it again.
 """
@@ -215,7 +215,7 @@ class PipelineRun:
             await executor.finish_burst(await burst)
 
     def _take_next(self) -> SourceEntry | None:
-        """Return the next item for a thread that can go on, if there is one; threads call it."""
+        """Return the next item for a thread that can continue, if there is one; threads call this."""
         if self._skips_unstarted or self._stop_requested.is_set():
             return None
         taken = self._channel._take(1)
@@ -270,7 +270,7 @@ class PipelineRun:
         self._try_show(show)
 
     def _try_show(self, show: Progress) -> Progress:
-        """Show progress; if that fails, such as on a closed terminal, show none for the rest of the run."""
+        """Show progress; if that fails, as on a closed terminal, show none for the rest of the run."""
         try:
             show(self.report)
         except Exception as error:
@@ -316,7 +316,7 @@ class PipelineRun:
         await output.close(STOP_SECONDS)
 
     async def _await_and_keep_error(self, work: Awaitable[None]) -> None:
-        """Await something and keep its error for the end of the run; the first error counts."""
+        """Await ``work`` and keep its error for the end of the run; the first error counts."""
         try:
             await work
         except BaseException as error:

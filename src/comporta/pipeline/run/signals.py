@@ -1,4 +1,4 @@
-"""Ctrl-C during a run: the first finishes the items under way, the second stops, a third acts as usual."""
+"""Ctrl-C during a run: the first finishes the items in progress, the second stops, a third acts as usual."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ LINE_BYTES_MAX = 16 * 1024 * 1024
 """A longer line is an entry with an error."""
 
 LINE = "line"
-"""What messages call the items of files and of shared runs."""
+"""The word for the items of files and of shared runs in messages."""
 
 _IDENTITY_BYTES = 65_536
 _BLANK = b" \t\r\n"
@@ -31,8 +31,8 @@ _UTF_16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 class SourceEntry(NamedTuple):
     """One item. ``position`` counts from 0 without gaps; ``number`` is its line, or its position.
 
-    ``error`` says why it could not be parsed; then ``item`` is the original text. ``noun`` is what messages
-    call it, before its number.
+    ``error`` says why it could not be parsed; then ``item`` is the original text. ``noun`` is the word for it
+    in messages, before its number.
     """
 
     position: int
@@ -47,7 +47,7 @@ class SourceEntry(NamedTuple):
 
 
 def item_name(noun: str, number: Any, key: Any = None) -> str:
-    """Return how messages name an item: by its line, or its number, and by its key if it has one."""
+    """Return the name of an item in messages: its line or its number, and its key if it has one."""
     return f"{noun} {number}" if key is None else f"{noun} {number} (key {key!r:.100})"
 
 
@@ -93,9 +93,9 @@ class IterableSource:
 class FileSource:
     """A file. ``form`` is ``"lines"``, ``"csv"``, ``"jsonl"`` or ``"letters"``; ``None``: by its name.
 
-    An item is the text of a line; a row as a dictionary with the names of the first row; a JSON value; or the
-    item of a dead letter. Empty lines are skipped. The path ``"-"`` is the standard input, which like any
-    pipe can be read only once.
+    An item is the text of a line; a row as a dictionary with the column names of the first row; a JSON value;
+    or the item of a dead letter. Empty lines are skipped. The path ``"-"`` is the standard input, which like
+    any pipe can be read only once.
     """
 
     def __init__(self, path: str | os.PathLike[str], form: str | None = None) -> None:
@@ -240,7 +240,7 @@ def _original_number(position: Any, line: int) -> int:
 
 
 def _read_csv(lines: _LineReader) -> Iterator[ParsedLine]:
-    """Read rows as dictionaries with the names of the first row; the number of a row is its first line.
+    """Read rows as dictionaries keyed by the names in the first row; the number of a row is its first line.
 
     The limit of the csv module on the size of a cell applies to the whole process. This raises it to the size
     of a line and never lowers it.

@@ -1,11 +1,11 @@
-"""Shared runs: one run of a pipeline, worked on by any number of processes and machines.
+"""Shared runs: one run of a pipeline, on which any number of processes and machines work.
 
-The lines of the run are a table in the database of the sink. Workers claim handfuls of lines under leases.
-The transaction that writes the rows of a line also deletes the line, so every line has its rows, or a dead
-letter, exactly once, whatever is killed.
+The lines of the run are a table in the database of the sink. Workers claim a few lines at a time under
+leases. The transaction that writes the rows of a line also deletes the line, so every line has its rows, or a
+dead letter, exactly once, whatever is killed.
 
 - ``source.py``: :class:`TableSource`, which users pass to a ``Pipeline``
-- ``identity.py``: which run it is: the digest of its lines and of what else identifies it; pure
+- ``identity.py``: identifies a run by a digest of its lines and its ``identity``; uses no database
 - ``loader.py``: one worker copies the lines into the table, under a lease
 - ``reader.py``: claims lines until the run is complete
 - ``item_sink.py``: rows, dead letters and confirmations in one transaction

@@ -64,7 +64,7 @@ def is_loaded(run_id: str) -> Command[bool | None]:
 def add_lines(
     run: RunStatement, session: RunSession, lease: LoadLease, lines: Sequence[tuple[str, str]]
 ) -> bool:
-    """Add lines, each a key and an entry, after those loaded. Returns false if the lease was lost."""
+    """Add lines, each a key and an entry, after those loaded so far. Returns false if the lease was lost."""
     params = {
         **_params(session),
         "token": lease.token,
@@ -98,8 +98,8 @@ def claim_lines(
 ) -> Command[list[ClaimedLine]]:
     """Claim the next ``count`` lines.
 
-    Unless ``reclaim_except`` is ``None``, lines of workers that died become free before, and lines of this
-    worker except those at the given positions.
+    Unless ``reclaim_except`` is ``None``, lines of workers that died are released first, and so are lines of
+    this worker except those at the given positions.
     """
     statements = [sql.COUNT_LINES]
     if session.by_key:
@@ -135,7 +135,7 @@ def count_lines(run: RunStatement, session: RunSession, counts: LineCounts) -> N
 
 
 def register_worker(session: RunSession) -> Command[None]:
-    """Register this worker, and remove those that ended long ago; the run keeps their counts."""
+    """Register this worker, and remove workers that ended long ago; the run keeps their counts."""
     params = {**_params(session), **_NO_COUNTS._asdict(), "kept_us": round(WORKERS_KEPT_SECONDS * 1e6)}
     return Command((*sql.REMOVE_ENDED_WORKERS, sql.COUNT_LINES), params, lambda results: None)
 
@@ -178,7 +178,7 @@ def find_run_ids(name: str) -> Command[list[str]]:
 
 
 def list_workers(run_id: str) -> Command[list[WorkerOverview]]:
-    """List the workers of a run, those that ended included."""
+    """List the workers of a run, including those that ended."""
     return Command(
         (sql.LIST_WORKERS,),
         {"run_id": run_id},

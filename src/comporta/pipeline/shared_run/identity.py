@@ -1,7 +1,7 @@
-"""Which run it is: a digest of its lines and of what else identifies it. It reads sources and no database.
+"""Identifies a run by a digest of its lines and its ``identity``. Reads sources, but no database.
 
 Workers on several machines compute the same id from the same file, wherever it is. A name that was used for
-other lines is refused, because half of the workers may still have the old file.
+other lines is refused, because some workers may still have the old file.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def limited_entries(source: EntrySource) -> Iterator[SourceEntry]:
 
 
 def encode_entry(entry: SourceEntry) -> str:
-    """Return a line as JSON; raises for an item that JSON does not have."""
+    """Return a line as JSON; raises for an item that JSON cannot represent."""
     try:
         return dump_json([entry.number, entry.error, entry.item])
     except (TypeError, ValueError, RecursionError) as error:
@@ -108,7 +108,7 @@ def decode_entry(position: int, text: str) -> SourceEntry:
 
 
 def key_digest(key: object) -> str:
-    """Return 32 characters for a key; raises for one that JSON does not have."""
+    """Return 32 characters for a key; raises for a key that JSON cannot represent."""
     return _digest(dump_json(key))[:32]
 
 

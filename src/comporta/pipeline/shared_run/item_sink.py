@@ -1,7 +1,7 @@
 """Settles lines: their rows or dead letters are stored and the lines deleted, in one transaction.
 
 A line that no longer belongs to this worker, because its lease expired and another worker claimed it, is left
-out: its rows are the other worker's to write. The same holds if a commit took effect and its reply was lost.
+out: the other worker writes its rows. The same applies if a commit took effect and its reply was lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from comporta.pipeline.sinks.base import SinkTransaction, TransactionalSink
 
 
 class SettledBatch(NamedTuple):
-    """What became of the lines of one transaction; ``lost`` ones belong to other workers."""
+    """The outcome of the lines of one transaction; ``lost`` lines belong to other workers."""
 
     dead: frozenset[int]
     lost: frozenset[int]
@@ -48,7 +48,7 @@ class SharedItemSink:
         self._sink.open()
 
     def write(self, items: Sequence[Any]) -> None:
-        """Settle all items; one whose row is at fault becomes a dead letter in the same transaction."""
+        """Settle all items; an item whose row is at fault becomes a dead letter in the same transaction."""
         letters: dict[int, DeadLetter] = {}
         while True:
             try:

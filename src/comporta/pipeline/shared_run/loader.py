@@ -1,7 +1,7 @@
 """Copies the lines of a source into the table of a run, under a lease: one worker at a time, each line once.
 
 A chunk of lines is added in one transaction that also checks and renews the lease. If the loading worker
-dies, another one continues after the last chunk. Workers process the lines that are loaded meanwhile.
+dies, another one continues after the last chunk. Meanwhile workers process the lines that are loaded already.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHUNK_CHARS_MAX: Final = 1_000_000
 """A chunk ends with the line that reaches this."""
 
 WAIT_SECONDS: Final = 0.5
-"""How often a worker looks whether the loading one has died."""
+"""How often a worker checks whether the worker that loads the lines has died."""
 
 _KeyedEntry = tuple[str, str]
 
@@ -79,7 +79,7 @@ class LineLoader:
         return execute(self._database, is_loaded(self._session.run_id)) is not False
 
     def _load(self, lease: LoadLease) -> None:
-        """Load what is not loaded yet; end early without the lease, which another worker then has."""
+        """Load the remaining lines; end early if the lease is lost, because another worker then has it."""
         digest = LineDigest()
         try:
             for chunk in self._chunks(digest, lease.line_count):

@@ -1,7 +1,7 @@
 """The tables of shared runs: runs, their lines that are not done, their workers and their dead letters.
 
 A line that is done has no row here. Timestamps are whole microseconds of the database's clock. The counts of
-a run are the sums over its workers; those in ``comporta_runs`` are of workers that were removed.
+a run are the sums over its workers, plus those in ``comporta_runs``, of workers that were removed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ LEASE_SECONDS: Final = 30.0
 """How long a worker may be silent before others take over its lines, by default."""
 
 TIMEOUT_SECONDS: Final = 30.0
-"""How long a transaction may take, unless the URL of the database says otherwise: as in the sinks."""
+"""How long a transaction may take, unless the URL of the database says otherwise, as for the sinks."""
 
 LOADING, WAITING, RUNNING, FINISHED = "loading", "waiting", "running", "finished"
 

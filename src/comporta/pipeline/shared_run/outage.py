@@ -19,7 +19,7 @@ OUTAGE_ERRORS: Final = (DatabaseBusyError, DatabaseUnavailableError)
 
 
 class OutageBackoff:
-    """The pauses between the attempts of one job: twice as long each time, until it succeeds."""
+    """The pauses between the attempts of one job, each twice as long as the last, until it succeeds."""
 
     def __init__(self) -> None:
         self._failed_since: float | None = None
@@ -33,7 +33,7 @@ class OutageBackoff:
     def next_pause(self, error: Exception | None = None) -> float:
         """Return how long to wait before the next attempt; raise the error if the outage lasts too long.
 
-        Without an error, the database answered, and there was nothing to do.
+        No error means that the database answered and that there was nothing to do.
         """
         now = RUNTIME.monotonic()
         if error is None or self._failed_since is None:

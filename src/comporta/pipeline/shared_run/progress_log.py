@@ -107,7 +107,7 @@ class SharedProgressLog:
         return False
 
     async def wait_for_window(self, position: int, window: int) -> None:
-        """Return: a line that is far ahead costs nothing."""
+        """Return immediately: a line that is far ahead costs nothing."""
 
     def confirm(
         self, positions: Iterable[int], *, written: int = 0, dead: int = 0, output_end: int | None = None
@@ -127,7 +127,7 @@ class SharedProgressLog:
     def dead_letter_of(
         self, entry: SourceEntry, reason: str, attempts: int = 0, key: Hashable = None
     ) -> DeadLetter:
-        """Return the dead letter of a line; its ``id`` is that of the run and of the line."""
+        """Return the dead letter of a line; its ``id`` names the run and the line."""
         item = entry.item.item if self._source.as_lines else entry.item
         return DeadLetter(
             item, reason, attempts, key, entry.number, id=f"{self._session.run_id}-{entry.position}"
@@ -263,7 +263,8 @@ class SharedProgressLog:
     async def _execute(self, command: Command[T]) -> T:
         """Run a command, to its end even if the caller is cancelled.
 
-        One after another: a claim or renewal after the worker has released its lines would take them again.
+        Commands run one after another: a claim or renewal after the worker has released its lines would take
+        them again.
         """
         return await self._on_thread(lambda: execute(self._database, command))
 
@@ -279,7 +280,7 @@ def _rate(history: Sequence[tuple[float, int]]) -> float:
 
 
 def check_pipeline(pipeline: Pipeline) -> None:
-    """Raise for options that a shared run does not have: its lines and dead letters are in the database."""
+    """Raise for options that a shared run cannot have: its lines and dead letters are in the database."""
     for option in ("checkpoint", "dead_letters"):
         given = getattr(pipeline, option)
         if given is not None:

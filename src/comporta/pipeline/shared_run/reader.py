@@ -25,7 +25,7 @@ Execute = Callable[[Command[Any]], Awaitable[Any]]
 """Runs a command in the database of the run."""
 
 ATTEMPTS_MAX: Final = 20
-"""A line that was claimed more often, because its workers died each time, becomes a dead letter."""
+"""A line that was claimed more often than this, because its workers died each time, becomes a dead letter."""
 
 
 class TableReader(EntryReader):

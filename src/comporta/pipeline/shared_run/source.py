@@ -39,10 +39,10 @@ class TableSource:
 
     - ``database``: the URL of the database in which the sink writes: ``sqlite:///…`` or ``postgresql://…``
     - ``source``: a ``Path``, a ``FileSource``, or an iterable of JSON values that can be read again
-    - ``name``: the name of the run; by default that of the file. Other lines under the same name and
+    - ``name``: the name of the run; by default the name of the file. Other lines under the same name and
       ``identity`` are refused
     - ``identity``: text that identifies the run besides its lines, such as a URL and a table
-    - ``options``: values that all workers have to agree on; a worker with others is refused
+    - ``options``: values on which all workers have to agree; a worker with other values is refused
     - ``lease_seconds``: how long a worker may be silent, 1 to 3600 s, before others take over its lines
     - ``as_lines``: whether steps and keys receive a :class:`RunLine` instead of its item
 

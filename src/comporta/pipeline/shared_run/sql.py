@@ -77,7 +77,7 @@ RELEASE_LOADING = Statement(f"UPDATE comporta_runs SET lease_until_us = 0 WHERE 
 
 LOCK_RUN = Statement(f"SELECT run_id FROM comporta_runs WHERE {_SAME_RUN} LOCK()")
 
-# Lines of workers that died, and those of this worker that it does not know of: it claimed them, and the
+# Lines of workers that died, and lines of this worker that it does not know about: it claimed them, and the
 # reply of the database was lost.
 RECLAIM_LINES = Statement(
     f"""

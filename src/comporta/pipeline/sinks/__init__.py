@@ -3,7 +3,7 @@
 - ``base.py``: the protocols :class:`Sink` and :class:`AsyncSink`
 - ``sqlite.py``, ``csv_file.py``, ``json_lines.py``, ``xlsx.py``: local files
 - ``postgres.py``: a table of a PostgreSQL server
-- ``google_sheets.py``: a sheet of Google's, through ``sheets_client.py`` and ``sheet_rows.py``
+- ``google_sheets.py``: a sheet in Google Sheets, through ``sheets_client.py`` and ``sheet_rows.py``
 - ``google_account.py``, ``spreadsheets.py``: credentials and connections, and the creation of spreadsheets
 - ``columns.py``, ``sql_table.py``, ``sink_file.py``, ``formula_escaping.py``: what several sinks share
 """

@@ -1,4 +1,4 @@
-"""The protocols of a sink: what a batch writer needs of the place it writes to."""
+"""The protocols of a sink: what a batch writer requires of the place to which it writes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Sink(Protocol):
     """
 
     def open(self) -> None:
-        """Prepare for writing, or raise. It is called before anything else."""
+        """Prepare for writing, or raise. Called before anything else."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Store all of these rows, or raise; then all may come again, also those that are stored."""
+        """Store all of these rows, or raise; then all may come again, even those that were stored."""
 
     def close(self) -> None:
-        """Finish. It is called last, and may be called again."""
+        """Finish. Called last, and may be called again."""
 
 
 class AsyncSink(Protocol):
@@ -60,10 +60,13 @@ class ResumePoint:
 
 @runtime_checkable
 class ResumableSink(Sink, Protocol):
-    """A sink that removes the rows which a killed run wrote after its last checkpoint."""
+    """A sink that removes the rows that a killed run wrote after its last checkpoint."""
 
     def open_run(self, point: ResumePoint) -> None:
-        """Open like ``open``, and remove what the run wrote beyond ``point``; raise if others wrote it."""
+        """Open like ``open``, and remove what the run wrote beyond ``point``.
+
+        Raise if another program wrote it.
+        """
 
     @property
     def end(self) -> int:
@@ -89,4 +92,4 @@ class TransactionalSink(Sink, Protocol):
         """The URL of the database, without user and password."""
 
     def transaction(self) -> AbstractContextManager[SinkTransaction]:
-        """Open a transaction; the end of the block commits it, and an error rolls all of it back."""
+        """Open a transaction; the end of the block commits it, and an error rolls it back."""

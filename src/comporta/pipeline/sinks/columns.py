@@ -60,7 +60,7 @@ class SinkColumns:
             if all(len(row) == count for row in rows):
                 return list(map(self._get, rows))
         except KeyError:
-            pass  # the same number of columns, but other ones
+            pass  # the same number of columns, but different ones
         return [self._row(index, row) for index, row in enumerate(rows)]
 
     def _row(self, index: int, row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from comporta.pipeline.sinks.formula_escaping import Cell, csv_cell
 from comporta.pipeline.sinks.sink_file import REPEATED_COLUMN, SinkFile
 
 CELL_CHARS_MAX: Final = 100_000
-"""A longer cell is refused: most programs that read CSV fail soon beyond it."""
+"""A longer cell is refused: most programs that read CSV fail at lengths not far beyond it."""
 
 TORN_BYTES_MAX: Final = 1 << 20
 """A longer incomplete end is not removed, because it may be something else."""
@@ -33,9 +33,9 @@ TORN_BYTES_MAX: Final = 1 << 20
 class CsvSink:
     """Appends rows to the CSV file ``path``; the header is ``columns``, or the columns of the first batch.
 
-    With a ``key`` (one column, or several), the file gets a last column ``repeated``, which says ``yes`` for
-    a row whose key is in the file already. With ``durable``, a batch survives a power failure; each batch
-    then flushes the disk.
+    With a ``key`` (one column, or several), the file gets a last column ``repeated``, which is ``yes`` for a
+    row whose key is in the file already. With ``durable``, a batch survives a power failure; each batch then
+    flushes the disk.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class CsvSink:
         return columns
 
     def _header_cells(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the cells of the header; column names come from outside as well."""
+        """Return the cells of the header; its names are escaped because they come from outside as well."""
         cells = tuple(str(csv_cell(column)) for column in columns)
         return (*cells, REPEATED_COLUMN) if self.key else cells
 

@@ -1,10 +1,10 @@
 """Cells of files that people open in a spreadsheet program.
 
-Text from outside must never become a formula there. A format that distinguishes text from numbers (a
-workbook, Google's ``RAW``) only needs to know which is which: :func:`cell`. A CSV file does not distinguish
-them, and each program guesses: :func:`csv_cell` adds an apostrophe where such a guess could see a formula.
+Text from outside must never become a formula there. For a format that distinguishes text from numbers (a
+workbook, Google's ``RAW``), :func:`cell` makes values one or the other. A CSV file does not distinguish them,
+and each program guesses: :func:`csv_cell` adds an apostrophe where a program could see a formula.
 
-Pure; it knows nothing about files and sinks.
+Pure; this module knows nothing about files and sinks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 Cell = str | int | float | bool
 
 INTEGER_MAX: Final = 10**15
-"""Spreadsheets store 15 digits of a number; a longer one is an identifier and stays complete as text."""
+"""Spreadsheets store 15 digits of a number; a longer one is an identifier and is kept complete as text."""
 
 _OPERATORS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
 # characters that programs skip or hide before an operator: spaces of all kinds, quotes, zero widths
@@ -93,5 +93,5 @@ def _as_json(value: Any) -> str:
 
     try:
         return dump_json(value, ensure_ascii=False, default=as_text)
-    except (TypeError, ValueError, RecursionError):  # a key that is no string, or a cycle
+    except (TypeError, ValueError, RecursionError):  # a key that is not a string, or a cycle
         return str(value)

@@ -51,9 +51,9 @@ _parent_connections: list[object] = []
 class GoogleAccount:
     """An account at Google, for all sinks and threads of a process.
 
-    ``credentials`` are those of google-auth, or the path of a service account file; by default those of the
-    environment (``google.auth.default``). ``timeout`` is how many seconds the service may stay silent.
-    ``endpoint`` is another address for all services, such as that of a
+    ``credentials`` is an object of google-auth, or the path of a service account file; by default the
+    credentials come from the environment (``google.auth.default``). ``timeout`` is how many seconds the
+    service may stay silent. ``endpoint`` is another address for all services, such as the address of a
     :class:`comporta.testing.SheetsServer`, which needs no credentials.
     """
 
@@ -166,7 +166,7 @@ class _NoResendHttp:
 
 
 def _no_resend_connection(kind: Any) -> Any:
-    """Return a connection class that raises at its end what the client does not take for staleness."""
+    """Return a connection class whose error at the end of a connection does not make the client resend."""
     from http.client import HTTPException  # noqa: PLC0415 - imports TLS
 
     class NoResendConnection(kind):  # type: ignore[misc] # the base class depends on the address

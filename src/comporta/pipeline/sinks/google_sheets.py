@@ -25,13 +25,13 @@ KEY_CHARS_MAX: Final = 500
 
 
 class SheetsSink:
-    """Writes rows to a sheet of the spreadsheet ``spreadsheet_id``, each once, by its ``key`` (a column).
+    """Writes rows to a sheet of the spreadsheet ``spreadsheet_id``, one for each value of ``key`` (a column).
 
     ``sheet`` is the title of the sheet, which is created if it does not exist; by default it is the first
-    one. ``columns`` is the header; by default the existing header, or the columns of the first row.
-    ``database``, a URL or a database, stores which row belongs to which key; by default it is that of
-    ``DATABASE_URL``. All processes that write to a spreadsheet need the same database. ``migrate`` creates
-    and updates its tables; by default only in SQLite files.
+    sheet. ``columns`` is the header; by default it is the existing header, or the columns of the first row.
+    ``database``, a URL or a database, stores which row belongs to which key; by default it is the database at
+    ``DATABASE_URL``. All processes that write to a spreadsheet need the same database. ``migrate`` says
+    whether to create and update its tables; by default only in SQLite files.
 
     The sink refuses a sheet with rows that were not written through this database.
     """
@@ -82,7 +82,7 @@ class SheetsSink:
         assigned = self._sheet_rows.assign(
             self.spreadsheet_id, str(properties.number), columns, [*dict.fromkeys(keys)]
         )
-        if assigned.columns != columns:  # another process was first and decided
+        if assigned.columns != columns:  # another process was first and has set the columns
             cells = self._cells(rows, assigned.columns)
         self._columns = assigned.columns
         numbered = {assigned.rows[key]: line for key, line in zip(keys, cells, strict=True)}
@@ -180,7 +180,7 @@ def _validate_columns(columns: Sequence[Any], key: str) -> tuple[str, ...]:
 
 
 def _is_storable(text: str) -> bool:
-    """Return whether every database can store it: no NUL, no unpaired surrogate."""
+    """Return whether every database can store a text: it has no NUL and no unpaired surrogate."""
     return "\0" not in text and text.encode("utf-8", "replace").decode() == text
 
 

@@ -55,7 +55,7 @@ class JsonLinesSink:
             lacks_newline = is_complete_json(descriptor, complete, size)
             self._load_existing(descriptor, size if lacks_newline else complete)
             if lacks_newline:
-                self._file.append(b"\n")  # all else was written, or another program leaves the last one out
+                self._file.append(b"\n")  # the rest was written, or another program omits the last newline
             else:
                 self._file.truncate_torn_row(descriptor, complete)
 

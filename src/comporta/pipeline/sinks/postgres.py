@@ -45,12 +45,12 @@ _TYPES: Final[dict[type, LiteralString]] = {
     list: "jsonb",
     tuple: "jsonb",
 }
-"""The types of columns that the sink creates; those of all other values are text."""
+"""The types of columns that the sink creates, by the type of their values; all others are text."""
 
 _TEXT_TYPES: Final = ("text", "character", "citext")
 _JSON_TYPES: Final = ("json", "jsonb")
 _MISMATCHES: Final = (None, "42804")
-"""SQL states of a value that psycopg cannot adapt, or not to the type of its column."""
+"""SQL states of a value that psycopg cannot adapt at all, or not to the type of its column."""
 
 _COLUMNS: Final = (
     "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
@@ -129,7 +129,7 @@ class PostgresSink(TableSink[Connection]):
 
 
 class _PostgresTable:
-    """Writes batches to an existing table; ``types`` are those of its columns, in the order of the values."""
+    """Writes batches to an existing table; ``types`` are its columns' types, in the order of the values."""
 
     def __init__(self, name: str, table: Identifier, key: Sequence[str], types: dict[str, str]) -> None:
         self._name = name
@@ -202,7 +202,7 @@ def _identifiers(names: Sequence[str]) -> Composed:
 
 
 def _storable_text(value: Any) -> str:
-    """Return a value as text that PostgreSQL stores: it has no character with the code 0."""
+    """Return a value as text that PostgreSQL can store: without characters with the code 0."""
     return clean_text(as_text(value)).replace("\0", "\ufffd")
 
 

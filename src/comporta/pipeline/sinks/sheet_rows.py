@@ -1,8 +1,8 @@
 """Which row of a sheet belongs to which key: assigned once, in the database, before a row is written.
 
 A row that is written again, because an acknowledgement was lost or another process has the same row, goes to
-the same place. Callers get row numbers of a sheet one after another: each starts with the record of the sheet
-and waits there for the others.
+the same place. Callers get row numbers of a sheet one after another: each first locks the record of the
+sheet, and waits there for the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One sheet of a Google spreadsheet, as the service sees it: a title, a grid of limited size, values.
 
-It addresses rows by their numbers and knows nothing about keys. Everything here may be repeated: values go to
-fixed ranges, unchanged (``RAW``), the grid only grows, and a sheet that exists already is found.
+This module addresses rows by their numbers and knows nothing about keys. Everything here may be repeated:
+values go to fixed ranges, unchanged (``RAW``), the grid only grows, and a sheet that exists already is found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RowsByNumber = Mapping[int, Sequence[Cell]]
 
 
 class SheetProperties(NamedTuple):
-    """The properties of a sheet; its title may change, its number does not."""
+    """The properties of a sheet; its title may change, but its number does not."""
 
     number: int
     title: str

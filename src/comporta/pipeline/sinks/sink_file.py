@@ -26,7 +26,7 @@ KEYS_MAX: Final = 1_000_000
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 PARSE_ERRORS: Final = (csv.Error, ValueError, IndexError)
-"""What reading a file of another kind raises."""
+"""The errors that reading a file of another kind raises."""
 
 
 class SinkFile:
@@ -43,7 +43,7 @@ class SinkFile:
 
     @property
     def size(self) -> int:
-        """How many bytes the file has, without a batch that is being appended."""
+        """The size of the file in bytes, without a batch that is being appended."""
         return self._size
 
     @contextmanager
@@ -110,7 +110,7 @@ class SinkFile:
         return key in self._keys
 
     def remember_keys(self, keys: dict[int, None]) -> None:
-        """Remember keys; beyond the limit many are forgotten at once, because each time costs a scan."""
+        """Remember keys; beyond the limit many are forgotten at once, because each removal costs a scan."""
         self._keys.update(keys)
         over = len(self._keys) - KEYS_MAX
         if over > KEYS_MAX // 10:

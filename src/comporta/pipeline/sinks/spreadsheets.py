@@ -38,8 +38,8 @@ class Spreadsheets:
     def create(self, name: str, marker: str, *, folder: str | None = None) -> Spreadsheet:
         """Return the spreadsheet with this marker; create it if it does not exist.
 
-        ``folder`` is the id of its folder, such as one of a shared drive; by default it is that of the
-        account. You may call this again after any error with the same ``marker``: there will be one
+        ``folder`` is the id of its folder, for example in a shared drive; by default it is the account's own
+        folder. You may call this again after any error with the same ``marker``: there will be only one
         spreadsheet.
         """
         _check_create(name, marker)
@@ -53,7 +53,7 @@ class Spreadsheets:
         return _spreadsheet(oldest)
 
     def has(self, spreadsheet_id: str) -> bool:
-        """Return whether a spreadsheet exists and is not in the bin; this also finds one just created."""
+        """Return whether a spreadsheet exists and is not in the bin, even if it was created just now."""
         request = self._account.files.get(fileId=spreadsheet_id, fields="trashed", supportsAllDrives=True)
         try:
             return not self._account.execute(request, f"looking for the spreadsheet {spreadsheet_id:.100}")[

@@ -1,6 +1,6 @@
 """What the sinks that write to a table of a database share: transactions, keys, columns and errors.
 
-It knows no database: statements and types are in the modules of the sinks.
+This module knows no particular database: statements and types are in the modules of the sinks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TableWriter(Protocol[ConnectionT_contra]):
 
 
 class SinkDatabase(Protocol[ConnectionT]):
-    """What a sink needs of its database."""
+    """What a sink requires of its database."""
 
     address: str
     timeout: float
@@ -52,7 +52,7 @@ class SinkDatabase(Protocol[ConnectionT]):
 class TableSink(ABC, Generic[ConnectionT]):
     """Writes rows to ``table`` of a database; a row replaces one with the same ``key``.
 
-    ``columns`` are those of a table that the sink creates; without them, those of the first batch.
+    ``columns`` are the columns of a table that the sink creates; by default those of the first batch.
     """
 
     _database: SinkDatabase[ConnectionT]
@@ -116,7 +116,7 @@ class TableSink(ABC, Generic[ConnectionT]):
 
 
 class _TableTransaction(Generic[ConnectionT]):
-    """Writes rows to the table of a sink, which is created if need be."""
+    """Writes rows to the table of a sink, which is created if it does not exist."""
 
     def __init__(self, sink: TableSink[ConnectionT], connection: ConnectionT) -> None:
         self._sink = sink

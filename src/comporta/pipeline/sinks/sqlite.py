@@ -27,7 +27,7 @@ from comporta.pipeline.sinks.sql_table import (
 TIMEOUT_SECONDS: Final = 30.0
 VARIABLES_MAX: Final = 30_000
 CHUNKS: Final = (256, 64, 16)
-"""How many rows go into one statement: SQLite inserts them without holding the interpreter."""
+"""How many rows one statement inserts: meanwhile SQLite does not hold the interpreter."""
 
 _NATIVE_TYPES: Final = frozenset({str, int, float, bool, bytes, type(None)})
 _INTEGER_MAX: Final = 2**63
@@ -41,7 +41,7 @@ class SqliteSink(TableSink[sqlite3.Connection]):
 
     The sink creates the table if it does not exist, with ``columns``, or the columns of the first batch. With
     ``durable``, a batch survives a power failure; each batch then flushes the disk. ``timeout`` is how many
-    seconds it waits for other programs that write to the file.
+    seconds the sink waits for other programs that write to the file.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class _TableWriter:
                 self._execute(connection, 1, [each])
         except _ROW_ERRORS:
             self._raise_faulty_row(connection, values)
-            raise  # no single row fails: only all of them together
+            raise  # no row fails alone, only all of them together
 
     def _execute(self, connection: sqlite3.Connection, size: int, values: list[Values]) -> None:
         flat = list(chain.from_iterable(values))

@@ -1,7 +1,7 @@
-"""A sink that makes an XLSX workbook when it is closed, because a workbook can only be written as a whole.
+"""A sink that creates an XLSX workbook when it is closed, because a workbook can only be written as a whole.
 
 Until then the rows are in a SQLite file beside it, where a confirmed batch survives the end of the process.
-The sink makes the workbook from that file in constant memory and replaces the old workbook in one step. The
+The sink creates the workbook from that file in constant memory and replaces the old workbook in one step. The
 SQLite file stays: a run that resumes needs the rows that came before.
 
 Text is written as text and never read as a formula or a link (``formula_escaping.py``).
@@ -61,7 +61,7 @@ _OPTIONS = {
 
 
 class XlsxSink:
-    """Makes the workbook ``path`` when it is closed: one ``sheet`` with a header and all rows.
+    """Creates the workbook ``path`` when it is closed: one ``sheet`` with a header and all rows.
 
     The columns are ``columns``, or those of the first batch. With a ``key`` (a column), a row replaces one
     with the same key. Until ``close`` the rows are in ``rows_path``, a SQLite file; with ``durable``, a batch
@@ -180,7 +180,7 @@ class XlsxSink:
         self._changed = True
 
     def close(self) -> None:
-        """Make the workbook if there are new rows; after a failure it may be called again."""
+        """Create the workbook if there are new rows; after a failure it may be called again."""
         if self._changed:
             self._export()
             self._changed = False
@@ -248,7 +248,7 @@ def write_workbook(path: Path, sheet: str, header: Sequence[str], records: Itera
     except _xlsxwriter().exceptions.FileCreateError as error:
         raise error.args[0] from None  # the OSError that the library wraps
     finally:
-        workbook.fileclosed = True  # else its finalizer tries to close it again
+        workbook.fileclosed = True  # otherwise its finalizer tries to close it again
         with suppress(OSError):
             worksheet.row_data_fh.close()  # the library leaves its temporary file open when it fails
 

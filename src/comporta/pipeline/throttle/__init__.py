@@ -1,6 +1,6 @@
-"""A throttle with two levels: a global limit and one for each partition, both obeyed in one step.
+"""A throttle with two levels: a global limit and one limit for each partition, both applied in one step.
 
-- ``throttle.py``: :class:`HierarchicalThrottle` and its blocking face, which users call
+- ``throttle.py``: :class:`HierarchicalThrottle` and its blocking interface, which users call
 - ``degradation.py``: :class:`PartitionDegradation`, how errors lower a partition's limit
 - ``operation.py``: the operation that acquires from both limits, on any store
 - ``fast_path.py``: the same in this process, without a lock

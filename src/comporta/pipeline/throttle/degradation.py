@@ -12,7 +12,7 @@ EVERY_MAX = 300.0
 
 @dataclass(frozen=True)
 class PartitionDegradation:
-    """How errors lower a partition's limit; ``drop``, ``floor`` and ``climb`` are shares of the limit.
+    """How errors lower a partition's limit; ``drop``, ``floor`` and ``climb`` are fractions of the limit.
 
     Each error lowers the limit by ``drop``, but not below ``floor``. The limit climbs by ``climb``, at most
     once in ``every`` seconds and no sooner than that after an error. ``errors`` are the exceptions that

@@ -2,7 +2,7 @@
 
 It takes no lock. It decides on states that never change, and stores the new ones only if the old ones are
 still there. CPython switches threads and runs signal handlers only at calls and loops, and between that check
-and the second write there is neither. Everything rarer goes through ``AcquireBoth``: a new partition, a limit
+and the second write there is neither. All rarer cases go through ``AcquireBoth``: a new partition, a limit
 that is degraded, paused or overridden, a clock that was set back, a sweep of the store.
 """
 

@@ -1,10 +1,10 @@
-"""The operation that acquires from two limits at once: the global one and that of one partition.
+"""The operation that acquires from two limits at once: the global limit and the limit of one partition.
 
 On a server it runs the script of every group of limits (``limits/limit.lua``). In this process it is leaner
 than a group: it reads the overrides of both limits in the same step, as the script does, so there may be a
 million partitions without a limiter for each; and its reply is two waits.
 
-It knows nothing about callers that wait.
+This module knows nothing about callers that wait.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ThrottleLimits:
     """The names and strategies of both limits.
 
     ``partition_state_type`` says how long the state of a partition is kept. ``has_overrides`` says whether
-    operators and degradation may change the limits; during an outage a worker's local share has none.
+    operators and degradation may change the limits; during an outage a worker's local share has no overrides.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class ThrottleLimits:
         self._outage_limits: tuple[Outage, ThrottleLimits] | None = None
 
     def partition_name(self, partition: str) -> str:
-        """Return the name of a partition's limit; all of a throttle are in one slot of a cluster."""
+        """Return the name of a partition's limit; all limits of a throttle are in one slot of a cluster."""
         return f"{self.name}.partition:{partition}"
 
     def effective_strategy(self, strategy: Strategy, record: State | None) -> Strategy:
@@ -145,7 +145,7 @@ class ThrottleLimits:
 class AcquireBoth(Operation[ThrottleWaits]):
     """Acquire from both limits or from neither; the reply says how long each makes the caller wait.
 
-    It holds no time, so one object may be applied many times.
+    The operation holds no time, so one object may be applied many times.
     """
 
     __slots__ = ("_limits", "_partition", "cost", "state_keys")

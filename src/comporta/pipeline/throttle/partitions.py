@@ -1,7 +1,7 @@
-"""The partitions that a process remembers: the callers that wait for each, and its last try to climb.
+"""The partitions that a process remembers: the callers that wait for each, and its last attempt to climb.
 
-Nothing here decides anything: the buckets are in the store. So a partition without waiters may be forgotten
-at any time, and beyond :data:`PARTITIONS_MAX` the oldest one is.
+This module decides nothing: the buckets are in the store. So a partition without waiters may be forgotten at
+any time, and the oldest one is forgotten beyond :data:`PARTITIONS_MAX`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARTITIONS_MAX = 10_000
 """How many partitions a process remembers beyond those with waiters."""
 
 WAITERS_MAX = 100_000
-"""How many callers may wait for one throttle in one process; the next one is refused at once."""
+"""How many callers may wait for one throttle in one process; the next one is refused immediately."""
 
 
 class ThrottleQueue:
@@ -56,14 +56,14 @@ class ThrottleQueue:
         return first
 
     def leave(self, waiter: PipelineWaiter) -> None:
-        """Leave, served or not, and wake the waiter that is first then."""
+        """Leave, served or not, and wake the waiter that is then first."""
         was_first = self.first is waiter
         self.waiters.pop(waiter, None)
         if was_first:
             self.wake_first()
 
     def wake_first(self) -> None:
-        """Wake the first waiter; drop those that cannot be woken, or none behind them would be served."""
+        """Wake the first waiter; drop waiters that cannot be woken, which would block those behind them."""
         while (first := self.first) is not None and not first.wake():
             del self.waiters[first]
 

@@ -1,4 +1,4 @@
-"""A global limit and one per partition, obeyed together: ``await throttle.acquire("partition")``.
+"""A global limit and one limit per partition, applied together: ``await throttle.acquire("partition")``.
 
 Both are token buckets with a burst of a tenth of the limit; one operation acquires from both or from neither
 (``operation.py``). Errors of a partition lower its limit and its burst, and successes raise them again; the
@@ -43,7 +43,7 @@ from comporta.validators import require_number
 R = TypeVar("R")
 
 BURST_SHARE = 0.1
-"""The burst, as a share of the limit."""
+"""The burst, as a fraction of the limit."""
 
 LIMIT_MAX = 1e9
 PER_MAX = 86_400.0
@@ -51,11 +51,11 @@ KEYS_MAX = 200_000
 """How many partitions with a bucket that is not full a throttle without ``state`` holds; more are refused."""
 
 POLL_US = 1_000_000
-"""The first waiter asks at least this often: another worker may raise or resume a limit."""
+"""The first waiter tries at least this often: another worker may raise or resume a limit."""
 
 
 class ThrottleStatistics(NamedTuple):
-    """What this process did: units granted, calls that waited or were refused; and how many wait now."""
+    """What this process did: units granted, calls that waited or were refused, and how many wait now."""
 
     granted: int
     waited: int
@@ -65,7 +65,7 @@ class ThrottleStatistics(NamedTuple):
 
 
 class HierarchicalThrottle:
-    """Grants at most ``global_limit`` in ``per`` seconds, and at most ``partition_limit`` for each partition.
+    """Grants at most ``global_limit`` per ``per`` seconds, and at most ``partition_limit`` to each partition.
 
     ::
 
@@ -76,7 +76,7 @@ class HierarchicalThrottle:
     ``state`` is a URL or a store. All workers that use the same state share the limits; without one, the
     limits belong to this object. ``name`` identifies the throttle in its state. ``degradation`` is a
     :class:`PartitionDegradation`, or ``None``. ``fallback`` says what a worker does while a shared state is
-    unreachable, see :class:`LimitConfig`. ``cost_max`` is the largest cost of one call, the smaller of the
+    unreachable, see :class:`LimitConfig`. ``cost_max`` is the largest cost of one call: the smaller of the
     two bursts. ``throttle.sync`` has the same methods for threads.
     """
 
@@ -178,7 +178,7 @@ class HierarchicalThrottle:
         """Close the store's connections; they reopen when needed."""
         await self._store.aclose()
 
-    # -- what both faces are made of
+    # -- what both interfaces are made of
 
     def _acquire_flow(self, partition: str, cost: int, timeout: float | None) -> Flow[bool]:
         """The flow of ``acquire``."""
@@ -226,7 +226,7 @@ class HierarchicalThrottle:
             self._publish_change("recovered", entry, "raised", reply, "info")
 
     def _is_climb_due(self, partition: str) -> bool:
-        """Return whether a step up is due; whether the limit is lowered at all, only its override knows."""
+        """Return whether a step up is due; only the override records whether the limit is lowered at all."""
         if self.degradation is None:
             return False
         tried_us = self._partition(partition).climb_tried_us
@@ -245,7 +245,7 @@ class HierarchicalThrottle:
         return LimitReachedError(text, self.name, self.per * self.cost_max / self.partition_limit)
 
     def _wait_flow(self, entry: Partition, operation: AcquireBoth, timeout: float | None) -> Flow[bool]:
-        """Wait in the queue of the partition; the waiter whose turn it is asks until both limits grant."""
+        """Wait in the queue of the partition; the waiter whose turn it is tries until both limits grant."""
         partitions, waiter = self._partitions, PipelineWaiter(self._store.clock)
         until_us = NEVER_US if timeout is None else self._now_us() + to_us(timeout)
         if not partitions.join(entry, waiter):
@@ -266,7 +266,7 @@ class HierarchicalThrottle:
             run_cleanup(partitions.leave, entry, waiter)
 
     def _sleep_flow(self, waiter: PipelineWaiter, wait_us: int | None, until_us: int) -> Flow[bool]:
-        """Sleep until woken, or for the wait; false at once if the wait is longer than the time left."""
+        """Sleep until woken, or for the wait; false immediately if the wait is longer than the time left."""
         left_us = until_us - self._now_us()
         if left_us <= 0 or (wait_us is not None and wait_us > left_us):
             return False

@@ -23,7 +23,7 @@ _open_writers: WeakSet[WriterCore] = WeakSet()
 
 
 def close_at_exit(core: WriterCore) -> None:
-    """Close this writer at the end of the program, unless it is closed by then."""
+    """Close this writer at the end of the program, unless it has been closed by then."""
     if not _open_writers:
         atexit.unregister(_close_all)
         atexit.register(_close_all)
@@ -33,7 +33,7 @@ def close_at_exit(core: WriterCore) -> None:
 def _close_all() -> None:
     for core in list(_open_writers):
         if core.abandoned:
-            continue  # the caller that gave it up has its rows, and it starts no further batch
+            continue  # the caller that abandoned it has its rows, and it starts no further batch
         try:
             run(core.close_flow(EXIT_SECONDS))
         except Exception as error:

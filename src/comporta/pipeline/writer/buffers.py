@@ -1,8 +1,8 @@
 """Rows that wait for a batch, and the moment at which a batch is due.
 
 All rows of one key go to the same buffer, and a buffer has one batch in flight at a time, so rows of one key
-stay in order. A row leaves its buffer only when it is written or a dead letter; until then no failure loses
-it.
+stay in order. A row leaves its buffer only when it has been written or has become a dead letter; until then
+no failure loses it.
 
 This module reads no clock and takes no lock: ``now_ns`` is an argument, and the caller holds the lock.
 """
@@ -65,7 +65,7 @@ class RowBuffer:
     """Rows in the order in which they were written; the first ``in_flight`` of them are in a batch.
 
     ``settled`` counts the rows that left the buffer. ``flush_mark`` is the count that a flush waits for.
-    A ``paused`` buffer starts no batch until its error was raised to a caller.
+    A ``paused`` buffer starts no batch until its error has been raised to a caller.
     """
 
     __slots__ = ("flush_mark", "in_flight", "oldest_ns", "paused", "rows", "settled", "waiter")
@@ -105,19 +105,19 @@ class RowBuffer:
         return rows
 
     def settle(self, count: int) -> None:
-        """Remove the batch: its rows are written, or dead letters."""
+        """Remove the batch: its rows have been written or have become dead letters."""
         del self.rows[:count]
         self.in_flight = 0
         self.settled += count
 
     def settle_one(self, index: int) -> None:
-        """Remove one row of the batch, which is a dead letter; the others go into the next batch."""
+        """Remove one row of the batch, which became a dead letter; the others go into the next batch."""
         del self.rows[index]
         self.in_flight = 0
         self.settled += 1
 
     def request_flush(self) -> int:
-        """Make all rows due now; returns the value that ``settled`` reaches when they are."""
+        """Make all rows due now; returns the value that ``settled`` reaches when they are settled."""
         self.flush_mark = self.settled + len(self.rows)
         return self.flush_mark
 

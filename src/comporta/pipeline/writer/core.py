@@ -1,12 +1,12 @@
-"""The inside of a batch writer: accepts rows, has them written in batches, and closes without losing any.
+"""The core of a batch writer: accepts rows, has them written in batches, and closes without losing any.
 
 Each buffer has a flow that runs for the writer's whole life, on a thread of its own or as a task. It waits
-until a batch is due and delivers it. The flow of the first buffer opens the sink, and the last one that ends
-closes it. So a caller that waits for this, and may be cancelled while it waits, is never the one that does
-it.
+until a batch is due and delivers it. The flow of the first buffer opens the sink, and the last flow that ends
+closes it. So callers only wait for the sink to be opened or closed, and cancelling a caller never interrupts
+that.
 
-It does not know how a batch is delivered (``delivery.py``), what is done with its rows afterwards
-(``ledger.py``) or which face called it (``writer.py``).
+This module does not know how a batch is delivered (``delivery.py``), what is done with its rows afterwards
+(``ledger.py``) or which interface called it (``writer.py``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NEW, OPENING, OPEN, CLOSING, CLOSED = "not open yet", "opening", "open", "closing", "closed"
 
 POLL_SECONDS: Final = 1.0
-"""How often a waiting caller looks for itself: an interrupt may have prevented a wake-up."""
+"""How often a waiting caller looks by itself: an interrupt may have prevented a wake-up."""
 
 _QUEUE_KEY: Final = "room"
 
@@ -42,7 +42,7 @@ Spawn = Callable[[Flow[None]], None]
 
 
 class WriterCore:
-    """Holds rows between the callers that write and the sink. ``try_put`` never waits; the rest are flows."""
+    """Holds rows between the callers that write and the sink. Only its flows wait, ``try_put`` does not."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class WriterCore:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the writer was given up: its caller has the rows, and it starts no further batch."""
+        """Whether the writer was abandoned: its caller has the rows, and it starts no further batch."""
         return self._ledger.abandoned
 
     # -- callers that write
@@ -83,7 +83,7 @@ class WriterCore:
     def try_put(self, rows: Sequence[Row], *, is_first_waiter: bool = False) -> bool:
         """Accept all of these rows, or none if there is no room; raises an earlier failure, if there is one.
 
-        There is room while fewer than ``capacity`` rows wait: one call with many rows may exceed it.
+        There is room while fewer than ``capacity`` rows wait, so one call with many rows may exceed it.
         """
         groups = group_by_buffer(rows, self._buffers, self._key)
         with self._lock:
@@ -114,8 +114,8 @@ class WriterCore:
         """Return whether a caller may add rows now; the caller holds the lock.
 
         While callers wait, others are admitted if there is room, because a caller that comes at the right
-        moment needs no wake-up. They overtake: the first waiter is passed by at most ``capacity`` rows, then
-        all others queue behind it until it is served.
+        moment needs no wake-up. They overtake the waiters: at most ``capacity`` rows pass the first waiter,
+        then all others queue behind it until it is served.
         """
         if self._state is not OPEN or self._pending_failures:
             self._raise_refusal()
@@ -130,7 +130,7 @@ class WriterCore:
         return True
 
     def write_flow(self, rows: Sequence[Row]) -> Flow[None]:
-        """Wait in the queue for room, then accept the rows; a caller cancelled before wrote nothing."""
+        """Wait in the queue for room, then accept the rows; a caller cancelled before that wrote nothing."""
         waiter = self._wait_queue.join(_QUEUE_KEY)
         if waiter is None:
             raise SinkFullError(f"{self.name}: {WAITERS_MAX} callers wait to write already")
@@ -143,7 +143,7 @@ class WriterCore:
             run_cleanup(self._wait_queue.leave, _QUEUE_KEY, waiter)
 
     def flush_flow(self) -> Flow[None]:
-        """Wait until all rows accepted so far are written or dead letters; raises a failure."""
+        """Wait until all rows accepted so far have been written or are dead letters; raises a failure."""
         with self._lock:
             marks = [(buffer, buffer.request_flush()) for buffer in self._buffers]
         self._wake_buffers()
@@ -206,7 +206,7 @@ class WriterCore:
             )
 
     def after_fork(self) -> None:
-        """Leave rows and threads to the parent process: here the rows would be written twice."""
+        """Leave rows and threads to the parent process; otherwise the rows would be written twice."""
         fork_safety.reinit_lock(self._lock)
         self._buffers = [RowBuffer() for _ in self._buffers]
         self._watchers = []
@@ -218,7 +218,7 @@ class WriterCore:
     # -- the flows of the buffers
 
     def _start_first(self, spawn: Spawn) -> None:
-        """Start the flow of the first buffer; if that fails, no flow exists that could ever close."""
+        """Start the flow of the first buffer; if that fails, no flow exists that could close the writer."""
         try:
             spawn(self._first_buffer_flow(self._buffers[0], spawn))
         except Exception:
@@ -260,7 +260,7 @@ class WriterCore:
         self._wake_watchers()
 
     def _start_others(self, spawn: Spawn) -> None:
-        """Start the other flows; if one cannot start, those that run end again and the sink is closed."""
+        """Start the other flows; if one cannot start, the running flows end and the sink is closed."""
         try:
             for other in self._buffers[1:]:
                 with self._lock:
@@ -377,9 +377,9 @@ class WriterCore:
         self._failures.raise_first()
 
     def _wake_after_change(self) -> None:
-        """Wake those that watch for a change, and the first waiter if it is worth it.
+        """Wake callers that watch for a change, and the first waiter once half of the capacity is free.
 
-        It is once half of the capacity is free. Waking a waiter for each batch would cost more than the rows.
+        Waking a waiter for each batch would cost more than the rows.
         """
         self._wake_watchers()
         if self._queued and (

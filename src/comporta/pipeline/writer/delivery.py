@@ -1,7 +1,8 @@
 """One batch on its way to the sink: the limiter, the retries, and dead letters for rows that fail for good.
 
-It is a flow, so the same code writes to a blocking sink on a thread and to an asynchronous one on an event
-loop. It knows nothing about buffers and locks: it reports to a :class:`BatchLedger`, which keeps the rows.
+A delivery is a flow, so the same code writes to a blocking sink on a thread and to an asynchronous one on an
+event loop. It knows nothing about buffers and locks: it reports to a :class:`BatchLedger`, which keeps the
+rows.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class WriteLimiter(Protocol):
-    """Any limiter of comporta: each try to write a batch acquires one from it."""
+    """Any limiter of comporta: each attempt to write a batch acquires one unit from it."""
 
     @property
     def sync(self) -> Any:
-        """The blocking face of the limiter."""
+        """The blocking interface of the limiter."""
 
     async def acquire(self, *, timeout: float | None) -> bool:
-        """Wait for one."""
+        """Wait for one unit."""
 
 
 class WriterAbandonedError(BaseException):
-    """The writer was given up while this batch waited: its rows belong to the caller now."""
+    """The writer was abandoned while this batch waited: its rows belong to the caller now."""
 
 
 class RowFailed(FailedAttempt):
@@ -52,8 +53,8 @@ class RowFailed(FailedAttempt):
 class WriteAttempt:
     """Effect: write a batch once and return the failure, if any.
 
-    The batch is taken from its buffer when the limiter grants the first try, so rows that arrive while it
-    waits are included.
+    The batch is taken from its buffer when the limiter grants the first attempt, so rows that arrive during
+    the wait are included.
     """
 
     __slots__ = ("_buffer", "_delivery", "_ledger", "_rows", "attempts")
@@ -110,7 +111,7 @@ class WriteAttempt:
 
 
 class Delivery:
-    """Writes batches: to which sink, with which retries and limiter, and where rows go that fail for good."""
+    """Writes batches to a sink, with retries and a limiter; rows that fail for good go to dead letters."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class Delivery:
         dead = attempt.rows if index is None else [attempt.rows[index]]
         try:
             yield call_effect(self._dead_letter_call(self.dead_letters, dead, error, attempt.attempts))
-        except Exception as dead_letter_error:  # such as a full file: nothing more may be given up
+        except Exception as dead_letter_error:  # for example a full file: no more rows may be given up
             dead_letter_error.__cause__ = error
             return dead_letter_error
         ledger.record_dead(buffer, dead, index, error)
@@ -165,7 +166,7 @@ class Delivery:
 
 
 def call_effect(function: Callable[[], Any], *, is_async: bool = False) -> Perform:
-    """Return the effect that calls a function; on an event loop, a blocking one gets a thread of its own."""
+    """Return the effect that calls a function; on an event loop, a blocking function gets its own thread."""
     return Perform(function, function if is_async else partial(run_in_thread, function))
 
 

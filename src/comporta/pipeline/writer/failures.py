@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class PendingFailures:
     """Errors in the order in which they happened, each with the buffer that pauses for it, if any.
 
-    ``pending`` is one list for the life of a writer, so that a hot path can look whether it is empty.
+    ``pending`` is one list for the life of a writer, so that a hot path can check whether it is empty.
     """
 
     __slots__ = ("pending",)
@@ -38,7 +38,7 @@ class PendingFailures:
         self.pending.append((buffer, error))
 
     def resume(self, buffers: Iterable[RowBuffer]) -> None:
-        """Drop the errors of buffers, which try once more: a failure that lasts is raised then."""
+        """Drop the errors of buffers, which try once more: if they fail again, that error is raised."""
         self.pending[:] = [(buffer, error) for buffer, error in self.pending if buffer is None]
         for buffer in buffers:
             buffer.paused = False

@@ -1,4 +1,4 @@
-"""What became of each batch: counts rows that are written or dead letters and calls the hooks of the user.
+"""The outcome of each batch: counts rows that were written or became dead letters, and calls users' hooks.
 
 A delivery (``delivery.py``) reports to the ledger. Rows leave their buffer only here.
 """
@@ -33,8 +33,8 @@ class WriterHooks(NamedTuple):
 class BatchLedger:
     """Keeps the rows of each buffer until they are settled, and counts them.
 
-    ``lock`` and ``failures`` are those of the writer. A writer that is ``abandoned`` was given up: its caller
-    has the rows, and none may be written any more.
+    ``lock`` and ``failures`` are those of the writer. If a writer is ``abandoned``, its caller has the rows,
+    and none of them may be written any more.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BatchLedger:
         self._call_hook(None if on_error is None else lambda _: on_error(error), ())
 
     def count_retry(self) -> None:
-        """Count a try after a failed one."""
+        """Count an attempt after a failed one."""
         self.retries += 1
 
     def _call_hook(self, hook: Callable[[Sequence[Row]], object] | None, rows: Sequence[Row]) -> None:

@@ -46,15 +46,15 @@ class BatchWriter:
     batches of different keys are written at the same time; rows of one key stay in order. ``write`` waits
     while ``capacity`` rows wait, so a slow sink slows its callers down.
 
-    The writer retries a failed batch according to ``retry`` (``None``: never). Each try acquires one from
-    ``limiter``, which all writers of one credential may share. Rows that fail for good go to ``dead_letters``
-    (a path, or :class:`DeadLetters`) with the reason. Without dead letters the next ``write``, ``flush`` or
-    ``close`` raises the error; the rows stay, and the writer tries them again.
+    The writer retries a failed batch according to ``retry`` (``None``: never). Each attempt acquires one unit
+    from ``limiter``, which all writers of one credential may share. Rows that fail for good go to
+    ``dead_letters`` (a path, or :class:`DeadLetters`) with the reason. Without dead letters the next
+    ``write``, ``flush`` or ``close`` raises the error; the rows stay, and the writer tries them again.
 
     The writer calls ``on_written(rows)`` and ``on_dead(rows, error)`` when a batch is settled, and
-    ``on_error(error)`` as soon as a batch failed whose rows stay. It calls them on the thread that wrote (for
-    an :class:`AsyncSink`, on the event loop), so they must return quickly. The next ``write``, ``flush`` or
-    ``close`` raises what they raise.
+    ``on_error(error)`` as soon as a batch fails whose rows stay. It calls them on the thread that wrote (for
+    an :class:`AsyncSink`, on the event loop), so they must return quickly. If one of them raises an error,
+    the next ``write``, ``flush`` or ``close`` raises it.
 
     ``name`` appears in events and metrics. ``writer.sync`` has the same methods for threads.
     """
@@ -151,7 +151,7 @@ class BatchWriter:
 
 
 class SyncBatchWriter:
-    """The blocking face of a writer, ``writer.sync``; it also serves threads beside an event loop."""
+    """The blocking interface of a writer, ``writer.sync``; it also serves threads beside an event loop."""
 
     __slots__ = ("_core",)
 
