@@ -14,7 +14,7 @@ from comporta import Pipeline
 from comporta.errors import DeadLettersError, SinkUnavailableError
 from comporta.events import latest_events
 from comporta.pipeline.dead_letters import DeadLetter, DeadLetters
-from comporta.pipeline.files.journal import AppendJournal
+from comporta.pipeline.files.append_journal import AppendJournal
 from comporta.pipeline.run.checkpoint import Checkpoint
 from comporta.pipeline.sinks import CsvSink, JsonLinesSink, ResumableSink, ResumePoint, Row, XlsxSink
 

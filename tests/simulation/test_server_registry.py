@@ -9,9 +9,9 @@ import pytest
 
 from comporta.runtime import RUNTIME
 from comporta.simulation import step_engine
-from comporta.simulation.scheduler import NANOSECONDS, Scheduler
 from comporta.simulation.server import SimulatedServer
 from comporta.simulation.step_engine import StepEngine
+from comporta.simulation.virtual_time import NANOSECONDS, Scheduler
 from comporta.stores.base import Operation
 from comporta.stores.failover.barrier import RejoinRequest
 from comporta.stores.failover.read_changes import ReadChanges

@@ -28,6 +28,56 @@ ESTABLISHED_FUNCTIONS = {
 }
 """Function names that are participles or gerunds on purpose, with the reason."""
 
+SHARED_MODULE_NAMES = {
+    "app": "a web application",
+    "base": "the interface that the other modules of the package implement",
+    "batch": "batch jobs: their routes, and their command",
+    "block": "a guarded block of code: what ``with`` and decorators use",
+    "bound_limit": "a limit tied to a store",
+    "cache": "the cache of results: the class, and its command",
+    "clock": "clocks; the one of ``testing`` is moved by hand",
+    "commands": "the commands of a database, each a ``Command``",
+    "config": "validated options; the command line's prints them",
+    "connection": "a connection to a state server; the one of ``simulation`` is simulated",
+    "core": "what the public class does, once, as flows",
+    "counters": "counts of this process that are not published yet",
+    "coverage": "which parts of a request a result covers",
+    "dashboard": "the dashboard: its objects, and its routes",
+    "degradation": "limits that errors lower",
+    "demo": "the demo: its command, and its routes",
+    "errors": "exceptions, and their translation",
+    "factory": "creates objects from options",
+    "fast_path": "the direct path without a flow",
+    "faults": "faults to inject, into a real connection or a simulated fleet",
+    "flows": "what a public class can do, each method once",
+    "health": "the result of health checks",
+    "item_sink": "a sink that stores the rows of an item together with its confirmation",
+    "metrics": "counters and histograms",
+    "migrations": "migrations of database tables",
+    "models": "values without behaviour",
+    "operation": "operations that a store applies",
+    "poller": "reads something again and again",
+    "postgres": "PostgreSQL",
+    "progress": "progress for people who wait",
+    "progress_log": "which items of a run are done",
+    "reader": "reads what others have written",
+    "registry": "objects by name",
+    "removal": "removes stored records",
+    "report": "what happened to a call or a run, for the program",
+    "runner": "runs jobs to their end",
+    "search": "the search over portals: how it answers, and its routes",
+    "server": "a server; the one of ``simulation`` is simulated",
+    "sheets": "the sheets of batch jobs: how they are filled, and their routes",
+    "sql": "SQL statements",
+    "sqlite": "SQLite",
+    "stats": "counts for the program",
+    "store": "a state engine; the one of ``simulation`` is simulated",
+    "tokens": "API tokens of the service",
+    "upstream": "an upstream; the one of ``simulation`` is simulated",
+    "worker": "a worker process; the one of ``simulation`` is simulated",
+}
+"""Module names that occur in more than one package, with their one meaning in all of them."""
+
 IRREGULAR = {
     *("asked", "begun", "born", "bound", "brought", "built", "cut", "done"),
     *("drawn", "driven", "fallen", "fell", "forgotten", "found", "given", "gone"),
@@ -51,7 +101,7 @@ DIALECT_USES_MAX = 60
 
 TEST_NAME_CHARS_MAX = 90
 
-PROSE = ("src", "docs", "tests", "benchmarks", "website")
+PROSE = ("src", "docs", "tests", "benchmarks", "mutation", "release", "website")
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "Makefile")
 NOT_PROSE = {".png", ".svg", ".txt", ".pyc", ".so", ".db"}
 
@@ -173,6 +223,14 @@ def test_function_names__whole_package__are_neither_gerunds_nor_participles() ->
         if is_bare_participle(function.name) and not is_property(function)
     ]
     assert functions == []
+
+
+def test_module_names__in_two_packages__mean_the_same() -> None:
+    places = defaultdict(set)
+    for path in sources():
+        if not path.stem.startswith("__"):
+            places[path.stem].add(path.parent)
+    assert {name for name, packages in places.items() if len(packages) > 1} == set(SHARED_MODULE_NAMES)
 
 
 def test_established_names__allow_list__has_no_entry_that_is_not_used() -> None:

@@ -10,7 +10,7 @@
 ``last_errors.py``        the last error of each source in this process, as the cause of refusals
 ``single_flight.py``      one load per key and process, shared by all its callers
 ``local.py``              the in-process cache (L1) in front of the database
-``refusals.py``           keys in backoff with nothing to serve, remembered in this process
+``backoff_memory.py``     keys in backoff with nothing to serve, remembered in this process
 ``invalidation.py``       notifies other processes through the store that a key has changed
 ``repository.py``         the database for flows; turns database errors into events and fallbacks
 ``tables.py``             every command as a blocking and an async method

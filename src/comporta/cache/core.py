@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from comporta.cache.backoff_memory import Refusals
 from comporta.cache.config import BY_PARAMS, SECONDS_MAX, CacheConfig
 from comporta.cache.coverage import Coverage
 from comporta.cache.entry import Cached, Loaded
@@ -25,7 +26,6 @@ from comporta.cache.loader_result import Loader, Merge, has_parameter, validate_
 from comporta.cache.local import LocalCache, key_digest
 from comporta.cache.maintenance import CacheMaintenance
 from comporta.cache.params import SHARED_USER, check_hash, check_user, decode_params, hash_params
-from comporta.cache.refusals import Refusals
 from comporta.cache.removal import CacheRemoval
 from comporta.cache.repository import MUST_WAIT, UNAVAILABLE, CacheRepository, MustWait, Unavailable
 from comporta.cache.result_writer import ResultWriter

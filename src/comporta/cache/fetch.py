@@ -11,6 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comporta import events, fork_safety
+from comporta.cache.backoff_memory import Refusals
 from comporta.cache.config import BY_PARAMS
 from comporta.cache.entry import Cached
 from comporta.cache.expiry import RECHECK_SECONDS, ExpiryPolicy
@@ -25,7 +26,6 @@ from comporta.cache.loader_result import (
     validate_result,
 )
 from comporta.cache.maintenance import CacheMaintenance
-from comporta.cache.refusals import Refusals
 from comporta.cache.repository import UNAVAILABLE, CacheRepository, backoff_remaining
 from comporta.cache.result_writer import ResultWriter, row_from
 from comporta.cache.single_flight import CallLoader, SharedFuture, SingleFlight

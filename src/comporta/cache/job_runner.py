@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from comporta.cache.backoff_memory import Refusals
 from comporta.cache.config import BY_PARAMS
 from comporta.cache.entry import Cached
 from comporta.cache.expiry import RECHECK_SECONDS, ExpiryPolicy
@@ -19,7 +20,6 @@ from comporta.cache.health import EXPIRED, FRESH
 from comporta.cache.invalidation import Invalidations
 from comporta.cache.job import FetchJob
 from comporta.cache.maintenance import CacheMaintenance
-from comporta.cache.refusals import Refusals
 from comporta.cache.repository import MUST_WAIT, UNAVAILABLE, CacheRepository, Unavailable
 from comporta.cache.single_flight import SharedFuture, StartLoad, WaitForFuture
 from comporta.cache.stats import FRESH_HIT, MISS, STALE_HIT, AnswerCounter

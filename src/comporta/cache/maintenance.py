@@ -18,8 +18,8 @@ from comporta.runtime import RUNTIME
 from comporta.threads import BackgroundThread
 
 if TYPE_CHECKING:
+    from comporta.cache.backoff_memory import Refusals
     from comporta.cache.local import LocalCache
-    from comporta.cache.refusals import Refusals
     from comporta.cache.repository import CacheRepository
 
 FLUSH_SECONDS = 5.0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from comporta import events
+from comporta.cache.backoff_memory import Refusals
 from comporta.cache.config import CacheConfig
 from comporta.cache.invalidation import Invalidations
 from comporta.cache.job import FetchJob
 from comporta.cache.loader_result import LoaderResult
 from comporta.cache.local import key_digest
-from comporta.cache.refusals import Refusals
 from comporta.cache.repository import CacheRepository
 from comporta.cache.rows import ResultRow
 from comporta.cache.serialization import VALUE_BYTES_MAX, encode_json

@@ -15,7 +15,7 @@ from comporta.service.batch.factory import BatchComponents
 from comporta.service.config import ServiceConfig
 from comporta.service.container import open_container
 from comporta.service.middleware import ServiceMiddleware
-from comporta.service.openapi.document import install_openapi
+from comporta.service.openapi.specification import install_openapi
 from comporta.service.problems import install_error_handlers
 from comporta.service.routes import admin, batch, dashboard, health, metrics, search, sheets
 from comporta.service.routes import demo as demonstration

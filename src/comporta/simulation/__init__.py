@@ -9,11 +9,11 @@ history.
 - ``faults``: fault scripts, as values and as text; ``fault_actions``: what each fault does to a fleet
 - ``simulated_fleet``: ``simulate``; the parts of one simulation
 - ``workload``, ``cache_workload``: what workers do
-- ``history``: what happened
+- ``run_history``: what happened
 - ``invariants``, ``policy_invariants``: what must hold in every history; ``limit_excess``: by how much grants
   exceed a limit, and may
 - ``runner``, ``shrinker``: many seeds, and the shortest fault script that still fails
-- ``scheduler``, ``worker``, ``host``, ``simulated_runtime``, ``event_loop``: threads, processes and event
+- ``virtual_time``, ``worker``, ``host``, ``simulated_runtime``, ``event_loop``: threads, processes and event
   loops on virtual time
 - ``network``, ``server``, ``connection``, ``store``, ``upstream``: what workers talk to
 - ``server_engine``; ``step_engine``, ``server_overrides``, ``server_registry``; ``lua_engine``, ``keyspace``:
@@ -26,8 +26,8 @@ This package needs greenlet (``pip install 'comporta[simulation]'``), and lupa i
 
 from comporta.simulation.drawn_scenarios import draw_scenario
 from comporta.simulation.faults import Fault, format_faults, parse_faults
-from comporta.simulation.history import AppliedReport, Call, FleetHistory, Moment, Request
 from comporta.simulation.invariants import INVARIANTS, check
+from comporta.simulation.run_history import AppliedReport, Call, FleetHistory, Moment, Request
 from comporta.simulation.runner import Failure, run_scenario, run_seed, run_seeds
 from comporta.simulation.scenario import FleetScenario
 from comporta.simulation.shrinker import shrink

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from comporta.simulation.network import REPLIES, REQUESTS, Network
-from comporta.simulation.scheduler import NANOSECONDS, Scheduler, SimulatedThread
 from comporta.simulation.server import SimulatedServer
+from comporta.simulation.virtual_time import NANOSECONDS, Scheduler, SimulatedThread
 from comporta.simulation.worker import SimulatedWorker
 from comporta.stores.base import Operation
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from comporta.runtime import RUNTIME
-from comporta.simulation.scheduler import NANOSECONDS, Scheduler, SimulatedThread
+from comporta.simulation.virtual_time import NANOSECONDS, Scheduler, SimulatedThread
 
 T = TypeVar("T")
 

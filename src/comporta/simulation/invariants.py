@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Final
 
-from comporta.simulation.history import FAILED, GRANTED, AppliedReport, Call, FleetHistory, Moment, Request
 from comporta.simulation.limit_excess import (
     RETURN_SECONDS,
     STORE_FAULTS,
@@ -21,8 +20,17 @@ from comporta.simulation.limit_excess import (
 )
 from comporta.simulation.network import seconds_ns
 from comporta.simulation.policy_invariants import POLICY_INVARIANTS
+from comporta.simulation.run_history import (
+    FAILED,
+    GRANTED,
+    AppliedReport,
+    Call,
+    FleetHistory,
+    Moment,
+    Request,
+)
 from comporta.simulation.scenario import FleetScenario
-from comporta.simulation.scheduler import NANOSECONDS
+from comporta.simulation.virtual_time import NANOSECONDS
 from comporta.simulation.workload import STOP_BEFORE_END_SECONDS
 from comporta.stores.redis.deadline import FACTOR
 from comporta.stores.redis.store import TIMEOUT_SECONDS

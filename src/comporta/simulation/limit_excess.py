@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from comporta.simulation.faults import Fault
-from comporta.simulation.history import GRANTED, Call, FleetHistory, Request
 from comporta.simulation.network import seconds_ns
-from comporta.simulation.scheduler import NANOSECONDS
+from comporta.simulation.run_history import GRANTED, Call, FleetHistory, Request
+from comporta.simulation.virtual_time import NANOSECONDS
 
 RETURN_SECONDS: Final = 3.0
 """A worker has recovered this long after the last fault of the store; the documentation promises 2 s."""

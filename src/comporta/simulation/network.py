@@ -13,7 +13,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from comporta.simulation.scheduler import NANOSECONDS, Scheduler
+from comporta.simulation.virtual_time import NANOSECONDS, Scheduler
 
 REQUESTS: Final = 0
 """The direction from a worker to the server."""

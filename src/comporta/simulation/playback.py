@@ -20,15 +20,15 @@ from comporta.runtime import RUNTIME, PerProcess
 from comporta.settings import Settings
 from comporta.simulation.connection import Endpoints
 from comporta.simulation.faults import Fault
-from comporta.simulation.history import FleetHistory
 from comporta.simulation.network import seconds_ns
 from comporta.simulation.playback_record import UpstreamRecord
+from comporta.simulation.run_history import FleetHistory
 from comporta.simulation.scenario import FleetScenario
-from comporta.simulation.scheduler import NANOSECONDS, SimulatedThread
 from comporta.simulation.simulated_fleet import SimulatedFleet, fleet_runtime
 from comporta.simulation.store import SimulatedStore
 from comporta.simulation.upstream import UpstreamAnswer
 from comporta.simulation.upstream_model import ModelOptions, UpstreamModel
+from comporta.simulation.virtual_time import NANOSECONDS, SimulatedThread
 from comporta.simulation.worker import SimulatedWorker
 from comporta.simulation.workload import Program
 from comporta.state_schemes import register_scheme

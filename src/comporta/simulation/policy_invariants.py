@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from comporta.limits.priority import PRIORITIES
-from comporta.simulation.history import GRANTED, Call, FleetHistory, Request
 from comporta.simulation.network import seconds_ns
-from comporta.simulation.scheduler import NANOSECONDS
+from comporta.simulation.run_history import GRANTED, Call, FleetHistory, Request
+from comporta.simulation.virtual_time import NANOSECONDS
 from comporta.simulation.workload import RESERVED_UNITS, STOP_BEFORE_END_SECONDS
 
 _FAILED_STATUS_MIN = 429

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from comporta.simulation.drawn_scenarios import draw_scenario
 from comporta.simulation.faults import format_faults
-from comporta.simulation.history import FleetHistory
 from comporta.simulation.invariants import check
+from comporta.simulation.run_history import FleetHistory
 from comporta.simulation.scenario import FleetScenario
 from comporta.simulation.shrinker import shrink
 from comporta.simulation.simulated_fleet import simulate

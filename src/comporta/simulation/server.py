@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
-from comporta.simulation.scheduler import Scheduler
 from comporta.simulation.server_engine import ServerEngine
+from comporta.simulation.virtual_time import Scheduler
 from comporta.simulation.worker import UNIX_START_NS
 from comporta.stores.base import Operation
 

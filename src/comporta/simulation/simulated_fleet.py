@@ -25,16 +25,16 @@ from comporta.runtime import install, run_exit_functions
 from comporta.simulation.connection import Endpoints
 from comporta.simulation.fault_actions import FAULT_ACTIONS, Action
 from comporta.simulation.faults import Fault
-from comporta.simulation.history import FAILED, AppliedReport, Call, FleetHistory, Moment
 from comporta.simulation.host import SimulatedCountFiles, UnlistedWorkers
 from comporta.simulation.lua_engine import LuaEngine
 from comporta.simulation.network import Network, seconds_ns
+from comporta.simulation.run_history import FAILED, AppliedReport, Call, FleetHistory, Moment
 from comporta.simulation.scenario import FleetScenario
-from comporta.simulation.scheduler import Scheduler, SimulatedThread
 from comporta.simulation.server import SimulatedServer
 from comporta.simulation.simulated_runtime import SimulatedRuntime
 from comporta.simulation.step_engine import StepEngine
 from comporta.simulation.upstream import UpstreamSimulation
+from comporta.simulation.virtual_time import Scheduler, SimulatedThread
 from comporta.simulation.worker import SimulatedWorker
 from comporta.simulation.workload import NAME, Program
 from comporta.stores.base import Operation

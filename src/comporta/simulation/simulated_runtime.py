@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from comporta.runtime import PerProcess, Runtime, WaitingLock, WaitingQueue
-from comporta.simulation.scheduler import NANOSECONDS, Scheduler, SimulatedLock, SimulatedQueue
+from comporta.simulation.virtual_time import NANOSECONDS, Scheduler, SimulatedLock, SimulatedQueue
 from comporta.simulation.worker import SimulatedWorker
 
 

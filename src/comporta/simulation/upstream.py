@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from comporta.runtime import RUNTIME
 from comporta.simulation.faults import Fault
-from comporta.simulation.history import FleetHistory, Request
-from comporta.simulation.scheduler import Scheduler
+from comporta.simulation.run_history import FleetHistory, Request
+from comporta.simulation.virtual_time import Scheduler
 
 _LATENCY_SECONDS = 0.05
 _LATE_SECONDS = 1.5

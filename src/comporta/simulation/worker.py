@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from comporta.simulation.scheduler import Scheduler, SimulatedThread
+from comporta.simulation.virtual_time import Scheduler, SimulatedThread
 
 UNIX_START_NS = 1_700_000_000 * 1_000_000_000
 """Unix time when a simulation begins, by a correct clock."""

@@ -21,10 +21,10 @@ from comporta.limits.priority import PRIORITIES
 from comporta.retry.retry import Retry
 from comporta.runtime import RUNTIME
 from comporta.simulation.event_loop import run_loop
-from comporta.simulation.history import FAILED, GRANTED, REFUSED, Call
 from comporta.simulation.network import seconds_ns
-from comporta.simulation.scheduler import NANOSECONDS
+from comporta.simulation.run_history import FAILED, GRANTED, REFUSED, Call
 from comporta.simulation.store import SimulatedStore, decided_ns
+from comporta.simulation.virtual_time import NANOSECONDS
 from comporta.simulation.worker import SimulatedWorker
 from comporta.stores.failover.store import FailoverStore
 from comporta.upstream.upstream import Upstream

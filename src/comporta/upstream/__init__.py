@@ -5,7 +5,7 @@
 - ``registry``: all upstreams of a program from one settings file
 - ``policies``: the policies of one upstream, and the state that its calls share
 - ``factory``: creates the policies from the options of an upstream
-- ``tokens``: what an attempt takes from one limit or from several
+- ``limit_tokens``: what an attempt takes from one limit or from several
 - ``flows``: one call: its attempts, its end, and the end of its body
 - ``call_state``: everything that one call holds
 - ``attempt_admission``, ``attempt_outcome``: an attempt before and after the user's function

@@ -18,9 +18,9 @@ from comporta.outcome import PLAIN_TYPES, Classifier, classify
 from comporta.refusals import RefusalHandler
 from comporta.retry.attempts import NO_HOOKS, AttemptHooks
 from comporta.upstream.fast_path import FastPath
+from comporta.upstream.limit_tokens import SeveralLimits, SingleLimit, Tokens
 from comporta.upstream.recent_failures import RecentFailures
 from comporta.upstream.report import CallReport
-from comporta.upstream.tokens import SeveralLimits, SingleLimit, Tokens
 
 if TYPE_CHECKING:
     from comporta.breaker.guard import CallGuard

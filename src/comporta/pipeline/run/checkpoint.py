@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from comporta.errors import CheckpointError
-from comporta.pipeline.files.journal import RUN_CHARS
+from comporta.pipeline.files.append_journal import RUN_CHARS
 from comporta.pipeline.run.offsets import ConfirmedOffsets
 from comporta.runtime import RUNTIME
 

@@ -5,8 +5,8 @@ leases. The transaction that writes the rows of a line also deletes the line, so
 dead letter, exactly once, whatever is killed.
 
 - ``source.py``: :class:`TableSource`, which users pass to a ``Pipeline``
-- ``identity.py``: identifies a run by a digest of its lines and its ``identity``; uses no database
-- ``loader.py``: one worker copies the lines into the table, under a lease
+- ``run_identity.py``: identifies a run by a digest of its lines and its ``identity``; uses no database
+- ``line_loader.py``: one worker copies the lines into the table, under a lease
 - ``reader.py``: claims lines until the run is complete
 - ``item_sink.py``: rows, dead letters and confirmations in one transaction
 - ``progress_log.py``: leases, confirmations and the report of one worker

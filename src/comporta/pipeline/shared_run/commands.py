@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 from comporta.database.base import Rows, RunStatement
 from comporta.database.command import Command
 from comporta.pipeline.shared_run import sql
-from comporta.pipeline.shared_run.identity import RunIdentity
 from comporta.pipeline.shared_run.models import (
     ClaimedLine,
     LineCounts,
@@ -18,6 +17,7 @@ from comporta.pipeline.shared_run.models import (
     RunSession,
     WorkerOverview,
 )
+from comporta.pipeline.shared_run.run_identity import RunIdentity
 
 T = TypeVar("T")
 

@@ -29,14 +29,14 @@ from comporta.pipeline.shared_run.commands import (
     register_worker,
     renew_lease,
 )
-from comporta.pipeline.shared_run.identity import check_found, digest_of, run_identity
 from comporta.pipeline.shared_run.item_sink import SettledBatch, SharedItemSink, store_outcomes
-from comporta.pipeline.shared_run.loader import LineLoader
+from comporta.pipeline.shared_run.line_loader import LineLoader
 from comporta.pipeline.shared_run.migrations import MIGRATIONS
 from comporta.pipeline.shared_run.models import TIMEOUT_SECONDS, RunOverview, RunSession
 from comporta.pipeline.shared_run.outage import OUTAGE_ERRORS, OutageBackoff
 from comporta.pipeline.shared_run.reader import TableReader
 from comporta.pipeline.shared_run.removal import remove_old_runs
+from comporta.pipeline.shared_run.run_identity import check_found, digest_of, run_identity
 from comporta.pipeline.shared_run.source import TableSource
 from comporta.pipeline.sinks.base import TransactionalSink
 from comporta.runtime import RUNTIME

@@ -15,9 +15,9 @@ from comporta.errors import PipelineError
 from comporta.pipeline.run.reader import CHUNK_ENTRIES_MAX, EntryReader
 from comporta.pipeline.run.sources import SourceEntry
 from comporta.pipeline.shared_run.commands import claim_lines, finish_run
-from comporta.pipeline.shared_run.identity import decode_entry
 from comporta.pipeline.shared_run.models import ClaimedLine, RunSession
 from comporta.pipeline.shared_run.outage import OUTAGE_ERRORS, OutageBackoff
+from comporta.pipeline.shared_run.run_identity import decode_entry
 from comporta.pipeline.shared_run.source import TableSource
 from comporta.runtime import RUNTIME
 

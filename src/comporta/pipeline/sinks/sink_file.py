@@ -13,8 +13,8 @@ from typing import Final
 
 from comporta.errors import SinkFullError, SinkUnavailableError
 from comporta.events import publish
+from comporta.pipeline.files.append_journal import AppendJournal
 from comporta.pipeline.files.append_only import AppendOnlyFile
-from comporta.pipeline.files.journal import AppendJournal
 from comporta.pipeline.sinks.base import ResumePoint
 
 REPEATED_COLUMN: Final = "repeated"

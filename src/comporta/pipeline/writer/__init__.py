@@ -5,7 +5,7 @@
 - ``buffers.py``: rows that wait for a batch; pure
 - ``delivery.py``: one batch on its way to the sink: limiter, retries, dead letters
 - ``ledger.py``: the outcome of each batch: settled rows, counts, hooks
-- ``failures.py``: errors that the next caller gets
+- ``pending_failures.py``: errors that the next caller gets
 - ``stats.py``: statistics and metrics
 - ``at_exit.py``: writes what open writers hold when the program ends
 """

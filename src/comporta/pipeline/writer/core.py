@@ -22,8 +22,8 @@ from comporta.flow import Effect, Flow
 from comporta.limits.wait_queue import WAITERS_MAX, Waiter, WaitForWake, WaitQueue
 from comporta.pipeline.writer.buffers import BatchOptions, RowBuffer, RowKey, count_rows, group_by_buffer
 from comporta.pipeline.writer.delivery import Delivery, WriterAbandonedError, call_effect
-from comporta.pipeline.writer.failures import PendingFailures
 from comporta.pipeline.writer.ledger import BatchLedger, WriterHooks
+from comporta.pipeline.writer.pending_failures import PendingFailures
 from comporta.pipeline.writer.stats import WriterStatistics
 from comporta.runtime import RUNTIME
 from comporta.threads import run_cleanup

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from comporta.events import publish
-from comporta.pipeline.writer.failures import PendingFailures
+from comporta.pipeline.writer.pending_failures import PendingFailures
 from comporta.pipeline.writer.stats import count_dead, count_written
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """The OpenAPI document of the service.
 
-- ``document``: completes FastAPI's document with every status, content type and schema.
+- ``specification``: completes FastAPI's document with every status, content type and schema.
 - ``public_schemas``, ``operator_schemas``: the schemas of responses. ``schema_types``: builds schemas.
 """

@@ -8,8 +8,9 @@ refreshed and a process that is stopped still counts. A worker that finds an unl
 Containers with a ``/dev/shm`` of their own and other users count separately. A directory that cannot be used
 (full, read-only, another user's) counts nothing, and the worker goes on with the count that it knows.
 
-The alternative was one common share of the machine in a ``shared://`` table. But a full or damaged table would
-be a second outage within the first, and the process that reports for all might die before or after it did.
+The alternative was one common share of the machine in a ``shared://`` table. But a full or damaged table
+would be a second outage within the first, and the process that reports for all might die before or after it
+reported.
 
 This module knows no limits and does not know when an outage begins or ends.
 """

@@ -3,8 +3,8 @@
 A decision on a key reads the override of its limit, which another node may own. So each worker keeps a copy
 of the record and sends it with the decision. A copy is used for at most ``COPY_SECONDS_MAX`` after it was
 read, so an override is in force in every worker within that time, also in a process that has just started and
-in one whose heartbeat is late. Usually the heartbeat reads the record often enough, and no decision has to. (A
-copy of the record on every node would have to follow every slot that moves.)
+in one whose heartbeat is late. Usually the heartbeat reads the record often enough, and no decision has
+to. (A copy of the record on every node would have to follow every slot that moves.)
 
 Pure: the time is an argument.
 """

@@ -8,8 +8,8 @@ import pytest
 
 from comporta.runtime import RUNTIME, install
 from comporta.simulation.network import seconds_ns
-from comporta.simulation.scheduler import Scheduler, SimulatedLock, SimulatedQueue
 from comporta.simulation.simulated_runtime import SimulatedRuntime
+from comporta.simulation.virtual_time import Scheduler, SimulatedLock, SimulatedQueue
 from comporta.simulation.worker import SimulatedWorker
 from comporta.threads import AutoResetEvent
 

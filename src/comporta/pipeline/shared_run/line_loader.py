@@ -21,9 +21,9 @@ from comporta.pipeline.shared_run.commands import (
     is_loaded,
     release_loading,
 )
-from comporta.pipeline.shared_run.identity import LineDigest, encode_entry, key_digest, limited_entries
 from comporta.pipeline.shared_run.models import TIMEOUT_SECONDS, LoadLease, RunSession
 from comporta.pipeline.shared_run.outage import OUTAGE_ERRORS, OutageBackoff
+from comporta.pipeline.shared_run.run_identity import LineDigest, encode_entry, key_digest, limited_entries
 from comporta.pipeline.shared_run.source import TableSource
 
 CHUNK_LINES_MAX: Final = 1000

@@ -12,9 +12,9 @@ from tests.cache.harness import CacheHarness, FakeSource
 from tests.support import wait_until
 
 from comporta import HealthCache
+from comporta.cache.backoff_memory import Refusals
 from comporta.cache.local import LocalCache
 from comporta.cache.params import hash_params
-from comporta.cache.refusals import Refusals
 from comporta.database.base import Database, Statement
 from comporta.errors import CacheUnavailableError, DatabaseUnavailableError
 from comporta.testing import ManualClock, Server
@@ -243,7 +243,7 @@ def test_fetch__fetcher_that_fails_has_lost_its_lease__key_is_not_refused(
 def test_refusals__more_keys_than_the_bound__forgets_the_oldest(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comporta.cache.refusals.REFUSALS_MAX", 2)
+    monkeypatch.setattr("comporta.cache.backoff_memory.REFUSALS_MAX", 2)
     local = LocalCache(1, 1, clock)
     refusals = Refusals(local)
     keys = [hash_params({"q": n})[0] for n in range(3)]
