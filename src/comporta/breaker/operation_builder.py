@@ -16,7 +16,7 @@ _REPORTING_COMMANDS = (READ, FAIL, SUCCEED)
 
 
 class OperationBuilder:
-    """Makes the operations of one circuit on one store."""
+    """Builds the operations on one circuit in one store."""
 
     __slots__ = ("_counters", "_name", "_rules", "_slow_text", "_state", "_store")
 
