@@ -136,7 +136,7 @@ class StateTimeoutError(StateError):
 
 
 class StateFullError(StateError):
-    """The table has no room for a new key. Live keys keep their state."""
+    """The store has no room for a new key. Existing keys keep their state."""
 
 
 class StateTypeError(StateError):
@@ -240,7 +240,7 @@ class WriterClosedError(ComportaError):
 
 
 class DeadLettersError(ComportaError):
-    """The dead-letter file cannot be used; ``line`` is the line number, if one line is at fault."""
+    """The dead-letter file cannot be used; ``line`` is the line number if a single line is invalid."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message, line)

@@ -1,7 +1,7 @@
 """What a strategy declares about itself so that a configuration can name it.
 
-A strategy is complete with this class: limits, leases, scripts, settings and the fallback during an outage
-read everything they need from it. ``registry.py`` keeps the strategies by name.
+A subclass is a complete strategy: limits, leases, scripts, settings and the fallback during an outage read
+everything they need from it. ``registry.py`` keeps the strategies by name.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class RegisteredStrategy(Strategy):
         return f"{config.rate:g}/s burst {config.capacity}"
 
     def on_clock(self, clock: Clock) -> RegisteredStrategy:
-        """Return the strategy for states that a clock of this process times, rather than a server's.
+        """Return the strategy for states whose times come from a clock of this process, not a server's.
 
-        Only a strategy that counts by the calendar has to know the difference.
+        The difference matters only to a strategy that counts by the calendar.
         """
         return self
 
@@ -73,10 +73,10 @@ class RegisteredStrategy(Strategy):
 
         ``limits/support.lua`` and ``limits/strategies/recent_traffic.lua`` are above it. The function
         receives ``key, now_us, amount, max_wait_us, commit, capacity, per_us, unit, window_us, debt``; an
-        amount below 0 releases units, and without ``commit`` it must not grant. It returns the wait, the
-        units left, µs until the key is unused again, the record of recent traffic, the time of that record,
-        and the units in use (nil: the capacity without the units left), or only an error text if the key is
-        unusable.
+        amount below 0 releases units, and without ``commit`` it must not change the state. It returns the
+        wait, the units left, µs until the key is unused again, the record of recent traffic, the time of that
+        record, and the units in use (nil: the capacity without the units left), or only an error text if the
+        key is unusable.
         """
 
     @staticmethod
@@ -123,7 +123,7 @@ class RegisteredStrategy(Strategy):
         """Return the units that still count against the limit, debt included."""
 
     def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
-        """Release a credit as any other unit, and take a debit now."""
+        """Release a credit like any other unit, and take a debit now."""
         if amount < 0:
             return None if state is None else self.release(state, now_us, -amount)
         amount = min(amount, self.debit_max(0 if state is None else self.used_units(state, now_us)))
