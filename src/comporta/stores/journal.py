@@ -1,11 +1,11 @@
 """The fleet's journal: the latest entries of all workers, the newest first.
 
-An entry is up to ``ENTRY_BYTES_MAX`` bytes; what they mean is not known here. A server keeps the latest
-``ENTRIES_MAX``. Other engines keep a ring of ``PAGES`` records of 4 KB, in which a new page replaces the
-oldest: about 200 entries of usual length, and at least 28 of the longest. The journal expires an hour after
-its last entry.
+An entry has up to ``ENTRY_BYTES_MAX`` bytes, whose meaning this module does not know. A server keeps the
+latest ``ENTRIES_MAX`` entries. Other engines keep a ring of ``PAGES`` records of 4 KB, in which a new page
+replaces the oldest: about 200 entries of usual length, and at least 28 of the longest. The journal expires an
+hour after its last entry.
 
-Lua twin: ``journal.lua``.
+Lua version: ``journal.lua``.
 """
 
 from __future__ import annotations
