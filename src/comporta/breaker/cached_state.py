@@ -111,7 +111,7 @@ class CachedState:
             self._changed_us = version_us
 
     def confirm(self, asked_ns: int) -> bool:
-        """Extend the validity of the reply: at ``asked_ns`` no change was known but those already marked.
+        """Extend the validity of the reply: at ``asked_ns`` no change was known after the one marked last.
 
         Returns false if the reply predates a change, or is from this worker's own circuit.
         """

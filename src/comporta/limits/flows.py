@@ -264,7 +264,7 @@ class LimitFlows:
         return self._headrooms[rank].units > 0
 
     def fast_path_checks(self) -> tuple[Collection[str], Callable[[Key], bool]]:
-        """Return what a fast path checks: a call needs a flow if the first is not empty and the second true.
+        """Return a fast path's checks: a call needs a flow if the first is not empty and the second true.
 
         The second is called with the key. A flow is needed if callers wait for the key, or if every caller
         leaves headroom.

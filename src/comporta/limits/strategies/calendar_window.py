@@ -150,7 +150,7 @@ class CalendarWindowStrategy(CountedWindowStrategy):
         )
 
     def pace_us(self, units: int) -> int:
-        """Return the windows that must end before some units fit, less the first one, if all are short.
+        """Return the least time until some units fit: all windows that must end before that, less the first.
 
         The shortest month has 28 days, and a day of a clock change 23 hours.
         """

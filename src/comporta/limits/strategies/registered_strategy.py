@@ -73,10 +73,10 @@ class RegisteredStrategy(Strategy):
 
         ``limits/support.lua`` and ``limits/strategies/recent_traffic.lua`` are above it. The function
         receives ``key, now_us, amount, max_wait_us, commit, capacity, per_us, unit, window_us, debt``; an
-        amount below 0 releases units, and without ``commit`` it must not change the state. It returns the
-        wait, the units left, µs until the key is unused again, the record of recent traffic, the time of that
-        record, and the units in use (nil: the capacity without the units left), or only an error text if the
-        key is unusable.
+        amount below 0 releases units, and without ``commit`` it must not grant. It returns the wait, the
+        units left, µs until the key is unused again, the record of recent traffic, the time of that record,
+        and the units in use (nil: the capacity without the units left), or only an error text if the key is
+        unusable.
         """
 
     @staticmethod

@@ -183,7 +183,7 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
         self.params = LimitParams(capacity, per_us, unit, slice_us)
 
     def with_params(self, params: LimitParams) -> LeasedTokenBucketStrategy:
-        """Return the strategy with other parameters; those of a program without leases have no slice."""
+        """Return the strategy with other parameters; a program without leases gives no slice."""
         capacity, per_us, unit, slice_us = params
         return LeasedTokenBucketStrategy(capacity, per_us, unit, slice_us or self.slice_us)
 
@@ -237,7 +237,7 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
         return max(0, self.capacity - ledger.current - ledger.before)
 
     def lease_size_max(self, worker_count: int) -> int:
-        """Return the most tokens that one worker may lease: all workers together half of the capacity."""
+        """Return the most tokens that one worker may lease, so that all together lease half the capacity."""
         return self.capacity // (2 * worker_count)
 
     def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
