@@ -37,7 +37,7 @@ _name_of = itemgetter(0)
 _STATUS_NAMES = ("status_code", "status", "http_status", "code")
 """The attributes under which clients have a status, in the order in which they are tried.
 
-``code`` is last, because aiohttp's is deprecated and other libraries have numbers of their own there.
+``code`` is last, because aiohttp's is deprecated and other libraries store their own numbers there.
 """
 
 

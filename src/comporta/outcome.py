@@ -42,10 +42,10 @@ PROGRAM_ERRORS: Final = (
     *(AssertionError, AttributeError, ImportError, IndexError, KeyError, NameError),
     *(NotImplementedError, TypeError),
 )
-"""Mistakes of the calling program, which say nothing about the upstream. So is a ``ValueError`` itself.
+"""Errors of the calling program, which say nothing about the upstream. A ``ValueError`` itself is one, too.
 
-Subclasses of ``ValueError`` are not: they include the errors of decoding JSON and text, which are failures of
-the upstream.
+Subclasses of ``ValueError`` are not: they include decoding errors of JSON and text, which are failures of the
+upstream.
 """
 
 _FINAL_ERRORS = (ArithmeticError, LookupError, SyntaxError, ValueError)
@@ -105,7 +105,7 @@ GRPC_OUTCOMES: Final = {
     "UNIMPLEMENTED": Outcome(OK),  # the caller uses a method that this server does not have
     "UNKNOWN": Outcome(FAILURE, repeat=True),  # what an exception in the server's code becomes
 }
-"""The outcome of every status of grpc."""
+"""The outcome of every gRPC status."""
 
 
 def classify(result: Any, error: Exception | None, now: float | None = None) -> Outcome:

@@ -195,7 +195,7 @@ class _Machine(Runtime):
 
 
 RUNTIME: Runtime = _Machine()
-"""What this process uses now."""
+"""The runtime that this process currently uses."""
 
 
 @contextmanager

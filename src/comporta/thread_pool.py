@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CALLS_MAX: Final = 1000
-"""How many calls of one pool may be queued or running, unless the pool says otherwise."""
+"""How many calls of one pool may be queued or running, by default."""
 
 RETRY_SECONDS: Final = 1.0
 """The ``retry_after`` of the error that refuses a call because the queue is full."""

@@ -39,7 +39,7 @@ _CANNOT_AWAIT = (GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 _PLAIN_TYPES = PLAIN_TYPES | {dict}
-"""Results of these types are successes. A dict of boto3 is one as well: botocore raises its failures."""
+"""Results of these types are successes. So is a boto3 dict, because botocore raises its failures."""
 
 _LABELS = {
     outcomes.OK: SUCCESS,
@@ -47,7 +47,7 @@ _LABELS = {
     outcomes.REFUSED: REFUSED,
     outcomes.NEITHER: NEITHER,
 }
-"""What a breaker calls the kinds of outcomes."""
+"""The names that a breaker gives to the kinds of outcomes."""
 
 
 class CallGuard:

@@ -12,7 +12,7 @@ from comporta.stores.base import Store
 from comporta.stores.failover.worker_registry import WORKERS_MAX
 
 _REPORTING_COMMANDS = (READ, FAIL, SUCCEED)
-"""The commands that carry the counts along; the circuit ignores the counts of the others."""
+"""The commands that carry the counts; with other commands the circuit ignores them."""
 
 
 class OperationBuilder:

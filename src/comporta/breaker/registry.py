@@ -29,7 +29,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "pcp": {"threshold": 30, "cooldown_seconds": 120.0},
     }
 )
-"""The defaults of these names, where they differ from those of ``BreakerConfig``."""
+"""The defaults of these names that differ from the defaults of ``BreakerConfig``."""
 
 BREAKERS_MAX = 1000
 """The largest number of named breakers in a process. Names belong to the program, not to its input."""

@@ -20,7 +20,7 @@ from comporta.stores.base import Operation, Script, State, StateKey, key_text
 from comporta.stores.records import RECORD
 
 MARKER_TTL_US = 3600 * SECOND_US
-"""How long a store remembers the last report of a worker: longer than the network keeps one on its way."""
+"""How long a store remembers the last report of a worker: longer than the network can delay one."""
 
 
 class ChargeOperation(Operation[bool]):

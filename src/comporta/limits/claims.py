@@ -21,7 +21,7 @@ from comporta.limits.strategies.base import Strategy, ceil_div
 from comporta.stores.base import GONE, State, StateType
 
 CLAIMS_MAX = 16
-"""How many claims a key keeps: those of the processes that are first. The others retry less often."""
+"""How many claims a key keeps, for the processes that are first. The others retry less often."""
 
 CLAIM_TTL_US = 250_000
 """How long a claim outlives the time of its process's next attempt."""
@@ -31,7 +31,7 @@ RETRY_EVERY_US = 1_000_000
 
 
 BLOCKED_US_MIN = 1_000
-"""The shortest wait of a caller that others precede, however much there is."""
+"""The shortest wait of a caller behind others, however much is available."""
 
 
 class LimitClaim(NamedTuple):
@@ -118,7 +118,7 @@ def has_claim(claims: LimitClaims, claimant: int) -> bool:
 
 
 _place: Callable[[LimitClaim], tuple[int, int, int]] = itemgetter(1, 2, 0)
-"""Returns what orders claims: the class, since when its process waits, and the claimant."""
+"""The sort key of claims: the class, since when the process has been waiting, and the claimant."""
 
 
 def retry_wait_us(claims: LimitClaims, attempt: ClaimAttempt, now_us: int, wait_us: int) -> int:

@@ -39,7 +39,7 @@ DEFAULT_CALLER = Caller()
 _current: ContextVar[Caller] = ContextVar("comporta_caller", default=DEFAULT_CALLER)
 
 contexts_entered: list[bool] = []
-"""Not empty once :func:`priority` was used in this process: until then no fast path has to look it up."""
+"""Not empty once :func:`priority` was used in this process; until then fast paths skip the lookup."""
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from comporta.limits.priority import Caller
 
 Units = Any
-"""What a waiter wants: a number, or what adds up like one (``GroupUnits``)."""
+"""The units that a waiter requests: a number, or an object that adds up like one (``GroupUnits``)."""
 
 Pace = Callable[[Units], int]
-"""Returns when the limit can have granted some units to the waiters of a key, at the earliest."""
+"""Returns the earliest time at which the limit can have granted some units to the waiters of a key."""
 
 
 class QueuedWaiter(Protocol):

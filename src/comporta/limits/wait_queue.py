@@ -28,12 +28,12 @@ TIMEOUT_MAX = 366 * 86_400
 """How many seconds a caller may wait."""
 
 PAUSE_JITTER_US_MAX = 250_000
-"""Callers that wait for the end of a pause come back within at most this time after it."""
+"""Callers that wait for the end of a pause retry within this time after it."""
 
 _WAIT_US_MAX = 3_600_000_000
 
 _PLAIN_KEY_CHARS_MAX = PLAIN_BYTES_MAX // 4
-"""A key of at most this many characters is never replaced by its digest for its length."""
+"""A key of at most this many characters is never replaced by its digest because of its length."""
 
 
 class Waiter:

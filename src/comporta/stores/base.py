@@ -25,7 +25,7 @@ R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 State = tuple[Any, ...]
-"""The state of one key. Its elements mean something to the operation, its bytes to the codec."""
+"""The state of one key. The operation interprets its elements, the codec its bytes."""
 
 GONE: Final[State] = ("gone",)
 """Returned instead of a new state: the store deletes the key."""
@@ -63,7 +63,7 @@ class StateType(ABC):
     __slots__ = ()
 
     name: str = ""
-    """Part of a key's identity in a store that keeps bytes: types with different layouts differ in it."""
+    """Part of a key's identity in a store that keeps bytes; differs between types with different layouts."""
 
     listed: bool = False
     """Whether :meth:`Store.entries` lists the keys of this type."""
@@ -71,7 +71,7 @@ class StateType(ABC):
     evictable: bool = False
     """Whether a full store may evict states, and let keys without room share one state instead.
 
-    There may be very many keys of such a type, and a store may keep those not used lately as bytes.
+    There may be very many keys of such a type, and a store may keep those not used recently as bytes.
     """
 
     attached: bool = False
@@ -188,7 +188,7 @@ class Operation(ABC, Generic[R_co]):
     __slots__ = ()
 
     changes_override: bool = False
-    """Whether it writes an override that bound limits follow (see :meth:`Store.bind`)."""
+    """Whether the operation writes an override that bound limits follow (see :meth:`Store.bind`)."""
 
     @property
     @abstractmethod
@@ -273,10 +273,10 @@ class Store(ABC):
     """
 
     clock: Clock = MONOTONIC
-    """The clock for waits; engines of one machine decide by it too."""
+    """The clock for waits; engines on one machine also decide by it."""
 
     address: str = "state"
-    """What the state is called in events, log lines and metrics; without credentials."""
+    """The name of the state in events, log lines and metrics, without credentials."""
 
     shared: bool = True
     """Whether other processes see the state. A shared engine gets failover when it is opened by its URL."""
@@ -285,7 +285,7 @@ class Store(ABC):
     """Whether an operation takes microseconds in this process, without a server; ``bind`` then works."""
 
     is_healthy: bool
-    """Of a store that fails over: whether operations reach the engine; false also before the first use."""
+    """Whether operations reach the engine, for a store that fails over; also false before the first use."""
 
     has_heartbeat: bool = False
     """Whether the store has a heartbeat, which polls for subscribers and reads overrides."""
@@ -297,13 +297,13 @@ class Store(ABC):
     """
 
     batch_size: int = 1
-    """How many operations ``apply_many`` sends in one call, at most."""
+    """The most operations that ``apply_many`` sends in one call."""
 
     connect_seconds_max: float = 0.0
-    """How long ``probe`` may take to connect: workers that rejoin wait at least so long for each other."""
+    """How long ``probe`` may take to connect: rejoining workers wait at least this long for each other."""
 
     state_bytes_max: int | None = None
-    """The largest state it keeps; ``None``: no limit."""
+    """The largest state that the store keeps; ``None`` means no limit."""
 
     @abstractmethod
     def apply(self, operation: Operation[R]) -> R:

@@ -21,7 +21,7 @@ class Algorithm(StateType):
     __slots__ = ()
 
     lasting: bool = True
-    """Whether a refusal holds until the time it names; false where the algorithm itself ends sooner."""
+    """Whether a refusal holds until the time that it names; false if the algorithm may end sooner."""
 
     @abstractmethod
     def step(
@@ -66,9 +66,9 @@ class BoundLimit(ABC):
     """Whether this limit decides from a local share while its engine fails; it has an ``engine_limit``."""
 
     engine_limit: LocalBoundLimit | None
-    """The limit of the engine behind one that ``fails_over``; ``None`` until the engine is open.
+    """The engine's limit, for a limit that ``fails_over``; ``None`` until the engine is open.
 
-    While the store ``is_healthy``, callers may use it directly, if they come back here after an error.
+    While the store ``is_healthy``, callers may use it directly, if they return to this limit after an error.
     """
 
     @property

@@ -26,7 +26,7 @@ class HeartbeatSubscriber(ABC):
         """Handle the reply, on the heartbeat's thread. Must not raise."""
 
     change_name: str | None = None
-    """The name under which the change log records changes of what it follows; ``None``: it follows nothing.
+    """The name of the followed object in the change log; ``None`` if the subscriber follows nothing.
 
     On a store that keeps a change log the heartbeat calls ``on_changed`` and ``on_confirmed`` before
     ``heartbeat_operation``.

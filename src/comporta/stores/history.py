@@ -38,7 +38,7 @@ POWERS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 """The values that can be marked in a column."""
 
 SERIES_MAX: Final = 100
-"""How many series one process records, at most; the fleet publisher enforces it."""
+"""The most series that one process records; the fleet publisher enforces it."""
 
 CHUNK_SLOTS: Final = 36
 CHUNKS: Final = SLOTS // CHUNK_SLOTS + 1

@@ -25,7 +25,7 @@ SPACE: Final = "comporta_journal"
 ENTRIES_MAX: Final = 200
 ENTRY_BYTES_MAX: Final = 1000
 APPEND_MAX: Final = 50
-"""How many entries one operation appends, at most."""
+"""The most entries that one operation appends."""
 
 PAGES: Final = 8
 RETENTION_US: Final = 3600 * SECOND_US

@@ -20,10 +20,10 @@ from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply, ApplyMany
 
 SEND_AFTER_SECONDS = 0.01
-"""How long a settlement waits for others, at most."""
+"""The longest time that a settlement waits for others."""
 
 WAITING_MAX = 256
-"""How many settlements wait to be sent; the caller of the next one sends it, and waits for its reply."""
+"""The most settlements that may be pending; the caller of the next one sends it and waits for its reply."""
 
 
 class Settlement(NamedTuple):

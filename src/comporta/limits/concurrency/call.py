@@ -28,7 +28,7 @@ from comporta.stores.base import Operation, Outage, Script, State, StateKey, key
 from comporta.stores.redis.errors import translate_error
 
 NO_PERMIT = -1
-"""In place of the wait for the limit: no permit was free, so the limit was not asked."""
+"""Replaces the wait for the limit: no permit was free, so the limit was not asked."""
 
 
 class CallReply(NamedTuple):

@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CLAIM_TTL_US = 250_000
-"""How long a claim outlives the last attempt of its owner: a killed process blocks the others no longer."""
+"""How long a claim outlives its owner's last attempt, and a killed process can block the others."""
 
 CLAIM_DUE_US = 200_000
-"""How long the owner must have retried until a claim is due.
+"""How long the owner must have been retrying before its claim is due.
 
 Its age alone does not count, because then a permit would stay unused for an owner that does not retry.
 """

@@ -32,17 +32,17 @@ from comporta.threads import run_cleanup
 R = TypeVar("R", bound=PermitReply | CallReply)
 
 HOLD_BACK_SECONDS = 0.01
-"""How long a permit is held back, at most."""
+"""The longest time that a permit is held back."""
 
 HELD_BACK_MAX = 64
-"""How many permits of one limit a process holds back, at most."""
+"""The most permits of one limit that a process holds back."""
 
 QUEUE_KEY = ""
 """The key of a limit's only wait queue."""
 
 _REUSE_NS = round(HOLD_BACK_SECONDS * 1e9)
 _FLUSH_NS = _REUSE_NS * 4 // 5
-"""The thread releases a permit after this time: it wakes up a little late."""
+"""The thread releases a permit after this time, because it wakes up a little late."""
 
 _NEVER_REUSED_NS = -(2**62)
 _PERMIT_TTL_US_MIN = SECOND_US

@@ -42,7 +42,7 @@ from comporta.stores.redis.errors import translate_error
 
 _POLL_US_MIN = 2_000
 _POLL_DIVISOR = 16
-"""A process whose turn it is retries after this fraction of the time that the last call has taken so far."""
+"""A process that is next retries after this fraction of the time that the last call has taken so far."""
 
 _PERMIT_SCRIPT = ("limits/concurrency/permit_support", "limits/concurrency/permits")
 

@@ -24,10 +24,10 @@ _BATCH_MAX = 256
 """How many permits one operation registers or releases."""
 
 _UNRELEASED_MAX = 1000
-"""How many permits of a small limit wait for their release at most; further ones expire."""
+"""The most permits of a small limit that may await their release; further ones expire."""
 
 _LATE_NS = 120_000_000_000
-"""How long a request may be on its way: a kernel sends the data of a closed connection for about 100 s."""
+"""How long a request may be in transit: a kernel sends the data of a closed connection for about 100 s."""
 
 _AGAIN_NS = 900_000_000
 _AGAIN_DIVISOR = 8

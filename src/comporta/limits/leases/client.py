@@ -44,7 +44,7 @@ _RETURN_NS_MAX = 1_000_000_000
 """Returning all leases takes at most this long."""
 
 REFUSAL_NS_MAX = 100_000_000
-"""A refusal is remembered for at most this long, because other workers may release units."""
+"""A refusal is cached for at most this long, because other workers may release units."""
 
 
 class KeyLease:

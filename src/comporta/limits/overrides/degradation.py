@@ -54,8 +54,8 @@ _CURVE_STEPS = 10
 """A curve is followed in at least this many steps from a drop back to its peak."""
 
 _SENT_MARGIN_US = 50_000
-"""A call that was sent up to this long after a drop counts as sent before it, because a worker learns of the
-drop, and the store of the refusal, only a round trip later."""
+"""A call that was sent up to this long after a drop counts as sent before it, because the drop reaches a
+worker, and the refusal reaches the store, only a round trip later."""
 
 
 class Degradation:

@@ -29,8 +29,8 @@ from comporta.stores.lua import lua
 from comporta.stores.records import NEVER_US, RECORD
 
 CLOCK_STEP_US_MAX = 1_000_000
-"""A drop that is further ahead than this was made before the clock was set back. One that is less far ahead
-was made a moment ago: a server's clock may step back a little between two operations."""
+"""A drop that is further in the future than this was made before the clock was set back. A drop that is less
+far in the future was made a moment ago: a server's clock may step back a little between two operations."""
 
 
 class OverrideReply(NamedTuple):
@@ -63,8 +63,8 @@ class OverrideOperation(Operation[OverrideReply]):
     """Whether the operation counts as a change even if the parameters stay the same."""
 
     is_step = False
-    """Whether the operation is a step of a degradation. Workers learn of its first and its last step at once,
-    and of those in between when they next read everything: decisions read the record anyway."""
+    """Whether the operation is a step of a degradation. Workers are notified of its first and last step at
+    once, and see the steps in between when they next read everything: decisions read the record anyway."""
 
     note = b""
     """Text for people."""

@@ -41,7 +41,7 @@ DEGRADATION_TTL_US = 300_000_000
 
 PAUSE_US_MAX = 86_400_000_000
 PAUSE_SLACK_US = 60_000_000
-"""How much further ahead than its length a pause may end. Beyond that the clock was set back: it is over."""
+"""How much later than its length a pause may end. Beyond that the clock was set back, and it is over."""
 
 NOTE_BYTES_MAX = 200
 
@@ -275,7 +275,7 @@ class ExpiringStrategy(Strategy):
     codec: Codec
 
     lasting = False
-    """A refusal may end earlier than it says, when the degradation ends."""
+    """A refusal may end earlier than stated, when the degradation ends."""
 
     def __init__(self, strategy: Strategy, record: OverrideRecord) -> None:
         self.record = record

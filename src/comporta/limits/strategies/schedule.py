@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 DAY_S = 86_400
 PERIODS = {"day": DAY_S, "month": 30 * DAY_S}
-"""The periods and their nominal lengths, by which a limit's rate and its share during an outage follow."""
+"""The periods and their nominal lengths, which give a limit's rate and its share during an outage."""
 
 _FIRST_YEAR, _LAST_YEAR = 2020, 2050
 _ZONE = re.compile(r"[A-Za-z0-9_+/-]{1,60}")

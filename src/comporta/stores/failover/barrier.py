@@ -45,12 +45,12 @@ INTERRUPTED_US = SECOND_US // 4
 """Members have lost the store again if none of them has asked for this long: each asks every 0.1 s."""
 
 GRACE_US = SECOND_US // 10
-"""How long after the moment the first worker that rejoined there has to say so."""
+"""How long after the moment the first worker that rejoined there may take to confirm it."""
 
 LATE_US = SECOND_US // 2
 """How long after the moment a worker that comes late rejoins at once: the others still use the store.
 
-Later, they may have lost it again, and another barrier begins. Those that use the store confirm it soon.
+Later, they may have lost it again, so another barrier begins. Workers that use the store soon confirm it.
 """
 
 BARRIER_TTL_US = 3600 * SECOND_US

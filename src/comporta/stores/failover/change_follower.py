@@ -24,7 +24,7 @@ FULL_READ_SECONDS = 5.0
 """How often everything is read, whatever the change log says."""
 
 RECORDS_MAX = 256
-"""How many records are read at once, at most; the others follow at the next beat or poll."""
+"""The most records that are read at once; the others are read at the next heartbeat or poll."""
 
 _FULL_READ_NS = round(FULL_READ_SECONDS * 1e9)
 

@@ -12,7 +12,7 @@ from comporta.stores.base import Store
 from comporta.stores.failover.local_share import LocalShare
 
 ENGINE_ERRORS: Final = (StateError, OSError)
-"""What an engine raises when it cannot be used. ``TimeoutError`` is an ``OSError``."""
+"""The errors that an engine raises when it cannot be used. ``TimeoutError`` is an ``OSError``."""
 
 
 def as_state_error(error: StateError | OSError, address: str) -> StateError:
@@ -29,7 +29,7 @@ class FailoverControl(Protocol):
     """The switch between a shared engine and this worker's local share."""
 
     address: str
-    """What the state is called in events, log lines and metrics."""
+    """The name of the state in events, log lines and metrics."""
 
     local_share: LocalShare | None
     """The local share during an outage; ``None`` while the engine is in use."""

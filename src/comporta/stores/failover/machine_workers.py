@@ -100,7 +100,7 @@ class _LockedFile(NamedTuple):
 
 
 MACHINE_WORKERS: PerProcess[Callable[[str], MachineWorkers]] = PerProcess(lambda: MachineWorkers)
-"""What makes the list for a state. A simulation may have another one."""
+"""The factory of the list for a state. A simulation may use another one."""
 
 
 def _directory_path() -> str:

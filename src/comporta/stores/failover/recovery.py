@@ -57,10 +57,10 @@ _PROBE_CALLS = 2
 """How many calls in a row must be answered in time before the store counts as reachable."""
 
 _BARRIER_PATIENCE_NS = 700_000_000
-"""How long no call is answered before a worker that waits at the barrier has lost the store again."""
+"""A worker that waits at the barrier has lost the store again if no call is answered for this long."""
 
 _BARRIER_RETRY_NS = 60_000_000
-"""How long at least from one call to the next then: a connection that is refused fails at once."""
+"""The minimum time between two such calls, because a refused connection fails at once."""
 
 _BARRIER_POLL_NS = 100_000_000
 _FREEZE_NS = 60_000_000
@@ -71,12 +71,12 @@ _LAST_REPORT_KEYS_MAX = 1000
 
 _BRIEF_OUTAGE_NS = 50_000_000
 _LOOK_OUT_NS = 200_000_000
-"""How long a worker looks for others: most that lost the store with it probe again by then."""
+"""How long a worker looks for others: most workers that lost the store with it probe again by then."""
 
 _LOOK_OUT_POLL_NS = 50_000_000
 _SHORT_OUTAGE_NS = 300_000_000
 _SHORT_BARRIER_US = 500_000
-"""How long a barrier lasts that begins after a short outage: all that noticed it probe again by then."""
+"""How long a barrier lasts after a short outage: all workers that noticed the outage probe again by then."""
 
 _STABLE_NS = 10_000_000_000
 

@@ -16,7 +16,7 @@ from comporta.stores.base import Operation, Store
 from comporta.stores.failover.local_share import LocalShare
 
 REPORTS_MAX = 200_000
-"""How many reports wait at most, twice the keys of a share; the store never learns of the oldest beyond."""
+"""The most pending reports, twice the keys of a share; beyond that the oldest are dropped."""
 
 
 class ReportQueue:

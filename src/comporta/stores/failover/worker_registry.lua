@@ -11,9 +11,9 @@
 --       for rejoin, 4: how many µs a new barrier lasts; 5: the epoch that the worker knew when it lost the store, or
 --       -1; 6: as for beat; 7: how many workers it knows of; 8: for how many ms a barrier is remembered;
 --       9: after how many µs without a member's request it counts as interrupted; 10: how many µs after the
---       moment a worker is asked to come again; 11: how many µs after the moment one that comes late rejoins at
---       once; 12: the epoch that the worker knew when it last used the store, or -1; 13: the epoch of the barrier
---       at which it waits, or -1
+--       moment a worker is asked to come again; 11: how many µs after the moment one that comes late rejoins
+--       at once; 12: the epoch that the worker knew when it last used the store, or -1; 13: the epoch of the
+--       barrier at which it waits, or -1
 -- reply {live workers, epoch, 1 if its barrier is running} for beat; {live workers} for leave;
 --       {worker, age in µs, ...} for list; {epoch, µs left} for rejoin
 

@@ -36,8 +36,8 @@ REGISTRY_KEY = "comporta_workers"
 """The key of the registry: on a server a sorted set of workers, by the time of their last heartbeat."""
 
 DEPARTURES = "comporta_departures"
-"""The space of records about workers that are gone, by their ``member``: ``LEFT`` by the worker itself, and
-then what the fleet status made of it."""
+"""The space of records about workers that have ended, by their ``member``: the worker itself writes ``LEFT``,
+and the fleet status then replaces it."""
 
 DEPARTURE_TTL_SECONDS = 300.0
 LEFT = b"left"
@@ -49,7 +49,7 @@ REJOIN_SECONDS = 0.6
 """How long the barrier waits for workers that do not come, in addition to the time for connecting."""
 
 HEARTBEAT_SECONDS = 0.9
-"""How often a worker registers and learns what changed: an override is known to all within 1 s."""
+"""How often a worker registers and reads changes, so that all workers know an override within 1 s."""
 
 DEAD_SECONDS = 3.0
 _DEAD_US = to_us(DEAD_SECONDS)
@@ -57,7 +57,7 @@ _DEAD_US = to_us(DEAD_SECONDS)
 _ENTRY = Struct("<IIQQ")
 
 BARRIER = StateKey(REJOIN_SPACE, REGISTRY_KEY, RECORD)
-"""The barrier; by its name it is in the registry's slot of a cluster."""
+"""The barrier; its name puts it into the registry's slot of a cluster."""
 
 WORKERS_MAX = VALUE_BYTES_MAX // _ENTRY.size
 """How many workers a local engine lists and counts; a server has no such limit."""

@@ -37,7 +37,7 @@ _FOLLOWING_SPACES = (OVERRIDE_SPACE, "rate_limiter_reports")
 
 _SPREAD = re.compile(rf"(?s){SPREAD_SPACE}:([^:]+):.+")
 _DERIVED_NAME = re.compile(r"(?:\A|\.)[A-Za-z_]+-[0-9.e-]+-[0-9]+\Z")
-"""A name, or the end of a name, that a limiter derives from its numbers: its dots do not count."""
+"""A name, or the end of a name, that a limiter derives from its numbers; its dots are ignored."""
 
 _TAG = re.compile(r"(?s).[^:.]*")
 _TAGGED = re.compile(r"(?s)\{(.[^:.]*?)\}(?=[:.]|\Z)(.*)\Z")

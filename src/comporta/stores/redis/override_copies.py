@@ -18,8 +18,8 @@ COPIES_MAX = 10_000
 
 _MAX_NS = round(COPY_SECONDS_MAX * 1e9)
 _REFRESH_NS = round(0.95e9)
-"""From this age on one caller reads the record again, and the others go on with the copy. It is longer than a
-heartbeat."""
+"""From this age on, one caller reads the record again, and the others continue with the copy. It is longer
+than the interval of heartbeats."""
 
 
 class OverrideCopy(NamedTuple):

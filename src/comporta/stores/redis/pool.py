@@ -30,16 +30,16 @@ from comporta.threads import AutoResetEvent, BackgroundThread
 T = TypeVar("T")
 
 IDLE_MAX = 64
-"""How many idle connections are kept; one that is returned beyond them is closed."""
+"""How many idle connections are kept; any further returned connection is closed."""
 
 CONNECTS_MAX = 4
-"""How many connections are made at the same time: enough for a burst of threads, no flood for a server."""
+"""How many connections are made at the same time: enough for a burst of threads without flooding a server."""
 
 CHECK_IDLE_AFTER_NS = 50_000_000
 
 CONNECT_ALLOWANCE_SECONDS = 0.15
 _PROMISING_NS = 300_000_000
-"""An attempt that takes longer than this may have lost a packet: callers get a younger one too."""
+"""An attempt that takes longer than this may have lost a packet, so another one is started."""
 
 _ABANDONED_AFTER = 5
 _RECENT_NS = 2_000_000_000

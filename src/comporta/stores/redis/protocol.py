@@ -17,7 +17,7 @@ from comporta.stores.lua import lua
 from comporta.stores.redis.cluster_slots import operation_slot, spread_tag, tagged_names
 
 BATCHED_MAX = 256
-"""How many operations one script call carries, at most: it blocks the server for at most about 1 ms."""
+"""The most operations in one script call, so that it blocks the server for at most about 1 ms."""
 
 _NOTES_NOTHING = "local function note_change() end"
 

@@ -50,7 +50,7 @@ _EXPIRY = Struct("<q")
 
 
 _SlotLocation = tuple[bytes, int, int, int, int, int, int]
-"""Where a key's slot is, in the form the hot path needs.
+"""The position of a key's slot, in the form that the fast path needs.
 
 The key's index entry, where that begins and ends, the slot, its two copies, and the number of its lock. A
 plain tuple, which is unpacked in half the time of a named one, of numbers and bytes only: the garbage
